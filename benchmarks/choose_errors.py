@@ -101,7 +101,7 @@ def made_up(races: int, blocks: int, seed: int) -> None:
             rng, lost, used = np.random.default_rng(seed), 0, 0
             for _ in range(races):
                 outcome = replay(draw(near, blocks, 0, rng, spread=NOISE, sizes=spread), at, 0.02)
-                lost += any(departure.lost and departure.name == "best" for departure in outcome.left)
+                lost += any(gone.lost and gone.cell == "best" for gone in outcome.left)
                 far = [Truth(f"a{n}", float(speed)) for n, speed in enumerate(np.exp(rng.normal(0.1, 0.3, ARMS)))]
                 left = replay(draw(far, blocks, 0, rng, spread=NOISE, sizes=spread), at, 0.02).left
                 used += sum(departure.block for departure in left) + blocks * (1 + ARMS - len(left))

@@ -108,7 +108,7 @@ def count(name: str, options: dict[str, Any], rows: int = 2) -> tuple[list[int],
         operations.append(counted.count)
     out = batch.target.forward(ids, metadata, guess.shape[1] + 1)
     output = TargetOutput(batch.rows, guess, metadata.positions[:, shape.pending - 1 :] + 1, out.logits)
-    output = replace(output, one_pass=batch.rows.judge(out.logits, output.position))
+    output = replace(output, one_pass=batch.rows.choose_in_one_pass(out.logits, output.position))
     with counted:
         batch.accept(output, shape)
     operations.append(counted.count)

@@ -57,40 +57,40 @@ class OpenAI(ExternalEngine):
     title = "OpenAI server"
     roles = ("ar",)
     reference = True
-    weightless = True
+    needs_weights = False
     claims = "lossy"
 
     def __post_init__(self) -> None:
-        _ = self.server  # raises UserError for a bad address
+        _ = self.endpoint  # raises UserError for a bad address
 
     @property
-    def server(self) -> Server:
+    def endpoint(self) -> Server:
         return Server(self.url.rstrip("/"), self.api_key_env, self.timeout_s, self.total_s)
 
     @cached_property
     def served(self) -> str:
         """The server's name for the model, by default the first that it lists."""
-        names = [self.model] if self.model else self.server.models()
+        names = [self.model] if self.model else self.endpoint.models()
         if not names:
             raise ServerError(f"{self.url} names no model; give one with model=")
         return names[0]
 
     @property
     def host(self) -> str | None:
-        return self.server.elsewhere
+        return self.endpoint.elsewhere
 
     @property
-    def asks(self) -> str:
-        return self.server.url + (f"={self.api_key_env}" if self.api_key_env else "")
+    def server(self) -> str:
+        return self.endpoint.url + (f"={self.api_key_env}" if self.api_key_env else "")
 
     def counters(self) -> Mapping[str, int]:
-        totals = self.server.totals(COUNTERS) if self.metrics else {}
+        totals = self.endpoint.totals(COUNTERS) if self.metrics else {}
         return {ours: totals[theirs] for theirs, ours in COUNTERS.items() if theirs in totals}
 
     def generate(
         self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, ignore_eos: bool, room: int
     ) -> Answers:
-        server, checkpoint = self.server, target_of(checkpoints)
+        server, checkpoint = self.endpoint, target_of(checkpoints)
         model, refused = self.served, None
         bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
         if not ignore_eos and self._forms.plain:
@@ -124,7 +124,7 @@ class OpenAI(ExternalEngine):
 
     def _complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[Reply]:
         with ThreadPoolExecutor(len(bodies)) as threads:
-            return list(threads.map(self.server.complete, bodies))
+            return list(threads.map(self.endpoint.complete, bodies))
 
     def _complete_plainly(
         self, requests: Sequence[Request], model: str, checkpoint: Inspected, error: ServerError

@@ -75,7 +75,7 @@ class ExternalEngine(Method):
         return None
 
     @property
-    def asks(self) -> str | None:
+    def server(self) -> str | None:
         """The server that it sends prompts to: `URL`, or `URL=VARIABLE` with the environment variable of its key.
 
         A plan from elsewhere may name any server and any variable, so a command asks only servers that it names itself.
@@ -94,9 +94,9 @@ class ExternalEngine(Method):
     ) -> Answers:
         """Decode each request greedily; return its answer with its end token.
 
-        `checkpoints`: role -> Checkpoint, the target's first; for a `weightless` method role -> Inspected. Never emit
-        one of the target's `suppressed` ids. `ignore_eos`: ignore end tokens; the requests then have no stop strings.
-        Stop strings only allow the engine to stop early; the answer is cut at them afterwards. `room`: a number of
+        `checkpoints`: role -> Checkpoint, the target's first; role -> Inspected without `needs_weights`.
+        Never emit one of the target's `suppressed` ids. `ignore_eos`: ignore end tokens; then no request has a stop
+        string. Stop strings only allow the engine to stop early; the answer is cut at them afterwards. `room`: a number of
         positions that no call of the run exceeds, or 0; an engine that compiles for a shape can compile for this one.
         """
         raise NotImplementedError

@@ -239,7 +239,7 @@ class Batch:
         ids, metadata = self.feed(guess, shape)
         out = self.target.forward(ids, metadata, guess.shape[1] + 1)
         position = metadata.positions[:, shape.pending - 1 :] + 1
-        one_pass = self.rows.judge(out.logits, position) if out.logits.is_cuda else None
+        one_pass = self.rows.choose_in_one_pass(out.logits, position) if out.logits.is_cuda else None
         output = TargetOutput(self.rows, guess, position, out.logits, one_pass)
         if moved := self.accept(output, shape, check_values=check_values):
             self.target.cache.move(*moved)

@@ -75,7 +75,7 @@ class Rows:
         if self.greedy:
             return sampling.choose(logits)
         if logits.is_cuda:
-            return self.judge(logits, position)[0]
+            return self.choose_in_one_pass(logits, position)[0]
         return sampling.choose(self.scores(logits, position))
 
     @property
@@ -93,7 +93,7 @@ class Rows:
         drawn = sampling.sampled(logits, hot.masked_fill(hot == 0, 1), self.seed, position)
         return torch.where(hot > 0, drawn, logits.double())
 
-    def judge(self, logits: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def choose_in_one_pass(self, logits: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return choice, largest logit and log-sum-exp of each column, (R, n) each, by one pass over the vocabulary."""
         if self.greedy:
             return kernels.argmax_logsumexp(logits)
@@ -125,7 +125,7 @@ class TargetOutput:
     guess: Tensor  # (R, G) the ids fed
     position: Tensor  # (R, G+1) the positions predicted
     logits: Tensor  # (R, G+1, V); −∞ for suppressed ids
-    one_pass: tuple[Tensor, Tensor, Tensor] | None = None  # on a GPU: `Rows.judge` of the logits
+    one_pass: tuple[Tensor, Tensor, Tensor] | None = None  # on a GPU: `Rows.choose_in_one_pass` of the logits
 
     @cached_property
     def choice(self) -> Tensor:
@@ -190,7 +190,7 @@ class Method:
     roles: ClassVar[tuple[str, ...]]  # the target's default role; other roles are options (`role=True`)
     reference: ClassVar[bool] = False  # other methods are compared with it
     outside: ClassVar[bool] = False  # an external engine, with its own loop (mtbench/decoding/external.py)
-    weightless: ClassVar[bool] = False  # an external engine with its own models: needs only the tokenizer
+    needs_weights: ClassVar[bool] = True  # False: an external engine with its own models needs only the tokenizer
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
     default_arms: ClassVar[tuple[str, ...]] = ()  # its arms if a run names no method
     choices: ClassVar[tuple[str, ...]] = ()  # its arms in `mtbench choose`: a few values of its main option

@@ -24,8 +24,8 @@ from mtbench.results.comparisons import Comparisons, compare, floor, same_items,
 from mtbench.results.format import (
     SCHEMA_VERSION,
     DecodeRate,
+    Eliminated,
     Finish,
-    Left,
     Lossless,
     Percentiles,
     RequestLatency,
@@ -267,7 +267,7 @@ def _left(data: CellData) -> dict[str, Any]:
     line = data.left
     if line is None:
         return {}
-    return {"left": Left(block=line.block, lost=line.lost, reason=line.reason, rival=line.rival)}
+    return {"left": Eliminated(block=line.block, lost=line.lost, reason=line.reason, rival=line.rival)}
 
 
 class _Counts(NamedTuple):
@@ -414,17 +414,21 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     None for an arm that promises nothing or a distribution, and if the other arm did not run.
     """
     cell = data.cell
-    if cell.held_to is None or cell.claims == "distribution":
+    if cell.lossless_reference is None or cell.claims == "distribution":
         return None
-    held_to = _of_arm(stored, cell.suite, cell.held_to)
-    same_batch = [d for d in held_to if (d.cell.batch_size, d.cell.batching) == (cell.batch_size, cell.batching)]
+    reference = _of_arm(stored, cell.suite, cell.lossless_reference)
+    same_batch = [d for d in reference if (d.cell.batch_size, d.cell.batching) == (cell.batch_size, cell.batching)]
     if not same_batch:
         return None
     name = f"lossless/{cell.cell}.json"
     rescored = stored.run.read(name, RescoringRecord) if stored.run.has(name) else None
     dtype = stored.last_session.dtype or "float32"
     graded = lossless_check.grade(data.lines, same_batch[-1].lines, rescored, dtype)
-    return None if graded is None else Lossless(against=cell.held_to, **graded._asdict(), floor=floor(held_to))
+    return (
+        None
+        if graded is None
+        else Lossless(against=cell.lossless_reference, **graded._asdict(), floor=floor(reference))
+    )
 
 
 def _of_arm(stored: Stored, suite: str, arm: str) -> list[CellData]:
@@ -507,7 +511,7 @@ def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[
     """Return a flag if the process had to share the processor: on a CPU it computes all the time."""
     on_cpu = [t for t in data.samples if t.session <= len(sessions) and sessions[t.session - 1].device == "cpu"]
     known = [(t.cpu_s, t.wall_s) for t in on_cpu if t.cpu_s is not None]
-    if not known or METHODS[data.cell.method].weightless:
+    if not known or not METHODS[data.cell.method].needs_weights:
         return []
     share = sum(cpu_s for cpu_s, _ in known) / sum(wall_s for _, wall_s in known)
     if share >= PROCESSOR_SHARE:

@@ -91,7 +91,7 @@ class Recommendation(Upgraded):
     text: str = Field(description="the recommendation as a sentence")
 
 
-class Gone(Record):
+class EliminatedArm(Record):
     """A cell that left the race."""
 
     suite: str = Field(description="suite as it was asked for")
@@ -156,7 +156,7 @@ class Decision(Record):
     least: list[LowestCost] = Field(description="what to use for energy or memory; empty for other objectives")
     levels: Levels = Field(description="probabilities of error")
     looks: list[Looks] = Field(description="looks of each group")
-    left: list[Gone] = Field(description="cells that left, in order")
+    left: list[EliminatedArm] = Field(description="cells that left, in order")
     refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
     spent: RaceCost = Field(description="what the race took, and its full grid")
     command: list[str] = Field(description="command line that repeats the race")

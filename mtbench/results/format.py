@@ -377,7 +377,7 @@ class Lossless(Record):
     floor: Floor | None = Field(description="agreement of that arm with itself; null: one batch size")
 
 
-class Left(Record):
+class Eliminated(Record):
     """When a cell left a run in which cells leave, and why. It is compared on the blocks that it has."""
 
     block: Count = Field(description="blocks of its group, from the first on, that had ended")
@@ -394,7 +394,7 @@ class ResultCell(Sparse):
         description="ok: every block of every round ran; left: some did, and the others were not needed; partial: some "
         "did; failed: an error"
     )
-    left: Left | None = Field(None, description="why the cell left before the last block; null: it did not")
+    left: Eliminated | None = Field(None, description="why the cell left before the last block; null: it did not")
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     task: TaskInfo = Field(description="the suite's own description of its task, with its name")
     arm: str = Field(description="arm: method:options@role/engine")

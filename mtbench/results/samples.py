@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mtbench import statistics
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Scores, TimingLine
+from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Item, Plan
 from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import Totals
@@ -41,7 +41,7 @@ class CellData:
     unit_of: Mapping[int, int]  # block -> its unit: the first block of the same conversations
     scores: Mapping[str, float]  # by item
     error: str | None
-    left: LeftLine | None = None
+    left: Elimination | None = None
 
     def on_blocks_of(self, other: "CellData") -> "CellData | None":
         """Return the data with the samples that count for both cells; None if they differ and have none in common."""
@@ -163,7 +163,7 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
     Raise UserError for a line that does not belong to the plan.
     """
     errors = {failure.cell: failure.error for failure in run.read_lines("failures.jsonl", FailureLine)}
-    left = {line.cell: line for line in run.read_lines("left.jsonl", LeftLine)}
+    left = {line.cell: line for line in run.read_lines("eliminated.jsonl", Elimination)}
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
     sessions = run.read("environment.json", Environment).sessions
     data = {}
@@ -243,7 +243,7 @@ def _units(group: Group, items: Sequence[Item]) -> dict[int, int]:
 
 
 def _valid(
-    group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str], left: Mapping[str, LeftLine]
+    group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str], left: Mapping[str, Elimination]
 ) -> dict[str, set[tuple[int, int]]]:
     """Return by cell the (round, block) pairs that count: those for which every compared cell has a clean line.
 

@@ -61,6 +61,6 @@ def _tested_arms(cells: list[Cell]) -> int:
         for cell in cells
         if cell.fault is None
         for baseline in cell.baselines
-        if cell.claims != "lossless" or cell.held_to != baseline
+        if cell.claims != "lossless" or cell.lossless_reference != baseline
     )
     return max(tested.values(), default=0)

@@ -6,7 +6,8 @@
     timings/<cell>.jsonl       one line per block × round (append-only, written after its generations)
     preparation.jsonl  what capture and compilation cost, by session and cell
     failures.jsonl     cells that failed, and why
-    race.json          of a race: when it is looked at; left.jsonl: cells that left before the last block, and why
+    race.json          of a race: when it is looked at
+    eliminated.jsonl   of a race: cells that left before the last block, and why
     memory.json, energy.json, lossless/<cell>.json   untimed passes
     scores.json, results.json, report.md, report.html, tables/, figures/
     .lock              locked by the command that works on the run
@@ -33,11 +34,11 @@ from mtbench import files, records
 from mtbench.errors import UserError
 from mtbench.records import M, dump
 from mtbench.runs.formats import (
+    Elimination,
     EnergyRecord,
     Environment,
     FailureLine,
     GenerationLine,
-    LeftLine,
     MemoryRecord,
     PreparationLine,
     Race,
@@ -59,9 +60,10 @@ KINDS: Mapping[str, type[BaseModel]] = {  # what a file holds, by its name or by
     "timings": TimingLine,
     "preparation.jsonl": PreparationLine,
     "failures.jsonl": FailureLine,
-    "left.jsonl": LeftLine,
+    "eliminated.jsonl": Elimination,
     "race.json": Race,
 }
+FORMER_NAMES = {"eliminated.jsonl": "left.jsonl"}  # of files of earlier versions, which are read and go on
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
 
@@ -161,6 +163,11 @@ class RunDirectory:
                     kind = "a link" if stat.S_ISLNK(mode) else "no regular file"
                     raise UserError(f"{path} is {kind}; a run directory holds files and folders only. Remove it.")
 
+    def _file(self, name: str) -> Path:
+        """Return a file, or that of an earlier version if the run has it."""
+        former = self.path / FORMER_NAMES.get(name, name)
+        return former if former.is_file() else self.path / name
+
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
 
@@ -184,7 +191,7 @@ class RunDirectory:
 
         Raises UserError with the number of the first line that is not such a record.
         """
-        return records.read_lines(self.path / name, kind)
+        return records.read_lines(self._file(name), kind)
 
     def write_json(self, name: str, data: Any, *, indent: int | None = 1) -> None:
         """For people to read; without an indent, for what is too much to be read, and ten times as fast."""
@@ -199,7 +206,7 @@ class RunDirectory:
 
     def append(self, name: str, records: Iterable[JsonObject]) -> None:
         """Add lines and see them to the disk. A torn last line, which a crash of the machine left, is cut off first."""
-        path = self.path / name
+        path = self._file(name)
         with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -222,6 +229,6 @@ class RunDirectory:
     def keep_lines(self, name: str, records: list[JsonObject]) -> None:
         """Rewrite a JSONL file with these records only, unless it holds just them."""
         data = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
-        path = self.path / name
+        path = self._file(name)
         if (files.read_bytes(path) if path.is_file() else b"") != data:
-            self.write_bytes(name, data)
+            self.write_bytes(path.name if path.parent == self.path else name, data)

@@ -50,9 +50,9 @@ def measure(
         if not cells and known.get("reason") != reason:
             run.write_json("energy.json", {"reason": reason})
         return
-    weightless = [cell.cell for cell in plan.cells if METHODS[cell.method].weightless]
-    if not cells.keys() >= set(weightless):
-        cells |= dict.fromkeys(weightless, _unknown(ELSEWHERE))
+    elsewhere = [cell.cell for cell in plan.cells if not METHODS[cell.method].needs_weights]
+    if not cells.keys() >= set(elsewhere):
+        cells |= dict.fromkeys(elsewhere, _unknown(ELSEWHERE))
         run.write_json("energy.json", {"idle_power_w": known.get("idle_power_w"), "cells": cells})
     todo = [cell for cell in plan.cells if cell.cell not in cells and cell.cell not in failed]
     if not todo or time.monotonic() > deadline:

@@ -71,7 +71,7 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     failed, may_pass = _failed_cells(run, plan)
-    left = {line["cell"] for line in run.lines("left.jsonl")}
+    left = {line["cell"] for line in run.lines("eliminated.jsonl")}
     stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
@@ -102,7 +102,7 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
-    lost = {line["cell"] for line in run.lines("left.jsonl") if line["lost"]}
+    lost = {line["cell"] for line in run.lines("eliminated.jsonl") if line["lost"]}
     passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
     if pool is not None:
         passes.execute(pool, progress.note, progress.show)
@@ -142,10 +142,10 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
     """Raise UserError if a cell asks a server that this command does not name: the plan is untrusted input."""
     for cell in cells:
         method = METHODS[cell.method](**cell.options)
-        if isinstance(method, ExternalEngine) and method.asks is not None and method.asks not in servers:
+        if isinstance(method, ExternalEngine) and method.server is not None and method.server not in servers:
             raise UserError(
-                f"the plan asks the server {method.asks!r}, which this command does not name; if you trust it, add "
-                f"`--server {shlex.quote(method.asks)}`."
+                f"the plan asks the server {method.server!r}, which this command does not name; if you trust it, add "
+                f"`--server {shlex.quote(method.server)}`."
             )
 
 
@@ -341,7 +341,7 @@ class Stage:
             return
         with self.writing:
             for line in execution.leave(self.group.cells):
-                self.run.append("left.jsonl", [dump(line)])
+                self.run.append("eliminated.jsonl", [dump(line)])
                 self.left.add(line.cell)
                 cell = self.plan.cell(line.cell)
                 self.progress.note(

@@ -185,8 +185,8 @@ class Race(Record):
         return self.looks.get(f"{suite} b{batch_size}", [])
 
 
-class LeftLine(Record):
-    """A line of left.jsonl: a cell that decodes no further blocks, because what it has shown is enough."""
+class Elimination(Record):
+    """A line of eliminated.jsonl: a cell that decodes no further blocks, because what it has shown is enough."""
 
     cell: CellName = Field(description="name of the cell")
     block: StoredCount = Field(description="blocks of its group, from the first on, that had ended")

@@ -28,7 +28,7 @@ def servers_of(request: PlanRequest) -> set[str]:
     """Return the servers that the arms of a request ask. Raises UserError for an arm that cannot be built."""
     specs = request.method or [spec for name in METHODS for spec in METHODS[name].default_arms]
     methods = [METHODS[arm.method](**arm.options) for arm in parse_arms(specs, request.engine)]
-    return {method.asks for method in methods if isinstance(method, ExternalEngine) and method.asks is not None}
+    return {method.server for method in methods if isinstance(method, ExternalEngine) and method.server is not None}
 
 
 def folder_of(request: PlanRequest) -> str:

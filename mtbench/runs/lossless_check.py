@@ -67,7 +67,7 @@ class Rescoring:
         """
         name = f"lossless/{cell.cell}.json"
         lines = self._lines(cell)
-        if cell.claims != "lossless" or cell.held_to is None or not lines:
+        if cell.claims != "lossless" or cell.lossless_reference is None or not lines:
             return
         if self.run.has(name) and len(self.run.read_json(name)["items"]) == len(lines):
             return
@@ -85,11 +85,11 @@ class Rescoring:
     def _shortfalls(self, cell: Cell, lines: Sequence[Mapping[str, Any]], width: int) -> dict[str, Mapping[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
         judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
-        given = {(line["item"], tuple(line["token_ids"])) for c in self._held_to(cell) for line in self._lines(c)}
+        given = {(line["item"], tuple(line["token_ids"])) for c in self._references(cell) for line in self._lines(c)}
         found = {}
         for line, answer in zip(lines, self._answers(cell, lines), strict=True):
             said = (line["item"], tuple(answer.tokens))
-            key = (cell.suite, str(cell.held_to), *said)
+            key = (cell.suite, str(cell.lossless_reference), *said)
             short = self._repeated[key] if key in self._repeated else shortfalls(judge, answer, width)
             if said in given:
                 self._repeated[key] = short
@@ -108,10 +108,10 @@ class Rescoring:
 
         Its answers at the batch size with most of them, as many as ε needs.
         """
-        assert cell.held_to is not None
-        key = (cell.suite, cell.held_to, engine, width)
+        assert cell.lossless_reference is not None
+        key = (cell.suite, cell.lossless_reference, engine, width)
         if key not in self._logits:
-            most = max(self._held_to(cell), key=lambda c: len(self._lines(c)))
+            most = max(self._references(cell), key=lambda c: len(self._lines(c)))
             runner = self.pool.runner(cell.on, cell.checkpoints[cell.on], engine)
             logits: list[float] = []
             for answer in self._answers(most, self._lines(most)):
@@ -122,9 +122,9 @@ class Rescoring:
             self._logits[key] = logits
         return self._logits[key]
 
-    def _held_to(self, cell: Cell) -> list[Cell]:
+    def _references(self, cell: Cell) -> list[Cell]:
         """Return the cells of the arm that a cell is held to, at all batch sizes."""
-        return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.held_to)]
+        return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.lossless_reference)]
 
     def _lines(self, cell: Cell) -> list[dict[str, Any]]:
         return self.run.lines(f"generations/{cell.cell}.jsonl")

@@ -62,8 +62,8 @@ class ModelPool:
         return self.checkpoints[source]
 
     def known(self, method: Method, source: str) -> Checkpoint | Inspected:
-        """Return the checkpoint for a method: loaded, or for a weightless method without its weights."""
-        if not method.weightless:
+        """Return the checkpoint for a method: loaded, or for a method that needs no weights without them."""
+        if method.needs_weights:
             return self.checkpoint(source)
         if source not in self.inspected:
             self.inspected[source] = inspect(source, offline=self.offline)
@@ -149,7 +149,7 @@ class ModelPool:
                     f"{cell.arm!r} asks {method.host}, which --offline forbids; leave out the arm or --offline, or "
                     "serve the model on this machine."
                 )
-            if not method.weightless:
+            if method.needs_weights:
                 self.runners_of(cell)
         self.loading_s = time.perf_counter() - started_at
         use_threads(self)
@@ -233,7 +233,7 @@ def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
     request = plan.request
     if request.dtype != "auto":
         return plan
-    sources = {source for cell in plan.cells if not method_of(cell).weightless for source in cell.checkpoints.values()}
+    sources = {source for cell in plan.cells if method_of(cell).needs_weights for source in cell.checkpoints.values()}
     return plan.changed(request=request.changed(dtype=decoded_in or fastest_dtype(request, sources)))
 
 

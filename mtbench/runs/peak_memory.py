@@ -43,7 +43,7 @@ def measure(
 
     Empties the pool. Stops at `deadline` (time.monotonic), between two cells.
     """
-    known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if METHODS[cell.method].weightless}
+    known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if not METHODS[cell.method].needs_weights}
     known |= run.read_json("memory.json") if run.has("memory.json") else {}
     todo = [cell for cell in plan.cells if cell.cell not in known and cell.cell not in failed]
     if todo and time.monotonic() <= deadline:

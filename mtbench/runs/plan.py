@@ -13,14 +13,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
-from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
+from mtbench.records import CellName, Former, Record, Sha256, Share, StoredCount, TokenId, Upgraded, VersionOne
 from mtbench.runs.formats import Committed
 from mtbench.runs.options import MOST_NEW_TOKENS, MOST_ROWS
 from mtbench.runs.options import Batching as Batching
@@ -134,8 +134,10 @@ class Simulated(Record):
     note: str | None = Field(description="remark on the simulated acceptance; null: no remark")
 
 
-class Cell(Record):
+class Cell(Upgraded):
     """One arm on one suite at one batch size, with one way of batching."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"held_to": Former("lossless_reference")}
 
     cell: CellName = Field(description=CELL_ID)
     suite: str = Field(description="suite as it was asked for, name or name:rest")
@@ -154,7 +156,7 @@ class Cell(Record):
         description="arms by the same engine that it is compared with: the reference on its own checkpoint and the "
         "reference on the family's own"
     )
-    held_to: str | None = Field(description="arm whose tokens it promises; null: none")
+    lossless_reference: str | None = Field(description="arm whose tokens it promises; null: none")
     claims: Claims = Field(
         description="lossless: the reference's tokens; distribution: other tokens of the same distribution; lossy: "
         "neither"

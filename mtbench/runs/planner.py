@@ -189,7 +189,7 @@ def _untrained(method: type[Method]) -> bool:
     """Return whether the method runs on any checkpoint alone: it needs no mask token, draft, heads or server."""
     references = [METHODS[name].roles for name in METHODS if METHODS[name].reference]
     alone = method.roles in references and not roles_of(method, {})
-    return alone and not (method.needs_mask or method.weightless)
+    return alone and method.needs_weights and not method.needs_mask
 
 
 def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
@@ -304,7 +304,7 @@ class _GroupPlanner:
             flags=flags + flags_of(simulated),
             baselines=baselines(arm, self.arms),
             engine_baselines=engine_baselines(arm, self.arms),
-            held_to=None if simulated else reference_arm(arm, claims, self.arms),
+            lossless_reference=None if simulated else reference_arm(arm, claims, self.arms),
             claims=claims,
             demonstration=self.family.domain is not None,
             accept=script,

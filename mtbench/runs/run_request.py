@@ -14,7 +14,7 @@ from mtbench.runs import options
 from mtbench.runs.options import BENCHMARK, option
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
-    from mtbench.runs.formats import LeftLine
+    from mtbench.runs.formats import Elimination
 
 DEMONSTRATION = "arithmetic"  # the suite of the embedded demonstration
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
@@ -148,7 +148,7 @@ class Execution:
     wait: Callable[[], None] | None = None  # called before every block, in the process that decodes
     # Called with the cells of a group before its first block and after every block, when their lines are stored. It
     # returns cells that leave: they decode no further blocks.
-    leave: "Callable[[Sequence[str]], Sequence[LeftLine]] | None" = None
+    leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
     servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
 
     @classmethod

@@ -209,7 +209,7 @@ class _Measurement:
         block_s = before_s + (wall_s - before_s) * steps(lengths, cell, len(last.generations)) / max(decoded, 1)
         prompt = last.timing.prompt_tokens / len(last.generations)
         each_s = self.prefill_s.setdefault((suite.suite, cell.arm), before_s / len(last.generations))
-        if cell.claims == "lossless" and cell.held_to is not None:
+        if cell.claims == "lossless" and cell.lossless_reference is not None:
             answers = sum(map(len, group.blocks))
             self.rescoring_s += answers * each_s * (prompt + fmean(lengths)) / prompt
         return block_s

@@ -34,11 +34,11 @@ from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines, note_lines
 from mtbench.report.write import write_report
 from mtbench.results.decision_format import Decision
-from mtbench.results.format import Left, Results
+from mtbench.results.format import Eliminated, Results
 from mtbench.runs import model_pool
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.formats import LeftLine, Race
+from mtbench.runs.formats import Elimination, Race
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import write_plan
@@ -74,8 +74,8 @@ def again(run: RunDirectory) -> Racing:
     return Racing(run, read_plan(run), run.read("race.json", Race), Execution())
 
 
-def left(racing: Racing) -> dict[str, LeftLine]:
-    return {line.cell: line for line in racing.run.read_lines("left.jsonl", LeftLine)}
+def left(racing: Racing) -> dict[str, Elimination]:
+    return {line.cell: line for line in racing.run.read_lines("eliminated.jsonl", Elimination)}
 
 
 def finish(racing: Racing) -> Decision:
@@ -99,14 +99,14 @@ def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None
     second = again(racing.run)
     with pytest.raises(KeyboardInterrupt):
         generate(second.run, Quiet(until=8), second.executing())
-    lines = racing.run.lines("left.jsonl")
-    racing.run.keep_lines("left.jsonl", lines[:-1])
+    lines = racing.run.lines("eliminated.jsonl")
+    racing.run.keep_lines("eliminated.jsonl", lines[:-1])
     third = again(racing.run)
     decision = finish(third)
     stored = left(third)
 
-    assert racing.run.lines("left.jsonl")[: len(lines)] == lines
-    replayed = {gone.name: gone for group in third.plan.groups for gone in again(third.run).outcome(group).left}
+    assert racing.run.lines("eliminated.jsonl")[: len(lines)] == lines
+    replayed = {gone.cell: gone for group in third.plan.groups for gone in again(third.run).outcome(group).left}
     assert {name: (line.block, line.lost) for name, line in stored.items()} == {
         name: (gone.block, gone.lost) for name, gone in replayed.items()
     }
@@ -170,11 +170,11 @@ def test_a_race_is_decoded_by_its_own_command_only(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_path: Path) -> None:
-    """Without left.jsonl no block is decoded again, and the decision is the same."""
+    """Without eliminated.jsonl no block is decoded again, and the decision is the same."""
     run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
-    (run.path / "left.jsonl").unlink()
+    (run.path / "eliminated.jsonl").unlink()
     _, decision = choosing.finish(run, Execution(), RunProgress(Terminal(quiet=True)))
-    assert run.lines("left.jsonl") == race.lines("left.jsonl")
+    assert run.lines("eliminated.jsonl") == race.lines("eliminated.jsonl")
     assert dump(decision) == race.read_json("decision.json")
     for kind in ("timings", "generations"):
         for file in (race.path / kind).iterdir():
@@ -244,7 +244,7 @@ def test_a_deployment_without_a_note_has_no_empty_line() -> None:
 def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:
     """With the arms that they hold for; why an arm left stands in its row."""
     wrong, cut = "accuracy 0.0%, below 5%: this is the speed of wrong answers", "100% of the answers were cut"
-    gone = Left(block=6, lost=True, reason="surely slower than a")
+    gone = Eliminated(block=6, lost=True, reason="surely slower than a")
     cells = [result_cell(arm=f"{name}@ar/graph", flags=[wrong]) for name in "ab"]
     cells[1] = cells[1].changed(flags=[wrong, cut], left=gone)
     names = {"a@ar/graph": "A", "b@ar/graph": "B"}

@@ -32,7 +32,7 @@ def entrant(name: str, speed: float, blocks: int = 24, **given: object) -> Raced
 def left(*entrants: RacedArm, at: list[int] | None = None) -> dict[str, tuple[int, bool]]:
     plain = next(e for e in entrants if e.reference)
     outcome = replay(entrants, at or looks(len(plain.blocks)), LOSS)
-    return {d.name: (d.block, d.lost) for d in outcome.left}
+    return {d.cell: (d.block, d.lost) for d in outcome.left}
 
 
 def test_slower_arms_leave_and_the_race_ends_with_its_leader() -> None:
@@ -148,7 +148,7 @@ def test_a_look_waits_for_all_arms_and_uses_its_own_blocks_only() -> None:
 def test_another_objective_lets_no_arm_leave_for_its_speed() -> None:
     arms = [entrant(PLAIN, 1), entrant("fast", 2, claims_lossless=True), entrant("slow", 0.5, claims_lossless=True)]
     outcome = replay(arms, looks(24), LOSS, by_time=False)
-    assert {d.name: (d.block, d.lost) for d in outcome.left} == dict.fromkeys(("fast", "slow", PLAIN), (24, False))
+    assert {d.cell: (d.block, d.lost) for d in outcome.left} == dict.fromkeys(("fast", "slow", PLAIN), (24, False))
 
 
 def test_a_race_that_is_over_ends_in_a_decision() -> None:

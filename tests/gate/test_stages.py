@@ -459,7 +459,7 @@ def test_a_shared_processor_is_noted_where_the_build_itself_computes(
     for name in ("runs", "base", "head"):
         shutil.rmtree(tmp_path / name)
     for method in ("ar", "mars"):
-        monkeypatch.setattr(METHODS[method], "weightless", True)
+        monkeypatch.setattr(METHODS[method], "needs_weights", False)
     assert not any("shared processor" in f.text for f in gate(**shares).findings)
 
 

@@ -240,7 +240,7 @@ PLANS: dict[str, Change] = {
     "plan: a baseline that did not run": edit(PLAN, "cells", 1, "baselines", to=["mars@mars/graph"]),
     "plan: itself as its baseline": edit(*CELL, "baselines", to=["ar@ar/graph"]),
     "plan: an engine baseline that did not run": edit(*CELL, "engine_baselines", to=["nothing"]),
-    "plan: held to nothing": edit(PLAN, "cells", 1, "held_to", to="nothing"),
+    "plan: held to nothing": edit(PLAN, "cells", 1, "lossless_reference", to="nothing"),
     "plan: a script of no items": edit(
         *CELL,
         "accept",

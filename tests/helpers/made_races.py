@@ -12,7 +12,7 @@ from mtbench.experiments.choose.race import Outcome, looks, replay
 from mtbench.experiments.choose.standing import Block, RacedArm
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
-from mtbench.results.format import AccuracyComparison, Agreement, Left, ResultCell, Speedup
+from mtbench.results.format import AccuracyComparison, Agreement, Eliminated, ResultCell, Speedup
 from mtbench.statistics import Difference
 
 PLAIN = "plain"
@@ -81,7 +81,7 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
     plain = next(e for e in entrants if e.reference)
     at = looks(len(plain.blocks))
     outcome = replay(entrants, at, max_loss)
-    left = {departure.name: departure for departure in outcome.left}
+    left = {gone.cell: gone for gone in outcome.left}
     upto = {e.name: left[e.name].block if e.name in left else at[-1] for e in entrants}
     arms = [e for e in entrants if not e.reference]
     ratios, differences, highest = [], [], dict[str, float | None]()
@@ -119,7 +119,7 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
             verdict=word_of.get(place, "not worse: same tokens on all items"),
             n_needed=None,
         )
-        departure, blocks = left.get(arm.name), upto[arm.name]
+        gone, blocks = left.get(arm.name), upto[arm.name]
         cells.append(
             result_cell(
                 arm=arm.name,
@@ -131,8 +131,8 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
                 agreement=[Agreement(baseline=PLAIN, items=blocks, identical=blocks if arm.claims_lossless else 0)],
                 blocks=blocks,
                 left=None
-                if departure is None
-                else Left(block=departure.block, lost=departure.lost, reason="", rival=departure.rival),
+                if gone is None
+                else Eliminated(block=gone.block, lost=gone.lost, reason="", rival=gone.rival),
             )
         )
     [found] = recommend(cells, max_loss=max_loss, pairs=_Often(highest))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import Decision, Gone, Levels, Looks, RaceCost
+from mtbench.results.decision_format import Decision, EliminatedArm, Levels, Looks, RaceCost
 from mtbench.results.format import (
     Estimate,
     Finish,
@@ -66,7 +66,7 @@ def plan_cell(**given: Any) -> Cell:
         "batching": "static",
         "flags": [],
         "baselines": [],
-        "held_to": None,
+        "lossless_reference": None,
         "claims": "lossless",
         "demonstration": True,
         "engine_baselines": [],
@@ -112,7 +112,7 @@ def made_decision(results: Results, **given: Any) -> Decision:
         "least": [],
         "levels": Levels(between_arms=0.025, accuracy_worse=0.025, accuracy_not_worse=0.05, close=0.02),
         "looks": [Looks(suite=suite, batch_size=size, planned=[6, 8], made=[6]) for suite, size in places],
-        "left": [Gone(suite=c.suite, batch_size=c.batch_size, arm=c.arm, **gone) for c in results.cells[:-1]],
+        "left": [EliminatedArm(suite=c.suite, batch_size=c.batch_size, arm=c.arm, **gone) for c in results.cells[:-1]],
         "refused": {},
         "spent": RaceCost(forwards=1200, forwards_full=3000, decoding_s=12.0, decoding_full_s=30.0),
         "command": ["mtbench", "choose"],

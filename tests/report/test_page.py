@@ -29,7 +29,7 @@ from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
-from mtbench.results.format import Estimate, Left, ResultCell, Results
+from mtbench.results.format import Eliminated, Estimate, ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import SessionRecord
 
@@ -329,7 +329,7 @@ def test_prefill_that_weighs_more_than_half_shows_the_gain_of_decoding_alone() -
 
 def test_an_arm_that_lost_a_race_is_not_called_inconclusive_beside_its_reason() -> None:
     """Its note says `surely slower`, by the race's own bound; a verdict that is told stays."""
-    gone = Left(block=6, lost=True, reason="surely slower than ar@ar/graph", rival="ar.b1")
+    gone = Eliminated(block=6, lost=True, reason="surely slower than ar@ar/graph", rival="ar.b1")
     open_, slower = speedup(value=0.8), speedup(value=0.8, verdict="slower")
     assert speed_word(result_cell(left=gone), open_) is None
     assert speed_word(result_cell(left=gone), slower) == "slower"

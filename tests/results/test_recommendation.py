@@ -10,7 +10,7 @@ from made_records import result_cell, speedup
 from mtbench.document.formatting import interval
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
-from mtbench.results.format import AccuracyComparison, Agreement, Left, Lossless, ResultCell
+from mtbench.results.format import AccuracyComparison, Agreement, Eliminated, Lossless, ResultCell
 from mtbench.runs.plan import Simulated
 from mtbench.statistics import Bounds, Ratio, speed_verdicts
 
@@ -316,7 +316,7 @@ def test_a_doubt_names_speed_and_accuracy_if_both_are_open() -> None:
 
 
 def test_arms_that_did_not_start_are_the_reason_for_no_conclusion() -> None:
-    gone = Left(block=0, lost=False, reason="at a larger batch size its accuracy is: inconclusive")
+    gone = Eliminated(block=0, lost=False, reason="at a larger batch size its accuracy is: inconclusive")
     unstarted = result_cell(arm="l", status="left", left=gone, speedup=[], demonstration=True)
     found = one([plain(), unstarted])
     assert found.text.startswith("On this demonstration, at batch size 1: no conclusion: no arm started, since")
@@ -324,7 +324,7 @@ def test_arms_that_did_not_start_are_the_reason_for_no_conclusion() -> None:
 
 def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
     """On fewer blocks it may look faster than the arm that it lost against."""
-    gone = Left(block=6, lost=True, reason="surely slower than a")
+    gone = Eliminated(block=6, lost=True, reason="surely slower than a")
     cells = [plain(), arm("a", 1.5), arm("b", 1.6, status="left", left=gone)]
     assert names(one(cells)) == ["a", None, "b"]
     assert one([plain(), arm("b", 1.0, "inconclusive", left=gone)]).word == "plain"
@@ -332,7 +332,7 @@ def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
 
 def test_an_arm_that_lost_to_an_unsound_one_may_still_be_the_best() -> None:
     """The rival turned out to be void, or it is not among the arms, since a latency is over its limit."""
-    gone = Left(block=6, lost=True, reason="surely slower than a", rival="a")
+    gone = Eliminated(block=6, lost=True, reason="surely slower than a", rival="a")
     open_, rival = arm("b", 1.1, "inconclusive", cell="b", status="left", left=gone), arm("a", 1.5, cell="a")
     assert one([plain(), rival, open_]).undecided is None
     for cells in ([plain(), rival.changed(void=["its tokens are others"]), open_], [plain(), open_]):

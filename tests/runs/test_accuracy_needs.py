@@ -50,11 +50,11 @@ def test_a_wider_margin_and_fewer_arms_take_fewer_items() -> None:
 
 def test_an_arm_that_promises_the_baselines_tokens_is_not_tested() -> None:
     """It is tested against another baseline than the one whose tokens it promises."""
-    lossless = {"claims": "lossless", "held_to": BASELINE}
+    lossless = {"claims": "lossless", "lossless_reference": BASELINE}
     [need] = accuracy_needs(plan_of(cells={OTHER: lossless}))
     assert need.arms == 1
     assert accuracy_needs(plan_of(cells={OTHER: lossless, LOSSY: lossless})) == []
-    [other] = accuracy_needs(plan_of(cells={OTHER: lossless | {"held_to": "ar@mars/graph"}}))
+    [other] = accuracy_needs(plan_of(cells={OTHER: lossless | {"lossless_reference": "ar@mars/graph"}}))
     assert other.arms == 2
 
 

@@ -13,7 +13,7 @@ from mtbench.results.comparisons import compare
 from mtbench.results.samples import CellData, _valid
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.formats import LeftLine, Race
+from mtbench.runs.formats import Elimination, Race
 from mtbench.runs.plan import Group, RunRequest
 from mtbench.runs.run_request import Execution
 from mtbench.runs.score import score
@@ -27,11 +27,11 @@ class After:
     def __init__(self, run: RunDirectory, cell: str, blocks: int) -> None:
         self.run, self.cell, self.blocks = run, cell, blocks
 
-    def __call__(self, cells: Sequence[str]) -> Sequence[LeftLine]:
+    def __call__(self, cells: Sequence[str]) -> Sequence[Elimination]:
         ended = len(self.run.lines(f"timings/{self.cell}.jsonl"))
-        if ended != self.blocks or self.run.lines("left.jsonl"):
+        if ended != self.blocks or self.run.lines("eliminated.jsonl"):
             return []
-        return [LeftLine(cell=self.cell, block=ended, lost=True, reason="surely slower")]
+        return [Elimination(cell=self.cell, block=ended, lost=True, reason="surely slower")]
 
 
 @pytest.mark.whole
@@ -73,7 +73,7 @@ def test_blocks_count_for_the_cells_that_were_there() -> None:
         name: [timing_line(block=b, dropped="noise" if (name, b) in dropped else None) for b in range(blocks)]
         for name, blocks in (("p", 8), ("a", 6), ("b", 4))
     }
-    left = {n: LeftLine(cell=n, block=b, lost=False, reason="") for n, b in (("a", 6), ("b", 3))}
+    left = {n: Elimination(cell=n, block=b, lost=False, reason="") for n, b in (("a", 6), ("b", 3))}
     valid = _valid(group, timings, {}, left)
     assert {name: {b for _, b in pairs} for name, pairs in valid.items()} == {
         "p": {0, 1, 2, 3, 4, 5, 6},

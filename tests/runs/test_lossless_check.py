@@ -128,7 +128,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
             suite="s",
             arm=arm,
             claims="lossless",
-            held_to="ar" if arm != "ar" else None,
+            lossless_reference="ar" if arm != "ar" else None,
             on="ar",
             engine=engine,
             checkpoints={"ar": "model"},

@@ -116,7 +116,7 @@ def test_a_measured_estimate_counts_every_pass() -> None:
 def test_lossless_arms_are_rescored_in_the_estimate() -> None:
     """Each answer takes a pass over prompt and answer, by the time of a prefill."""
     plan = measured_plan(batch_size=(4,), rounds=1).changed()
-    twin = plan.cells[0].changed(cell="twin", arm="twin", held_to=plan.cells[0].arm, claims="lossless")
+    twin = plan.cells[0].changed(cell="twin", arm="twin", lossless_reference=plan.cells[0].arm, claims="lossless")
     group = plan.groups[0].changed(cells=[plan.cells[0].cell, "twin"])
     plan = plan.changed(cells=[plan.cells[0], twin], groups=[group])
 

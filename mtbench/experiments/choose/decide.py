@@ -16,7 +16,7 @@ from mtbench.results.decision_format import (
     FILE,
     SCHEMA_VERSION,
     Decision,
-    Gone,
+    EliminatedArm,
     Levels,
     Looks,
     LowestCost,
@@ -25,7 +25,7 @@ from mtbench.results.decision_format import (
 )
 from mtbench.results.decision_text import on_demonstration
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.formats import LeftLine
+from mtbench.runs.formats import Elimination
 from mtbench.runs.plan import Group
 
 UNITS = {"energy": "J per token", "memory": "MiB"}
@@ -164,12 +164,12 @@ def _looks(racing: Racing, group: Group) -> Looks:
     return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=made)
 
 
-def _gone(racing: Racing) -> list[Gone]:
+def _gone(racing: Racing) -> list[EliminatedArm]:
     found = []
-    for line in racing.run.read_lines("left.jsonl", LeftLine):
+    for line in racing.run.read_lines("eliminated.jsonl", Elimination):
         cell = racing.plan.cell(line.cell)
         found.append(
-            Gone(
+            EliminatedArm(
                 suite=cell.suite,
                 batch_size=cell.batch_size,
                 arm=cell.arm,

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtbench.experiments.choose.standing import CLOSE, RacedArm, View
+from mtbench.runs.formats import Elimination
 
 NO_FASTER, DONE = f"not more than {CLOSE:.0%} faster than", "its speed needs no further blocks"  # reasons
 FIRST_LOOKS, GROWTH = (6, 8, 11, 16, 24), 1.5
@@ -45,20 +46,10 @@ def looks(blocks: int) -> list[int]:
     return [*found, blocks]
 
 
-class Departure(NamedTuple):
-    """An arm that leaves. lost: it is surely not the one to choose. rival: the arm with whose name the reason ends."""
-
-    name: str
-    block: int
-    lost: bool
-    reason: str
-    rival: str | None = None
-
-
 class Outcome(NamedTuple):
     """What the looks so far have decided."""
 
-    left: list[Departure]
+    left: list[Elimination]
     made: list[int]  # looks
     over: bool  # no arm is there any more
 
@@ -69,14 +60,13 @@ def replay(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, *, 
     by_time: arms leave for their speed; False: another objective decides, and they leave for their accuracy only, or
     after the blocks of `FIRST_LOOKS` if it is decided.
     """
-    left: list[Departure] = []
+    left: list[Elimination] = []
     made: list[int] = []
     if any(e.reference and e.failed for e in entrants):
         return Outcome([], [], False)
     for block in (0, *at):
-        there = [
-            e for e in entrants if e.name not in {d.name for d in left} and not (e.failed and len(e.blocks) < block)
-        ]
+        out = {gone.cell for gone in left}
+        there = [e for e in entrants if e.name not in out and not (e.failed and len(e.blocks) < block)]
         if not there or any(len(e.blocks) < block for e in there):
             break
         view = View(entrants, _counted(entrants, left, block), at, max_loss)
@@ -91,23 +81,25 @@ def words(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, outc
     return View(entrants, _counted(entrants, outcome.left, last), at, max_loss).words
 
 
-def _counted(entrants: Sequence[RacedArm], left: Sequence[Departure], block: int) -> dict[str, int]:
+def _counted(entrants: Sequence[RacedArm], left: Sequence[Elimination], block: int) -> dict[str, int]:
     """Return how many leading blocks of each arm count at a look."""
-    until = {departure.name: departure.block for departure in left}
+    until = {gone.cell: gone.block for gone in left}
     return {e.name: min(block, until.get(e.name, block), len(e.blocks)) for e in entrants}
 
 
-def _before(view: View, there: Sequence[RacedArm]) -> list[Departure]:
+def _before(view: View, there: Sequence[RacedArm]) -> list[Elimination]:
     """Return the arms that need not start, since their accuracy is known from a larger batch size."""
     known = [e for e in there if e.accuracy is not None and not e.claims_lossless]
     return [
-        Departure(e.name, 0, view.worse(e), f"at a larger batch size its accuracy is: {e.accuracy}")
+        Elimination(
+            cell=e.name, block=0, lost=view.worse(e), reason=f"at a larger batch size its accuracy is: {e.accuracy}"
+        )
         for e in known
         if not view.accurate(e)
     ]
 
 
-def _leaving(view: View, there: Sequence[RacedArm], block: int, *, by_time: bool) -> list[Departure]:
+def _leaving(view: View, there: Sequence[RacedArm], block: int, *, by_time: bool) -> list[Elimination]:
     """Return the arms that leave at a look."""
     look = _Look(view, there, block)
     look.let_worse_leave()
@@ -131,10 +123,11 @@ class _Look:
 
     def __init__(self, view: View, there: Sequence[RacedArm], block: int) -> None:
         self.view, self.there, self.block = view, there, block
-        self.out: dict[str, Departure] = {}
+        self.out: dict[str, Elimination] = {}
 
     def leave(self, arm: RacedArm, reason: str, *, lost: bool, rival: RacedArm | None = None) -> None:
-        self.out[arm.name] = Departure(arm.name, self.block, lost, reason, rival.name if rival else None)
+        name = rival.name if rival else None
+        self.out[arm.name] = Elimination(cell=arm.name, block=self.block, lost=lost, reason=reason, rival=name)
 
     def still(self, *, same: bool | None = None) -> list[RacedArm]:
         """Return the arms that are still there; with `same` only those with, or without, plain decoding's tokens."""

@@ -12,12 +12,12 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
 from mtbench.experiments.choose.limits import misses_slo
-from mtbench.experiments.choose.race import Departure, Outcome, looks, replay, words
+from mtbench.experiments.choose.race import Outcome, looks, replay, words
 from mtbench.experiments.choose.standing import Block, RacedArm
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Objective, Race, Slo
+from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, Objective, Race, Slo
 from mtbench.runs.plan import Cell, Group, Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
@@ -71,7 +71,7 @@ class Racing:
         """Return the execution with the race as its hook."""
         return replace(self.execution, leave=self, peak_memory=self.execution.peak_memory or self._needs_memory)
 
-    def __call__(self, cells: Sequence[str]) -> list[LeftLine]:
+    def __call__(self, cells: Sequence[str]) -> list[Elimination]:
         """Return the cells that leave now. Looks are made as soon as all their blocks are stored."""
         group = next(group for group in self.plan.groups if list(cells) == group.cells)
         key = (group.suite, group.batch_size)
@@ -82,22 +82,18 @@ class Racing:
             return []
         outcome = self.outcome(group)
         self._made[key] = max(outcome.made, default=0)
-        known = {line.cell for line in self.run.read_lines("left.jsonl", LeftLine)}
-        leaving = [
-            LeftLine(cell=gone.name, block=gone.block, lost=gone.lost, reason=self._by_arm(gone), rival=gone.rival)
-            for gone in outcome.left
-            if gone.name not in known
-        ]
+        known = {line.cell for line in self.run.read_lines("eliminated.jsonl", Elimination)}
+        leaving = [gone.changed(reason=self._by_arm(gone)) for gone in outcome.left if gone.cell not in known]
         if self.expect is not None and leaving:
             self.expect(self._batches(known | {line.cell for line in leaving}))
         return leaving
 
     def restore_left(self) -> None:
-        """Make the looks at the stored blocks again: without a line in left.jsonl, the blocks of its group are lost."""
+        """Make the looks at the stored blocks again: without its line, the blocks of a cell's group are lost."""
         for group in self.plan.groups:
             begun = any(self.run.lines(f"timings/{name}.jsonl") for name in group.cells)
             if begun and (leaving := self(group.cells)):
-                self.run.append("left.jsonl", [dump(line) for line in leaving])
+                self.run.append("eliminated.jsonl", [dump(line) for line in leaving])
 
     def _batches(self, gone: Collection[str]) -> int:
         """Return the batches that are left to decode if no further cell leaves."""
@@ -176,7 +172,7 @@ class Racing:
         enough = (n for n, total in enumerate(itertools.accumulate(tokens), 1) if total >= EPSILON_POSITIONS_NEEDED)
         return next(enough, len(tokens))
 
-    def _by_arm(self, gone: Departure) -> str:
+    def _by_arm(self, gone: Elimination) -> str:
         """Return why a cell leaves, with the rival's arm."""
         return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtri, stdtr, stdtrit
 
-from mtbench.experiments.gate.format import TimeTest, Word
+from mtbench.experiments.gate.format import TimeTest, Verdict
 from mtbench.statistics import holm
 
 FAIL_LEVEL, PASS_LEVEL, CONFIRMATION_LEVEL = 0.01, 0.025, 0.05
@@ -61,9 +61,9 @@ def smallest_detectable(pair_sd: float) -> float:
 class Decision(NamedTuple):
     """What the pairs so far decide."""
 
-    word: Word  # INCONCLUSIVE while pairs are missing, too
-    cells: dict[str, Word]
-    all_cells: Word  # of the mean over all cells; never decides PASS
+    word: Verdict  # INCONCLUSIVE while pairs are missing, too
+    cells: dict[str, Verdict]
+    all_cells: Verdict  # of the mean over all cells; never decides PASS
     tested: int  # pairs of the last look that was made; 0: none
     next_look: int | None  # pairs that the next look needs; None: decided, no look is left, or no hope
     noisy: Sequence[str] = ()  # open cells whose noise would keep them from passing at the last look, unchanged
@@ -96,8 +96,8 @@ def decide(
     cell has passed. `means`: that of each pair in which every cell has a value; None: of all pairs. `give_up`: stop
     where the noise leaves no hope.
     """
-    cells: dict[str, Word] = dict.fromkeys(differences, "INCONCLUSIVE")
-    all_cells: Word = "INCONCLUSIVE"
+    cells: dict[str, Verdict] = dict.fromkeys(differences, "INCONCLUSIVE")
+    all_cells: Verdict = "INCONCLUSIVE"
     least, tested, noisy = math.log1p(margin), 0, list[str]()
     of_pairs = np.array(mean_of_cells(differences) if means is None else means, float)
     if not differences:
@@ -130,7 +130,7 @@ def decide(
     return Decision("INCONCLUSIVE", cells, all_cells, tested, None, noisy)
 
 
-def _word(fails: bool, passes: bool) -> Word:
+def _word(fails: bool, passes: bool) -> Verdict:
     return "FAIL" if fails else "PASS" if passes else "INCONCLUSIVE"
 
 
@@ -180,7 +180,7 @@ def mean_of_cells(differences: Differences) -> list[float]:
     return [float(np.mean(values)) for values in zip(*differences.values(), strict=False)]
 
 
-def time_test(d: Values, at: Sequence[int], margin: float, word: Word, cells: int) -> TimeTest:
+def time_test(d: Values, at: Sequence[int], margin: float, word: Verdict, cells: int) -> TimeTest:
     """Return head's time over base's in one cell with its intervals. `cells`: how many are tested together."""
     pairs = len(d)
     if pairs < 2:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from mtbench.document.formatting import NONE, listed
 from mtbench.errors import printable
 from mtbench.experiments.gate import tables
-from mtbench.experiments.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Word
+from mtbench.experiments.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Verdict
 from mtbench.experiments.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, findings_of, geometric_mean_s
 from mtbench.records import cleaned
 from mtbench.report.markdown import plain
@@ -70,7 +70,7 @@ def _metric(name: str, value: float | None, low: float | None = None, high: floa
 
 class _Case(NamedTuple):
     name: str
-    word: Word | None  # None: the stage did not judge it
+    word: Verdict | None  # None: the stage did not judge it
     message: str
     texts: list[str]
     time_s: float
@@ -116,7 +116,7 @@ def _suite(gate: Gate, stage: StageName, cases: Sequence[_Case]) -> ElementTree.
 
 
 def _totals(cases: Sequence[_Case]) -> dict[str, str]:
-    def count(word: Word | None) -> str:
+    def count(word: Verdict | None) -> str:
         return str(sum(case.word == word for case in cases))
 
     return {
@@ -152,7 +152,7 @@ def _mean_case(gate: Gate, mean: TimeTest) -> _Case:
     return _Case(ALL_CELLS, word, f"{status.text}: {tables.changed_by(mean)}", [], 0.0)
 
 
-def _case(name: str, found: Sequence[Finding], word: Word | None) -> _Case:
+def _case(name: str, found: Sequence[Finding], word: Verdict | None) -> _Case:
     """Return a case with the gravest word of its findings; without one that counts, `word`."""
     grave = LEVEL_WORDS[found[0].level] if found else None
     return _Case(name, grave or word, found[0].text if found else "", _lines(found), 0.0)

@@ -15,17 +15,17 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench.document.formatting import listed
 from mtbench.experiments.gate import tables
-from mtbench.experiments.gate.format import Attribution, Gate, TimedCell, TimeTest, Word
+from mtbench.experiments.gate.format import Attribution, Gate, TimedCell, TimeTest, Verdict
 from mtbench.experiments.gate.tables import ALL_CELLS
 from mtbench.report import figures
 from mtbench.report.figures import ACCENT, INK, MUTED, PAPER, RULE, SHADES, WARN, Drawing
 
-MARKS: dict[Word, dict[str, Any]] = {
+MARKS: dict[Verdict, dict[str, Any]] = {
     "PASS": {"marker": "o", "mec": ACCENT, "mfc": ACCENT, "ms": 6.5},
     "FAIL": {"marker": "s", "mec": WARN, "mfc": WARN, "ms": 7},
     "INCONCLUSIVE": {"marker": "D", "mec": INK, "mfc": PAPER, "ms": 6},
 }
-COLORS: dict[Word, str] = {"PASS": ACCENT, "FAIL": WARN, "INCONCLUSIVE": MUTED}
+COLORS: dict[Verdict, str] = {"PASS": ACCENT, "FAIL": WARN, "INCONCLUSIVE": MUTED}
 SHAPES = "Circle: PASS. Square: FAIL. Hollow diamond: INCONCLUSIVE."
 LONGEST = 40  # letters of a cell's label next to a value
 ROW, STRIP = 35.0, 54.0  # points
@@ -106,7 +106,7 @@ def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     )
 
 
-def _word(gate: Gate, cell: TimedCell) -> Word:
+def _word(gate: Gate, cell: TimedCell) -> Verdict:
     return tables.timed_status(gate, cell, cell.cell).word or cell.test.word
 
 
@@ -139,7 +139,7 @@ def _limit(axes: Axes, tests: Sequence[TimeTest], margin: float) -> None:
     axes.set_xlim(low - space, high + space)
 
 
-def _interval(axes: Axes, row: int, test: TimeTest, word: Word) -> None:
+def _interval(axes: Axes, row: int, test: TimeTest, word: Verdict) -> None:
     """Draw the estimate with the mark of its word, and its interval, with an arrow where it leaves the plot."""
     left, right = axes.get_xlim()
     if test.ci_low is not None and test.ci_high is not None:

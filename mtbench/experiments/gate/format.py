@@ -26,7 +26,7 @@ from mtbench.records import (
 
 SCHEMA_VERSION: Literal[1] = 1
 
-Word = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 StageName = Literal["comparable", "exact", "timed"]
 Level = Literal["fail", "inconclusive", "note"]
 Kind = Literal[
@@ -44,9 +44,9 @@ Kind = Literal[
     "not timed",
     "environment",
 ]
-WORDS: tuple[Word, ...] = get_args(Word)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 STAGES: tuple[StageName, ...] = get_args(StageName)
-EXIT_CODES: dict[Word, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
+EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
 class BuildRecord(Record):
@@ -167,7 +167,7 @@ class TimeTest(Record):
         description="lower bound at the level of FAIL: 1 % over all looks, adjusted for the number of cells"
     )
     pass_high: NonNegative | None = Field(description="upper bound at the level of PASS: 2.5 % over all looks")
-    word: Word = Field(description="word on it")
+    word: Verdict = Field(description="word on it")
     pairs_needed: Size | None = Field(
         description="pairs at which it would be decided if its ratio and noise stayed; null: decided, too few pairs to "
         "tell, or no such number"
@@ -209,7 +209,7 @@ class Gate(Record):
     """gate.json: the word, why, and everything that it rests on."""
 
     schema_version: VersionOne = Field(description="version of this format")
-    word: Word = Field(description="PASS, FAIL or INCONCLUSIVE")
+    word: Verdict = Field(description="PASS, FAIL or INCONCLUSIVE")
     reason: str = Field(description="why, as one sentence")
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     request: GateRequest = Field(description="what was asked")

@@ -17,14 +17,14 @@ from mtbench import files
 from mtbench.document.formatting import NONE, count, interval, number, points, times
 from mtbench.experiments.gate import exports, tables
 from mtbench.experiments.gate.figures import draw
-from mtbench.experiments.gate.format import STAGES, ChangedCell, Finding, Gate, StageName, Word
+from mtbench.experiments.gate.format import STAGES, ChangedCell, Finding, Gate, StageName, Verdict
 from mtbench.experiments.gate.tables import ALL_CELLS, LEVEL_WORDS, SIGNS, CellRow, Status
 from mtbench.records import cleaned, dump
 from mtbench.report.markdown import plain
 from mtbench.report.write import inline, template
 
 PAGE = "gate.html"
-STYLES: dict[Word, str] = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
+STYLES: dict[Verdict, str] = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 STAGE_NAMES: dict[StageName, str] = {
     "comparable": "Can they be compared?",
     "exact": "Tokens and counts",

@@ -187,7 +187,8 @@ def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = Non
         here = {
             name: [arm for arm in cell[name] if arm in arms[_group(cell)]] for name in ("baselines", "engine_baselines")
         }
-        kept.append({**cell, **here, "held_to": None})
+        alone = {name: None for name in ("lossless_reference", "held_to") if name in cell}  # its name in older builds
+        kept.append({**cell, **here, **alone})
     groups = []
     for group in stored["groups"]:
         if names := [name for name in group["cells"] if name in cells]:

@@ -34,7 +34,7 @@ from mtbench.experiments.gate.format import (
     Kind,
     Level,
     NoiseFloor,
-    Word,
+    Verdict,
 )
 from mtbench.experiments.gate.pairs import PairRunner
 from mtbench.experiments.gate.plans import Planned
@@ -279,7 +279,10 @@ class GateRun:
 
 def conclude(gate: Gate) -> Gate:
     """Return the gate with its word and reason, which follow from its findings."""
-    decisive: dict[Word, list[Finding]] = {"FAIL": _levels(gate, "fail"), "INCONCLUSIVE": _levels(gate, "inconclusive")}
+    decisive: dict[Verdict, list[Finding]] = {
+        "FAIL": _levels(gate, "fail"),
+        "INCONCLUSIVE": _levels(gate, "inconclusive"),
+    }
     for word, findings in decisive.items():
         if findings:
             first, others = findings[0], len(findings) - 1

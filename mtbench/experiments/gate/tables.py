@@ -19,16 +19,16 @@ from mtbench.experiments.gate.format import (
     StageName,
     TimedCell,
     TimeTest,
-    Word,
+    Verdict,
 )
 from mtbench.report.phrases import suite_name
 
 ORDERS = {True: "take turns block by block", False: "one process after the other"}  # of the processes of a pair
 NOT_COMPARED = "not compared"
 ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
-SIGNS: dict[Word, str] = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?"}
-TONES: dict[Word, str] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "plain"}
-LEVEL_WORDS: dict[Level, Word | None] = {"fail": "FAIL", "inconclusive": "INCONCLUSIVE", "note": None}
+SIGNS: dict[Verdict, str] = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?"}
+TONES: dict[Verdict, str] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "plain"}
+LEVEL_WORDS: dict[Level, Verdict | None] = {"fail": "FAIL", "inconclusive": "INCONCLUSIVE", "note": None}
 LEVELS: tuple[Level, ...] = ("fail", "inconclusive", "note")  # the gravest first
 EXPECTED = ("slower", "undecided")  # kinds that say no more than the word on a time
 NARROW = 0.004  # intervals below this width are written with two decimals
@@ -37,7 +37,7 @@ NARROW = 0.004  # intervals below this width are written with two decimals
 class Status(NamedTuple):
     """What a stage says of a cell. Without a word it says nothing that counts."""
 
-    word: Word | None
+    word: Verdict | None
     text: str
 
     @property
@@ -187,7 +187,7 @@ def _word_on(gate: Gate, test: TimeTest, found: Sequence[Finding]) -> Status:
     A test that fails in a gate that does not was not confirmed.
     """
     finding = next((finding for finding in found if finding.level != "note"), None)
-    word: Word = (finding and LEVEL_WORDS[finding.level]) or test.word
+    word: Verdict = (finding and LEVEL_WORDS[finding.level]) or test.word
     if test.word == "FAIL" and (word == "INCONCLUSIVE" or gate.word != "FAIL"):
         return Status("INCONCLUSIVE", "INCONCLUSIVE: not confirmed")
     text = word if finding is None or finding.kind in EXPECTED else f"{word}: {finding.kind}"

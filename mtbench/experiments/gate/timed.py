@@ -224,7 +224,7 @@ def _noisier(floor: NoiseFloor | None, values: Mapping[str, Sequence[float]]) ->
 
 def _asks_a_server(cell: Cell) -> bool:
     """Return whether a cell's tokens are computed by another process."""
-    return cell.method in list(METHODS) and METHODS[cell.method].weightless
+    return cell.method in list(METHODS) and not METHODS[cell.method].needs_weights
 
 
 def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
