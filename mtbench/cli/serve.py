@@ -11,6 +11,7 @@ from typer import Option
 from mtbench.cli.parameters import command
 from mtbench.cli.session import FAILED, say, warn
 from mtbench.errors import UserError
+from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.options import SERVER, option
 from mtbench.runs.run_request import RunRequest
@@ -65,8 +66,8 @@ def serve(
             SERVER,
             ge=SHORTEST_LIMIT_S,
             metavar="DURATION",
-            parse=options.seconds,
-            show=options.shown_seconds,
+            parse=texts.seconds,
+            show=texts.shown_seconds,
         ),
     ] = 300.0,
     ready_file: Annotated[

@@ -94,10 +94,10 @@ class ExternalEngine(Method):
     ) -> Answers:
         """Decode each request greedily; return its answer with its end token.
 
-        `checkpoints`: role -> Checkpoint, the target's first; role -> Inspected without `needs_weights`.
-        Never emit one of the target's `suppressed` ids. `ignore_eos`: ignore end tokens; then no request has a stop
-        string. Stop strings only allow the engine to stop early; the answer is cut at them afterwards. `room`: a number of
-        positions that no call of the run exceeds, or 0; an engine that compiles for a shape can compile for this one.
+        `checkpoints`: role -> Checkpoint, the target's first; role -> Inspected without `needs_weights`. Never emit one
+        of the target's `suppressed` ids. `ignore_eos`: ignore end tokens; then no request has a stop string. Stop
+        strings only allow the engine to stop early; the answer is cut at them afterwards. `room`: a number of positions
+        that no call of the run exceeds, or 0; an engine that compiles for a shape can compile for this one.
         """
         raise NotImplementedError
 

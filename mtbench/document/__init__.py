@@ -17,32 +17,43 @@ section has blocks: `Table`, `Figure`, `Pairs` (facts), `Notes` (how to read it)
 input: each renderer escapes it. `plots` is the common style of the figures.
 """
 
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mtbench import files
-from mtbench.document.html import html
-from mtbench.document.latex import latex
-from mtbench.document.markdown import markdown
-from mtbench.document.model import (
-    SIGNS,
-    Beside,
-    Block,
-    Document,
-    Entry,
-    Figure,
-    Notes,
-    Pairs,
-    Part,
-    Points,
-    Row,
-    Section,
-    Table,
-    Text,
-    Tone,
-    Verdict,
-    Widget,
-)
-from mtbench.document.terminal import show
+
+if TYPE_CHECKING:  # a renderer is imported when it is used: matplotlib and jinja2 take time, and generation lacks them
+    from mtbench.document.html_page import html
+    from mtbench.document.latex_table import latex
+    from mtbench.document.markdown_text import markdown
+    from mtbench.document.model import (
+        SIGNS,
+        Beside,
+        Block,
+        Document,
+        Entry,
+        Figure,
+        Notes,
+        Pairs,
+        Part,
+        Points,
+        Row,
+        Section,
+        Table,
+        Text,
+        Tone,
+        Verdict,
+        Widget,
+    )
+    from mtbench.document.terminal import show
+
+_RENDERERS = {
+    "html": "html_page",
+    "latex": "latex_table",
+    "markdown": "markdown_text",
+    "show": "terminal",
+}  # name -> module
 
 __all__ = [
     "SIGNS",
@@ -70,8 +81,17 @@ __all__ = [
 ]
 
 
-def write(directory: Path, name: str, document: Document) -> Path:
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'mtbench.document' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"mtbench.document.{_RENDERERS.get(name, 'model')}"), name)
+
+
+def write(directory: Path, name: str, document: "Document") -> Path:
     """Write `<name>.md`, `<name>.html` and the figures' files. Return the path of the page."""
+    from mtbench.document.html_page import html
+    from mtbench.document.markdown_text import markdown
+
     for figure in document.figures():
         files.write_text(directory / f"figures/{figure.name}.svg", figure.svg)
         files.write_bytes(directory / f"figures/{figure.name}.png", figure.png)

@@ -16,7 +16,8 @@ from mtbench.runs import lifecycle
 from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
 from mtbench.runs.bundle import from_bundle
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.options import ALL, Cause
+from mtbench.runs.option_texts import ALL
+from mtbench.runs.options import Cause
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan, write_plan

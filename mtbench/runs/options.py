@@ -4,38 +4,30 @@ A request lists its options as fields with defaults. `mtbench/cli/parameters.py`
 `read` makes a request of what a command line or a library call gives. The JSON Schemas have the same texts.
 """
 
-import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mtbench.errors import UserError, unknown
 from mtbench.records import Price, field_path
+from mtbench.runs import option_texts as texts
+from mtbench.runs.option_texts import PlainValue
 
-ALL = "all"  # of `--limit`
 MOST_ITEMS = 1 << 24  # of a suite
 MOST_ROWS, MOST_NEW_TOKENS, MOST_ROUNDS = 1 << 16, 1 << 24, 1000
 HOTTEST = 10.0  # temperature
 BUILDS, GATE, COMPARED, BENCHMARK, DECODING = "Builds", "Gate", "What to compare", "Benchmark", "Decoding"
-LOAD, SERVER, DECISION, TIMING, MACHINE, OUTPUT = (
-    "Load",
-    "Server",
-    "Decision",
-    "Batches and timing",
-    "Machine",
-    "Output",
-)
+LOAD, SERVER, DECISION, TIMING = "Load", "Server", "Decision", "Batches and timing"
+MACHINE, OUTPUT = "Machine", "Output"
 PANELS = (BUILDS, GATE, COMPARED, BENCHMARK, DECODING, LOAD, SERVER, DECISION, TIMING, MACHINE, OUTPUT)
 
 M = TypeVar("M", bound=BaseModel)
-PlainValue = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,21 +134,21 @@ def _value(name: str, field: FieldInfo, value: Any) -> Any:
     """Return what the record takes for a value or a text. Raises UserError for text that cannot be read."""
     option, kinds = option_of(field), [*parts(field.annotation)]
     several = [*value] if isinstance(value, list | tuple) else [value]
-    texts = [str(part) for part in several if isinstance(part, str | Path)]
-    if option is None or len(texts) != len(several):
+    given = [str(part) for part in several if isinstance(part, str | Path)]
+    if option is None or len(given) != len(several):
         lone = isinstance(value, int | float) and Sequence in {get_origin(kind) for kind in kinds}
         return (value,) if lone else value
     try:
         if option.parse_all is not None:
-            return option.parse_all(texts)
-        if option.parse is not None and len(texts) == 1:
-            return option.parse(texts[0])
+            return option.parse_all(given)
+        if option.parse is not None and len(given) == 1:
+            return option.parse(given[0])
     except ValueError as error:
-        text = ",".join(texts)
+        text = ",".join(given)
         raise UserError(f"{flag_of(name, option)} {text!r} is not allowed; {error}.") from None
     if Sequence in {get_origin(kind) for kind in kinds}:
-        return texts
-    return texts[0] if isinstance(value, Path) else value
+        return given
+    return given[0] if isinstance(value, Path) else value
 
 
 def _refusal(kind: type[BaseModel], error: ErrorDetails, see: str) -> UserError:
@@ -220,158 +212,6 @@ def allowed(field: FieldInfo) -> str:
     return f"it is {noun} {' and '.join(said)}"
 
 
-# From text to values
-
-
-def seconds(text: str) -> float:
-    """Return the seconds in text such as 500ms, 90s, 30m or 2h. A plain number is in seconds.
-
-    Raises ValueError for other text.
-
-    >>> seconds("500ms"), seconds("30m"), seconds("90")
-    (0.5, 1800.0, 90.0)
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
-    if not found:
-        raise ValueError("write 500ms, 90s, 30m or 2h")
-    return float(found[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def shown_seconds(time_s: float) -> str:
-    """Return seconds as text.
-
-    >>> shown_seconds(90.0), shown_seconds(0.5)
-    ('90s', '0.5s')
-    """
-    return f"{time_s:g}s"
-
-
-def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
-    """Return the parser of numbers in text such as 1,8. It raises ValueError for other text.
-
-    >>> numbers(int)("1,8")
-    [1, 8]
-    """
-
-    def parse(text: str) -> list[Any]:
-        try:
-            return [kind(part) for part in text.split(",")]
-        except ValueError:
-            noun = "whole numbers" if kind is int else "numbers"
-            raise ValueError(f"give {noun}, such as 1,8") from None
-
-    return parse
-
-
-def joined(values: Collection[Any]) -> str:
-    """Return values in text such as 1,8."""
-    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-
-
-def item_limit(text: str) -> int | None:
-    """Return a `--limit`; None for all items. Raises ValueError for other text."""
-    if text == ALL:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"give a whole number of items, or {ALL}") from None
-
-
-def checkpoints(texts: Sequence[str]) -> dict[str, str]:
-    """Return role -> path or hub id of every ROLE=PATH_OR_ID. Raises ValueError for other text."""
-    found = {}
-    for text in texts:
-        role, _, path = text.partition("=")
-        if not role or not path:
-            raise ValueError("give ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`")
-        found[role] = path
-    return found
-
-
-def pairs(values: Mapping[str, Any]) -> list[str]:
-    """Return a mapping as texts NAME=VALUE."""
-    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
-
-
-def template_variables(texts: Sequence[str]) -> dict[str, PlainValue]:
-    """Return name -> value of every NAME=VALUE or JSON object: true, false or a number if it is one, else text.
-
-    Raises ValueError for other text.
-
-    >>> template_variables(["enable_thinking=false", "budget=512", "effort=low"])
-    {'enable_thinking': False, 'budget': 512, 'effort': 'low'}
-    """
-    found: dict[str, PlainValue] = {}
-    for text in texts:
-        if text.startswith("{"):
-            found |= _object(text)
-            continue
-        name, equals, value = text.partition("=")
-        if not name.isidentifier() or not equals:
-            raise ValueError("give NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`")
-        found[name] = _plain_value(value)
-    return found
-
-
-def _object(text: str) -> dict[str, PlainValue]:
-    """Return the variables of a JSON object. Raises ValueError unless all values are plain."""
-    try:
-        return TypeAdapter(dict[str, PlainValue]).validate_json(text, strict=True)
-    except ValidationError:
-        raise ValueError(
-            "give a JSON object of texts, numbers and truth values, such as '{\"enable_thinking\": false}'"
-        ) from None
-
-
-def _plain_value(text: str) -> PlainValue:
-    if text.lower() in ("true", "false"):  # the text "False" would be true in a template
-        return text.lower() == "true"
-    for number in (int, float):
-        try:
-            value = number(text)
-        except ValueError:
-            continue
-        return value if math.isfinite(value) else text
-    return text
-
-
-def latency_limits(known: Collection[str]) -> Callable[[str], dict[str, float]]:
-    """Return the parser of limits in text such as `ttft=500ms,itl=50ms`: by name, in seconds.
-
-    It raises ValueError for a name that is not `known`, for one that is given twice, and for another value.
-
-    >>> latency_limits(["ttft", "itl"])("ttft=500ms,itl=0.05s")
-    {'ttft': 0.5, 'itl': 0.05}
-    """
-
-    def parse(text: str) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, value = part.partition("=")
-            if name not in known:
-                raise ValueError(f"{name!r} is not known; limits: {', '.join(known)}, such as ttft=500ms")
-            read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
-            if read is None or not 0 < float(read[1]) < math.inf:
-                raise ValueError(f"{value!r} is not a time; write 500ms or 2s")
-            if name in found:
-                raise ValueError(f"{name} is given twice")
-            found[name] = float(read[1]) / (1000 if read[2] == "ms" else 1)
-        return found
-
-    return parse
-
-
-def shown_limits(limits_s: Mapping[str, float]) -> str:
-    """Return limits as text."""
-    return ",".join(f"{name}={limit_s:g}s" for name, limit_s in limits_s.items())
-
-
-def absolute(text: str) -> str:
-    """Return the absolute path of a folder, as files store it."""
-    return str(Path(text).resolve())
-
-
 # The options that several commands take
 
 Suites = Annotated[Sequence[str], option("Suite as NAME or NAME:REST. Repeatable. See `mtbench ls suites`.", BENCHMARK)]
@@ -382,7 +222,12 @@ Family = Annotated[
 Model = Annotated[str | None, option("Folder, hub id or GGUF file of a single checkpoint; its role is `ar`.", COMPARED)]
 Checkpoints = Annotated[
     Mapping[str, str],
-    option("ROLE=PATH_OR_ID: the checkpoint of one role. Repeatable.", COMPARED, parse_all=checkpoints, show=pairs),
+    option(
+        "ROLE=PATH_OR_ID: the checkpoint of one role. Repeatable.",
+        COMPARED,
+        parse_all=texts.checkpoints,
+        show=texts.pairs,
+    ),
 ]
 Weights = Annotated[
     str | None, option("random:SHAPE: random weights for all roles. Simulated: measures speed only.", COMPARED)
@@ -413,7 +258,7 @@ Engine = Annotated[
 BatchSize = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 BatchSizes = Annotated[
     Sequence[BatchSize],
-    option("One or several sizes, such as 1,8.", TIMING, min_length=1, parse=numbers(int), show=joined),
+    option("One or several sizes, such as 1,8.", TIMING, min_length=1, parse=texts.numbers(int), show=texts.joined),
 ]
 Batching = Literal["static", "refill"]
 Batchings = Annotated[
@@ -423,7 +268,7 @@ Batchings = Annotated[
         TIMING,
         min_length=1,
         parse=lambda text: text.split(","),
-        show=joined,
+        show=texts.joined,
     ),
 ]
 ItemLimit = Annotated[
@@ -434,7 +279,7 @@ ItemLimit = Annotated[
         ge=1,
         le=MOST_ITEMS,
         metavar="INTEGER|all",
-        parse=item_limit,
+        parse=texts.item_limit,
     ),
 ]
 Subtasks = Annotated[Sequence[str], option("Only this subtask of the suite. Repeatable; default: all.", BENCHMARK)]
@@ -449,8 +294,8 @@ TimeBudget = Annotated[
         TIMING,
         ge=0,
         flags=("--time-budget",),
-        parse=seconds,
-        show=shown_seconds,
+        parse=texts.seconds,
+        show=texts.shown_seconds,
         resumable=True,
     ),
 ]
@@ -475,12 +320,12 @@ ChatTemplateKwargs = Annotated[
         "Variables of the chat template, such as enable_thinking=false or '{\"enable_thinking\": false}'. Repeatable.",
         DECODING,
         metavar="NAME=VALUE|JSON",
-        parse_all=template_variables,
-        show=pairs,
+        parse_all=texts.template_variables,
+        show=texts.pairs,
     ),
 ]
 DataDir = Annotated[
-    str | None, option("Folder with the suites' data.", BENCHMARK, metavar="PATH", parse=absolute, resumable=True)
+    str | None, option("Folder with the suites' data.", BENCHMARK, metavar="PATH", parse=texts.absolute, resumable=True)
 ]
 Offline = Annotated[bool, option("Never use the network.", BENCHMARK, resumable=True)]
 SkipUnscorable = Annotated[bool, option("Leave out items that cannot be scored on this machine.", BENCHMARK)]
@@ -559,7 +404,7 @@ FailOn = Annotated[
         "End with exit code 1 if a cell is divergent, void or failed: some of these, or none.",
         OUTPUT,
         parse=lambda text: [] if text == "none" else text.split(","),
-        show=lambda causes: joined(causes) or "none",
+        show=lambda causes: texts.joined(causes) or "none",
         resumable=True,
     ),
 ]

@@ -12,7 +12,7 @@ from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments.load import registry
 from mtbench.experiments.load.request import LIMITS
-from mtbench.runs.options import latency_limits
+from mtbench.runs.option_texts import latency_limits
 
 URL = ["--url", "one=http://127.0.0.1:9/v1"]
 

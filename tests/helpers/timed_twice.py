@@ -8,6 +8,7 @@ from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.records import Record, dump
+from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.options import BENCHMARK, TIMING, option
@@ -26,8 +27,8 @@ class TwiceRequest(Record):
             TIMING,
             gt=0,
             flags=("--time-limit",),
-            parse=options.seconds,
-            show=options.shown_seconds,
+            parse=texts.seconds,
+            show=texts.shown_seconds,
         ),
     ] = 60.0
     offline: options.Offline = False

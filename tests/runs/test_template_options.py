@@ -9,7 +9,7 @@ import pytest
 from mtbench.errors import UserError
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
-from mtbench.runs.options import template_variables
+from mtbench.runs.option_texts import template_variables
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 

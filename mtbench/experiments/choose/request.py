@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mtbench.errors import UserError
 from mtbench.records import Former
+from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.formats import LimitName, Objective
 from mtbench.runs.options import BENCHMARK, COMPARED, DECISION, option
@@ -54,8 +55,8 @@ class RaceRequest(DecodingRequest):
             "Limits of 95th percentiles, such as ttft=500ms,itl=50ms (between two commits); default: none.",
             DECISION,
             metavar="LIMITS",
-            parse=options.latency_limits(get_args(LimitName)),
-            show=options.shown_limits,
+            parse=texts.latency_limits(get_args(LimitName)),
+            show=texts.shown_limits,
         ),
     ] = Field(default_factory=dict)
     limit: Annotated[

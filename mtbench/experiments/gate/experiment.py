@@ -20,6 +20,7 @@ from mtbench.experiments.gate.request import ENV, BuildsRequest, CalibrationOpti
 from mtbench.experiments.gate.stages import FILE, GateRun
 from mtbench.plugins import read_file
 from mtbench.records import dump
+from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import PlanRequest
@@ -143,7 +144,7 @@ def _plan_arguments(request: BuildsRequest) -> list[str]:
     """Return the options of `mtbench plan` that both builds get."""
     given = {name: getattr(request, name) for name in PLANNED if name in request.model_fields_set}
     named = options.words(given, PlanRequest)
-    return [*named, "--limit", options.ALL if request.limit is None else str(request.limit)]
+    return [*named, "--limit", texts.ALL if request.limit is None else str(request.limit)]
 
 
 def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, Build]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.options import BUILDS, COMPARED, GATE, TIMING, option
 from mtbench.runs.run_request import PlanRequest, Session
@@ -42,8 +43,8 @@ class BuildsRequest(PlanRequest):
             gt=0,
             flags=("--process-limit",),
             metavar="DURATION",
-            parse=options.seconds,
-            show=options.shown_seconds,
+            parse=texts.seconds,
+            show=texts.shown_seconds,
         ),
     ] = 7200.0
 
@@ -104,8 +105,8 @@ class GateSession(Session):
             TIMING,
             ge=0,
             flags=("--time-budget",),
-            parse=options.seconds,
-            show=options.shown_seconds,
+            parse=texts.seconds,
+            show=texts.shown_seconds,
             resumable=True,
         ),
     ] = None

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from mtbench.errors import UserError
 from mtbench.records import Former, Record, Size, Upgraded, points
+from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.options import COMPARED, LOAD, SERVER, option
 from mtbench.runs.run_request import DEMONSTRATION, TimedSession
@@ -29,12 +30,12 @@ class Slo(Record):
 
 
 def _slo(text: str) -> Slo:
-    return Slo(**{LIMITS[name]: limit_s for name, limit_s in options.latency_limits(LIMITS)(text).items()})
+    return Slo(**{LIMITS[name]: limit_s for name, limit_s in texts.latency_limits(LIMITS)(text).items()})
 
 
 def _shown_slo(slo: Slo) -> str:
     limits = {name: getattr(slo, field) for name, field in LIMITS.items()}
-    return options.shown_limits({name: limit_s for name, limit_s in limits.items() if limit_s is not None})
+    return texts.shown_limits({name: limit_s for name, limit_s in limits.items() if limit_s is not None})
 
 
 class LoadRequest(Upgraded):
@@ -63,7 +64,7 @@ class LoadRequest(Upgraded):
             "variable has its key. Repeatable.",
             COMPARED,
             parse_all=list,
-            show=options.pairs,
+            show=texts.pairs,
             resumable=True,
         ),
     ] = Field(default_factory=dict)
@@ -78,15 +79,15 @@ class LoadRequest(Upgraded):
     device: options.Device = "auto"
     request_rate: Annotated[
         Sequence[Positive],
-        option("Requests per second, such as 1,2,4.", LOAD, parse=options.numbers(float), show=options.joined),
+        option("Requests per second, such as 1,2,4.", LOAD, parse=texts.numbers(float), show=texts.joined),
     ] = ()
     concurrency: Annotated[
         Sequence[Size],
         option(
             "Requests at a time, such as 1,4,16; instead of --request-rate.",
             LOAD,
-            parse=options.numbers(int),
-            show=options.joined,
+            parse=texts.numbers(int),
+            show=texts.joined,
         ),
     ] = ()
     poisson: Annotated[bool, option("Poisson arrivals; default: constant gaps.", LOAD)] = False
@@ -96,8 +97,8 @@ class LoadRequest(Upgraded):
             "Time in which a point's requests are sent, such as 30s, with --request-rate.",
             LOAD,
             flags=("--duration",),
-            parse=options.seconds,
-            show=options.shown_seconds,
+            parse=texts.seconds,
+            show=texts.shown_seconds,
         ),
     ] = 30.0
     requests: Annotated[Size | None, option("Requests of a point; default: rate times duration.", LOAD)] = None
@@ -125,8 +126,8 @@ class LoadRequest(Upgraded):
             "Time after which a request has failed, such as 90s or 5m.",
             SERVER,
             flags=("--request-timeout",),
-            parse=options.seconds,
-            show=options.shown_seconds,
+            parse=texts.seconds,
+            show=texts.shown_seconds,
         ),
     ] = 300.0
     seed: Annotated[options.Seed, Field(description="Random seed for the order of items, arms and arrivals.")] = 0

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mtbench.records import Record
+from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.options import BENCHMARK, COMPARED, DECODING, TIMING, option
 from mtbench.runs.run_request import Session
@@ -33,8 +34,8 @@ class ReproduceRequest(Record):
         option(
             "One or several, such as 1,8; default: the table's.",
             TIMING,
-            parse=options.numbers(int),
-            show=options.joined,
+            parse=texts.numbers(int),
+            show=texts.joined,
         ),
     ] = None
     rounds: Annotated[

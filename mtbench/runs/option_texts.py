@@ -1,0 +1,161 @@
+"""Values of options as text, and the way back. A parser raises ValueError that says what is allowed."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+ALL = "all"  # of `--limit`
+PlainValue = bool | int | float | str
+
+
+def seconds(text: str) -> float:
+    """Return the seconds in text such as 500ms, 90s, 30m or 2h. A plain number is in seconds.
+
+    Raises ValueError for other text.
+
+    >>> seconds("500ms"), seconds("30m"), seconds("90")
+    (0.5, 1800.0, 90.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
+    if not found:
+        raise ValueError("write 500ms, 90s, 30m or 2h")
+    return float(found[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def shown_seconds(time_s: float) -> str:
+    """Return seconds as text.
+
+    >>> shown_seconds(90.0), shown_seconds(0.5)
+    ('90s', '0.5s')
+    """
+    return f"{time_s:g}s"
+
+
+def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
+    """Return the parser of numbers in text such as 1,8. It raises ValueError for other text.
+
+    >>> numbers(int)("1,8")
+    [1, 8]
+    """
+
+    def parse(text: str) -> list[Any]:
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            noun = "whole numbers" if kind is int else "numbers"
+            raise ValueError(f"give {noun}, such as 1,8") from None
+
+    return parse
+
+
+def joined(values: Collection[Any]) -> str:
+    """Return values in text such as 1,8."""
+    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+
+
+def item_limit(text: str) -> int | None:
+    """Return a `--limit`; None for all items. Raises ValueError for other text."""
+    if text == ALL:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"give a whole number of items, or {ALL}") from None
+
+
+def checkpoints(texts: Sequence[str]) -> dict[str, str]:
+    """Return role -> path or hub id of every ROLE=PATH_OR_ID. Raises ValueError for other text."""
+    found = {}
+    for text in texts:
+        role, _, path = text.partition("=")
+        if not role or not path:
+            raise ValueError("give ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`")
+        found[role] = path
+    return found
+
+
+def pairs(values: Mapping[str, Any]) -> list[str]:
+    """Return a mapping as texts NAME=VALUE."""
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
+
+
+def template_variables(texts: Sequence[str]) -> dict[str, PlainValue]:
+    """Return name -> value of every NAME=VALUE or JSON object: true, false or a number if it is one, else text.
+
+    Raises ValueError for other text.
+
+    >>> template_variables(["enable_thinking=false", "budget=512", "effort=low"])
+    {'enable_thinking': False, 'budget': 512, 'effort': 'low'}
+    """
+    found: dict[str, PlainValue] = {}
+    for text in texts:
+        if text.startswith("{"):
+            found |= _object(text)
+            continue
+        name, equals, value = text.partition("=")
+        if not name.isidentifier() or not equals:
+            raise ValueError("give NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`")
+        found[name] = _plain_value(value)
+    return found
+
+
+def _object(text: str) -> dict[str, PlainValue]:
+    """Return the variables of a JSON object. Raises ValueError unless all values are plain."""
+    try:
+        return TypeAdapter(dict[str, PlainValue]).validate_json(text, strict=True)
+    except ValidationError:
+        raise ValueError(
+            "give a JSON object of texts, numbers and truth values, such as '{\"enable_thinking\": false}'"
+        ) from None
+
+
+def _plain_value(text: str) -> PlainValue:
+    if text.lower() in ("true", "false"):  # the text "False" would be true in a template
+        return text.lower() == "true"
+    for number in (int, float):
+        try:
+            value = number(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else text
+    return text
+
+
+def latency_limits(known: Collection[str]) -> Callable[[str], dict[str, float]]:
+    """Return the parser of limits in text such as `ttft=500ms,itl=50ms`: by name, in seconds.
+
+    It raises ValueError for a name that is not `known`, for one that is given twice, and for another value.
+
+    >>> latency_limits(["ttft", "itl"])("ttft=500ms,itl=0.05s")
+    {'ttft': 0.5, 'itl': 0.05}
+    """
+
+    def parse(text: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            if name not in known:
+                raise ValueError(f"{name!r} is not known; limits: {', '.join(known)}, such as ttft=500ms")
+            read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
+            if read is None or not 0 < float(read[1]) < math.inf:
+                raise ValueError(f"{value!r} is not a time; write 500ms or 2s")
+            if name in found:
+                raise ValueError(f"{name} is given twice")
+            found[name] = float(read[1]) / (1000 if read[2] == "ms" else 1)
+        return found
+
+    return parse
+
+
+def shown_limits(limits_s: Mapping[str, float]) -> str:
+    """Return limits as text."""
+    return ",".join(f"{name}={limit_s:g}s" for name, limit_s in limits_s.items())
+
+
+def absolute(text: str) -> str:
+    """Return the absolute path of a folder, as files store it."""
+    return str(Path(text).resolve())
