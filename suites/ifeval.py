@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
@@ -30,6 +30,7 @@ from mtbench.evaluation.suite import Source
 
 PUNKT = "punkt_tab"
 TABLES = f"tokenizers/{PUNKT}"  # below an NLTK data folder
+NEED_PUNKT = {"change_case:capital_word_frequency", "length_constraints:number_sentences"}
 
 
 @SUITES.register("ifeval")
@@ -64,12 +65,11 @@ class IfEval(HarnessSuite):
         """Exclude the prompts that need `punkt_tab`. Raise UserError if there are any and `skip_unscorable` is off."""
         (task,) = self._tasks.values()
         docs = list(task.eval_docs)
-        with lm_eval_environment():
-            kinds_of = {doc_id: _unscorable_instructions(task, doc) for doc_id, doc in enumerate(docs)}
-        excluded = [doc_id for doc_id, kinds in kinds_of.items() if kinds]
+        needing = {doc_id: NEED_PUNKT & {*doc["instruction_id_list"]} for doc_id, doc in enumerate(docs)}
+        excluded = [doc_id for doc_id, kinds in needing.items() if kinds]
         if not excluded:
             return
-        kinds = sorted({kind for kinds in kinds_of.values() for kind in kinds})
+        kinds = sorted(set().union(*needing.values()))
         if not source.skip_unscorable:
             folder = f"{source.data_dir}/nltk_data" if source.data_dir else "~/nltk_data"
             reason = "is not on this machine" if source.offline else "is not on this machine and cannot be downloaded"
@@ -115,33 +115,6 @@ def _can_split_sentences() -> bool:
         return len(PunktTokenizer().tokenize("Mr. Smith came. He left.")) == 2  # empty tables would split after "Mr."
     except LookupError:
         return False
-
-
-def _unscorable_instructions(task: Any, doc: Mapping[str, Any]) -> list[str]:
-    """Return those of a document's instructions whose check uses NLTK's sentence splitter."""
-    return [
-        kind
-        for kind, settings in zip(doc["instruction_id_list"], doc["kwargs"], strict=True)
-        if _uses_punkt(task, {**doc, "instruction_id_list": [kind], "kwargs": [settings]})
-    ]
-
-
-def _uses_punkt(task: Any, doc: Mapping[str, Any]) -> bool:
-    """Return whether the check of a document with one instruction uses NLTK's sentence splitter."""
-    from nltk.tokenize import PunktTokenizer
-
-    class PunktUsed(Exception):
-        pass
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise PunktUsed
-
-    with patch.multiple(PunktTokenizer, __init__=refuse, tokenize=refuse):
-        try:
-            task.process_results(doc, ["Some words. More words."])
-        except PunktUsed:
-            return True
-    return False
 
 
 @contextmanager

@@ -175,7 +175,7 @@ def page(
 def common(
     base: Annotated[str, Option("--base", help="Checkpoint to start from: a folder or a hub id.")],
     data: DataOption,
-    directory: OutOption,
+    out: OutOption,
     examples: Annotated[
         int | None, Option("--examples", min=1, help="Conversations to train on, of each --data; default: all.")
     ] = None,
@@ -213,7 +213,8 @@ def _command(objective: type[Any]) -> Callable[..., None]:
     from mtbench.training.trainer import Settings
 
     def command(**given: Any) -> None:
-        _train(given, _chosen(objective, given, objective.name), _chosen(Settings, given, objective.name))
+        chosen, settings = (_chosen(holder, given, objective.name) for holder in (objective, Settings))
+        _train(objective=chosen, settings=settings, **given)
 
     parameters = [
         *inspect.signature(common).parameters.values(),
@@ -246,20 +247,17 @@ def _parameters(holder: type[Any], panel: str) -> list[inspect.Parameter]:
     return parameters
 
 
-def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
-    """Return the dataclass with the options that were given. Raises UserError for a value that is not allowed."""
+def _chosen(holder: type[Any], given: dict[str, Any], command: str) -> Any:
+    """Return the dataclass with its options, which are taken out of `given`. Raises UserError for a wrong value."""
     from mtbench.options import options_of, value_of
 
     values = {}
     for option in options_of(holder):
-        value = given[option.name]
+        value = given.pop(option.name)
         if value is None:
             continue
-        if isinstance(value, bool):
-            values[option.name] = value
-            continue
         try:
-            values[option.name] = value_of(holder, option.name, value)
+            values[option.name] = value if isinstance(value, bool) else value_of(holder, option.name, value)
         except ValueError as error:
             flag = f"--{option.name.replace('_', '-')}"
             raise UserError(
@@ -268,44 +266,21 @@ def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
     return holder(**values)
 
 
-def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
-    """Train with the parameters of `common` and the options; in a dry run, check them and count steps and tokens."""
+def _train(*, out: Path, data: list[str], dry_run: bool, report_to: str, **given: Any) -> None:
+    """Train as the parameters of `common` say; in a dry run, check them and count steps and tokens."""
     from mtbench.report.progress import TrainingProgress
     from mtbench.training.document import write_training_page
-    from mtbench.training.recipes import Stage
     from mtbench.training.train import TrainingRequest, check, train
 
-    directory: Path = given["directory"]
-    stage = Stage(
-        name=directory.name,
-        objective=objective,
-        base=given["base"],
-        data=tuple(given["data"]),
-        examples=given["examples"],
-        settings=settings,
-        teacher=given["teacher"],
-    )
-    request = TrainingRequest(
-        objective=objective,
-        base=given["base"],
-        data=stage.data,
-        count=stage.to_read(),
-        settings=settings,
-        out=directory,
-        teacher=stage.teacher,
-        mask_token=given["mask_token"],
-        grow_vocabulary=given["grow_vocabulary"],
-        data_dir=given["data_dir"],
-        offline=given["offline"],
-    )
-    if given["dry_run"]:
+    request = TrainingRequest(name=out.name, out=out, data=tuple(data), **given)
+    if dry_run:
         check(request, fetch=False)
-        _print_cost((stage,), request.data_dir, offline=request.offline)
+        _print_cost((request,), request.data_dir, offline=request.offline)
         return
-    train(request, TrainingProgress(err), given["report_to"])
+    train(request, TrainingProgress(err), report_to)
     if _is_main_process():
-        warn(f"page: {write_training_page([directory])}")
-    _print_path(directory)
+        warn(f"page: {write_training_page([out])}")
+    _print_path(out)
 
 
 def _is_main_process() -> bool:

@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 
 from mtbench import files, network
 from mtbench.errors import UserError, first_line
-from mtbench.evaluation.dataset_files import RowError, read_json_lines, read_parquet
+from mtbench.evaluation.dataset_files import ROW_UNIT, RowError, read_rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
@@ -32,6 +32,7 @@ CHUNK = 1000  # conversations tokenised at once
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # columns: user, assistant
 SCHEMAS = "messages; prompt and completion; question and answer; instruction and output, maybe input"
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 TRAIN = re.compile(r"(?<![a-z])train")  # in the name of a training file or of its folder
 
 Row = tuple[str, Messages | None]  # its location, for messages; its turns, None if one of them is empty
@@ -232,20 +233,20 @@ def _rows(data: str, count: int | None, source: Source) -> Iterator[tuple[str, A
             yield f"{data}, row {number:,}", {"messages": turns}
     elif path.exists():
         for file in _files(path) if path.is_dir() else [path]:
-            yield from _reader(file)(file)
+            yield from _file_rows(file)
     elif is_on_hub(data):
         yield from _hub_rows(data, count, source.offline)
     else:
         raise UserError(
-            f"no data {data!r}; known: a suite ({', '.join(SUITES)}), a file ({', '.join(READERS)}), a folder of them, "
-            "or a data set of the hub (OWNER/NAME, OWNER/NAME@CONFIG:SPLIT)"
+            f"no data {data!r}; known: a suite ({', '.join(SUITES)}), a file ({', '.join(SUFFIXES)}), a folder of "
+            "them, or a data set of the hub (OWNER/NAME, OWNER/NAME@CONFIG:SPLIT)"
         )
 
 
 def is_on_hub(data: str) -> bool:
     """Return whether `data` names a data set of the hub: it is neither a suite nor a file, and has the form of one."""
     path = Path(data).expanduser()
-    local = data.partition(":")[0] in list(SUITES) or path.exists() or path.name.endswith(tuple(READERS))
+    local = data.partition(":")[0] in list(SUITES) or path.exists() or path.name.endswith(SUFFIXES)
     return not local and HUB.fullmatch(data) is not None
 
 
@@ -254,45 +255,26 @@ def _files(folder: Path) -> list[Path]:
 
     If some have `train` in their name or path, only those are returned: the others may be test data.
     """
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name.endswith(tuple(READERS))]
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name.endswith(SUFFIXES)]
     if not files:
-        raise UserError(f"{folder} holds no file to train on; known: {', '.join(READERS)}")
+        raise UserError(f"{folder} holds no file to train on; known: {', '.join(SUFFIXES)}")
     return [file for file in files if TRAIN.search(str(file.relative_to(folder)))] or files
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON values of a JSONL file (plain or gzip), with their line numbers; blank lines are skipped."""
-    number = 0
+def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a file (JSONL may be packed), with their numbers; blank lines are skipped."""
+    if not path.name.endswith(SUFFIXES):
+        raise UserError(f"{path} has an unknown file type; known: {', '.join(SUFFIXES)}")
+    suffix, number = Path(path.name.removesuffix(".gz")).suffix, 0
+    unit = ROW_UNIT[suffix]
     try:
-        with files.open_plain(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as lines:
-            for number, value in read_json_lines(cast("BinaryIO", lines)):
-                yield f"{path}, line {number:,}", value
+        with files.open_plain(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
+            for number, value in read_rows(cast("BinaryIO", stream), suffix):
+                yield f"{path}, {unit} {number:,}", value
     except RowError as error:
-        raise UserError(f"{path}, line {error.number:,}: {error.reason}") from None
+        raise UserError(f"{path}, {unit} {error.number:,}: {error.reason}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {path} beyond line {number:,} ({first_line(error)})") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        for number, row in read_parquet(path):
-            yield f"{path}, row {number:,}", row
-    except RowError as error:
-        raise UserError(f"{path}, row {error.number:,}: {error.reason}") from None
-
-
-READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": _lines,
-    ".jsonl.gz": _lines,
-    ".parquet": _parquet_rows,
-}
-
-
-def _reader(path: Path) -> Callable[[Path], Iterator[tuple[str, Any]]]:
-    for suffix, reader in READERS.items():
-        if path.name.endswith(suffix):
-            return reader
-    raise UserError(f"{path} has an unknown file type; known: {', '.join(READERS)}")
+        raise UserError(f"cannot read {path} beyond {unit} {number:,} ({first_line(error)})") from None
 
 
 def _hub_rows(data: str, count: int | None, offline: bool) -> Iterator[tuple[str, Any]]:

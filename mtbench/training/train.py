@@ -28,22 +28,20 @@ from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_with
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
 from mtbench.training.objectives import Model, Objective, Special
-from mtbench.training.trainer import Job, Progress, Settings, fit
+from mtbench.training.recipes import Stage
+from mtbench.training.trainer import Job, Progress, fit
 
 FREE = ("settings.rows", "settings.pack", "settings.checkpointing")  # may change on resuming: they change no loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest:
-    """What to train, on what, and where to write the result."""
+class TrainingRequest(Stage):
+    """What to train, on what, and where to write the result. `base` and `teacher` are checkpoints."""
 
+    name: str = ""
     objective: Objective
-    base: str  # checkpoint to start from
-    data: tuple[str, ...]
-    count: int | None = None  # conversations to read of each of `data`; None: all
-    settings: Settings
+    base: str
     out: Path
-    teacher: str | None = None  # checkpoint to distil from
     mask_token: str | None = None  # reserved token of a base that has no mask token
     grow_vocabulary: bool = False  # or add a row for one to its embedding
     data_dir: Path | None = None
@@ -149,7 +147,7 @@ def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
         with _processes().main_process_first():  # the others find the tokens in the cache
             data = prepare(
                 request.data,
-                request.count,
+                request.to_read(),
                 base.tokenizer,
                 max_length=settings.max_length,
                 seed=settings.seed,

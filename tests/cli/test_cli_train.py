@@ -86,10 +86,11 @@ def test_the_command_of_a_stage_requests_that_stage(
         return str(tmp_path / source) if source in needs(stage, stages) and source else source
 
     assert received["request"] == TrainingRequest(
+        name=stage.name,
         objective=stage.objective,
         base=place(stage.base) or "",
         data=stage.data,
-        count=stage.to_read(),
+        examples=stage.examples,
         settings=stage.settings,
         out=tmp_path / stage.name,
         teacher=place(stage.teacher),
@@ -101,6 +102,7 @@ def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -
     words = "mars --base a/b --data x --data y -o out --block-size 8 --layout anchored --ar-weight 0 --random-offset"
     assert invoke(*words.split(), "--no-timestep-weight", "--learning-rate", "1e-3", "--pack", "0").exception is None
     assert received["request"] == TrainingRequest(
+        name="out",
         objective=Mars(block_size=8, layout="anchored", ar_weight=0.0, random_offset=True),
         base="a/b",
         data=("x", "y"),

@@ -106,7 +106,7 @@ def test_the_recipe_makes_the_embedded_checkpoint_again(tmp_path: Path, name: st
         objective=stage.objective,
         base=f"embedded:tiny/{stage.base}",
         data=stage.data,
-        count=stage.to_read(),
+        examples=stage.examples,
         settings=stage.settings,
         out=tmp_path / name,
     )
