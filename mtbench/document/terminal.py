@@ -15,7 +15,7 @@ from mtbench.document.model import Block, Document, Entry, Part, Points, Row, Ta
 STYLES: dict[Tone, str] = {"good": "green", "bad": "red", "plain": "yellow"}
 LEAST_NAME, ONE_LINE = 16, 28  # letters of a row's name; shorter names stay on one line, at the cost of a column
 HEADING = 9  # letters of a line in a heading
-KEY = "▲ faster, or not worse; ▼ slower, or worse; • neither, or inconclusive"
+LONGEST = 32  # letters of a verdict; a longer one is shown without its reason
 
 
 def show(document: Document, console: Console) -> None:
@@ -79,8 +79,8 @@ def table_lines(table: Table, width: int) -> Iterator[RenderableType]:
     while len(order) > 1 and _room([columns[place] for place in order], width) < min(longest, LEAST_NAME):
         order.pop()
     yield _framed(table, names, [columns[place] for place in sorted(order)])
-    if not words and any(entry.verdict and entry.value for row in table.rows for entry in row.entries):
-        yield RichText(KEY)
+    if not words:
+        yield from _key(table)
     for mark, note in zip(_marks(notes), notes, strict=True):
         yield RichText(f"{mark} {note}" if mark else f"all: {note}")
 
@@ -116,12 +116,25 @@ def _column(table: Table, place: int, words: bool, intervals: bool) -> list[Rich
 def _entry(entry: Entry, words: bool, intervals: bool) -> RichText:
     verdict = entry.judged
     value = " ".join(filter(None, (entry.value, entry.interval if intervals else None)))
-    if verdict is None or entry.value == NONE:
+    if verdict is None:
         return RichText(value)
-    word = f"{verdict.sign} {re.split('[:,]', verdict.word)[0] if value else verdict.word}"
-    return RichText.assemble(
-        f"{value} " if value else "", (word if words or not value else verdict.sign, STYLES[verdict.tone])
-    )
+    said = verdict.sign if value and not words else f"{verdict.sign} {_short(verdict) if value else verdict.word}"
+    return RichText.assemble(f"{value} " if value else "", (said, STYLES[verdict.tone]))
+
+
+def _key(table: Table) -> Iterator[RichText]:
+    """Yield what the signs of a table stand for, if it has any."""
+    key: dict[str, dict[str, None]] = {}
+    for entry in (entry for row in table.rows for entry in row.entries if entry.value):
+        if verdict := entry.judged:
+            key.setdefault(verdict.sign, {})[_short(verdict)] = None
+    if key:
+        yield RichText("; ".join(f"{sign} {' or '.join(words)}" for sign, words in key.items()))
+
+
+def _short(verdict: Verdict) -> str:
+    """Return a verdict, without its reason if it is long."""
+    return verdict.word if len(verdict.word) <= LONGEST else re.split("[:,]", verdict.word)[0]
 
 
 def _room(columns: Sequence[Sequence[RichText]], width: int) -> int:

@@ -196,7 +196,7 @@ def test_the_step_summary_says_the_word_first() -> None:
     first, *rest = text.splitlines()
     assert first.startswith("## ✗ FAIL: gsm8k.mars-tau0.9.graph.b1 is slower")
     assert any(line.startswith("- **FAIL** timed, slower: ") for line in rest)
-    assert "| gsm8k.mars-tau0.9.graph.b1 | ✓ same | +3.4% [2.6, 4.2] | 14 | ✗ FAIL |" in rest
+    assert "| gsm8k.mars-tau0.9.graph.b1 | ✓ same | +3.4% \\[2.6, 4.2\\], FAIL | 14 |" in rest
     assert exports.step_summary(inconclusive()).startswith("## ? INCONCLUSIVE: ")
     assert exports.step_summary(gate()).startswith("## ✓ PASS: ")
 

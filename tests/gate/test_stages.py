@@ -15,8 +15,9 @@ from whole import plan_of
 
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.experiments.gate import decision, floor, page
+from mtbench.experiments.gate import decision, floor
 from mtbench.experiments.gate.calibrate import Calibration
+from mtbench.experiments.gate.document import write
 from mtbench.experiments.gate.format import CellFloor, Gate, NoiseFloor
 from mtbench.experiments.gate.stages import refuse_busy_gpu
 from mtbench.experiments.gate.timed import is_replayable
@@ -403,7 +404,7 @@ def test_a_resumed_gate_keeps_its_findings(tmp_path: Path, plan: Path) -> None:
     before = a_gate(tmp_path / "runs" / "gate", base, head).run()
     assert [finding.stage for finding in before.findings] == ["comparable", "exact"]
     assert "torch 9" in before.findings[0].text
-    page.write(tmp_path / "runs" / "gate", before)
+    write(tmp_path / "runs" / "gate", before)
     (tmp_path / "runs" / floor.FILE).unlink()
     assert a_gate(tmp_path / "runs" / "gate", base, head).run() == before
 
@@ -482,7 +483,7 @@ def test_a_finished_gate_says_what_it_said(gate: Callable[..., Gate], tmp_path: 
     """A crash of head is on no disk; the word is."""
     failed = gate(crash="exact")
     (tmp_path / "head" / "faults.json").write_text((tmp_path / "base" / "faults.json").read_text())
-    page.write(tmp_path / "runs" / "gate", failed)
+    write(tmp_path / "runs" / "gate", failed)
     assert a_gate(tmp_path / "runs" / "gate", tmp_path / "base", tmp_path / "head").run() == failed
 
 
@@ -568,7 +569,7 @@ def test_only_cells_whose_commits_can_be_replayed_are_timed_after_a_change() -> 
 
 
 def test_the_pages_are_written(gate: Callable[..., Gate], tmp_path: Path) -> None:
-    page.write(tmp_path / "out", gate())
+    write(tmp_path / "out", gate())
     assert "PASS" in (tmp_path / "out" / "gate.html").read_text()
 
 

@@ -9,12 +9,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mtbench import files, plugins, records
+from mtbench.document import show
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.gate import exports, floor, page
+from mtbench.experiments.gate import exports, floor
 from mtbench.experiments.gate.builds import Build, resolve
 from mtbench.experiments.gate.calibrate import Calibration
+from mtbench.experiments.gate.document import document, write
 from mtbench.experiments.gate.format import EXIT_CODES, Gate, GateRequest, NoiseFloor
 from mtbench.experiments.gate.request import ENV, BuildsRequest, CalibrationOptions, GateOptions, GateSession
 from mtbench.experiments.gate.stages import FILE, GateRun
@@ -89,13 +91,12 @@ class GateExperiment(_BuildsExperiment):
     def run(self, job: Job[Any, GateSession]) -> Gate:
         """Run what is missing of the gate, and write what it found."""
         gate = self._working(job).run()
-        page.write(job.path, gate)
+        write(job.path, gate)
         return gate
 
     def show(self, job: Job[Any, GateSession], found: Gate, console: Terminal) -> None:
         """Print the verdict and its reasons; in a GitHub workflow, also the lines that mark the findings."""
-        for renderable in page.terminal(found):
-            console.print(renderable)
+        show(document(found, drawn=False), console)
         for line in _tell_github(found):
             console.say(line)
 

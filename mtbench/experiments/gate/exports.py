@@ -8,16 +8,17 @@ workflow_commands   annotations of GitHub Actions (docs.github.com, "Workflow co
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from mtbench.document.formatting import NONE, listed
+from mtbench.document.formatting import listed
+from mtbench.document.markdown import markdown_table, plain
 from mtbench.errors import printable
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Verdict
 from mtbench.experiments.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, findings_of, geometric_mean_s
 from mtbench.records import cleaned
-from mtbench.report.markdown import plain
 
 NANOSECONDS = 1e9  # unit of Bencher's own measure `latency`
 NO_XML = re.compile("[\ufffe\uffff]")  # characters that XML 1.0 has not, besides control characters
@@ -177,7 +178,8 @@ def _xml(text: str) -> str:
 def step_summary(gate: Gate) -> str:
     """Return the summary of a GitHub step: the word and why, findings that count, a row per cell."""
     gate = cleaned(gate)
-    lines = [f"## {tables.SIGNS[gate.word]} {plain(tables.headline(gate))}", "", plain(tables.subject(gate)), ""]
+    reason = gate.reason.rstrip(".")
+    lines = [f"## {tables.SIGNS[gate.word]} {gate.word}: {plain(reason)}", "", plain(tables.subject(gate)), ""]
     lines += [plain(" ".join(tables.summary(gate))), ""]
     grave = [finding for finding in gate.findings if finding.level != "note"]
     lines += [
@@ -186,24 +188,10 @@ def step_summary(gate: Gate) -> str:
     ]
     if len(grave) > MOST_SUMMARISED:
         lines.append(f"- {len(grave) - MOST_SUMMARISED} more in gate.json")
-    return "\n".join([*lines, "", *cell_table(gate)])
-
-
-def cell_table(gate: Gate) -> list[str]:
-    """Return a Markdown table with a row per cell."""
-    found = tables.rows(gate)
-    if not found:
-        return []
-    lines = ["| cell | tokens and counts | time | pairs | word on time |", "|:--|:--|--:|--:|:--|"]
-    if gate.all_cells is not None:
-        status = tables.mean_status(gate, gate.all_cells)
-        lines.append(f"| **{ALL_CELLS}** | | {tables.changed_by(gate.all_cells)} | | {status.sign} {status.text} |")
-    for row in found:
-        time = NONE if row.record is None else tables.changed_by(row.record.test)
-        pairs = NONE if row.record is None else str(len(row.record.head_s))
-        exact, timed = (f"{status.sign} {plain(status.text)}" for status in (row.exact, row.timed))
-        lines.append(f"| {plain(row.cell)} | {exact} | {time} | {pairs} | {timed} |")
-    return [*lines, ""]
+    cells = tables.cells(gate)
+    brief = cells.only([n for n, (heading, _) in enumerate(cells.columns) if heading in tables.BRIEF])
+    brief = replace(brief, rows=[replace(row, about="", number=None) for row in brief.rows])
+    return "\n".join([*lines, "", *(markdown_table(brief) if cells.rows else [])])
 
 
 def workflow_commands(gate: Gate) -> list[str]:

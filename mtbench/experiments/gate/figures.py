@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from mtbench.document import Figure, plots
 from mtbench.document.formatting import listed
+from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, SHADES, WARN, above
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.format import Attribution, Gate, TimedCell, TimeTest, Verdict
 from mtbench.experiments.gate.tables import ALL_CELLS
-from mtbench.report import figures
-from mtbench.report.figures import ACCENT, INK, MUTED, PAPER, RULE, SHADES, WARN, Drawing
 
 MARKS: dict[Verdict, dict[str, Any]] = {
     "PASS": {"marker": "o", "mec": ACCENT, "mfc": ACCENT, "ms": 6.5},
@@ -47,10 +46,10 @@ PREFILL, FORWARD = Part("prefill", SHADES[2], None), Part("forward passes", SHAD
 HOST, DECODING = Part("host", PAPER, "////"), Part("decoding", SHADES[5], None)
 
 
-def draw(gate: Gate) -> list[Drawing]:
+def draw(gate: Gate) -> list[Figure]:
     """Return the figures; none if nothing was timed."""
     numbers = {row.cell: row.number for row in tables.rows(gate)}
-    with mpl.rc_context(figures.STYLE):
+    with plots.style():
         drawn = [_forest(gate, numbers), _pairs(gate, numbers), _attribution(gate, numbers)]
     return [drawing for drawing in drawn if drawing is not None]
 
@@ -70,7 +69,7 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
+def _forest(gate: Gate, numbers: dict[str, int]) -> Figure | None:
     """Draw head's time over base's with its interval, for every cell and for their mean."""
     lines = [(_name(gate, cell, numbers), cell.test, _word(gate, cell)) for cell in gate.timed]
     if not lines:
@@ -79,22 +78,22 @@ def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
         word = tables.mean_status(gate, gate.all_cells).word or gate.all_cells.word
         lines.insert(0, (ALL_CELLS, gate.all_cells, word))
     title, subtitle = "Time of head over base", "95% intervals; right is slower"
-    figure, axes = figures.canvas(title, subtitle, ROW * len(lines) + 21, left=LEFT, right=RIGHT, axis=26)
+    figure, axes = plots.canvas(title, subtitle, ROW * len(lines) + 21, left=LEFT, right=RIGHT, axis=26)
     _limit(axes, [test for _, test, _ in lines], gate.request.margin)
     for row, (name, test, word) in enumerate(lines):
         _interval(axes, row, test, word)
         bold = "bold" if name == ALL_CELLS else "normal"
         value = f"{tables.change(test.ratio, narrow=tables.is_narrow(test))}  {word}"
         heavy = "bold" if word == "FAIL" else "normal"
-        _above(axes, row - 0.27, name, fontweight=bold)
-        _above(axes, row - 0.27, value, right=True, color=COLORS[word], fontweight=heavy)
+        above(axes, row - 0.27, name, fontweight=bold)
+        above(axes, row - 0.27, value, right=True, color=COLORS[word], fontweight=heavy)
     axes.set_ylim(len(lines) - 0.55, -1.15)
     _percent_axis(axes)
     _reference_lines(axes, gate.request.margin, -1.12)
     texts = [f"{name}: {tables.changed_by(test)}, {word}" for name, test, word in lines]
     undecided = gate.all_cells is not None and gate.all_cells.word == "INCONCLUSIVE"
     mean = " The mean of all cells can fail the gate, but a pass does not need it." if undecided else ""
-    return figures.finish(
+    return plots.finish(
         figure,
         _note(gate),
         name="forest",
@@ -108,22 +107,6 @@ def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
 
 def _word(gate: Gate, cell: TimedCell) -> Verdict:
     return tables.timed_status(gate, cell, cell.cell).word or cell.test.word
-
-
-def _above(axes: Axes, y: float, text: str, *, right: bool = False, **style: Any) -> None:
-    """Write a text above a row, at the left or the right end; it covers the lines behind it."""
-    axes.text(
-        1 if right else 0,
-        y,
-        text,
-        transform=axes.get_yaxis_transform(),
-        ha="right" if right else "left",
-        va="baseline",
-        fontsize=10.5,
-        zorder=5,
-        bbox={"facecolor": PAPER, "lw": 0, "pad": 1.2},
-        **style,
-    )
 
 
 def _limit(axes: Axes, tests: Sequence[TimeTest], margin: float) -> None:
@@ -155,8 +138,7 @@ def _interval(axes: Axes, row: int, test: TimeTest, word: Verdict) -> None:
 def _percent_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tables.percent_tick(x)))
-    axes.grid(axis="x", color=RULE, lw=0.6)
-    axes.set_axisbelow(True)
+    axes.grid(axis="x")
     axes.set_yticks([])
 
 
@@ -178,7 +160,7 @@ def _reference_lines(axes: Axes, margin: float, top: float) -> None:
     )
 
 
-def _pairs(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
+def _pairs(gate: Gate, numbers: dict[str, int]) -> Figure | None:
     """Draw the difference of every pair over time, a strip per cell; of many cells, those that do not pass."""
     strips = {_name(gate, cell, numbers, 54): _differences(cell) for cell in gate.timed}
     shortened = len(strips) > MOST_STRIPS
@@ -190,25 +172,25 @@ def _pairs(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     if last < 2:
         return None
     title = "The pairs over time"
-    figure, axes = figures.canvas(
+    figure, axes = plots.canvas(
         title, "each pair's difference; one scale for all", STRIP * len(strips) + 8, left=LEFT, right=RIGHT, axis=40
     )
     margin = 100 * gate.request.margin
     every = [0.0, margin, *(value for values in strips.values() for value in values)]
     for row, (name, values) in enumerate(strips.items()):
         _strip(axes, row, values, margin, min(every), max(every))
-        _above(axes, row - 0.36, name)
-        _above(axes, row - 0.36, f"{tables.percent(min(values))} to {tables.percent(max(values))}", right=True)
+        above(axes, row - 0.36, name)
+        above(axes, row - 0.36, f"{tables.percent(min(values))} to {tables.percent(max(values))}", right=True)
     axes.set_ylim(len(strips) - 0.5, -0.65)
     axes.set_xlim(1 - 0.03 * last, last + 0.03 * last)
     axes.set_yticks([])
     ticks = _pair_ticks(gate.looks, last)
     axes.set_xticks(ticks, list(map(str, ticks)))
     axes.set_xlabel("pair")
-    axes.grid(axis="x", color=RULE, lw=0.6)
+    axes.grid(axis="x")
     left_out = "" if not shortened else " Of many cells only their mean and those that do not pass are shown."
     texts = [f"{name}: {listed(tables.percent(v) for v in values)}" for name, values in strips.items()]
-    return figures.finish(
+    return plots.finish(
         figure,
         _note(gate),
         name="pairs",
@@ -246,22 +228,22 @@ def _pair_ticks(looks: Sequence[int], last: int) -> list[int]:
     return sorted(ticks)
 
 
-def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
+def _attribution(gate: Gate, numbers: dict[str, int]) -> Figure | None:
     """Draw the parts of each difference from 0 on, slower to the right and faster to the left."""
     cells = [(cell, cell.attribution) for cell in gate.timed if cell.attribution is not None]
     if not cells:
         return None
     title = "Where the difference lies"
     subtitle = "shares of base's time; right: the whole difference"
-    figure, axes = figures.canvas(title, subtitle, ROW * len(cells) + 10, left=LEFT, right=RIGHT, axis=48)
+    figure, axes = plots.canvas(title, subtitle, ROW * len(cells) + 10, left=LEFT, right=RIGHT, axis=48)
     reach, texts, used = [0.0], [], dict[Part, None]()
     for row, (cell, found) in enumerate(cells):
         parts = parts_of(found)
         used |= dict.fromkeys(parts)
         reach += [*_stack(axes, row, parts), 100 * found.total]
         axes.plot([100 * found.total], [row], "d", mec=INK, mfc=INK, ms=5, zorder=4)
-        _above(axes, row - 0.3, _name(gate, cell, numbers, 54))
-        _above(axes, row - 0.3, tables.share(found.total), right=True)
+        above(axes, row - 0.3, _name(gate, cell, numbers, 54))
+        above(axes, row - 0.3, tables.share(found.total), right=True)
         shown = listed(f"{part.name} {tables.share(value)}" for part, value in parts.items())
         texts.append(f"{_name(gate, cell, numbers)}: {shown}, whole {tables.share(found.total)}")
     axes.set_ylim(len(cells) - 0.6, -0.75)
@@ -270,7 +252,7 @@ def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     _percent_axis(axes)
     axes.axvline(0, color=INK, lw=0.9, zorder=3)
     _key(figure, list(used))
-    return figures.finish(
+    return plots.finish(
         figure,
         _note(gate),
         name="attribution",
@@ -298,7 +280,7 @@ def _stack(axes: Axes, row: int, parts: dict[Part, float]) -> tuple[float, float
     return ends[False], ends[True]
 
 
-def _key(figure: Figure, parts: Sequence[Part]) -> None:
+def _key(figure: Canvas, parts: Sequence[Part]) -> None:
     """Name the shades below the plot."""
     style: dict[str, Any] = {"edgecolor": INK, "lw": 0.6}
     patches = [Patch(facecolor=part.shade, hatch=part.hatch, label=part.name, **style) for part in parts]

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from mtbench.document.formatting import NONE, counted, listed, number, seconds
+from mtbench import document
+from mtbench.document import Entry, Row, Table, Tone
+from mtbench.document.formatting import NONE, counted, listed, number, seconds, times
 from mtbench.experiments.gate.format import (
     EXIT_CODES,
     Attribution,
@@ -27,11 +29,26 @@ ORDERS = {True: "take turns block by block", False: "one process after the other
 NOT_COMPARED = "not compared"
 ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
 SIGNS: dict[Verdict, str] = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?"}
-TONES: dict[Verdict, str] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "plain"}
+TONES: dict[Verdict, Tone] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "plain"}
 LEVEL_WORDS: dict[Level, Verdict | None] = {"fail": "FAIL", "inconclusive": "INCONCLUSIVE", "note": None}
 LEVELS: tuple[Level, ...] = ("fail", "inconclusive", "note")  # the gravest first
 EXPECTED = ("slower", "undecided")  # kinds that say no more than the word on a time
 NARROW = 0.004  # intervals below this width are written with two decimals
+
+
+COLUMNS = [
+    ("tokens and counts", "do both builds emit the same tokens from the same work?"),
+    ("time", "head’s time over base’s, less 1; 95% interval in brackets; the word on it"),
+    ("pairs", "pairs of processes that timed the cell"),
+    ("base", "geometric mean over pairs of base’s time"),
+    ("head", "geometric mean over pairs of head’s time"),
+    ("prefill", "part of the difference from reading the prompts, as a share of base’s time"),
+    ("decoding", "part of the difference from decoding, as a share of base’s time"),
+    ("forward passes", "the part of decoding in forward passes"),
+    ("host", "the part of decoding outside of forward passes"),
+    ("over the reference", "speedup over the reference arm in the same process, base → head; decides nothing"),
+]
+BRIEF = ("time", "tokens and counts", "pairs")
 
 
 class Status(NamedTuple):
@@ -41,12 +58,12 @@ class Status(NamedTuple):
     text: str
 
     @property
-    def sign(self) -> str:
-        return SIGNS[self.word] if self.word else "•"
-
-    @property
-    def tone(self) -> str:
-        return TONES[self.word] if self.word else "plain"
+    def verdict(self) -> document.Verdict:
+        return (
+            document.Verdict(self.text, tone=TONES[self.word], sign=SIGNS[self.word])
+            if self.word
+            else document.Verdict(self.text)
+        )
 
 
 class CellRow(NamedTuple):
@@ -64,9 +81,9 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def headline(gate: Gate) -> str:
-    """Return the word and why."""
-    return f"{gate.word}: {gate.reason.rstrip('.')}"
+def verdict(gate: Gate) -> document.Verdict:
+    """Return the verdict on the whole."""
+    return Status(gate.word, gate.word).verdict
 
 
 def change(ratio: float | None, *, narrow: bool = False) -> str:
@@ -122,6 +139,36 @@ def percent_tick(value: float) -> str:
 def _signed(value: float, digits: int) -> str:
     rounded = round(value, digits) + 0.0  # −0.0 + 0.0 is 0.0
     return (f"{rounded:+.{digits}f}" if rounded else f"{rounded:.{digits}f}").replace("-", "−")
+
+
+def cells(gate: Gate) -> Table:
+    """Return a row per cell with its words, times and parts of the difference; first the mean of all cells."""
+    shown = []
+    if gate.all_cells is not None:
+        time = _time(gate.all_cells, mean_status(gate, gate.all_cells))
+        shown.append(Row(ALL_CELLS, [Entry(""), time, *[Entry()] * (len(COLUMNS) - 2)], strong=True))
+    for row in rows(gate):
+        exact, cell = Entry("", verdict=row.exact.verdict), row.record
+        if cell is None:
+            untimed = Entry(verdict=row.timed.verdict)
+            shown.append(Row(row.cell, [exact, untimed, *[Entry()] * (len(COLUMNS) - 2)], row.number))
+            continue
+        over = (cell.base_over_reference, cell.head_over_reference)
+        values = [
+            str(len(cell.head_s)),
+            mean_seconds(cell.base_s),
+            mean_seconds(cell.head_s),
+            *attribution(cell.attribution),
+            NONE if over[1] is None else f"{times(over[0], 2)} → {times(over[1], 2)}",
+        ]
+        about = f"{cell.arm}, {cell.suite}, batch size\u00a0{cell.batch_size}"
+        entries = [exact, _time(cell.test, row.timed), *map(Entry, values)]
+        shown.append(Row(row.cell, entries, row.number, about))
+    return Table(COLUMNS, shown, "cell", "Head against base; 95% intervals in brackets", brief=BRIEF).filled()
+
+
+def _time(test: TimeTest, status: Status) -> Entry:
+    return Entry(change(test.ratio, narrow=is_narrow(test)), change_interval(test), status.verdict)
 
 
 def rows(gate: Gate) -> list[CellRow]:

@@ -3,15 +3,14 @@
 import html
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from browsers import BROWSER, opened
 from made_gates import (
     GATES,
-    HOSTILE,
     allowed,
     build,
     changed,
@@ -30,46 +29,39 @@ from made_gates import (
 )
 from schemas import validator
 
+from mtbench import document as documents
 from mtbench.document.console import Terminal
-from mtbench.experiments.gate import figures, page, tables
+from mtbench.experiments.gate import figures, tables
+from mtbench.experiments.gate.document import document, write
 from mtbench.experiments.gate.format import Attribution, Gate
 from mtbench.records import cleaned, dump, parse
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 EVERY = pytest.mark.parametrize("made", [pytest.param(make(), id=name) for name, make in GATES.items()])
-FILES = {
-    "gate.json",
-    "gate.md",
-    "gate.html",
-    "gate.junit.xml",
-    "bencher.json",
-}
+FILES = {"gate.json", "gate.md", "gate.html", "gate.junit.xml", "bencher.json"}
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page without figures, which take most of its time, for tests of its words and tables."""
-    monkeypatch.setattr(page, "draw", lambda gate: [])
+def shown_of(made: Gate) -> str:
+    """The text of the page, without figures."""
+    return text_of(documents.html(document(made, drawn=False)))
 
 
 def text_of(markup: str) -> str:
     """The visible text of a page."""
-    markup = re.sub(r"<style>.*?</style>", "", markup, flags=re.DOTALL)
+    markup = re.sub(r"<(style|script)>.*?</\1>|<wbr>", "", markup, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
 
 
 def printed(made: Gate, width: int = 100) -> str:
     terminal = Terminal(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for renderable in page.terminal(made):
-        terminal.print(renderable)
+    documents.show(document(made, drawn=False), terminal)
     return terminal.export_text()
 
 
 @EVERY
-def test_all_files_are_written(made: Gate, tmp_path: Path, undrawn: None) -> None:
+def test_all_files_are_written(made: Gate, tmp_path: Path) -> None:
     """Every kind of gate has every file; gate.json is the record itself."""
-    assert page.write(tmp_path / "new", made) == tmp_path / "new" / "gate.html"
-    assert {path.name for path in (tmp_path / "new").iterdir()} == FILES
+    assert write(tmp_path / "new", made) == tmp_path / "new" / "gate.html"
+    assert {path.name for path in (tmp_path / "new").iterdir()} - {"figures"} == FILES
     stored = (tmp_path / "new" / "gate.json").read_text()
     assert parse(stored, Gate, "gate.json") == made
 
@@ -89,17 +81,16 @@ def test_a_floor_is_as_its_schema_says() -> None:
 
 
 @EVERY
-def test_the_first_sentence_is_the_word_and_why(made: Gate, tmp_path: Path, undrawn: None) -> None:
+def test_the_first_sentence_is_the_word_and_why(made: Gate) -> None:
     """On the page, in the Markdown and, as what a reader sees last, in the terminal."""
-    shown = page.write(tmp_path, made).read_text()
-    sentence = tables.headline(cleaned(made))
-    assert f"<title>{html.escape(sentence, quote=False)}</title>" in shown.replace("&#39;", "'").replace("&#34;", '"')
-    heading = re.search("<h1>.*</h1>", shown)
+    shown, clean = document(made, drawn=False), cleaned(made)
+    sentence = f"{made.word}: {clean.reason.rstrip('.')}"
+    heading = re.search("<h1>.*</h1>", documents.html(shown))
     assert heading
     assert text_of(re.sub("</?code>", "`", heading[0])) == f"{tables.SIGNS[made.word]} {sentence}"
-    assert (tmp_path / "gate.md").read_text().startswith(f"# {made.word}: ")
-    last = page.terminal(made)[-1]
-    assert str(last).startswith(f"{tables.SIGNS[made.word]} {made.word}: ")
+    assert documents.markdown(shown).startswith(f"# {made.word}: ")
+    last = "".join(printed(made, 4000).splitlines()[-1].split())
+    assert last == "".join(f"{tables.SIGNS[made.word]} {sentence}".split())
 
 
 def test_percentages_are_what_people_read() -> None:
@@ -111,14 +102,14 @@ def test_percentages_are_what_people_read() -> None:
     assert tables.changed_by(time_test(ratio=None, ci_low=None, ci_high=None)) == "–"
 
 
-def test_the_page_names_what_it_rests_on(tmp_path: Path, undrawn: None) -> None:
+def test_the_page_names_what_it_rests_on() -> None:
     """Builds side by side, the machine, the floor, findings by stage, the cells."""
-    shown = text_of(page.write(tmp_path, slower()).read_text())
+    shown = shown_of(slower())
     for text in (
         "Tokens and counts of 4 cells: all the same.",
         "Times of 4 cells in 14 pairs of processes: 1 FAIL, 1 INCONCLUSIVE, 2 PASS.",
         "in 9 fresh pairs.",
-        "✗ FAIL gsm8k. mars-tau0. 9. graph. b1 slower: head takes 3.4% longer",
+        "✗ FAIL slower: gsm8k.mars-tau0.9.graph.b1: head takes 3.4% longer",
         "+3.4% [2.6, 4.2] ✗ FAIL 14 4.00 s 4.15 s +0.9% +2.5% +1.7% +0.8% ×2.31 → ×2.27",
         "INCONCLUSIVE, 61 pairs needed",
         "Environment git:main git:feature",
@@ -133,30 +124,30 @@ def test_the_page_names_what_it_rests_on(tmp_path: Path, undrawn: None) -> None:
     assert "triton" not in shown  # in neither build
 
 
-def test_one_build_is_a_false_alarm(tmp_path: Path, undrawn: None) -> None:
-    shown = text_of(page.write(tmp_path, GATES["one build"]()).read_text())
+def test_one_build_is_a_false_alarm() -> None:
+    shown = shown_of(GATES["one build"]())
     assert "Base and head are one build, so a FAIL is a false alarm." in shown
 
 
-def test_without_a_floor_the_command_is_there(tmp_path: Path, undrawn: None) -> None:
-    shown = text_of(page.write(tmp_path, inconclusive()).read_text())
+def test_without_a_floor_the_command_is_there() -> None:
+    shown = shown_of(inconclusive())
     command = "mtbench gate calibrate --suite gsm8k --method mars:tau=0.9 --limit 64 --blocks 8"
     assert f"calibrates it: {command}" in shown
-    assert f"\n    {command}\n" in (tmp_path / "gate.md").read_text()
+    assert f"\n    {command}\n" in documents.markdown(document(inconclusive(), drawn=False))
     assert "GPU none: decoded on the processor" in shown
 
 
-def test_without_times_no_column_of_times(tmp_path: Path, undrawn: None) -> None:
+def test_without_times_no_column_of_times() -> None:
     """Counts only: the cells are named, and nothing is shown that was not measured."""
-    shown = text_of(page.write(tmp_path, counts_only()).read_text())
+    shown = shown_of(counts_only())
     assert "Nothing was timed: only counts were asked for." in shown
-    assert "1 gsm8k. ar. graph. b1 ✓ same – • not timed" in shown
+    assert "1 gsm8k.ar.graph.b1 ✓ same – • not timed" in shown
     assert "over the reference" not in shown
     assert "Looks" not in shown
 
 
-def test_findings_stand_by_stage_the_gravest_first(tmp_path: Path, undrawn: None) -> None:
-    shown = text_of(page.write(tmp_path, changed()).read_text())
+def test_findings_stand_by_stage_the_gravest_first() -> None:
+    shown = shown_of(changed())
     places = [
         shown.index(text)
         for text in ("Can they be compared?", "vanished:", "changed:", "more work:", "unstable:", "not timed:")
@@ -164,26 +155,26 @@ def test_findings_stand_by_stage_the_gravest_first(tmp_path: Path, undrawn: None
     assert places == sorted(places)
 
 
-def test_changed_cells_have_their_own_table(tmp_path: Path, undrawn: None) -> None:
-    shown = text_of(page.write(tmp_path, allowed()).read_text())
+def test_changed_cells_have_their_own_table() -> None:
+    shown = shown_of(allowed())
     assert "64 5 −1.6 [−6.1, 2.4] ×1.021 [1.004, 1.038]" in shown
     assert "64 5 – ×1.021" in shown
 
 
-def test_a_cell_that_was_noted_is_not_called_the_same(tmp_path: Path, undrawn: None) -> None:
+def test_a_cell_that_was_noted_is_not_called_the_same() -> None:
     """Other tokens by permission, or a base that disagrees with itself, are no agreement."""
-    shown = text_of(page.write(tmp_path, allowed()).read_text())
+    shown = shown_of(allowed())
     assert "Tokens and counts of 4 cells: 1 noted, 3 the same." in shown
     assert "• noted: changed" in shown
 
 
-def test_the_word_on_a_time_is_that_of_its_findings(tmp_path: Path, undrawn: None) -> None:
+def test_the_word_on_a_time_is_that_of_its_findings() -> None:
     """The gate's word follows from findings: times that pass and are void fail, an unconfirmed FAIL is none."""
     void = finding(kind="void", cell=timed_cell(0).cell)
     row = tables.rows(gate(word="FAIL", findings=[void]))[0]
     assert row.timed == tables.Status("FAIL", "FAIL: void")
     made = unconfirmed()
-    shown = text_of(page.write(tmp_path, made).read_text())
+    shown = shown_of(made)
     assert "4 cells in 14 pairs of processes: 2 INCONCLUSIVE, 2 PASS." in shown
     assert shown.count("? INCONCLUSIVE: not confirmed") == 2  # the cell, and the mean
     forest = figures.draw(made)[0]
@@ -242,29 +233,15 @@ def test_cells_without_times_are_drawn_as_far_as_they_go() -> None:
     assert figures.draw(changed()) == []
 
 
-def test_no_text_is_markup(tmp_path: Path) -> None:
+def test_no_text_is_markup() -> None:
     """Labels, errors and versions of strangers are shown as text, in figures too, and control nothing."""
-    shown = page.write(tmp_path, hostile()).read_text()
-    assert "<script" not in shown
-    assert "<b>&" not in shown
-    assert "broken=1" in text_of(shown)
-    markdown = (tmp_path / "gate.md").read_text()
+    shown = document(hostile())
+    page, markdown = documents.html(shown), documents.markdown(shown)
+    assert "<b>&" not in page
+    assert "broken=1" in text_of(page)
     assert "<script" not in markdown
-    for text in (shown, markdown, printed(hostile())):
+    for text in (page, markdown, printed(hostile())):
         assert not set("\x1b\x00\u202e") & set(text)
-    assert json.loads((tmp_path / "gate.json").read_text())["reason"] == HOSTILE
-
-
-def test_the_page_is_one_file_and_runs_nothing(tmp_path: Path) -> None:
-    shown = page.write(tmp_path, slower()).read_text()
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', shown)
-    assert policy
-    assert policy[1].startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:;")
-    assert not re.search(r"https?://", shown)
-    ids = re.findall(r' id="([^"]+)"', shown)
-    assert len(set(ids)) == len(ids)
-    assert set(re.findall(r'aria-labelledby="([^"]+)"', shown)) <= set(ids)
-    assert set(re.findall(r'href="#([^"]+)"', shown)) <= set(ids)
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
@@ -290,28 +267,13 @@ def test_a_build_is_named_with_its_commit_once() -> None:
     assert tables.build_name(build("a release", git=None)) == "a release"
 
 
-@pytest.mark.whole
+@BROWSER
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """There is no error and no request, and nothing is wider than the window, on a desk or a phone."""
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    wrong: list[str] = []
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        for name in ("FAIL by time", "FAIL by tokens", "30 cells", "hostile"):
-            url = page.write(tmp_path / name, GATES[name]()).resolve().as_uri()
-            tab = browser.new_page(viewport={"width": 1280, "height": 900})
-            tab.on("console", lambda message: wrong.append(message.text))
-            tab.on("pageerror", lambda error: wrong.append(str(error)))
-            tab.on("request", lambda request, url=url: wrong.append(request.url) if request.url != url else None)
-            tab.goto(url)
-            for details in tab.locator("details").all():
-                details.evaluate("element => element.open = true")
+    """There is no error, and nothing is wider than the window, on a desk or a phone."""
+    for name in ("FAIL by time", "FAIL by tokens", "30 cells", "hostile"):
+        with opened(write(tmp_path / name, GATES[name]()).resolve().as_uri()) as (tab, wrong):
+            tab.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
             for width in (1280, 400):  # tables scroll, the page does not
                 tab.set_viewport_size({"width": width, "height": 900})
                 assert tab.evaluate("document.documentElement.scrollWidth") == width, (name, width)
-            tab.close()
-        browser.close()
-    assert [url for url in wrong if url != "data:,"] == []
+        assert wrong == []
