@@ -13,7 +13,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from mtbench.document.formatting import listed
-from mtbench.document.markdown import markdown_table, plain
+from mtbench.document.markdown_text import markdown_table, plain
 from mtbench.errors import printable
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Verdict
