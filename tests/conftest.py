@@ -13,7 +13,7 @@ from whole import forget_plugin_files, whole_run
 
 from mtbench.hardware import machine
 from mtbench.models.runner import ModelRunner
-from mtbench.results import aggregate, samples
+from mtbench.results import flags, samples
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 
@@ -51,7 +51,7 @@ def own_plugin_files() -> Iterator[None]:
 def loaded_machine() -> Iterator[None]:
     """Tests share the processor with each other, so no cell is flagged and no sample dropped for that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregate, "PROCESSOR_SHARE", 0.0)
+        patch.setattr(flags, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
         patch.setattr(samples, "FAR_OFF", float("inf"))
         yield

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from label_swaps import swap_rejections
 
 from mtbench import statistics as stat
-from mtbench.statistics import Difference, Ratio, Totals, Verdict
+from mtbench.results import verdict_words
+from mtbench.results.verdict_words import Verdict
+from mtbench.statistics import Difference, Ratio, Totals
 
 Array = npt.NDArray[np.float64]
 
@@ -34,11 +36,11 @@ def words(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def speed(*speedups: Ratio) -> list[str]:
-    return [str(verdict) for verdict in stat.speed_verdicts(speedups, [None] * len(speedups))]
+    return [str(verdict) for verdict in verdict_words.speed_verdicts(speedups, [None] * len(speedups))]
 
 
 def accuracy(*differences: Difference, margin: float = 0.02) -> list[str]:
-    return [str(verdict) for verdict, _ in stat.accuracy_verdicts(differences, margin)]
+    return [str(verdict) for verdict, _ in verdict_words.accuracy_verdicts(differences, margin)]
 
 
 # Ratios of totals
@@ -388,7 +390,7 @@ def test_the_score_statistic_equals_a_search_for_the_most_likely_losses(
 ) -> None:
     """The closed form of Tango (1998)."""
     counts = int(gained * n), int(lost * n), n
-    assert float(stat._score(*counts, delta)) == pytest.approx(naive_score(*counts, delta), rel=1e-4, abs=1e-4)
+    assert float(stat.score_test(*counts, delta)) == pytest.approx(naive_score(*counts, delta), rel=1e-4, abs=1e-4)
 
 
 def test_paired_difference_by_hand() -> None:
@@ -509,7 +511,7 @@ def test_an_equal_arm_is_rarely_worse(psi: float, n: int) -> None:
 
 def accuracy_p(gained: int, lost: int, n: int) -> dict[str, float]:
     """Return the p-value of each word on accuracy at a margin of 2 points."""
-    return stat._accuracy_p(Difference(None, None, None, gained, lost, n), 0.02)
+    return verdict_words._accuracy_p(Difference(None, None, None, gained, lost, n), 0.02)
 
 
 # Verdicts
@@ -592,7 +594,7 @@ def test_a_single_arm_gets_the_accuracy_verdict_of_its_intervals(n: int, gained:
         (False, True): "worse than margin" if high < -0.02 else "worse",
         (False, False): "inconclusive",
     }[low > -0.02, high < 0]
-    assert words([verdict for verdict, _ in stat.accuracy_verdicts([difference])]) == [word]
+    assert words([verdict for verdict, _ in verdict_words.accuracy_verdicts([difference])]) == [word]
 
 
 def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
@@ -600,8 +602,8 @@ def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
     four = stat.ratio_of_totals([[9.0] * 4], [[1.0] * 4])
     assert speed(four) == ["inconclusive: 4 blocks, 6 needed"]
     assert speed(four._replace(units=1, unit="round")) == ["inconclusive: 1 round, 5 needed"]
-    assert stat.too_few(5) == "5 blocks, 6 needed"
-    assert stat.too_few(6) is None
+    assert verdict_words.too_few(5) == "5 blocks, 6 needed"
+    assert verdict_words.too_few(6) is None
 
 
 def test_no_time_measured_is_inconclusive() -> None:
@@ -621,13 +623,13 @@ def test_no_time_measured_is_inconclusive() -> None:
 )
 def test_windows_too_short_to_compare(windows_s: list[float], synchronisation_s: float, reason: str | None) -> None:
     """An arm needs one second in total, and each window ten times the cost of a synchronisation."""
-    assert stat.too_short(windows_s, synchronisation_s) == reason
+    assert verdict_words.too_short(windows_s, synchronisation_s) == reason
 
 
 def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
     """It is inconclusive for that reason. Neither it nor an arm of too few blocks counts in Holm's adjustment."""
     barely, few = ratio(1.0201 * math.exp(T_5_975 * 0.01), 0.01), ratio(2, 0.01)._replace(units=4)
-    verdicts = stat.speed_verdicts([barely, barely, few], ["0.5 s timed, 1 s needed", None, None])
+    verdicts = verdict_words.speed_verdicts([barely, barely, few], ["0.5 s timed, 1 s needed", None, None])
     assert [str(verdict) for verdict in verdicts] == [
         "inconclusive: 0.5 s timed, 1 s needed",
         "faster",
@@ -695,9 +697,9 @@ def test_accuracy_verdicts_are_adjusted_too() -> None:
 def test_other_arms_never_make_a_verdict_stronger(arms: list[tuple[float, float]]) -> None:
     """Every arm keeps the verdict it has alone or becomes inconclusive."""
     speedups = [ratio(*arm) for arm in arms]
-    together = words(stat.speed_verdicts(speedups, [None] * len(arms)))
+    together = words(verdict_words.speed_verdicts(speedups, [None] * len(arms)))
     for speedup, word in zip(speedups, together, strict=True):
-        assert word in (stat.speed_verdicts([speedup], [None])[0].word, "inconclusive")
+        assert word in (verdict_words.speed_verdicts([speedup], [None])[0].word, "inconclusive")
 
 
 @pytest.mark.slow
@@ -708,7 +710,7 @@ def test_false_verdicts_are_rare_with_many_arms() -> None:
     for _ in range(4000):
         baseline = 1.02 * lognormal(rng, 0.05, (1, 16))[0]
         arms = lognormal(rng, 0.05, (8, 16))
-        verdicts = stat.speed_verdicts([stat.ratio_of_totals([baseline], [arm]) for arm in arms], [None] * 8)
+        verdicts = verdict_words.speed_verdicts([stat.ratio_of_totals([baseline], [arm]) for arm in arms], [None] * 8)
         false += "faster" in words(verdicts)
     assert false / 4000 <= 0.03
 
@@ -735,8 +737,8 @@ def test_false_verdicts_are_rare_with_many_arms() -> None:
 )
 def test_an_arm_stops_paying_after_its_last_faster_size(words: list[str], stops: int | None) -> None:
     """The smallest size shown to be no faster beyond the last `faster` one. A gap below that does not count."""
-    assert stat.stops_paying(dict(zip((1, 4, 16), words, strict=True))) == stops
-    assert stat.stops_paying(dict(zip((16, 4, 1), reversed(words), strict=True))) == stops
+    assert verdict_words.stops_paying(dict(zip((1, 4, 16), words, strict=True))) == stops
+    assert verdict_words.stops_paying(dict(zip((16, 4, 1), reversed(words), strict=True))) == stops
 
 
 @pytest.mark.parametrize(
@@ -754,14 +756,14 @@ def test_an_arm_stops_paying_after_its_last_faster_size(words: list[str], stops:
 )
 def test_seeds_must_agree_in_sign_and_exclude_zero(differences: list[float], needed: int, verdict: str) -> None:
     """Three seeds give a direction only if all share it and their t interval excludes 0."""
-    assert str(stat.seeds_verdict(differences, needed)) == verdict
+    assert str(verdict_words.seeds_verdict(differences, needed)) == verdict
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1.001, "cannot tell"), (0.999, "higher")])
 def test_between_seed_interval_by_hand(factor: float, word: str) -> None:
     """Three seeds exclude 0 when their mean exceeds 4.303 standard deviations over root three."""
     sd = factor * math.sqrt(3) / T_2_975
-    assert stat.seeds_verdict([1 - sd, 1, 1 + sd]).word == word
+    assert verdict_words.seeds_verdict([1 - sd, 1, 1 + sd]).word == word
 
 
 # Near ties, void cells and flags
@@ -779,9 +781,9 @@ def test_near_tie_epsilon_by_hand() -> None:
 
 def test_under_80_percent_of_the_samples_void_a_cell() -> None:
     """28 of 35 samples suffice; 27 do not, nor does a cell without samples."""
-    assert stat.too_many_dropped(used=28, dropped=7) is None
-    assert stat.too_many_dropped(used=27, dropped=8) == "27 of 35 samples left, 80% needed"
-    assert stat.too_many_dropped(used=0, dropped=0) == "0 of 0 samples left, 80% needed"
+    assert verdict_words.too_many_dropped(used=28, dropped=7) is None
+    assert verdict_words.too_many_dropped(used=27, dropped=8) == "27 of 35 samples left, 80% needed"
+    assert verdict_words.too_many_dropped(used=0, dropped=0) == "0 of 0 samples left, 80% needed"
 
 
 @pytest.mark.parametrize(
@@ -796,12 +798,12 @@ def test_under_80_percent_of_the_samples_void_a_cell() -> None:
 )
 def test_length_flags(length_ratio: float | None, cut: int, flags: list[str]) -> None:
     """Answers over 10 % longer or shorter, and over 5 % cut, are flagged; the limits themselves are not."""
-    assert stat.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=100) == flags
+    assert verdict_words.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=100) == flags
 
 
 def test_a_cell_without_items_is_not_flagged() -> None:
     """It has no share cut by the budget."""
-    assert stat.length_flags(length_ratio=1, cut_by_budget=0, items=0) == []
+    assert verdict_words.length_flags(length_ratio=1, cut_by_budget=0, items=0) == []
 
 
 @pytest.mark.whole

@@ -17,6 +17,7 @@ from rich.console import Console
 from gpu_parts.required import REQUIRED
 from mtbench import statistics
 from mtbench.hardware import probe
+from mtbench.results import verdict_words
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool
@@ -74,7 +75,7 @@ class Bench:
         if isinstance(found, Ratio):
             value, low, high = found.value, found.ci_low, found.ci_high
             ci = (low, high)
-            doubt = doubt or statistics.too_few(found.units)
+            doubt = doubt or verdict_words.too_few(found.units)
         else:
             value = low = high = found
             ci = (None, None)

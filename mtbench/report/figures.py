@@ -23,7 +23,8 @@ from matplotlib.transforms import Bbox
 
 from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
 from mtbench.results.format import ResultCell, Speedup
-from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND, withheld
+from mtbench.results.verdict_words import withheld
+from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
 
 INK, MUTED, RULE, ACCENT, PAPER, WARN = "#1c2127", "#5b6570", "#d5dbe1", "#1769aa", "#fefefe", "#a8471a"
 ON_LOW, ON_HIGH = "#1c2128", "#fffffe"  # text on the lighter shades, and on the darker ones

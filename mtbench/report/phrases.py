@@ -6,6 +6,7 @@ from pathlib import Path
 from mtbench import statistics
 from mtbench.document.formatting import listed, number, percent
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
+from mtbench.results import verdict_words
 from mtbench.results.format import ResultCell, SameItems, Speedup, Spread
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
@@ -128,7 +129,7 @@ def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | 
 
 def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
     """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note says more."""
-    if statistics.disturbed(speedup.verdict):
+    if verdict_words.disturbed(speedup.verdict):
         return statistics.DISTURBED
     word = short_verdict(speedup.verdict)
     lost = cell.left is not None and cell.left.lost and cell.left.rival is not None

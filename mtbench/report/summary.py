@@ -11,7 +11,7 @@ from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import bounds, counted, interval, number, percent, times
 from mtbench.report.phrases import breaks_promise, fewer_items, floors, spread_over_tasks
-from mtbench.results import decision
+from mtbench.results import decision, verdict_words
 from mtbench.results.format import ResultCell, Speedup, Spread
 
 NOTED_BELOW = 0.95  # a factor of at least this is not named
@@ -242,7 +242,7 @@ def _unrewarded(arm: _Arm) -> str | None:
     gain, plain = number(per_forward), number(per_forward0)
     commits_more = (per_forward or 0) > (per_forward0 or math.inf) and gain != plain
     verdict = arm.speedup.verdict
-    if not commits_more or verdict.startswith("faster") or statistics.withheld(verdict):
+    if not commits_more or verdict.startswith("faster") or verdict_words.withheld(verdict):
         return None
     words = {"slower": "is slower than", "same": "is no faster than"}
     relation = words.get(verdict, "is not shown to be faster than")

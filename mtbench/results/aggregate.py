@@ -16,11 +16,17 @@ import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
+from mtbench.results.flags import (
+    disturbances,
+    measurement_flags,
+    result_flags,
+    scoring_flags,
+    void_reasons_of,
+)
 from mtbench.results.format import (
     SCHEMA_VERSION,
     DecodeRate,
@@ -39,8 +45,8 @@ from mtbench.results.format import (
     TaskFigures,
 )
 from mtbench.results.roofline import Fraction, fraction
-from mtbench.results.samples import CellData, FarOff, read
-from mtbench.results.subtasks import Summary, by_task, summarize, tokens_per_forward_spread, with_spreads
+from mtbench.results.samples import CellData, read
+from mtbench.results.subtasks import by_task, summarize, tokens_per_forward_spread, with_spreads
 from mtbench.runs import energy, lossless_check
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
@@ -54,13 +60,9 @@ from mtbench.runs.formats import (
     RescoringRecord,
     SessionRecord,
 )
-from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
+from mtbench.runs.plan import Group, Plan
 from mtbench.runs.plan_checks import read_plan
 
-PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
-FEW_DROPPED = 0.05  # share of samples that may be dropped without a warning above the decision
-FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
-ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
 STATISTICS = (
     "ratios of totals over blocks, a block's time being its median over rounds, t interval on the log scale; Wilson; "
     "score interval of paired differences (Tango); "
@@ -139,7 +141,7 @@ def statuses(stored: Stored) -> dict[str, Status]:
 
 def void_reasons(stored: Stored) -> dict[str, list[str]]:
     """Return by cell why it cannot be trusted; an empty list for a sound one."""
-    return {name: _void(data, _lossless(stored, data)) for name, data in stored.cells.items()}
+    return {name: void_reasons_of(data, _lossless(stored, data)) for name, data in stored.cells.items()}
 
 
 def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
@@ -179,7 +181,7 @@ def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     suite, margin = stored.plan.suite(group.suite), stored.plan.request.max_loss / 100
     synchronisation_s = stored.last_session.synchronisation_s or 0.0
     lossless = {arm: _lossless(stored, data) for arm, data in of_arm.items()}
-    void = {arm: _void(data, lossless[arm]) for arm, data in of_arm.items()}
+    void = {arm: void_reasons_of(data, lossless[arm]) for arm, data in of_arm.items()}
     not_trusted = {arm for arm, reasons in void.items() if reasons}
     looks = stored.looks(group)
     comparisons = compare(of_arm, synchronisation_s, margin, not_trusted, looks)
@@ -234,10 +236,10 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         void=judged.void,
         flags=[
             *cell.flags,
-            *_disturbances(data, judged.comparisons.far_off),
-            *_measurement_flags(data, stored.sessions),
-            *_scoring_flags(data, suite),
-            *_result_flags(cell, summary, counts, judged.comparisons),
+            *disturbances(data, judged.comparisons.far_off),
+            *measurement_flags(data, stored.sessions),
+            *scoring_flags(data, suite),
+            *result_flags(cell, summary, counts.finish, judged.comparisons),
             *degenerate.flags(loops, summary.tokens_per_forward),
         ],
         error=data.error,
@@ -434,123 +436,3 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
 def _of_arm(stored: Stored, suite: str, arm: str) -> list[CellData]:
     """Return an arm's cells on a suite, at every batch size and way of batching."""
     return [data for data in stored.cells.values() if (data.cell.suite, data.cell.arm) == (suite, arm)]
-
-
-def _void(data: CellData, lossless: Lossless | None) -> list[str]:
-    """Return why the cell cannot be trusted. Only its own samples count: another arm's do not make it void."""
-    reasons = []
-    if lossless is not None and lossless.grade == "divergent" and data.cell.claims == "lossless":
-        reasons.append(f"claims to be lossless, and its tokens are not those of {lossless.against}")
-    for line in data.lines.values():
-        counted = (line.forwards, len(line.token_ids))
-        if line.commits is not None and (len(line.commits), sum(line.commits)) != counted:
-            reasons.append(f"counts do not add up: {line.item}")
-            break
-    if any(t.miscounted for t in data.timings):
-        reasons.append("counts do not add up: the models ran other forwards than were counted")
-    if any(t.identical not in (None, t.items) for t in data.timings):
-        reasons.append("tokens differ between rounds")
-    if data.timings:
-        dropped = sum(bool(t.dropped) for t in data.timings)
-        few = statistics.too_many_dropped(used=len(data.timings) - dropped, dropped=dropped)
-        if few:
-            reasons.append(few)
-    return reasons
-
-
-def _disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
-    """Return what disturbed the measurement from outside, which samples were dropped, and which decoded again."""
-    flags = []
-    if far_off is not None:
-        flags.append(
-            f"{statistics.DISTURBED}: block {far_off.block} took {far_off.wall_s:.3g} s, {far_off.ratio:.2g} times its "
-            "usual time, for no recorded cause; measure again in a new run"
-        )
-    for reason in sorted({t.dropped for t in data.timings if t.dropped}):
-        lines = [t for t in data.timings if t.dropped == reason]
-        flags.append(f"{len(lines)} of {len(data.timings)} samples dropped: {reason}")
-        if reason == NO_PROCESSOR:
-            longest = max(lines, key=lambda line: line.wall_s)
-            how_long = f"block {longest.block}: {longest.cpu_s or 0.0:.2g} of {longest.wall_s:.3g} s"
-            flags[-1] += f" ({how_long})"
-            if len(lines) > FEW_DROPPED * len(data.timings):
-                flags[-1] = f"{statistics.DISTURBED}: {flags[-1]}; end other programs, or measure again"
-    again = [(one, t.block) for t in data.timings for one in t.disturbed or ()]
-    if again:
-        one, block = max(again, key=lambda pair: pair[0].wall_s)
-        times = f"decoded again {len(again)} times" if len(again) > 1 else "decoded again once"
-        flags.append(f"{times}, since {one.reason} (block {block}: {one.cpu_s:.2g} of {one.wall_s:.3g} s)")
-    return flags
-
-
-def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
-    """Return what a reader must know about how the cell was measured."""
-    flags = []
-    sampled = [sessions[t.session - 1] for t in data.samples if t.session <= len(sessions)]
-    shared = [s.workers for s in sampled if s.device == "cpu" and s.workers is not None and s.workers > 1]
-    if shared:  # workers on a CPU slow each other down; each GPU has a worker of its own
-        part = "" if len(shared) == len(sampled) else f" in {len(shared)} of {len(sampled)} samples"
-        flags.append(f"{max(shared)} workers shared the machine{part}")
-    if data.samples:  # small subtasks, or a small limit, make batches smaller than their name says
-        rows = np.mean([t.rows for t in data.samples])
-        if rows < FULL_BATCH_SHARE * data.cell.batch_size:
-            flags.append(f"batches held {rows:.1f} rows of {data.cell.batch_size}")
-    if any((t.throttle or 0) & POWER_CAP for t in data.timings):
-        flags.append("power cap active")
-    if hot := sum(bool((t.throttle or 0) & THERMAL) for t in data.timings):
-        flags.append(f"slowed by heat in {hot} of {len(data.timings)} samples")
-    flags += [*_processor_flags(data, sessions), *_code_flags(data, sampled)]
-    counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
-    if any(theirs != ours for theirs, ours in counts):
-        theirs, ours = (sum(column) for column in zip(*counts, strict=True))
-        flags.append(f"token counts differ: engine {theirs:,}, ours {ours:,}")
-    return flags
-
-
-def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
-    """Return a flag if the process had to share the processor: on a CPU it computes all the time."""
-    on_cpu = [t for t in data.samples if t.session <= len(sessions) and sessions[t.session - 1].device == "cpu"]
-    known = [(t.cpu_s, t.wall_s) for t in on_cpu if t.cpu_s is not None]
-    if not known or not METHODS[data.cell.method].needs_weights:
-        return []
-    share = sum(cpu_s for cpu_s, _ in known) / sum(wall_s for _, wall_s in known)
-    if share >= PROCESSOR_SHARE:
-        return []
-    return [f"shared processor: the arm waited for it in {1 - share:.0%} of its time; end other programs"]
-
-
-def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
-    """Return a flag if slower code ran than is usual. `sampled`: the session of each sample."""
-    flags = [f"its compilation failed: {t.uncompiled}; it ran uncompiled" for t in data.samples if t.uncompiled][:1]
-    off = [session.kernels_off for session in sampled if session.kernels_off and data.cell.engine]
-    return flags + [f"PyTorch's kernels ran, not mtbench's: {reason}" for reason in off[:1]]
-
-
-def _scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:
-    """Return flags if timed answers are missing, and if some have no score. Without any score there is no accuracy."""
-    flags = []
-    timed = sum(t.items for t in data.timings if t.round == 1)
-    if missing := max(0, timed - len(data.lines)):
-        flags = [f"{missing:,} of {timed:,} timed answers are missing from generations/: figures of tokens lack them"]
-    unscored = data.lines.keys() - data.scores.keys()
-    if suite.metric is not None and data.scores and unscored:
-        due = unscored & suite.scored_items
-        why = "score them all with `mtbench score`" if due else "the other items have no answer to compare with"
-        flags.append(f"{len(data.lines) - len(unscored)} of {len(data.lines)} answers are scored; {why}")
-    return flags
-
-
-def _result_flags(cell: Cell, summary: Summary, counts: _Counts, comparisons: Comparisons) -> list[str]:
-    """Return what a reader must know about accuracy and answer lengths."""
-    flags = []
-    accuracy = summary.accuracy.value if summary.accuracy else None
-    if accuracy is not None and accuracy < ACCURACY_FLOOR:
-        flags.append(f"accuracy {accuracy:.1%}, below {ACCURACY_FLOOR:.0%}: this is the speed of wrong answers")
-    if cell.length == "natural":
-        ratios = [s.length_ratio for s in comparisons.speedup if not s.includes_engine]
-        length_ratio = ratios[0] if ratios else None
-        cut = counts.finish.length
-        flags += statistics.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=summary.items)
-    if any(a.verdict.startswith(statistics.INCONCLUSIVE) for a in comparisons.accuracy_vs):
-        flags.append("accuracy inconclusive")
-    return flags

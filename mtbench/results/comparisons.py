@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
+from mtbench.results import verdict_words
 from mtbench.results.format import (
     AccuracyComparison,
     Agreement,
@@ -25,8 +26,9 @@ from mtbench.results.format import (
     Speedup,
 )
 from mtbench.results.samples import CellData, FarOff, far_off
+from mtbench.results.verdict_words import Verdict
 from mtbench.runs.plan import Batching
-from mtbench.statistics import Ratio, Verdict
+from mtbench.statistics import Ratio
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def compare(
 def stops_paying(cells: Sequence[ResultCell]) -> list[BreakEven]:
     """Return from which batch size on an arm is not faster than a baseline on its engine. It needs several sizes.
 
-    `batch_size` is `statistics.stops_paying` of the verdicts at the sizes `swept`. If too little was measured at a
+    `batch_size` is `verdict_words.stops_paying` of the verdicts at the sizes `swept`. If too little was measured at a
     size, only larger sizes count. `batch_size` is None if the arm is faster at the largest size, or if too little was
     measured there; `reason` says which of the two. Void and failed cells are left out.
     """
@@ -160,11 +162,11 @@ def stops_paying(cells: Sequence[ResultCell]) -> list[BreakEven]:
 
 def _where_it_stops(verdicts: Mapping[int, str]) -> tuple[int | None, str | None]:
     """Return `batch_size` and `reason` from the verdicts beyond the last size at which too little was measured."""
-    unknown = max((size for size, verdict in verdicts.items() if statistics.withheld(verdict)), default=0)
+    unknown = max((size for size, verdict in verdicts.items() if verdict_words.withheld(verdict)), default=0)
     known = {size: verdict for size, verdict in verdicts.items() if size > unknown}
     if not known:
         return None, f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
-    stops, largest = statistics.stops_paying(known), max(known)
+    stops, largest = verdict_words.stops_paying(known), max(known)
     if stops is None and not known[largest].startswith("faster"):
         return None, f"neither faster nor shown to be no faster at batch size {largest}"
     return stops, None
@@ -284,14 +286,14 @@ def _speedups(
         doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
         for _, data, base, doubt in timed
     ]
-    verdicts = statistics.speed_verdicts(shared, reasons, looks=looks)
+    verdicts = verdict_words.speed_verdicts(shared, reasons, looks=looks)
     judged = zip(timed, ratios, verdicts, strict=True)
     return [(arm, _speedup(data, base, ratio, verdict)) for (arm, data, base, _), ratio, verdict in judged]
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> str | None:
     """Return why the timed windows are too short to compare, or None."""
-    return statistics.too_short([t.wall_s for t in data.samples], synchronisation_s)
+    return verdict_words.too_short([t.wall_s for t in data.samples], synchronisation_s)
 
 
 def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
@@ -309,7 +311,7 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0])
     repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
     factors = None
-    if data.totals and baseline.totals and not statistics.disturbed(str(verdict)):
+    if data.totals and baseline.totals and not verdict_words.disturbed(str(verdict)):
         factors = statistics.factors(data.totals, baseline.totals)
     return Speedup(
         baseline=baseline.cell.arm,
@@ -363,7 +365,7 @@ def _accuracies(
     changes = [statistics.gains_and_losses(data.scores, baseline.scores) for data in arms]
     differences = [statistics.paired_difference(*change) for change in changes]
     reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
-    verdicts = statistics.accuracy_verdicts(differences, margin, reasons, looks=looks)
+    verdicts = verdict_words.accuracy_verdicts(differences, margin, reasons, looks=looks)
     found = {}
     for data, change, difference, (verdict, needed) in zip(arms, changes, differences, verdicts, strict=True):
         if not difference.n:

@@ -20,12 +20,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from mtbench import statistics
+from mtbench.results import verdict_words
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
 from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
 from mtbench.results.decision_text import headline as headline
 from mtbench.results.decision_text import sentence
 from mtbench.results.format import AccuracyComparison, Estimate, ResultCell, Speedup
-from mtbench.statistics import Bounds, Difference
+from mtbench.results.verdict_words import Bounds
+from mtbench.statistics import Difference
 
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")
@@ -208,7 +210,7 @@ def _arms(
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
         if cell.reference or cell.void or cell.status == "failed" or speedup is None:
             continue
-        high = None if statistics.withheld(speedup.verdict) else pairs.bounds(cell, plain).high
+        high = None if verdict_words.withheld(speedup.verdict) else pairs.bounds(cell, plain).high
         no_faster = high is not None and high < 1 + statistics.SPEED_MARGIN
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
         late = cell.cell in misses_slo
@@ -219,11 +221,11 @@ def _arms(
 
 def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
     """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
-    if statistics.disturbed(speedup.verdict):
+    if verdict_words.disturbed(speedup.verdict):
         return Bounds(None, None)
-    if speedup.verdict.startswith("faster") or statistics.withheld(speedup.verdict):
+    if speedup.verdict.startswith("faster") or verdict_words.withheld(speedup.verdict):
         return Bounds(speedup.ci_low, speedup.ci_high)
-    return statistics.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain, tested=True)
+    return verdict_words.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain, tested=True)
 
 
 def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
@@ -259,7 +261,7 @@ def _accuracies(
     again = [arm for arm, a in compared.items() if _tested(a) and not math.isclose(a.margin, max_loss)]
     tested = [compared[arm] for arm in again]
     differences = [Difference(a.difference, a.ci_low, a.ci_high, a.gained, a.lost, a.n) for a in tested]
-    verdicts = statistics.accuracy_verdicts(differences, max_loss, [None] * len(again))
+    verdicts = verdict_words.accuracy_verdicts(differences, max_loss, [None] * len(again))
     for arm, (verdict, needed) in zip(again, verdicts, strict=True):
         found[arm] = _Accuracy(compared[arm], batch_size, str(verdict), None if needed is None else needed.n)
     return found
@@ -273,7 +275,7 @@ def _with_most_items(parts: Sequence[Mapping[str, _Accuracy]]) -> dict[str, _Acc
 
 def _tested(accuracy: AccuracyComparison) -> bool:
     """Return whether the word comes from the test, and not from the same tokens or from a void arm."""
-    return not (statistics.withheld(accuracy.verdict) or accuracy.verdict.startswith("not worse: "))
+    return not (verdict_words.withheld(accuracy.verdict) or accuracy.verdict.startswith("not worse: "))
 
 
 def _as_good(arm: _Arm, chosen: _Arm | None) -> bool:
@@ -321,8 +323,8 @@ def _doubt(arm: _Arm) -> str:
 
 
 def _doubt_of_speed(arm: _Arm) -> str:
-    if statistics.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
-        again = "; measure again in a new run" if statistics.disturbed(arm.speedup.verdict) else ""
+    if verdict_words.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
+        again = "; measure again in a new run" if verdict_words.disturbed(arm.speedup.verdict) else ""
         return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'}{again})"
     needed = _blocks_needed(arm)
     takes = f"over {MOST_BLOCKS:,} blocks" if needed is None else f"at least {needed:,} blocks"

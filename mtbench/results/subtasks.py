@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench import statistics
-from mtbench.results import acceptance
+from mtbench.results import acceptance, verdict_words
 from mtbench.results.comparisons import bounds, compare, estimate
 from mtbench.results.format import (
     AcceptanceFigures,
@@ -111,7 +111,7 @@ def _speedup_spread(tasks: Sequence[TaskFigures], baseline: str) -> Spread | Non
         (part.task, speedup.value, speedup.ci_low, speedup.ci_high)
         for part in tasks
         for speedup in part.speedup
-        if speedup.baseline == baseline and not statistics.withheld(speedup.verdict)
+        if speedup.baseline == baseline and not verdict_words.withheld(speedup.verdict)
     ]
     return _spread(figures, len(tasks))
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from scipy.stats import t
 
-from mtbench.statistics import paired_difference, ratio_of_totals, seeds_verdict, wilson
+from mtbench.results.verdict_words import seeds_verdict
+from mtbench.statistics import paired_difference, ratio_of_totals, wilson
 
 MARGIN = 0.02  # of accuracy, as in mtbench
 Scores = Mapping[tuple[str, int], Mapping[str, Any]]  # (arm, seed) -> the scores of study.py

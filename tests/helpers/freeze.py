@@ -43,7 +43,7 @@ from mtbench.experiments.reproduce.document import document as reproduce_documen
 from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.report import pipeline
-from mtbench.results import aggregate
+from mtbench.results import flags
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 from mtbench.training.document import write_training_page
@@ -215,7 +215,7 @@ class _Text(HTMLParser):
 def loaded_machine() -> Iterator[None]:
     """Times are kept though other processes ran beside them, as in the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregate, "PROCESSOR_SHARE", 0.0)
+        patch.setattr(flags, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
         yield
 

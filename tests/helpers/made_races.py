@@ -10,6 +10,7 @@ from made_records import result_cell
 from mtbench import statistics
 from mtbench.experiments.choose.race import Outcome, looks, replay
 from mtbench.experiments.choose.standing import Block, RacedArm
+from mtbench.results import verdict_words
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Eliminated, ResultCell, Speedup
@@ -72,8 +73,8 @@ class _Often(Intervals):
 
     highest: Mapping[str, float | None]  # speed of each arm over plain decoding
 
-    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> statistics.Bounds:
-        return statistics.Bounds(None, self.highest[cell.arm])
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> verdict_words.Bounds:
+        return verdict_words.Bounds(None, self.highest[cell.arm])
 
 
 def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendation, Outcome, int]:
@@ -96,9 +97,9 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
         differences.append(
             Difference((gained - lost) / len(pairs) if pairs else None, None, None, gained, lost, len(pairs))
         )
-    speeds = statistics.speed_verdicts(ratios, [None] * len(arms), looks=number)
+    speeds = verdict_words.speed_verdicts(ratios, [None] * len(arms), looks=number)
     lossy = [place for place, arm in enumerate(arms) if not arm.claims_lossless]
-    words = statistics.accuracy_words([differences[place] for place in lossy], max_loss, looks=number)
+    words = verdict_words.accuracy_words([differences[place] for place in lossy], max_loss, looks=number)
     word_of = dict(zip(lossy, words, strict=True))
     cells = [result_cell(arm=PLAIN, cell=PLAIN, reference=True, checkpoints=CHECKPOINTS)]
     for place, (arm, ratio, speed) in enumerate(zip(arms, ratios, speeds, strict=True)):

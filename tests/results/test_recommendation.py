@@ -11,8 +11,9 @@ from mtbench.document.formatting import interval
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Eliminated, Lossless, ResultCell
+from mtbench.results.verdict_words import Bounds, speed_verdicts
 from mtbench.runs.plan import Simulated
-from mtbench.statistics import Bounds, Ratio, speed_verdicts
+from mtbench.statistics import Ratio
 
 PLAIN, TUNED = "ar@ar/graph", "ar@mars/graph"
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from made_records import cell_data, generation_line, timing_line
 
-from mtbench.results import acceptance, aggregate
+from mtbench.results import acceptance
+from mtbench.results import flags as flags_of_cells
 from mtbench.results.comparisons import compare
 from mtbench.results.samples import CellData, _units
 from mtbench.results.subtasks import summarize
@@ -135,11 +136,11 @@ def test_the_same_tokens_leave_nothing_to_test(claims: str, word: str) -> None:
 
 def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU it computes all the time; lines of older runs do not tell."""
-    monkeypatch.setattr(aggregate, "PROCESSOR_SHARE", 0.95)
+    monkeypatch.setattr(flags_of_cells, "PROCESSOR_SHARE", 0.95)
     sessions = [SessionRecord(device="cpu")]
 
     def flags(cpu_s: float | None) -> list[str]:
-        return aggregate._processor_flags(cell_data([], timed({0: [1.0]}, cpu_s=cpu_s)), sessions)
+        return flags_of_cells._processor_flags(cell_data([], timed({0: [1.0]}, cpu_s=cpu_s)), sessions)
 
     assert flags(0.8) == ["shared processor: the arm waited for it in 20% of its time; end other programs"]
     assert flags(0.99) == flags(2.0) == flags(None) == []

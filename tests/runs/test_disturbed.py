@@ -19,15 +19,16 @@ from mtbench.report import figures
 from mtbench.report.main_table import main_table
 from mtbench.report.summary import warnings
 from mtbench.results import samples
-from mtbench.results.aggregate import _disturbances
 from mtbench.results.comparisons import OwnSpeedups, compare, wall_ratio
+from mtbench.results.flags import disturbances
 from mtbench.results.samples import CellData, far_off, read
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import Stage, WorkerSession, generate
+from mtbench.runs.executor import Stage, generate
 from mtbench.runs.formats import TimingLine
 from mtbench.runs.plan import Cell, RunRequest
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution
+from mtbench.runs.session import WorkerSession
 from mtbench.runs.workers import Done
 
 REQUEST = RunRequest(method=("ar", "mars"), limit=8, batch_size=(1,), rounds=1, max_new_tokens=4, device="cpu")
@@ -193,9 +194,9 @@ def test_a_block_far_off_its_siblings_leaves_no_word_no_factors_and_is_told() ->
     assert over.verdict == "inconclusive: the machine was disturbed in block 3 of ar"
     assert over.value == pytest.approx(sum(ar) / sum(mars))
     assert over.factors is None
-    [flag] = _disturbances(group["ar"], found["ar"].far_off)
+    [flag] = disturbances(group["ar"], found["ar"].far_off)
     assert flag.startswith("the machine was disturbed: block 3 took 89.5 s, 33 times its usual time")
-    assert _disturbances(group["mars"], found["mars"].far_off) == []
+    assert disturbances(group["mars"], found["mars"].far_off) == []
 
     other = compare(arms(ar=[2.7] * 8, mars=mars, medusa=[1.0] * 7 + [30.0]), 0.0, 0.02)
     assert other["mars"].speedup[0].verdict == "faster"
@@ -248,7 +249,7 @@ def test_the_page_says_what_was_dropped_and_what_was_decoded_again() -> None:
         timing_line(block=1, disturbed=again),
         timing_line(block=2),
     ]
-    assert _disturbances(cell_data([], lines), None) == [
+    assert disturbances(cell_data([], lines), None) == [
         "the machine was disturbed: 1 of 3 samples dropped: the process did not get the processor "
         "(block 0: 0.5 of 5 s); end other programs, or measure again",
         "decoded again once, since the process did not get the processor (block 1: 0.52 of 6.31 s)",

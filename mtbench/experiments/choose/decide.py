@@ -10,6 +10,7 @@ from mtbench.experiments.choose.limits import over_limits
 from mtbench.experiments.choose.runner import BY_TIME, Racing
 from mtbench.experiments.choose.standing import CLOSE
 from mtbench.records import dump
+from mtbench.results import verdict_words
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import (
@@ -80,7 +81,7 @@ class _Pairs:
         low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
         return low is not None and low > 1
 
-    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> statistics.Bounds:
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> verdict_words.Bounds:
         """Return the speed of a cell over another at the level that is shared by the looks.
 
         tested: all arms share the level, too, and both sides have the reach of the longer one, as in a verdict.
@@ -91,7 +92,7 @@ class _Pairs:
         if tested and value and low and high:
             reach = max(high / value, value / low)
             low, high = value / reach, value * reach
-        return statistics.Bounds(low, high, level)
+        return verdict_words.Bounds(low, high, level)
 
     def _compared(self, cell: ResultCell, other: ResultCell) -> int:
         """Return how many arms have a verdict over the other."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtbench import statistics
+from mtbench.results import verdict_words
 from mtbench.results.decision import NOT_WORSE, SURELY_WORSE
 from mtbench.statistics import Difference, Ratio
 
@@ -103,10 +104,10 @@ class View:
         """Return whether the arm is `faster` than plain decoding, as results.json will say it, or close to it."""
         if arm is self.plain:
             return True
-        if any(statistics.too_short(self._walls(e), 0.0) for e in (arm, self.plain)):
+        if any(verdict_words.too_short(self._walls(e), 0.0) for e in (arm, self.plain)):
             return False
         ratios = [self._time_ratio(self.plain, e, among=len(self.arms)) for e in self.arms]
-        verdicts = statistics.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
+        verdicts = verdict_words.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
         return verdicts[self.arms.index(arm)].word == "faster" or self.close(self.plain, arm)
 
     def _walls(self, arm: RacedArm) -> list[float]:
@@ -134,7 +135,7 @@ class View:
         words = {e.name: e.accuracy for e in self.arms if e.accuracy is not None}
         unknown = [e for e in self.arms if e.accuracy is None and not self.same(e)]
         tested = {e.name: difference for e in unknown if (difference := self._difference(e)).n}
-        found = statistics.accuracy_words(list(tested.values()), max_loss, looks=self.looks)
+        found = verdict_words.accuracy_words(list(tested.values()), max_loss, looks=self.looks)
         return words | dict(zip(tested, found, strict=True))
 
     def _difference(self, arm: RacedArm) -> Difference:

@@ -19,7 +19,7 @@ from mtbench.experiments.gate.format import Finding, Gate, Kind, Level, NoiseFlo
 from mtbench.experiments.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
 from mtbench.experiments.gate.processes import BuildFailed
 from mtbench.experiments.gate.tables import changed_by
-from mtbench.results.aggregate import PROCESSOR_SHARE
+from mtbench.results.flags import PROCESSOR_SHARE
 from mtbench.runs.model_pool import method_of
 from mtbench.runs.plan import Cell
 

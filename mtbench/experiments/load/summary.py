@@ -27,6 +27,7 @@ from mtbench.experiments.load.format import (
     Slo,
 )
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
+from mtbench.results import verdict_words
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 
@@ -167,8 +168,8 @@ def compare(baseline: Sent, others: Sequence[Sent], margin: float) -> list[Compa
         changes = statistics.gains_and_losses(arm.first_scores, baseline.first_scores)
         differences.append(statistics.paired_difference(*changes))
         doubts.append(None if shared else "no common round")
-    by_speed, by_goodput = (statistics.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
-    by_accuracy = statistics.accuracy_verdicts(differences, margin)
+    by_speed, by_goodput = (verdict_words.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
+    by_accuracy = verdict_words.accuracy_verdicts(differences, margin)
     compared = zip(others, speedups, by_speed, goodputs, by_goodput, differences, by_accuracy, strict=True)
     return [
         Comparison(
@@ -312,6 +313,6 @@ def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
     errors = [line.error for line in sent.requests if line.outcome == "failed" and line.error]
     if errors:
         flags.append(f"first failure: {errors[0]}")
-    if reason := statistics.too_few(len(sent.points), "round"):
+    if reason := verdict_words.too_few(len(sent.points), "round"):
         flags.append(f"no intervals of times: {reason}")
     return flags
