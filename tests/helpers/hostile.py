@@ -31,14 +31,9 @@ def blocks(command):
 
 READS = {
     "passwd": "open('/etc/passwd').read()",
-    "shadow": "open('/etc/shadow').read()",
-    "hosts": "open('/etc/hosts').read()",
     "home folder": "import os\nassert set(os.listdir(HOME)) & set(HOME_NAMES)",
-    "keys in the home folder": "import os\nassert os.listdir(os.path.join(HOME, '.ssh'))",
     "the project": "import os\nassert os.path.exists(os.path.join(PROJECT, 'pyproject.toml'))",
-    "the project as a module": "import mtbench.evaluation.sandbox",
     "a file by its path": "open(SECRET).read()",
-    "a file by climbing": "import os\nopen('../' * 20 + SECRET).read()",
     "a file by a symbolic link": "import os\nos.symlink(SECRET, 'link')\nopen('link').read()",
     "a file by a hard link": "import os\nos.link(SECRET, 'link')\nopen('link').read()",
     "a file by searching": (
@@ -47,10 +42,8 @@ READS = {
         "assert any(os.path.basename(SECRET) in files for top in tops for _, _, files in os.walk(top))"
     ),
     "the environment": "import os\nassert VARIABLE in os.environ or 'HOME' in os.environ or 'PATH' in os.environ",
-    "the environment in C": CALL + "assert ctypes.CDLL(None).getenv(VARIABLE.encode())",
     "init's environment": "open('/proc/1/environ', 'rb').read()",
     "init's root": "import os\nos.listdir('/proc/1/root/')",
-    "the parent's root": "import os\nopen(f'/proc/{os.getppid()}/root{SECRET}').read()",
     "the test's process": "open(f'/proc/{PID}/cmdline').read()",
     "its own memory": "open('/proc/self/mem', 'rb').seek(0)",
     "its open files": "import os\nos.listdir('/proc/self/fd')",
@@ -59,10 +52,7 @@ READS = {
     "kernel symbols": "open('/proc/kallsyms').read()",
     "kernel messages": CALL + "call(number(103, 116), 10, 0, 0)",
     "disks": "import glob\nassert glob.glob('/dev/[svn]d*') or glob.glob('/dev/nvme*')",
-    "graphics cards": "import glob\nassert glob.glob('/dev/nvidia*') or glob.glob('/dev/dri/*')",
     "devices in sysfs": "import os\nos.listdir('/sys/class')",
-    "services of the host": "import os\nos.listdir('/run')",
-    "logs": "import os\nos.listdir('/var/log')",
     "processes of the host": "import os\nos.kill(PID, 0)",
     "the host's name": "import os\nassert os.uname().nodename != 'sandbox'",
     "the user's name": "import getpass\ngetpass.getuser()",
@@ -96,25 +86,17 @@ READS = {
 
 WRITES = {
     "system folder": "open('/usr/mtbench_hostile', 'w')",
-    "root folder": "open('/mtbench_hostile', 'w')",
     "device folder": "open('/dev/mtbench_hostile', 'w')",
     "shared memory folder": "open('/dev/shm/mtbench_hostile', 'w')",
     "interpreter": "import os\nopen(os.__file__, 'a')",
-    "interpreter's folder": "import os\nos.mkdir(os.path.join(os.path.dirname(os.__file__), 'mtbench_hostile'))",
-    "installed packages": "import sys\nopen(sys.path[-1] + '/mtbench_hostile.pth', 'w')",
     "rights of the interpreter": "import os, sys\nos.chmod(os.path.realpath(sys.executable), 0o777)",
-    "times of the interpreter": "import os\nos.utime(os.__file__)",
     "home folder": "import os\nos.makedirs(HOME, exist_ok=True)\nopen(os.path.join(HOME, 'mtbench_hostile'), 'w')",
     "a file by its path": "open(SECRET, 'w').write('changed')",
     "a file by a link": "import os\nos.symlink(SECRET, 'link')\nopen('link', 'r+').write('changed')",
     "a file by removing it": "import os\nos.remove(SECRET)",
-    "a file by renaming over it": "import os\nopen('x', 'w').write('changed')\nos.replace('x', SECRET)",
     "a whole system": "import shutil\nshutil.rmtree('/usr')\nassert not shutil.os.path.exists('/usr/lib')",
     "the scratch folder": "import os\nhere = os.getcwd()\nos.chdir('/')\nos.rmdir(here)",
-    "the scratch folder's name": "import os\nos.rename(os.getcwd(), '/gone')",
     "kernel settings": "open('/proc/sys/kernel/hostname', 'w').write('hostile')",
-    "core pattern": "open('/proc/sys/kernel/core_pattern', 'w').write('|/tmp/x')",
-    "sysrq": "open('/proc/sysrq-trigger', 'w').write('h')",
     "the OOM killer's score": "open('/proc/self/oom_score_adj', 'w').write('-1000')",
     "control groups": "import os\nos.mkdir('/sys/fs/cgroup/hostile')",
     "kernel messages": "open('/dev/kmsg', 'w').write('hostile')",
@@ -154,7 +136,6 @@ WRITES = {
 
 CONNECTS = {
     "loopback": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)",
-    "loopback, IPv6": "import socket\nsocket.create_connection(('::1', PORT), 1)",
     "datagram": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
     "raw": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
     "packet": "import socket\nsocket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
@@ -176,10 +157,7 @@ CONNECTS = {
         "assert opened"
     ),
     "a server of its own": "import socket\nsocket.create_server(('127.0.0.1', 0))",
-    "a name": "import socket\nassert socket.getaddrinfo('example.com', 80)",
-    "a page": "import urllib.request\nurllib.request.urlopen(f'http://127.0.0.1:{PORT}', timeout=1)",
     "a pair of sockets of another family": "import socket\nsocket.socketpair(30, socket.SOCK_STREAM)",
-    "asyncio": "import asyncio\nasyncio.run(asyncio.open_connection('127.0.0.1', PORT))",
     "another program": (
         "import subprocess\nsubprocess.run(['/usr/bin/bash', '-c', f'echo > /dev/tcp/127.0.0.1/{PORT}'], check=True)"
     ),
@@ -295,43 +273,29 @@ SIGNALS = {
 
 EXHAUSTS = {
     "an endless loop": "while True: pass",
-    "an endless loop that catches all": (
-        "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass"
-    ),
     "an endless loop that ignores signals": (
         "import signal\nfor n in set(signal.Signals) - {9, 19}:\n    signal.signal(n, signal.SIG_IGN)\nwhile True: pass"
     ),
     "sleep": "import time\ntime.sleep(1000)",
-    "a lock": "import threading\nthreading.Lock().acquire()\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
-    "a child that sleeps": "import os, time\nif not os.fork():\n    time.sleep(1000)\nos.wait()",
-    "a slow pattern": "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')",
-    "output": "while True: print('x' * 2**16)\n",
     "output to every file": (
         "import os\nwhile True:\n    for fd in range(64):\n        try:\n            os.write(fd, b'x' * 2**16)\n"
         "        except OSError:\n            pass"
     ),
     "memory": "x = bytearray(2**33)",
-    "memory, step by step": "x = []\nwhile True: x.append(bytearray(2**20))",
     "memory of processes": "import os\nfor _ in range(4): os.fork()\nx = []\nwhile True: x.append(b'x' * 2**24)",
     "an anonymous memory file": CALL + "call(number(319, 279), b'x', 0)",
     "shared memory": CALL + "call(number(29, 194), 0, 2**26, 0o1600)",
     "messages": CALL + "call(number(68, 186), 0, 0o1600)",
     "semaphores": CALL + "call(number(64, 190), 0, 250, 0o1600)",
-    "forks": "import os\nwhile True: os.fork()",
     "forks with retries": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
     "forks, counted": "import os, time\nfor _ in range(64):\n    if not os.fork():\n        time.sleep(9)",
     "threads": "import threading, time\nfor _ in range(64): threading.Thread(target=time.sleep, args=(9,)).start()",
-    "started programs": "import subprocess\nfor _ in range(64): subprocess.Popen(['/usr/bin/sleep', '9'])",
     "open files": "x = [open('/dev/null') for _ in range(100)]",
     "one large file": "with open('x', 'wb') as f:\n    for _ in range(256): f.write(bytes(2**20))",
-    "a sparse file": "open('x', 'wb').truncate(2**40)",
     "many files": "for n in range(256):\n    with open(f'x{n}', 'wb') as f: f.write(bytes(2**20))",
-    "recursion": "def f(): f()\nf()",
     "recursion in C": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     "a broken pointer": "import ctypes\nctypes.string_at(0)",
     "a deep expression": "eval('(' * 10**5 + ')' * 10**5)",
-    "a large constant": "x = ((((1,) * 10**4) * 10**4) * 10**4)",
-    "a large text": "x = 'x' * 2**40",
     "locked memory": CALL + "x = bytearray(2**28)\ncall(number(151, 230), 3)",
     "a locked page": CALL
     + "x = ctypes.create_string_buffer(2**16)\ncall(number(149, 228), ctypes.addressof(x), 2**16)",
@@ -344,9 +308,6 @@ EXHAUSTS = {
         "    if not os.fork():\n        time.sleep(60)\n"
         "    x.close()\n"
         "time.sleep(60)"
-    ),
-    "memory of a child of a child": (
-        "import os\nx = b''\nfor _ in range(999):\n    x += bytes(2**22)\n    if os.fork():\n        os._exit(0)"
     ),
     "asynchronous input and output": (
         CALL + "place = ctypes.c_uint64()\ncall(number(206, 0), 1000, ctypes.addressof(place))"
@@ -405,11 +366,6 @@ OUTLIVES = {
         "subprocess.Popen([MARKER, '60'], executable='/usr/bin/sleep', start_new_session=True)\n"
         "raise RuntimeError"
     ),
-    "at exit": (
-        "import atexit, subprocess\n"
-        "atexit.register(lambda: subprocess.Popen([MARKER, '60'], executable='/usr/bin/sleep'))\n"
-        "raise RuntimeError"
-    ),
     "an endless chain of forks": "import os\nwhile True:\n    if os.fork(): os._exit(0)",
     "a program that replaces itself": "import os\nos.execv('/usr/bin/sleep', [MARKER, '60'])",
 }
@@ -427,21 +383,13 @@ os._exit(0)
 FORGES = {
     "os._exit": "import os\nos._exit(0)",
     "sys.exit": "import sys\nsys.exit(0)",
-    "SystemExit": "raise SystemExit",
-    "exit": "exit(0)",
-    "quit": "quit()",
     "another program": "import os\nos.execv('/usr/bin/true', ['true'])",
-    "another Python": "import os, sys\nos.execv(os.path.realpath(sys.executable), ['python', '-S', '-c', 'pass'])",
     "an exit handler": "import atexit, os\natexit.register(os._exit, 0)\nassert False",
     "KeyboardInterrupt": "raise KeyboardInterrupt",
-    "GeneratorExit": "raise GeneratorExit",
     "an interrupt": "import _thread, time\n_thread.interrupt_main()\ntime.sleep(1)",
     "a thread that exits": "import os, _thread\n_thread.start_new_thread(os._exit, (0,))\nwhile True: pass",
     "success of a forked child": "import os\nif os.fork(): os._exit(0)",
-    "success of a forked child, with a wait": "import os\nif os.fork():\n    os.wait()\n    assert False",
     "replaced assertions": "import builtins\nbuiltins.AssertionError = type('X', (BaseException,), {})\nassert False",
-    "replaced exceptions": "import builtins\nbuiltins.BaseException = builtins.Exception = ()\nassert False",
-    "removed exceptions": "import builtins\nbuiltins.BaseException = None\nassert False",
     "replaced builtins": (
         "import builtins\n"
         "for name in ('exec', 'type', 'len', 'open', 'getattr', 'print', '__import__'):\n"
@@ -449,9 +397,7 @@ FORGES = {
         "assert False"
     ),
     "replaced os functions": "import os\nos._exit = lambda code: None\nos.write = lambda *a: 1\nassert False",
-    "an exception hook": "import sys\nsys.excepthook = lambda *a: None\nassert False",
     "a trace": "import os, sys\nsys.settrace(lambda *a: os._exit(0))\ndef f(): pass\nf()",
-    "a profile": "import os, sys\nsys.setprofile(lambda *a: os._exit(0))\nlen('')",
     "the caller's frames": (
         "import os, sys\nwords, frame = [b'+', b'passed', b'True'], sys._getframe()\n"
         "while frame:\n"
@@ -463,13 +409,7 @@ FORGES = {
         "found = [value for thing in gc.get_objects() for value in gc.get_referents(thing)]\n"
         "words = [value for value in found if type(value) is bytes and len(value) < 99]\n" + SAY
     ),
-    "the caller's variables": (
-        "import os, sys\nframe = sys._getframe(1)\n"
-        "words = [str(v).encode() for v in frame.f_locals.values()][:20]\n" + SAY
-    ),
-    "the result pipe": "import os\nwords = [b'+', b'', b'0' * 32]\n" + SAY,
     "every file closed": "import os\nos.closerange(0, 1024)\nassert False",
-    "every file replaced": "import os\nfor fd in range(3, 64): os.dup2(1, fd)\nassert False",
     "the result's page": (
         "import gc, mmap, os\n"
         "pages = [thing for thing in gc.get_objects() if isinstance(thing, mmap.mmap)]\n"
@@ -483,7 +423,6 @@ FORGES = {
     "the runner's module": "import sys\nsys.modules['__main__'].main()\nassert False",
     "the caller's key": "import sys\nsys._getframe(1).f_locals['key'] = b''\nassert False",
     "an exception of a long name": "raise type('x' * 10**6, (Exception,), {})('x' * 10**7)",
-    "an exception of a strange name": "raise type('+\\né', (Exception,), {})",
     "an exception without a readable name": (
         "class Meta(type):\n    __name__ = property(lambda self: 1 / 0)\n"
         "class Error(Exception, metaclass=Meta): pass\nraise Error"
@@ -498,11 +437,8 @@ FORGES = {
     ),
     "a destructor": "import os\nclass X:\n    def __del__(self): os._exit(0)\nx = X()\ndel x",
     "syntax": "def f(:",
-    "indentation": "def f():\npass",
     "a null byte": "\0",
     "half a surrogate pair": "x = '\ud800'",
-    "another encoding": "# -*- coding: utf-16 -*-\nraise RuntimeError",
-    "a return": "return",
     "a long program": "x = 1\n" * 2 * 10**4 + "assert False",
 }
 

@@ -99,6 +99,26 @@ def sends(name: str, data: bytes, said: str | None, **how: Any) -> None:
     CORPUS.append(Behaviour(name, lambda talk: talk.send(data), said, **how))
 
 
+def hangs(name: str, data: bytes, said: str, **how: Any) -> None:
+    """Enter a server that sends these bytes and then nothing."""
+
+    def acts(talk: Talk) -> None:
+        talk.send(data)
+        talk.wait()
+
+    CORPUS.append(Behaviour(name, acts, said, **how))
+
+
+def repeats(name: str, first: bytes, then: bytes, said: str, every_s: float = 0.0, **how: Any) -> None:
+    """Enter a server that sends some bytes, then others for ever."""
+
+    def acts(talk: Talk) -> None:
+        talk.send(first)
+        talk.repeat(then, every_s)
+
+    CORPUS.append(Behaviour(name, acts, said, **how))
+
+
 def http(body: bytes, status: str = "200 OK", kind: str | None = "text/event-stream", more: bytes = b"") -> bytes:
     named = b"" if kind is None else f"Content-Type: {kind}\r\n".encode()
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n".encode() + named + more + b"\r\n" + body
@@ -131,17 +151,24 @@ CORPUS.append(
     Behaviour("nothing listens", lambda _: None, r"cannot be reached \(.*refused\)", again=True, listens=False)
 )
 sends("plain http where https is asked", http(GOOD), r"cannot be reached \(\[SSL", again=True, scheme="https")
-
-
-@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", bounds=HANGS)
-def hangs_in_the_handshake(talk: Talk) -> None:
-    talk.wait()
-
-
-@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", bounds=HANGS)
-def drips_in_the_handshake(talk: Talk) -> None:
-    talk.send(b"\x16\x03\x03\x40\x00")
-    talk.repeat(b"\x02", 0.05)
+hangs(
+    "hangs in the handshake",
+    b"",
+    r"cannot be reached \(no connection within 0\.15 s\)",
+    again=True,
+    scheme="https",
+    bounds=HANGS,
+)
+repeats(
+    "drips in the handshake",
+    b"\x16\x03\x03\x40\x00",
+    b"\x02",
+    r"cannot be reached \(no connection within 0\.15 s\)",
+    every_s=0.05,
+    again=True,
+    scheme="https",
+    bounds=HANGS,
+)
 
 
 @behaviour(END, again=True)
@@ -155,17 +182,8 @@ def resets_without_a_byte(talk: Talk) -> None:
 
 
 # The head
-
-
-@behaviour(SILENT, again=True, bounds=HANGS)
-def hangs_before_the_head(talk: Talk) -> None:
-    talk.wait()
-
-
-@behaviour(SILENT, again=True, bounds=HANGS)
-def hangs_in_the_head(talk: Talk) -> None:
-    talk.send(b"HTTP/1.1 200 OK\r\nContent-")
-    talk.wait()
+hangs("hangs before the head", b"", SILENT, again=True, bounds=HANGS)
+hangs("hangs in the head", b"HTTP/1.1 200 OK\r\nContent-", SILENT, again=True, bounds=HANGS)
 
 
 @behaviour(LATE, bounds=ENDLESS)
@@ -173,29 +191,10 @@ def drips_the_head(talk: Talk) -> None:
     talk.drip(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000)
 
 
-@behaviour(LATE, bounds=ENDLESS)
-def drips_headers(talk: Talk) -> None:
-    talk.send(b"HTTP/1.1 200 OK\r\n")
-    talk.repeat(b"X: y\r\n", 0.05)
-
-
-@behaviour(NO_HTTP)
-def sends_headers_for_ever(talk: Talk) -> None:
-    talk.send(b"HTTP/1.1 200 OK\r\n")
-    talk.repeat(b"X: " + b"y" * 1000 + b"\r\n")
-
-
-@behaviour(NO_HTTP)
-def sends_one_header_for_ever(talk: Talk) -> None:
-    talk.send(b"HTTP/1.1 200 OK\r\nX: ")
-    talk.repeat(b"y" * 1000)
-
-
-@behaviour(LATE, bounds=ENDLESS)
-def says_continue_for_ever(talk: Talk) -> None:
-    talk.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
-
-
+repeats("drips headers", b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", LATE, every_s=0.05, bounds=ENDLESS)
+repeats("sends headers for ever", b"HTTP/1.1 200 OK\r\n", b"X: " + b"y" * 1000 + b"\r\n", NO_HTTP)
+repeats("sends one header for ever", b"HTTP/1.1 200 OK\r\nX: ", b"y" * 1000, NO_HTTP)
+repeats("says continue for ever", b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, LATE, bounds=ENDLESS)
 for status_line in (b"\x00" * 100, b"\x1b]0;owned\x07 200", b"HTTP/1.1 9999 OK", b"SSH-2.0-x"):
     sends(f"status line {status_line[:12]!r}", status_line + b"\r\n\r\n" + GOOD, NO_HTTP)
 sends("HTTP/2", b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" + b"\x00" * 18 + b"\r\n\r\n", NO_HTTP)
@@ -256,26 +255,11 @@ for name, acts, refusal, dropped, bounds in BUSY_SERVERS:
 
 
 # The body of an error
-
-
-@behaviour("answers 500 to completions: xxx", again=True)
-def sends_an_error_for_ever(talk: Talk) -> None:
-    talk.send(b"HTTP/1.1 500 No\r\n\r\n")
-    talk.repeat(b"x" * 65536)
-
-
-@behaviour(LATE, bounds=ENDLESS)
-def drips_an_error(talk: Talk) -> None:
-    talk.send(b"HTTP/1.1 400 No\r\n\r\n")
-    talk.repeat(b"x", 0.05)
-
-
-@behaviour(SILENT, again=True, bounds=HANGS)
-def hangs_in_an_error(talk: Talk) -> None:
-    talk.send(b"HTTP/1.1 400 No\r\nContent-Length: 99\r\n\r\nwhat")
-    talk.wait()
-
-
+repeats(
+    "sends an error for ever", b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536, "answers 500 to completions: xxx", again=True
+)
+repeats("drips an error", b"HTTP/1.1 400 No\r\n\r\n", b"x", LATE, every_s=0.05, bounds=ENDLESS)
+hangs("hangs in an error", b"HTTP/1.1 400 No\r\nContent-Length: 99\r\n\r\nwhat", SILENT, again=True, bounds=HANGS)
 for error_body, said in (
     (b"<html>\nno</html>", "400 to completions: <html>; check"),
     (b'{"error": {"message": "bad \\u001b[2J\\u202e"}}', r"bad \\x1b\[2J\\u202e"),
@@ -340,18 +324,8 @@ sends("a chunk of exabytes", chunked(GOOD) + b"fffffffffffffff\r\nx", END, again
 sends("no last chunk", chunked(GOOD), END, again=True)
 sends("a body shorter than its length", http(GOOD)[:-80], END, again=True)
 sends("a length shorter than the body", http(sse(FIRST)) + GOOD, END, again=True)
-
-
-@behaviour(NO_HTTP)
-def sends_trailers_for_ever(talk: Talk) -> None:
-    talk.send(chunked(GOOD) + b"0\r\n")
-    talk.repeat(b"X: " + b"y" * 1000 + b"\r\n")
-
-
-@behaviour(NO_HTTP)
-def sends_a_chunk_extension_for_ever(talk: Talk) -> None:
-    talk.send(chunked(GOOD) + b"5;")
-    talk.repeat(b"x" * 1000)
+repeats("sends trailers for ever", chunked(GOOD) + b"0\r\n", b"X: " + b"y" * 1000 + b"\r\n", NO_HTTP)
+repeats("sends a chunk extension for ever", chunked(GOOD) + b"5;", b"x" * 1000, NO_HTTP)
 
 
 @behaviour(END, again=True)
@@ -361,72 +335,19 @@ def resets_in_the_middle(talk: Talk) -> None:
     talk.reset()
 
 
-@behaviour(SILENT, again=True, bounds=HANGS)
-def hangs_in_the_middle(talk: Talk) -> None:
-    talk.send(OPEN + sse(FIRST))
-    talk.wait()
-
-
-@behaviour(SILENT, again=True, bounds=HANGS)
-def never_ends_after_the_end(talk: Talk) -> None:
-    talk.send(OPEN + GOOD)
-    talk.wait()
-
-
-@behaviour(LATE, bounds=ENDLESS)
-def drips_bytes(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(b":", 0.05)
-
-
-@behaviour(LATE, bounds=ENDLESS)
-def drips_comments(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(b": wait\n\n", 0.05)
-
-
-@behaviour(LATE, bounds=ENDLESS)
-def drips_tokens(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(sse(FIRST), 0.05)
-
-
-@behaviour("gives more tokens than the 4 that were asked")
-def sends_tokens_for_ever(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(sse(FIRST))
-
-
-@behaviour("gives more tokens than the 4 that were asked")
-def sends_text_for_ever(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(sse(choice(token_ids=None)))
-
-
-@behaviour("with a line of more than 4,194,304 bytes")
-def sends_a_line_for_ever(talk: Talk) -> None:
-    talk.send(OPEN + b"data: ")
-    talk.repeat(b"x" * 65536)
-
-
-@behaviour(r"with more than [\d,]+ bytes")
-def sends_comments_for_ever(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat((b":" + b"x" * 999 + b"\n") * 64)
-
-
-@behaviour(r"with more than [\d,]+ bytes")
-def sends_lines_of_one_event_for_ever(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat((b"data: " + b" " * 993 + b"\n") * 64)
-
-
-@behaviour(LATE, bounds=ENDLESS)
-def sends_empty_events_for_ever(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(sse({}) * 1000)
-
-
+hangs("hangs in the middle", OPEN + sse(FIRST), SILENT, again=True, bounds=HANGS)
+hangs("never ends after the end", OPEN + GOOD, SILENT, again=True, bounds=HANGS)
+repeats("drips bytes", OPEN, b":", LATE, every_s=0.05, bounds=ENDLESS)
+repeats("drips comments", OPEN, b": wait\n\n", LATE, every_s=0.05, bounds=ENDLESS)
+repeats("drips tokens", OPEN, sse(FIRST), LATE, every_s=0.05, bounds=ENDLESS)
+repeats("sends tokens for ever", OPEN, sse(FIRST), "gives more tokens than the 4 that were asked")
+repeats("sends text for ever", OPEN, sse(choice(token_ids=None)), "gives more tokens than the 4 that were asked")
+repeats("sends a line for ever", OPEN + b"data: ", b"x" * 65536, "with a line of more than 4,194,304 bytes")
+repeats("sends comments for ever", OPEN, (b":" + b"x" * 999 + b"\n") * 64, r"with more than [\d,]+ bytes")
+repeats(
+    "sends lines of one event for ever", OPEN, (b"data: " + b" " * 993 + b"\n") * 64, r"with more than [\d,]+ bytes"
+)
+repeats("sends empty events for ever", OPEN, sse({}) * 1000, LATE, bounds=ENDLESS)
 # The body of an answer: events
 
 
@@ -501,20 +422,8 @@ of_models("none", http(b'{"data": []}'), "names no model; give one with model=")
 of_models("an error", http(b"oh", "500 Oh"), "answers 500 to models: oh", again=True)
 of_models("the key", http(KEY.encode(), "403 No"), r"answers 403 to models: \[key\]")
 of_models("the key as a wrong value", http(json.dumps({"data": KEY}).encode()), STRANGE)
-
-
-@behaviour(r"answers models with more than 16,777,216 bytes", path="models")
-def sends_models_for_ever(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(b"[" * 65536)
-
-
-@behaviour(LATE, path="models", bounds=ENDLESS)
-def drips_models(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(b" ", 0.05)
-
-
+repeats("sends models for ever", OPEN, b"[" * 65536, r"answers models with more than 16,777,216 bytes", path="models")
+repeats("drips models", OPEN, b" ", LATE, every_s=0.05, path="models", bounds=ENDLESS)
 # /metrics
 
 
@@ -532,18 +441,14 @@ of_metrics("binary", "\xff\xfe\x00", STRANGE)
 of_metrics("braces", COUNTER + "{" + "} " * 500_000 + "\n", STRANGE)
 sends("metrics: an error", http(b"oh", "500 Oh"), None, path="metrics")
 sends("metrics: a redirect", http(b"", "302 Found", more=b"Location: http://127.0.0.1:9/\r\n"), None, path="metrics")
-
-
-@behaviour("with more than 16,777,216 bytes; see the server's log, or leave .* unread by metrics=false", path="metrics")
-def sends_metrics_for_ever(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(b"a 1\n" * 16384)
-
-
-@behaviour(LATE, path="metrics", bounds=ENDLESS)
-def drips_metrics(talk: Talk) -> None:
-    talk.send(OPEN)
-    talk.repeat(b"#", 0.05)
+repeats(
+    "sends metrics for ever",
+    OPEN,
+    b"a 1\n" * 16384,
+    "with more than 16,777,216 bytes; see the server's log, or leave .* unread by metrics=false",
+    path="metrics",
+)
+repeats("drips metrics", OPEN, b"#", LATE, every_s=0.05, path="metrics", bounds=ENDLESS)
 
 
 @behaviour(None, path="metrics")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from mtbench.errors import UserError
+from mtbench.models.attention import ATTENTION
 from mtbench.models.families import RECORD
 from mtbench.training.conversations import prepare
 from mtbench.training.objectives import Mars, Objective, Special
@@ -49,6 +50,33 @@ def conversation(n: int) -> list[dict[str, str]]:
         {"role": "user", "content": f"{n}?" + " more" * (n % 3)},
         {"role": "assistant", "content": " ".join(str(n + i) for i in range(1 + n % 5))},
     ]
+
+
+def narrow_model(vocabulary: int, layers: int = 1, seed: int = 0, attention: str = ATTENTION) -> Any:
+    """A random Qwen2 of width 16, far from uniform, so that the context matters."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+        attn_implementation=attention,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def exact(model: Any) -> Any:
+    """The model in float64, its norms too: transformers' compute in float32."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, torch.nn.RMSNorm):
+                norm = torch.nn.RMSNorm(len(child.weight), eps=child.variance_epsilon)
+                norm.weight = child.weight
+                setattr(parent, name, norm)
+    return model.double()
 
 
 def requested(

@@ -1,14 +1,13 @@
 """GPQA with made-up questions in its columns: the authors' archive, the order of the choices, reading answers."""
 
+import base64
 import json
 import os
 import random
 import re
-import struct
 import subprocess
 import sys
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +18,20 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source, Suite
 
-PASSWORD = b"deserted-untie-orchid"
+# dataset/gpqa_diamond.csv with the question "What?", encrypted with the authors' password as `zip -e` does it.
+ENCRYPTED = base64.b64decode(
+    "UEsDBBQAAQAIAAAAIQBCWni+QgAAAF8AAAAYAAAAZGF0YXNldC9ncHFhX2RpYW1vbmQuY3N2mBxO2snj5MYZIl5REMJn68serlzLXlXnsLCgihBl"
+    "ox0JqeOEafyq8OMRhnmWwMTLlI0AROL6yItV4PnpOVYP15ZmUEsBAhQAFAABAAgAAAAhAEJaeL5CAAAAXwAAABgAAAAAAAAAAAAAAAAAAAAAAGRh"
+    "dGFzZXQvZ3BxYV9kaWFtb25kLmNzdlBLBQYAAAAAAQABAEYAAAB4AAAAAAA="
+)
 ROWS = gpqa()
 
 
-def encrypted(data: bytes, password: bytes) -> bytes:
-    """Apply traditional PKWARE encryption (APPNOTE.TXT, section 6.1), which Python's zipfile can only decrypt."""
-    table = [zlib.crc32(bytes([n ^ 0xFF])) ^ 0xFF000000 for n in range(256)]
-    keys = [0x12345678, 0x23456789, 0x34567890]
-
-    def crc(value: int, byte: int) -> int:
-        return (value >> 8) ^ table[(value ^ byte) & 0xFF]
-
-    def update(byte: int) -> None:
-        keys[0] = crc(keys[0], byte)
-        keys[1] = ((keys[1] + (keys[0] & 0xFF)) * 134775813 + 1) & 0xFFFFFFFF
-        keys[2] = crc(keys[2], keys[1] >> 24)
-
-    for byte in password:
-        update(byte)
-    out = bytearray()
-    for byte in data:
-        key = keys[2] | 2
-        out.append(byte ^ ((key * (key ^ 1)) >> 8 & 0xFF))
-        update(byte)
-    return bytes(out)
-
-
-def write_archive(path: Path, files: dict[str, bytes], password: bytes = PASSWORD) -> Path:
-    """Write a zip file with deflated and encrypted members, as `zip -e` does."""
+def write_archive(path: Path, files: dict[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    raw = path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    local, central = bytearray(), bytearray()
-    for member in members:
-        name_bytes = member.filename.encode()
-        start = member.header_offset + 30 + len(name_bytes)
-        check = struct.pack("<I", member.CRC)[3:]
-        body = encrypted(b"\0" * 11 + check + raw[start : start + member.compress_size], password)
-        common = struct.pack(
-            "<HHHHHIIIHH", 20, 1, 8, 0, 33, member.CRC, len(body), member.file_size, len(name_bytes), 0
-        )
-        central += (
-            b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, len(local)) + name_bytes
-        )
-        local += b"PK\3\4" + common + name_bytes + body
-    end = struct.pack("<HHHHIIH", 0, 0, len(members), len(members), len(central), len(local), 0)
-    path.write_bytes(bytes(local) + bytes(central) + b"PK\5\6" + end)
     return path
 
 
@@ -79,7 +41,7 @@ def as_csv(tmp_path: Path, rows: list[dict[str, Any]]) -> bytes:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """Return a data folder with an archive like the authors', and without the plain text."""
+    """Return a data folder with an archive like the authors', but not encrypted, and without the plain text."""
     plain = as_csv(tmp_path, ROWS)
     (tmp_path / "plain.csv").unlink()
     files = {f"dataset/gpqa_{subset}.csv": plain for subset in ("diamond", "main", "extended", "experts")}
@@ -124,6 +86,17 @@ def test_the_authors_archive_is_read(spec: str, task: str, packed: Path) -> None
     assert list(suite.score(answers).values()) == [1.0, 0.0] * (len(ROWS) // 2)
 
 
+def test_the_authors_password_opens_their_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is refused in one line."""
+    (tmp_path / "gpqa").mkdir()
+    (tmp_path / "gpqa/dataset.zip").write_bytes(ENCRYPTED)
+
+    assert "What?" in opened(tmp_path).prompts(chat, None)[0].text
+    monkeypatch.setattr("mtbench.suites.gpqa.PASSWORD", b"another-one")
+    with pytest.raises(UserError, match=r"^[^\n]*dataset\.zip[^\n]*assword[^\n]*$"):
+        opened(tmp_path)
+
+
 def test_an_unpacked_file_has_priority_over_the_archive(packed: Path) -> None:
     """If both exist, the suite reads the plain file."""
     write_csv(packed / "gpqa/gpqa_diamond.csv", ROWS[:2])
@@ -160,14 +133,13 @@ print([name for name in written if not name.endswith(".pyc") and "/dev/" not in 
 @pytest.mark.parametrize(
     ("archive", "reason"),
     [
-        (lambda path, plain: write_archive(path, {"gpqa_diamond.csv": plain}, b"another-one"), "assword"),
         (lambda path, plain: path.write_bytes(b"PK, but no archive"), "not a zip file"),
         (lambda path, plain: write_archive(path, {"dataset/gpqa_other.csv": plain}), "has no gpqa_diamond.csv in it"),
         (lambda path, plain: path.write_bytes(write_archive(path, {"gpqa_diamond.csv": plain}).read_bytes()[200:]), ""),
         (lambda path, plain: write_archive(path, {"gpqa_diamond.csv": b"Frage,Antwort\n1,2\n"}), "Incorrect Answer 1"),
         (lambda path, plain: write_archive(path, {"gpqa_diamond.csv": b""}), "columns"),
     ],
-    ids=["password", "no archive", "another archive", "torn", "other columns", "empty"],
+    ids=["no archive", "another archive", "torn", "other columns", "empty"],
 )
 def test_an_unusable_archive_has_its_reason(archive: Any, reason: str, tmp_path: Path) -> None:
     """The error has the file or its folder and the cause in one line."""

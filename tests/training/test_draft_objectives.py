@@ -18,6 +18,7 @@ from eagle_cases import Entry, Format
 from small import END, MASK, VOCABULARY, small_checkpoint, small_config
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
+from trainings import exact
 from transformers import Qwen3Config
 
 from mtbench.models.runner import ModelRunner
@@ -42,7 +43,7 @@ def target(head: int) -> ModelRunner:
     """A target whose heads have the size that a reference is written for."""
     config = small_config(Qwen3Config, num_hidden_layers=4, rope_theta=THETA, head_dim=head)
     runner = ModelRunner(small_checkpoint(config))
-    exact_norms(runner.model)
+    exact(runner.model)
     choose = runner.model.set_attn_implementation  # transformers' eager attention has a softmax in float32
 
     def choose_exact(name: str) -> None:
@@ -50,16 +51,6 @@ def target(head: int) -> ModelRunner:
 
     runner.model.set_attn_implementation = choose_exact
     return runner
-
-
-def exact_norms(model: Any) -> None:
-    """Compute norms in float64; transformers' compute in float32."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, torch.nn.RMSNorm):
-                exact = torch.nn.RMSNorm(len(child.weight), eps=child.variance_epsilon, dtype=torch.double)
-                exact.weight = child.weight
-                setattr(parent, name, exact)
 
 
 @pytest.fixture
@@ -90,7 +81,7 @@ def attached(objective: DraftObjective, runner: ModelRunner) -> dict[str, Tensor
     """Add the draft to the target, with weights that make everything matter. Its tensors by name."""
     objective.attach(runner.model, SPECIAL)
     draft: Any = runner.model.draft
-    exact_norms(draft)
+    exact(draft)
     reads_rotary = runner.model.base_model if isinstance(objective, Mtp) else draft
     reads_rotary.rotary_emb = ExactRotary(runner.model.config.head_dim)
     torch.manual_seed(2)

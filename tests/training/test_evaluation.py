@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from trainings import narrow_model
 
 from mtbench.models.attention import ATTENTION
 from mtbench.training import linear_cross_entropy
@@ -37,21 +37,6 @@ def schedule(objective: Objective, examples: list[Example], **shape: int) -> Sch
         seed=0,
         **({"rows": 3, "packed": 0} | shape),
     )
-
-
-def model() -> Any:
-    torch.manual_seed(1)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.5,  # so that some predictions have a high confidence
-        attn_implementation="eager",
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def alone(objective: Objective, examples: list[Example], trained: Any) -> Iterator[tuple[TrainingSequence, Tensor]]:
@@ -85,7 +70,7 @@ def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
 ) -> None:
     """For any packing of rows and chunks of logits, each prediction is scored once, by its own head."""
     monkeypatch.setattr(linear_cross_entropy, "CHUNK", 5 * VOCABULARY)
-    examples, trained = conversations(7), model()
+    examples, trained = conversations(7), narrow_model(VOCABULARY, seed=1, attention="eager").eval()
     objective.attach(trained, Special(MASK, END))
     for head in getattr(trained, "medusa", ()):
         torch.nn.init.normal_(head.hidden.weight)

@@ -1,10 +1,13 @@
 """The mask token of a base that has none: a reserved token, or a new row of the embedding."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from trainings import COUNT, MARS, SHAPE, USUAL, conversation, requested
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mtbench.errors import UserError
@@ -12,35 +15,18 @@ from mtbench.models.families import RECORD
 from mtbench.models.loading import MASK, inspect, load
 from mtbench.training.init_model import initialise
 from mtbench.training.mask_token import ROWS, grow_embedding, reserved_tokens
-from mtbench.training.objectives import Ar, Mars
-from mtbench.training.train import TrainingRequest, check, train
-from mtbench.training.trainer import Settings
+from mtbench.training.objectives import Ar
+from mtbench.training.train import check, train
 
-SETTINGS = Settings(learning_rate=1e-2, epochs=1, batch_size=8, max_length=48, dtype="float32")
-SHAPE = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
-def talk(n: int, said: str = "") -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{said} {n + 1} {n + 2}"}]
-
-
-def rows(folder: Path, said: str = "") -> str:
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps({"messages": talk(n, said)}) + "\n" for n in range(16)))
-    return str(file)
+pytest_plugins = ["training_fixtures"]
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A base whose embedding has a row for each token of its tokenizer, and whose `<filename>` is reserved."""
-    folder = initialise(map(talk, range(16)), tmp_path_factory.mktemp("base") / "init", seed=1, data={}, **SHAPE)
+    out = tmp_path_factory.mktemp("base") / "init"
+    folder = initialise(map(conversation, range(COUNT)), out, seed=1, data={}, **SHAPE)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (folder / name).read_text().replace(MASK, "<filename>")
         settings = json.loads(text)
@@ -54,16 +40,11 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def asked(full: str, folder: Path, said: str = "", **more: object) -> TrainingRequest:
-    values: dict[str, object] = {"objective": Mars(block_size=4), "base": full, "data": (rows(folder, said),)}
-    return TrainingRequest(**{**values, "settings": SETTINGS, "out": folder / "out", **more})  # type: ignore[arg-type]
-
-
 @pytest.mark.whole
-def test_a_reserved_token_becomes_the_mask_token_of_the_checkpoint(full: str, tmp_path: Path) -> None:
+def test_a_reserved_token_becomes_the_mask_token_of_the_checkpoint(full: str, rows: str, tmp_path: Path) -> None:
     """Its id and its row stay; decoding finds it, and never emits it."""
     before = AutoTokenizer.from_pretrained(full).get_vocab()["<filename>"]
-    trained = load(str(train(asked(full, tmp_path, mask_token="<filename>"))))
+    trained = load(str(train(requested(MARS, full, rows, USUAL, tmp_path / "out", mask_token="<filename>"))))
     assert trained.mask_id == before
     assert trained.mask_id in trained.suppressed
     assert trained.vocabulary == inspect(full).vocabulary
@@ -71,10 +52,10 @@ def test_a_reserved_token_becomes_the_mask_token_of_the_checkpoint(full: str, tm
 
 
 @pytest.mark.whole
-def test_a_grown_vocabulary_has_a_row_for_the_mask_token(full: str, tmp_path: Path) -> None:
+def test_a_grown_vocabulary_has_a_row_for_the_mask_token(full: str, rows: str, tmp_path: Path) -> None:
     """Rows behind it are suppressed, too, and the text of the others is read as before."""
     tokens = inspect(full).vocabulary
-    trained = load(str(train(asked(full, tmp_path, grow_vocabulary=True))))
+    trained = load(str(train(requested(MARS, full, rows, USUAL, tmp_path / "out", grow_vocabulary=True))))
     assert trained.mask_id == tokens
     assert trained.vocabulary % ROWS == 0
     assert trained.suppressed.tolist() == list(range(tokens, trained.vocabulary))
@@ -105,17 +86,20 @@ def test_reserved_tokens_stand_for_nothing_else(full: str) -> None:
         ({"mask_token": "1"}, "unknown reserved token"),
         ({"mask_token": "<filename>", "grow_vocabulary": True}, "exclude each other"),
         ({"objective": Ar(), "grow_vocabulary": True}, "ar feeds no mask token; leave out"),
-        ({"mask_token": "<filename>", "said": "<filename>"}, "the data hold '<filename>', which is the mask token"),
+        ({"mask_token": "<filename>", "data": "<filename>"}, "the data hold '<filename>', which is the mask token"),
     ],
 )
 def test_mistakes_are_refused_before_weights_are_loaded(
-    full: str, tmp_path: Path, more: dict[str, object], reason: str
+    full: str, rows: str, tmp_path: Path, more: dict[str, Any], reason: str
 ) -> None:
-    said = str(more.pop("said", ""))
+    if said := more.get("data"):
+        file = tmp_path / "rows.jsonl"
+        file.write_text(json.dumps({"prompt": "1?", "completion": said}) + "\n")
+        more = more | {"data": (str(file),)}
     with pytest.raises(UserError, match=reason):
-        check(asked(full, tmp_path, said, **more))
+        check(replace(requested(MARS, full, rows, USUAL, tmp_path / "out"), **more))
 
 
-def test_a_base_with_a_mask_token_needs_none(tmp_path: Path) -> None:
+def test_a_base_with_a_mask_token_needs_none(rows: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has a mask token or a free row for one already; leave out --grow-vocabulary"):
-        check(asked("embedded:tiny/ar", tmp_path, grow_vocabulary=True))
+        check(requested(MARS, "embedded:tiny/ar", rows, USUAL, tmp_path / "out", grow_vocabulary=True))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinned import one_in
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from trainings import exact, narrow_model
 
 from mtbench.models.attention import ATTENTION
 from mtbench.training.loss import target_states, teacher_output
@@ -33,34 +33,9 @@ BLOCKS = (2, 3, 4, 8, 16)
 SPECIAL = Special(mask=MASK, end=END)
 
 
-def small_model(seed: int, attention: str = ATTENTION) -> Any:
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.5,  # far from uniform, so that the context matters
-    )
-    model = Qwen2ForCausalLM(config)
-    model.set_attn_implementation(attention)
-    return in_float64(model)
-
-
 @pytest.fixture
 def model() -> Any:
-    return small_model(0)
-
-
-def in_float64(model: Any) -> Any:
-    """`model.double()` with norms that stay in float64: Qwen2's own norms compute in float32."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child).__name__ == "Qwen2RMSNorm":
-                setattr(parent, name, torch.nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon))
-    return model.double()
+    return exact(narrow_model(VOCAB, layers=2))
 
 
 def conversations(seed: int) -> list[Example]:
@@ -258,7 +233,7 @@ def test_block_diffusion_equals_the_plain_two_stream_forward_pass(model: Any, bl
 
 def test_the_loss_of_distillation_is_the_divergence_from_the_teacher(model: Any) -> None:
     """Kullback-Leibler, teacher first, at every label; the teacher gets no gradient."""
-    teacher = small_model(1)
+    teacher = exact(narrow_model(VOCAB, layers=2, seed=1))
     terms = []
     for ids, prompt in conversations(0):
         for t in range(prompt, len(ids)):

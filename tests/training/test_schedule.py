@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from trainings import exact, narrow_model
 
-from mtbench.models.attention import ATTENTION
 from mtbench.training.loss import target_states
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special
 from mtbench.training.packing import PADDING, Example, Packed
@@ -170,24 +169,7 @@ def predictions(batches: list[dict[str, Tensor]]) -> Counter[Any]:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """In float64, its norms too."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.5,
-    )
-    model = Qwen2ForCausalLM(config)
-    model.set_attn_implementation(ATTENTION)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child).__name__ == "Qwen2RMSNorm":
-                setattr(parent, name, torch.nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon))
-    return model.double()
+    return exact(narrow_model(VOCAB))
 
 
 def learned(model: Any, plan: Schedule, step: int) -> dict[str, Tensor]:
