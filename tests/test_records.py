@@ -15,7 +15,8 @@ from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.errors import UserError
 from mtbench.experiments.reproduce.format import Published
 from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
-from mtbench.results.format import Accuracy, Results, Speedup
+from mtbench.results.figure_formats import Accuracy, Speedup
+from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
     EnergyRecord,

@@ -20,9 +20,10 @@ from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.errors import UserError
-from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build, check_modules
+from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
+from mtbench.models.self_check import check_modules
 
 ROOM = 256  # positions per row of a captured batch are a multiple of this: similar lengths share a batch
 

@@ -74,8 +74,8 @@ class Layer(nn.Module):
         self.qkv, self.qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)  # ((H + 2K)·d, C)
         self.gate_up, _ = _joined(mlp.gate_proj, mlp.up_proj)  # (2·F, C)
         self.attention_norm: Tensor = module.input_layernorm.weight  # (C,)
-        self.query_norm: Tensor | None = _weight(attention, "q_norm")  # (d,)
-        self.key_norm: Tensor | None = _weight(attention, "k_norm")
+        self.query_norm: Tensor | None = getattr(getattr(attention, "q_norm", None), "weight", None)  # (d,)
+        self.key_norm: Tensor | None = getattr(getattr(attention, "k_norm", None), "weight", None)
         self.out: Tensor = attention.o_proj.weight  # (C, H·d)
         self.out_bias: Tensor | None = attention.o_proj.bias
         self.mlp_norm: Tensor = module.post_attention_layernorm.weight  # (C,)
@@ -348,14 +348,6 @@ def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | No
     return decoder
 
 
-def check_modules(model: PreTrainedModel) -> None:
-    """Switch our kernels off if transformers' modules, whose attention they compute on a GPU, fail the check."""
-    if model.device.type != "cuda" or kernels.off() is not None:
-        return
-    if fault := Check(model).fault(partial(modules_logits, model)):
-        kernels.switch_off(fault)
-
-
 @cache
 def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str | None:
     """Return why the decoder cannot compute an architecture, or None if it can.
@@ -427,12 +419,6 @@ def _is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
     """Return whether a function is SiLU; transformers has several classes of it."""
     x = torch.linspace(-8, 8, 65)
     return torch.allclose(activation(x), silu(x))
-
-
-def _weight(module: Any, name: str) -> Tensor | None:
-    """Return the weight of a submodule; None if there is no such submodule."""
-    part = getattr(module, name, None)
-    return None if part is None else part.weight
 
 
 def _joined(*linears: nn.Linear) -> tuple[nn.Parameter, nn.Parameter | None]:

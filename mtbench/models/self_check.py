@@ -10,6 +10,7 @@ R = rows, W = positions fed, V = vocabulary.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,3 +137,11 @@ def _widened(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def check_modules(model: PreTrainedModel) -> None:
+    """Switch our kernels off if transformers' modules, whose attention they compute on a GPU, fail the check."""
+    if model.device.type != "cuda" or kernels.off() is not None:
+        return
+    if fault := Check(model).fault(partial(modules_logits, model)):
+        kernels.switch_off(fault)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from mtbench.document.formatting import NONE, count, listed, number, percent
 from mtbench.report.table import Column, Entry, Table, failure, table_of
 from mtbench.results.acceptance import OWNERS
-from mtbench.results.format import AcceptanceFigures, ResultCell
+from mtbench.results.figure_formats import AcceptanceFigures
+from mtbench.results.format import ResultCell
 
 POSITIONS_SHOWN = 6
 

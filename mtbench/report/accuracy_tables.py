@@ -7,7 +7,8 @@ from mtbench.document.formatting import NONE, bounds, count, interval, listed, n
 from mtbench.report.phrases import short_verdict
 from mtbench.report.table import Entry, Row, Table, comparison_row
 from mtbench.results.comparisons import OwnSpeedups
-from mtbench.results.format import Accuracy, ResultCell, Speedup, TaskFigures, TaskSpeedup
+from mtbench.results.figure_formats import Accuracy, Speedup, TaskFigures, TaskSpeedup
+from mtbench.results.format import ResultCell
 
 
 def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:

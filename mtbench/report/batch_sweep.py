@@ -10,7 +10,8 @@ from mtbench.document.formatting import bounds, listed, times
 from mtbench.report import figures
 from mtbench.report.arm_names import in_words
 from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
-from mtbench.results.format import BreakEven, ResultCell, Speedup
+from mtbench.results.figure_formats import Speedup
+from mtbench.results.format import BreakEven, ResultCell
 
 SIZES_NEEDED = 3  # batch sizes of a sweep
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from mtbench.document.formatting import NONE, count, joules, listed, memory, number, percent, seconds
 from mtbench.report.table import Column, Entry, Table, failure, table_of
-from mtbench.results.format import Percentiles, RequestLatency, ResultCell
+from mtbench.results.figure_formats import Percentiles, RequestLatency
+from mtbench.results.format import ResultCell
 
 
 def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:

@@ -7,7 +7,8 @@ import pandas as pd
 
 from mtbench.records import dump
 from mtbench.report.phrases import cost_per_million
-from mtbench.results.format import ResultCell, Speedup
+from mtbench.results.figure_formats import Speedup
+from mtbench.results.format import ResultCell
 
 
 def csv_tables(

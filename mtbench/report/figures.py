@@ -22,7 +22,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import Bbox
 
 from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
-from mtbench.results.format import ResultCell, Speedup
+from mtbench.results.figure_formats import Speedup
+from mtbench.results.format import ResultCell
 from mtbench.results.verdict_words import withheld
 from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
 

@@ -19,7 +19,8 @@ from mtbench.report.phrases import (
 )
 from mtbench.report.table import Bar, Column, Entry, Table, table_of
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
-from mtbench.results.format import ResultCell, Speedup
+from mtbench.results.figure_formats import Speedup
+from mtbench.results.format import ResultCell
 
 LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
 PREFILL_WEIGHS = 0.5  # share of wall time from which on the speed of decoding alone is given, too

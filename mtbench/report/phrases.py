@@ -7,7 +7,8 @@ from mtbench import statistics
 from mtbench.document.formatting import listed, number, percent
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
 from mtbench.results import verdict_words
-from mtbench.results.format import ResultCell, SameItems, Speedup, Spread
+from mtbench.results.figure_formats import SameItems, Speedup, Spread
+from mtbench.results.format import ResultCell
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
 

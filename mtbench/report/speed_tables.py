@@ -7,7 +7,8 @@ from mtbench.document.formatting import bounds, interval, number, times
 from mtbench.report.figures import FACTORS
 from mtbench.report.table import Column, Entry, Table, comparison_row, failure, table_of
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
-from mtbench.results.format import PlainSpeedup, ResultCell, Speedup
+from mtbench.results.figure_formats import PlainSpeedup, Speedup
+from mtbench.results.format import ResultCell
 
 
 def speed_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:

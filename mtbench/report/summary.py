@@ -12,7 +12,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import bounds, counted, interval, number, percent, times
 from mtbench.report.phrases import breaks_promise, fewer_items, floors, spread_over_tasks
 from mtbench.results import decision, verdict_words
-from mtbench.results.format import ResultCell, Speedup, Spread
+from mtbench.results.figure_formats import Speedup, Spread
+from mtbench.results.format import ResultCell
 
 NOTED_BELOW = 0.95  # a factor of at least this is not named
 KEPT = ("not worse", "worse by less")  # verdicts that limit the loss of accuracy to the margin

@@ -27,7 +27,8 @@ from mtbench.report.phrases import (
 from mtbench.report.summary import warnings
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
 from mtbench.results.decision_format import Decision
-from mtbench.results.format import ResultCell, Results, Speedup
+from mtbench.results.figure_formats import Speedup
+from mtbench.results.format import ResultCell, Results
 from mtbench.runs.plan import Plan
 
 ACCURACY, SPEEDUP, PER_FORWARD, GRADE = "accuracy\n%", "speedup", "tokens/\nforward", "lossless"

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mtbench.decoding.output import FinishReason
-from mtbench.results.format import AcceptanceFigures, DerivedAcceptance
+from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
 from mtbench.results.samples import CellData, add
 from mtbench.runs.formats import TimingLine
 

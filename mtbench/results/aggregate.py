@@ -20,6 +20,16 @@ from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
+from mtbench.results.figure_formats import (
+    DecodeRate,
+    Finish,
+    Lossless,
+    Percentiles,
+    RequestLatency,
+    Samples,
+    SpeedParts,
+    TaskFigures,
+)
 from mtbench.results.flags import (
     disturbances,
     measurement_flags,
@@ -29,20 +39,12 @@ from mtbench.results.flags import (
 )
 from mtbench.results.format import (
     SCHEMA_VERSION,
-    DecodeRate,
     Eliminated,
-    Finish,
-    Lossless,
-    Percentiles,
-    RequestLatency,
     ResultCell,
     ResultEnvironment,
     Results,
-    Samples,
-    SpeedParts,
     StatisticsInfo,
     Status,
-    TaskFigures,
 )
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read

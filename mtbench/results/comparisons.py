@@ -13,18 +13,17 @@ from typing import NamedTuple
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.results import verdict_words
-from mtbench.results.format import (
+from mtbench.results.figure_formats import (
     AccuracyComparison,
     Agreement,
-    BreakEven,
     Estimate,
     Floor,
     PlainSpeedup,
-    ResultCell,
     SameItems,
     SpeedFactors,
     Speedup,
 )
+from mtbench.results.format import BreakEven, ResultCell
 from mtbench.results.samples import CellData, FarOff, far_off
 from mtbench.results.verdict_words import Verdict
 from mtbench.runs.plan import Batching

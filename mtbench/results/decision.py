@@ -25,7 +25,8 @@ from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
 from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
 from mtbench.results.decision_text import headline as headline
 from mtbench.results.decision_text import sentence
-from mtbench.results.format import AccuracyComparison, Estimate, ResultCell, Speedup
+from mtbench.results.figure_formats import AccuracyComparison, Estimate, Speedup
+from mtbench.results.format import ResultCell
 from mtbench.results.verdict_words import Bounds
 from mtbench.statistics import Difference
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from mtbench.records import Count, Former, NonNegative, Record, Seconds, Share, Size, Upgraded, VersionOne
-from mtbench.results.format import Estimate
+from mtbench.results.figure_formats import Estimate
 from mtbench.runs.formats import Objective
 from mtbench.runs.plan import Batching
 

@@ -12,7 +12,7 @@ The rule needs only token ids and the finish reason, so it holds for external en
 from collections.abc import Sequence
 
 from mtbench.results import acceptance
-from mtbench.results.format import Degenerate
+from mtbench.results.figure_formats import Degenerate
 from mtbench.results.samples import CellData, add
 from mtbench.runs.formats import GenerationLine
 

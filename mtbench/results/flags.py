@@ -9,10 +9,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
 from mtbench.results import verdict_words
 from mtbench.results.comparisons import Comparisons
-from mtbench.results.format import (
-    Finish,
-    Lossless,
-)
+from mtbench.results.figure_formats import Finish, Lossless
 from mtbench.results.samples import CellData, FarOff
 from mtbench.results.subtasks import Summary
 from mtbench.runs.formats import (

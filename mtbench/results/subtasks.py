@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mtbench import statistics
 from mtbench.results import acceptance, verdict_words
 from mtbench.results.comparisons import bounds, compare, estimate
-from mtbench.results.format import (
+from mtbench.results.figure_formats import (
     AcceptanceFigures,
     Accuracy,
     Estimate,

@@ -16,7 +16,7 @@ from mtbench.experiments.choose.deploy import commands, deployment
 from mtbench.options import AUTO
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
-from mtbench.results.format import Estimate
+from mtbench.results.figure_formats import Estimate
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import RunRequest
 

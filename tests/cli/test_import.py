@@ -17,7 +17,8 @@ from mtbench.cli.session import err, out
 from mtbench.errors import UserError
 from mtbench.imports.beside import SAME
 from mtbench.results.aggregate import assemble
-from mtbench.results.format import AcceptanceFigures, DerivedAcceptance, ResultCell
+from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
+from mtbench.results.format import ResultCell
 from mtbench.runs.directory import RunDirectory
 
 

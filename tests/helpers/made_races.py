@@ -13,7 +13,8 @@ from mtbench.experiments.choose.standing import Block, RacedArm
 from mtbench.results import verdict_words
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
-from mtbench.results.format import AccuracyComparison, Agreement, Eliminated, ResultCell, Speedup
+from mtbench.results.figure_formats import AccuracyComparison, Agreement, Speedup
+from mtbench.results.format import Eliminated, ResultCell
 from mtbench.statistics import Difference
 
 PLAIN = "plain"

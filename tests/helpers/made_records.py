@@ -4,17 +4,8 @@ from typing import Any
 
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import Decision, EliminatedArm, Levels, Looks, RaceCost
-from mtbench.results.format import (
-    Estimate,
-    Finish,
-    Percentiles,
-    ResultCell,
-    ResultEnvironment,
-    Results,
-    Samples,
-    Speedup,
-    StatisticsInfo,
-)
+from mtbench.results.figure_formats import Estimate, Finish, Percentiles, Samples, Speedup
+from mtbench.results.format import ResultCell, ResultEnvironment, Results, StatisticsInfo
 from mtbench.results.samples import CellData
 from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Cell

@@ -29,7 +29,8 @@ from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
-from mtbench.results.format import Eliminated, Estimate, ResultCell, Results
+from mtbench.results.figure_formats import Estimate
+from mtbench.results.format import Eliminated, ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import SessionRecord
 

@@ -24,7 +24,8 @@ from mtbench.report.text import facts
 from mtbench.report.write import write_report
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.aggregate import assemble
-from mtbench.results.format import DerivedAcceptance, ResultCell, Results, Speedup
+from mtbench.results.figure_formats import DerivedAcceptance, Speedup
+from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -12,7 +12,7 @@ from mtbench import records
 from mtbench.decoding.output import FinishReason
 from mtbench.records import dump
 from mtbench.results import acceptance
-from mtbench.results.format import AcceptanceFigures, DerivedAcceptance
+from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
 from mtbench.runs.formats import GenerationLine, TimingLine
 
 # Three answers of 11, 4 and 1 tokens; the second waited once. 9 forwards, of which 8 committed: 4 3 1 3, 2 1 1, 1.

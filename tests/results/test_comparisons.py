@@ -19,7 +19,8 @@ from mtbench.report.terminal import ONE_LINE, results_tables
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import floor, stops_paying
-from mtbench.results.format import BreakEven, Floor, Percentiles, ResultCell, Results
+from mtbench.results.figure_formats import Floor, Percentiles
+from mtbench.results.format import BreakEven, ResultCell, Results
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory

@@ -18,13 +18,8 @@ from mtbench.report.text import method_notes
 from mtbench.results import degenerate
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import OwnSpeedups
-from mtbench.results.format import (
-    AcceptanceFigures,
-    Degenerate,
-    DerivedAcceptance,
-    Finish,
-    ResultCell,
-)
+from mtbench.results.figure_formats import AcceptanceFigures, Degenerate, DerivedAcceptance, Finish
+from mtbench.results.format import ResultCell
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine
 

@@ -10,7 +10,8 @@ from made_records import result_cell, speedup
 from mtbench.document.formatting import interval
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
-from mtbench.results.format import AccuracyComparison, Agreement, Eliminated, Lossless, ResultCell
+from mtbench.results.figure_formats import AccuracyComparison, Agreement, Lossless
+from mtbench.results.format import Eliminated, ResultCell
 from mtbench.results.verdict_words import Bounds, speed_verdicts
 from mtbench.runs.plan import Simulated
 from mtbench.statistics import Ratio

@@ -11,7 +11,8 @@ from mtbench.report.phrases import fewer_items
 from mtbench.report.summary import remarks
 from mtbench.report.terminal import results_tables
 from mtbench.results.comparisons import same_items
-from mtbench.results.format import Accuracy, ResultCell, SameItems
+from mtbench.results.figure_formats import Accuracy, SameItems
+from mtbench.results.format import ResultCell
 from mtbench.results.samples import CellData
 from mtbench.statistics import wilson
 

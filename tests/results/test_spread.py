@@ -18,15 +18,8 @@ from mtbench.report.terminal import results_tables
 from mtbench.results import subtasks
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import compare, own_speedups
-from mtbench.results.format import (
-    Accuracy,
-    ResultCell,
-    Results,
-    Speedup,
-    Spread,
-    TaskFigures,
-    TaskValue,
-)
+from mtbench.results.figure_formats import Accuracy, Speedup, Spread, TaskFigures, TaskValue
+from mtbench.results.format import ResultCell, Results
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import by_task, tokens_per_forward_spread, with_spreads
 from mtbench.runs.directory import RunDirectory

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from mtbench.results.aggregate import commit_gaps, percentiles
-from mtbench.results.format import Percentiles, ResultCell
+from mtbench.results.figure_formats import Percentiles
+from mtbench.results.format import ResultCell
 from mtbench.runs.formats import GenerationLine, Slo, TimingLine
 
 

@@ -10,7 +10,8 @@ from mtbench.report.arm_names import arm_names
 from mtbench.report.terminal import note_lines
 from mtbench.results.comparisons import groups_of
 from mtbench.results.decision_format import Decision, Recommendation
-from mtbench.results.format import ResultCell, Results, Speedup
+from mtbench.results.figure_formats import Speedup
+from mtbench.results.format import ResultCell, Results
 
 
 def candidate_tables(arms: Sequence[str], refused: Mapping[str, str]) -> list[Table]:

@@ -24,44 +24,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench import statistics
-from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce import agreement
 from mtbench.experiments.reproduce.agreement import WORDS, Estimate, Finding
+from mtbench.experiments.reproduce.comparable import FamilyResults, Pair, Place, reasons_not_comparable, stores_surplus
 from mtbench.experiments.reproduce.format import (
     AVERAGE,
     SCHEMA_VERSION,
     UNITS,
-    AccountingLine,
-    ClosedSuite,
-    FamilyRun,
     Figure,
     FigureDifference,
     Margins,
-    MissingArm,
     OurFigure,
     Published,
-    PublishedRow,
     Quantity,
     ReproduceRequest,
     Reproduction,
-    RunMachine,
 )
-from mtbench.experiments.reproduce.rerun import EAGER, PAPER, RESULT, SHARES, Part, arm_of, stands_in, suites_of
+from mtbench.experiments.reproduce.rerun import PAPER, RESULT, SHARES, Part, stands_in
 from mtbench.records import dump
-from mtbench.results import samples
 from mtbench.results.comparisons import wall_ratio
-from mtbench.results.format import ResultCell, Results
+from mtbench.results.format import ResultCell
 from mtbench.results.samples import CellData
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, SessionRecord
 
 
 def compare(table: Published, asked: ReproduceRequest, parts: Sequence[Part], folder: Path) -> Reproduction:
     """Compare every published figure with ours, and write reproduction.json."""
-    opened = {part.family: _FamilyResults(table, asked, part, folder) for part in parts}
+    opened = {part.family: FamilyResults(table, asked, part, folder) for part in parts}
     stand_in = asked.family if stands_in(table, asked) else None
     figures = [
-        _figure(_Place(table, asked, row, quantity, opened.get(stand_in or row.family)), benchmark, printed)
+        _figure(Place(table, asked, row, quantity, opened.get(stand_in or row.family)), benchmark, printed)
         for row in table.rows
         for quantity, by_benchmark in row.figures.items()
         for benchmark, printed in by_benchmark.items()
@@ -88,140 +80,6 @@ def compare(table: Published, asked: ReproduceRequest, parts: Sequence[Part], fo
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
-    """A cell that ran: its stored lines, and its figures in results.json."""
-
-    data: CellData
-    result: ResultCell
-
-
-class _FamilyResults:
-    """The results of one family's run."""
-
-    def __init__(self, table: Published, asked: ReproduceRequest, part: Part, folder: Path) -> None:
-        self.table, self.asked, self.part = table, asked, part
-        self.suites = suites_of(table, asked)
-        self.cells: dict[tuple[str, str, int], _Ran] = {}  # by suite, arm and batch size
-        self.session = SessionRecord()
-        run = RunDirectory(folder / part.folder)
-        if part.plan is not None and run.has("results.json"):
-            sessions = run.read("environment.json", Environment).sessions
-            if sessions:
-                self.session = sessions[-1]
-            data = samples.read(run, part.plan)
-            for result in run.read("results.json", Results).cells:
-                self.cells[result.suite, result.arm, result.batch_size] = _Ran(data[result.cell], result)
-
-    def described(self) -> FamilyRun:
-        """Return what reproduction.json stores about the run."""
-        session, plan = self.session, self.part.plan
-        checkpoints: dict[str, str] = {}
-        for ran in self.cells.values():
-            checkpoints |= ran.data.cell.checkpoints
-        return FamilyRun(
-            family=self.part.family,
-            folder=None if plan is None else self.part.folder,
-            machine=RunMachine(
-                device=session.device,
-                dtype=session.dtype,
-                processor=session.processor,
-                gpu=session.gpu.name if session.gpu else None,
-            ),
-            engine=plan.request.engine if plan else None,
-            batch_sizes=list(plan.request.batch_size) if plan else [],
-            checkpoints=checkpoints,
-            demonstration=any(ran.data.cell.demonstration for ran in self.cells.values()),
-            missing=[MissingArm(arm=arm, why=why) for arm, why in self.part.missing.items()],
-            closed=[ClosedSuite(suite=suite, why=why) for suite, why in self.part.closed.items()],
-        )
-
-    def cell(self, spec: str, benchmark: str, batch_size: int | None) -> _Ran | str:
-        """Return the cell of an arm on a benchmark, or the reason why there is none."""
-        if spec in self.part.missing:
-            return self.part.missing[spec]
-        if benchmark not in self.suites:
-            return "left out by --suite"
-        suite = self.suites[benchmark]
-        if suite in self.part.closed:
-            return self.part.closed[suite]
-        assert self.part.plan is not None
-        request = self.part.plan.request
-        size = batch_size or max(request.batch_size)
-        if size not in request.batch_size:
-            return f"batch size {size} was not asked for; leave `--batch-size` out"
-        ran = self.cells.get((suite, str(arm_of(spec, request.engine)), size))
-        if ran is None:
-            return "failed: the run has no results; `--resume` continues it"
-        if ran.result.error:
-            return f"failed: {ran.result.error}"
-        if ran.result.status != "ok":
-            return "not finished: `--resume` continues it"
-        return ran
-
-    def accounting(self) -> list[AccountingLine]:
-        """Return tokens per forward by our accounting and by MARS's, for every cell that counts its forwards.
-
-        Empty for a table of accepted lengths: its paper counts as we do.
-        """
-        if any("acceptance_length" in row.figures for row in self.table.rows):
-            return []
-        lines = []
-        for (suite, arm, size), ran in self.cells.items():
-            data = ran.data
-            forwards = data.counted("forwards")
-            if not forwards:
-                continue
-            surplus = data.counted("surplus") if self.asked.protocol == PAPER and _stores_surplus(data) else None
-            lines.append(
-                AccountingLine(
-                    family=self.part.family,
-                    suite=suite,
-                    arm=arm,
-                    batch_size=size,
-                    items=len(data.lines),
-                    tokens_per_forward=data.tokens / forwards,
-                    tokens_after_the_end=surplus,
-                    paper_tokens_per_forward=None if surplus is None else (data.tokens + surplus) / forwards,
-                    tokens_per_forward_with_prompt_forward=data.tokens / (forwards + len(data.lines)),
-                )
-            )
-        return lines
-
-
-def _stores_surplus(data: CellData) -> bool:
-    """Return whether every answer stores how many tokens were accepted after its end."""
-    return bool(data.lines) and all(line.surplus is not None for line in data.lines.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a published figure stands: its table, row and quantity, and our results of the family."""
-
-    table: Published
-    asked: ReproduceRequest
-    row: PublishedRow
-    quantity: Quantity
-    family: _FamilyResults | None  # None: the family was not run
-
-    def benchmarks(self) -> list[str]:
-        """Return the benchmarks of a mean. A suite that replaces several benchmarks counts once."""
-        by_suite: dict[str, str] = {}
-        for name in self.table.benchmarks:
-            suite = self.family.suites.get(name, name) if self.family else name
-            by_suite.setdefault(suite, name)
-        return list(by_suite.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A row's cell, and the cell of the arm that the figure is over."""
-
-    benchmark: str
-    ran: _Ran
-    baseline: _Ran | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Ours:
     """Our figure; shares as shares. `n`: items, or blocks for speedups and times."""
 
@@ -230,7 +88,7 @@ class _Ours:
     discordant: float = 0.0  # of a change of accuracy: share of items that only one arm answers correctly
 
 
-def _figure(place: _Place, benchmark: str, printed: str) -> Figure:
+def _figure(place: Place, benchmark: str, printed: str) -> Figure:
     """Return one figure of reproduction.json."""
     row, family = place.row, place.family
     names = place.benchmarks() if benchmark == AVERAGE else [benchmark]
@@ -255,9 +113,9 @@ def _figure(place: _Place, benchmark: str, printed: str) -> Figure:
     )
 
 
-def _compared(place: _Place, names: Sequence[str], printed: str) -> tuple[list[_Ours], Finding]:
+def _compared(place: Place, names: Sequence[str], printed: str) -> tuple[list[_Ours], Finding]:
     """Return our figures on these benchmarks as far as there are any, and the verdict."""
-    pairs: list[_Pair] = []
+    pairs: list[Pair] = []
     absent: list[tuple[str, str]] = []  # benchmark, reason
     for name in names:
         pair = _pair(place, name)
@@ -270,14 +128,14 @@ def _compared(place: _Place, names: Sequence[str], printed: str) -> tuple[list[_
         return [], Finding("not run", why if len(absent) == len(names) else f"{name} was not run")
     measures = [_measure(place.quantity, pair, place.asked.protocol) for pair in pairs]
     ours = [measure for measure in measures if isinstance(measure, _Ours)]
-    reasons = [why for pair in pairs for why in _reasons_not_comparable(place, pair)]
+    reasons = [why for pair in pairs for why in reasons_not_comparable(place, pair)]
     reasons += [measure for measure in measures if isinstance(measure, str)]
     if reasons:
         return ours, Finding("not comparable", reasons[0])
     return ours, _judge(place, names, printed, ours)
 
 
-def _pair(place: _Place, benchmark: str) -> _Pair | str:
+def _pair(place: Place, benchmark: str) -> Pair | str:
     """Return the row's cell and the cell of the arm that it is over, or the reason why there is none."""
     row, family = place.row, place.family
     if family is None:
@@ -286,15 +144,15 @@ def _pair(place: _Place, benchmark: str) -> _Pair | str:
     if isinstance(ran, str):
         return ran
     if place.quantity not in row.against:
-        return _Pair(benchmark, ran, None)
+        return Pair(benchmark, ran, None)
     over = row.against[place.quantity]
     baseline = family.cell(over, benchmark, row.batch_size)
     if isinstance(baseline, str):
         return f"{over}, which it is over: {baseline}"
-    return _Pair(benchmark, ran, baseline)
+    return Pair(benchmark, ran, baseline)
 
 
-def _measure(quantity: Quantity, pair: _Pair, protocol: str) -> _Ours | str:
+def _measure(quantity: Quantity, pair: Pair, protocol: str) -> _Ours | str:
     """Return our figure, or the reason why there is none."""
     data, result = pair.ran.data, pair.ran.result
     match quantity:
@@ -348,7 +206,7 @@ def _plain(value: float | None, n: int, low: float | None = None, high: float | 
 
 def _tokens_per_forward(data: CellData, protocol: str) -> _Ours | str:
     """Return tokens per forward: by the paper's accounting if the run follows its protocol, else by ours."""
-    counts = data.tokens_and_forwards(with_surplus=protocol == PAPER and _stores_surplus(data))
+    counts = data.tokens_and_forwards(with_surplus=protocol == PAPER and stores_surplus(data))
     return _rate(counts, "its engine does not expose its forwards")
 
 
@@ -360,82 +218,7 @@ def _rate(counts: tuple[list[int], list[int]] | None, hidden: str) -> _Ours | st
     return _plain(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
 
 
-def _reasons_not_comparable(place: _Place, pair: _Pair) -> list[str]:
-    """Return why our figure does not measure what the paper's does; empty if it does."""
-    table, row, quantity = place.table, place.row, place.quantity
-    if differences := _miniature(place, pair):
-        return [f"a miniature: {', '.join(differences)}"]
-    marked = row.not_comparable.get(quantity) or table.not_comparable.get(quantity)
-    reasons = [marked] if marked else []
-    for ran in (pair.ran, pair.baseline):
-        if ran is not None:
-            reasons += [f"void: {reason}" for reason in ran.result.void]
-    own_protocol = "--protocol own stops at stop strings, theirs does not"
-    if quantity == "speedup":
-        reasons += _reasons_of_speed(place, pair)
-    if quantity in ("speedup", "tokens_per_forward") and place.asked.protocol != PAPER:
-        reasons.append(own_protocol)
-    if quantity == "speedup" and row.arm == row.against[quantity]:
-        reasons.append("it is its own baseline")
-    if quantity in ("wall_s", "draft_forwards"):
-        ours, theirs = pair.ran.result.items, table.benchmarks[pair.benchmark].items
-        if ours != theirs:
-            reasons.append(f"of {ours} items, theirs of {theirs}")
-    if quantity == "tokens_per_forward" and not _stores_surplus(pair.ran.data):
-        reasons.append("tokens accepted after the end are not stored, theirs count them")
-    return reasons
-
-
-def _reasons_of_speed(place: _Place, pair: _Pair) -> list[str]:
-    """Return why a speedup is not measured as the paper's: device, engine or number type."""
-    assert place.family is not None
-    reasons = []
-    device, engine, dtype = place.family.session.device, pair.ran.data.cell.engine, pair.ran.result.dtype
-    if device != "cuda":
-        reasons.append(f"measured on {device or 'no known device'}, theirs on a GPU")
-    if engine not in (None, EAGER):
-        reasons.append(f"engine {engine}, theirs is eager")
-    if dtype != "bfloat16":
-        reasons.append(f"{dtype}, theirs is bfloat16")
-    return reasons
-
-
-def _miniature(place: _Place, pair: _Pair) -> list[str]:
-    """Return in what our run is smaller than, or different from, the paper's."""
-    family, row, result = place.family, place.row, pair.ran.result
-    assert family is not None
-    theirs, suite = place.table.benchmarks[pair.benchmark], family.suites[pair.benchmark]
-    budget = place.table.setup.max_new_tokens
-    differences = []
-    if family.part.family != row.family:
-        differences.append(f"family {family.part.family}")
-    if suite != theirs.suite:
-        differences.append(f"suite {suite}")
-    if result.max_new_tokens != budget:
-        differences.append(f"{result.max_new_tokens} new tokens, theirs {budget}")
-    if pair.ran.data.cell.simulated is not None:
-        differences.append("simulated")
-    if suite == theirs.suite and row.batch_size is None:
-        differences += _other_items(suite, result, theirs.items)
-    return differences
-
-
-def _other_items(suite: str, result: ResultCell, theirs: int) -> list[str]:
-    """Return how our items differ from the paper's. Fewer of a suite without subtasks are no difference."""
-    ours = result.items
-    counts = f"{ours:,} items, theirs {theirs:,}"
-    differences = []
-    if SUITES[suite].subtasks and ours < theirs:
-        differences.append(f"{counts}, so another mix of subtasks")
-    if ours > theirs:
-        differences.append(counts)
-    left_out = result.task.get("left_out", {}).get("items", 0)
-    if left_out:
-        differences.append(f"{left_out} items left out, which cannot be scored here")
-    return differences
-
-
-def _judge(place: _Place, names: Sequence[str], printed: str, ours: Sequence[_Ours]) -> Finding:
+def _judge(place: Place, names: Sequence[str], printed: str, ours: Sequence[_Ours]) -> Finding:
     """Return the verdict on figures that measure the same thing."""
     quantity = place.quantity
     estimate, n = agreement.mean([one.estimate for one in ours]), sum(one.n for one in ours)
@@ -450,7 +233,7 @@ def _judge(place: _Place, names: Sequence[str], printed: str, ours: Sequence[_Ou
     return agreement.judge_rate(estimate, value, rounding, n=n, unit=unit)
 
 
-def _their_parts(place: _Place, names: Sequence[str], printed: str, ours: Sequence[_Ours]) -> list[Estimate]:
+def _their_parts(place: Place, names: Sequence[str], printed: str, ours: Sequence[_Ours]) -> list[Estimate]:
     """Return the paper's figure on each benchmark with its interval. Ours replace parts of a mean that it omits."""
     by_benchmark = place.row.figures[place.quantity]
     texts = [printed] if len(ours) == 1 else [by_benchmark.get(name) for name in place.table.benchmarks]

@@ -1,0 +1,350 @@
+"""Single figures of results.json as records: estimates, comparisons, acceptance, the parts of a speedup."""
+
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from mtbench.records import (
+    Count,
+    Interval,
+    NonNegative,
+    NotNull,
+    Record,
+    Seconds,
+    Share,
+    Size,
+    Sparse,
+)
+from mtbench.runs.formats import REPORTED_BY, Grade
+from mtbench.runs.plan import Batching
+
+SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
+AccuracyWord = Literal["not worse", "worse by less than the margin", "worse than margin", "worse", "inconclusive"]
+SPEED_WORDS: tuple[SpeedWord, ...] = get_args(SpeedWord)
+ACCURACY_WORDS: tuple[AccuracyWord, ...] = get_args(AccuracyWord)
+
+
+def _one_of(words: tuple[str, ...]) -> StringConstraints:
+    """Return the constraint of a verdict: one of the words; a detail may follow a colon or a comma."""
+    return StringConstraints(pattern=f"^({'|'.join(words)})($|: |, )")
+
+
+SpeedVerdict = Annotated[str, _one_of(SPEED_WORDS)]
+AccuracyVerdict = Annotated[str, _one_of(ACCURACY_WORDS)]
+SPEED_VERDICT = "faster, slower, same or inconclusive; a detail may follow"
+
+
+class Estimate(Record):
+    """A ratio of totals with its 95 % interval."""
+
+    value: float | None = Field(description="the ratio; null: not measured")
+    ci_low: float | None = Field(description="lower bound; null: too few units")
+    ci_high: float | None = Field(description="upper bound; null: too few units")
+
+
+class Percentiles(Record):
+    """The median and the 95th percentile of some times, in seconds."""
+
+    p50: Seconds | None = Field(description="median, in seconds; null: not measured")
+    p95: Seconds | None = Field(description="95th percentile, in seconds; null: not measured")
+
+
+class RequestLatency(Record):
+    """Times from the start of a request's batch to the forward that ended its answer, in seconds."""
+
+    p50: Seconds = Field(description="median, in seconds")
+    p95: Seconds = Field(description="95th percentile, in seconds")
+    p99: Seconds = Field(description="99th percentile, in seconds")
+    requests: Size = Field(description="requests of round 1 whose times are known")
+
+
+class Samples(Record):
+    """Timing lines of a cell."""
+
+    used: Count = Field(description="lines that count")
+    dropped: Count = Field(description="lines that do not count")
+
+
+class Accuracy(Sparse):
+    """The mean score of a cell's items, with its 95 % interval."""
+
+    metric: str = Field(description="metric of the score")
+    tasks: Annotated[Annotated[int, Field(ge=2)] | None, NotNull()] = Field(
+        None, description="of an unweighted mean over tasks, the number of tasks; absent: a mean over items"
+    )
+    value: float | None = Field(description="mean score, as a share; null: no items")
+    stderr: float | None = Field(description="standard error of the mean; null: too few items")
+    ci_low: float | None = Field(description="lower bound; null: no items")
+    ci_high: float | None = Field(description="upper bound; null: no items")
+    n: Count = Field(description="scored items")
+
+
+class SameItems(Record):
+    """The accuracy of a cell's arm at a larger batch size that has more items, on the items of this cell only."""
+
+    batch_size: Size = Field(description="the larger batch size")
+    batching: Batching = Field(description="its way of batching")
+    items: Count = Field(description="scored items there")
+    n: Size = Field(description="of these, the items that are scored here too")
+    here: Share = Field(description="mean score here of these n items")
+    there: Share = Field(description="mean score there of these n items")
+
+
+class AccuracyComparison(Sparse):
+    """The accuracy of the arm less that of a baseline, on the items that both answered."""
+
+    baseline: str = Field(description="arm of the baseline")
+    difference: float | None = Field(description="accuracy of the arm less that of the baseline, as a share")
+    ci_low: float | None = Field(description="lower bound of the 95 % interval")
+    ci_high: float | None = Field(description="upper bound of the 95 % interval")
+    gained: Count = Field(description="items that only the arm answers correctly")
+    lost: Count = Field(description="items that only the baseline answers correctly")
+    n: Count = Field(description="items that both answered")
+    ci90_low: float | None = Field(description="lower bound of the 90 % interval")
+    p_mcnemar: float | None = Field(description="exact p-value of McNemar's test; it decides nothing")
+    margin: float = Field(description="margin for `not worse`, as a share")
+    verdict: AccuracyVerdict = Field(
+        description="not worse, worse by less than the margin, worse, worse than margin or inconclusive; a detail may "
+        "follow"
+    )
+    n_needed: Count | None = Field(
+        description="items at which the arm is found `not worse` four times in five; null: decided, or enough items"
+    )
+    n_needed_at: float | None = Field(
+        None, description="true difference that n_needed assumes: the observed one if it lies inside the margin, else 0"
+    )
+
+
+class Agreement(Record):
+    """How many items have the same tokens as a baseline's."""
+
+    baseline: str = Field(description="arm of the baseline")
+    items: Count = Field(description="items that both answered")
+    identical: Count = Field(description="items with the same tokens")
+
+
+class SpeedFactors(Record):
+    """Where rate_ratio comes from: it is the product of these factors."""
+
+    tokens_per_forward: NonNegative = Field(description="tokens per forward, arm over baseline")
+    forward_time: NonNegative = Field(description="device time of a forward, baseline over arm")
+    utilisation: NonNegative = Field(description="live rows per forward, arm over baseline")
+    host: NonNegative = Field(description="device share of decoding time, arm over baseline")
+    decode_share: NonNegative = Field(description="decoding share of wall time, arm over baseline")
+
+
+class PlainSpeedup(Record):
+    """The same ratio for the plain reference by the arm's own engine: the part of the engine alone."""
+
+    arm: str = Field(description="arm of the plain reference")
+    value: float | None = Field(description="wall time of the baseline over that of the plain reference")
+    ci_low: float | None = Field(description="lower bound; null: too few blocks")
+    ci_high: float | None = Field(description="upper bound; null: too few blocks")
+
+
+class TaskValue(Record):
+    """A figure of one task."""
+
+    task: str = Field(description="name of the task")
+    value: NonNegative = Field(description="its figure")
+    ci_low: NonNegative = Field(description="lower bound")
+    ci_high: NonNegative = Field(description="upper bound")
+
+
+class Spread(Record):
+    """The worst and the best task for a figure, of the tasks that were measured enough.
+
+    Enough: for a verdict on a speedup, for an interval of tokens per forward.
+    """
+
+    worst: TaskValue = Field(description="task with the smallest figure")
+    best: TaskValue = Field(description="task with the largest figure")
+    compared: Annotated[int, Field(ge=2)] = Field(description="tasks that were measured enough")
+    tasks: Annotated[int, Field(ge=2)] = Field(description="tasks of the cell")
+
+
+class Speedup(Sparse):
+    """The speed of the arm over one baseline.
+
+    With includes_engine the baseline ran by another engine, so that the engine's part is in the ratio.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"dependentRequired": {"includes_engine": ["plain"], "plain": ["includes_engine"]}}
+    )
+
+    baseline: str = Field(description="arm of the baseline")
+    value: float | None = Field(description="wall time of the baseline over that of the arm")
+    ci_low: float | None = Field(description="lower bound; null: too few blocks")
+    ci_high: float | None = Field(description="upper bound; null: too few blocks")
+    ci_repeat: Interval | None = Field(description="interval over rounds in place of blocks; null: too few rounds")
+    rate_ratio: float | None = Field(description="tokens per second, arm over baseline")
+    rate_ratio_ci: Interval | None = Field(description="low and high of rate_ratio; null: too few blocks")
+    length_ratio: float | None = Field(description="tokens of the arm over tokens of the baseline")
+    verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
+    factors: SpeedFactors | None = Field(
+        description="factors of rate_ratio; null: nothing was measured, an engine hides its counters, or the machine "
+        "was disturbed"
+    )
+    includes_engine: Annotated[bool | None, NotNull()] = Field(
+        None,
+        description="true: the baseline ran by another engine; absent: by the same engine",
+        json_schema_extra={"const": True},
+    )
+    plain: PlainSpeedup | None = Field(
+        None,
+        description="with includes_engine, the part of the engine alone; null: the arm is a reference itself or runs "
+        "by no engine of ours, or the run has no such arm",
+    )
+    spread: Spread | None = Field(
+        None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
+    )
+    decode: Estimate | None = Field(
+        None,
+        description="decoding time of the baseline over that of the arm, without the prompts; null: not measured, or "
+        "an engine does not tell it",
+    )
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if len(self.model_fields_set & {"includes_engine", "plain"}) == 1 or self.includes_engine is False:
+            raise ValueError("includes_engine (true) and plain must be given together")
+        return self
+
+
+class TaskSpeedup(Record):
+    """The speed of the arm over one baseline by the same engine, on one task."""
+
+    baseline: str = Field(description="arm of the baseline")
+    value: float | None = Field(description="wall time of the baseline over that of the arm")
+    ci_low: float | None = Field(description="lower bound; null: too few blocks")
+    ci_high: float | None = Field(description="upper bound; null: too few blocks")
+    verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
+
+
+class DerivedAcceptance(Sparse):
+    """Acceptance as other projects compute it, by owner. mtbench/results/acceptance.py holds the formulas.
+
+    null: the figure cannot be computed from what the run stores.
+    """
+
+    vllm: NonNegative | None = Field(description="vLLM: 1 + accepted tokens / drafts, before the answer is cut")
+    deepspec: NonNegative | None = Field(
+        None, description="DeepSpec: 1 + accepted tokens / drafts, before the answer is cut at the budget"
+    )
+    sglang: NonNegative | None = Field(description="SGLang, SpecForge: completion tokens / verifications")
+    specdec_bench: NonNegative | None = Field(description="specdec_bench: mean over answers of their mean chunk")
+    spec_bench: NonNegative | None = Field(description="Spec-Bench: mean of all steps of all answers")
+    aiperf: NonNegative | None = Field(description="aiperf: mean over answers of 1 + accepted / steps")
+    aiperf_token_weighted: NonNegative | None = Field(description="aiperf, token-weighted: 1 + accepted / steps")
+    mars: NonNegative | None = Field(description="MARS, Fast-dLLM: all tokens / all forwards of rows")
+    mars_cached: NonNegative | None = Field(description="MARS, cached samplers: a batch's tokens / its forwards")
+
+
+class AcceptanceFigures(Sparse):
+    """How many guesses the target accepted."""
+
+    length: NonNegative | None = Field(description="tokens per forward, of the forwards that committed any")
+    rate: NonNegative | None = Field(
+        description="accepted guesses over guesses offered; null: none were offered, or the number is not stored"
+    )
+    per_position: list[Share] | None = Field(
+        description="per number n = 1, 2, …, the share of the forwards that committed more than n tokens, of those "
+        "that committed any"
+    )
+    offered: Count | None = Field(description="guesses offered; null: not stored")
+    reported_by: str | None = Field(
+        None,
+        validation_alias=REPORTED_BY,
+        description="who counted; null: mtbench, from the commits of each forward",
+    )
+    derived: DerivedAcceptance = Field(description="acceptance as other projects compute it, by owner")
+
+
+class TaskFigures(Sparse):
+    """One task of a suite that has several: its items, and the blocks that hold items of this task only."""
+
+    task: str = Field(description="name of the task")
+    items: Count = Field(description="answered items")
+    accuracy: Accuracy | None = Field(description="mean score of the items; null: not scored")
+    accuracy_macro: Accuracy | None = Field(None, description="unweighted mean over tasks; null: one task")
+    tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
+    tokens_per_forward_ci: Interval | None = Field(description="low and high; null: too few items")
+    acceptance: AcceptanceFigures | None = Field(description="accepted guesses; null: an engine hides them")
+    tokens_per_s: Estimate = Field(description="tokens per second of wall time")
+    speedup: list[TaskSpeedup] = Field(description="speed over each baseline by the same engine")
+
+
+class Finish(Record):
+    """Why answers ended, in items."""
+
+    end: Count = Field(description="answers that ended with an end token")
+    stop: Count = Field(description="answers that ended with a stop string")
+    length: Count = Field(description="answers that the budget of tokens cut")
+
+
+class Degenerate(Record):
+    """Answers that the budget cut and whose last 64 tokens repeat with a period of at most 16, and the other answers.
+
+    mtbench/results/degenerate.py holds the rule.
+    """
+
+    answers: Count = Field(description="degenerate answers")
+    share: Share = Field(description="their share of all answers")
+    tokens_per_forward: NonNegative | None = Field(
+        description="tokens per forward of the other answers; null: there are none, or an engine hides its forwards"
+    )
+    acceptance_length: NonNegative | None = Field(
+        description="acceptance length of the other answers; null: there are none, or an engine hides it"
+    )
+    acceptance_rate: NonNegative | None = Field(
+        description="acceptance rate of the other answers; null: no guesses were offered, or the number is not stored"
+    )
+
+
+class DecodeRate(Record):
+    """Tokens per second of decoding."""
+
+    value: NonNegative | None = Field(description="tokens per second of decode_s; null: not measured")
+
+
+class SpeedParts(Record):
+    """Where tokens per second come from.
+
+    tokens per second = tokens_per_forward · rows · utilisation · host · decode_share / forward_s.
+    """
+
+    tokens_per_forward: NonNegative = Field(description="tokens per forward of a row")
+    rows: NonNegative = Field(description="mean rows of a forward of the batch")
+    utilisation: NonNegative = Field(description="share of these rows that are still decoding")
+    forward_s: Seconds = Field(description="device time of a forward of the batch, in seconds")
+    host: NonNegative = Field(description="device share of decoding time")
+    decode_share: NonNegative = Field(description="decoding share of wall time")
+
+
+class Floor(Record):
+    """How far the arm that a promise is held to agrees with itself at two batch sizes: the effect of batching alone."""
+
+    arm: str = Field(description="arm that the promise is held to")
+    batch_sizes: Annotated[list[Size], Field(min_length=2, max_length=2)] = Field(
+        description="smallest and largest batch size"
+    )
+    items: Size = Field(description="items that both batch sizes answered")
+    identical: Count = Field(description="items with the same tokens")
+
+
+class Lossless(Record):
+    """How an arm keeps its promise of another arm's tokens."""
+
+    against: str = Field(description="arm whose tokens it promises")
+    grade: Grade = Field(
+        description="exact: the same tokens; near-tie: other tokens, each within epsilon of the largest logit; "
+        "divergent: a token that is no near tie; inconclusive: other tokens, and nothing to judge them by"
+    )
+    items: Count = Field(description="items that both answered")
+    identical: Count = Field(description="items with the same tokens")
+    first_divergence: Count | None = Field(description="earliest index of a token that differs; null: none differs")
+    epsilon: float | None = Field(description="logit difference that still counts as a tie; null: not known")
+    worst_margin: float | None = Field(description="largest distance of a token's logit below the largest logit")
+    near_ties: float | None = Field(description="share of the tokens that are not the judge's choice")
+    floor: Floor | None = Field(description="agreement of that arm with itself; null: one batch size")
