@@ -18,20 +18,8 @@ from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
 SUBJECTS = (
-    "biology",
-    "business",
-    "chemistry",
-    "computer_science",
-    "economics",
-    "engineering",
-    "health",
-    "history",
-    "law",
-    "math",
-    "other",
-    "philosophy",
-    "physics",
-    "psychology",
+    *("biology", "business", "chemistry", "computer_science", "economics", "engineering", "health"),
+    *("history", "law", "math", "other", "philosophy", "physics", "psychology"),
 )
 FILES = {split: f"mmlu_pro/{split}-00000-of-00001.parquet" for split in ("test", "validation")}
 

@@ -51,15 +51,8 @@ FIGURES = {
 }
 REQUIRED = ("duration", "completed", "request_throughput", "output_throughput")
 SETTINGS = (
-    "backend",
-    "tag",
-    "dataset_name",
-    "request_rate",
-    "max_concurrency",
-    "sharegpt_output_len",
-    "random_input_len",
-    "random_output_len",
-    "random_range_ratio",
+    *("backend", "tag", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len"),
+    *("random_input_len", "random_output_len", "random_range_ratio"),
 )
 LATENCIES = {
     "ttft": "time from sending a request to its first message with text",

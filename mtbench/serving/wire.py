@@ -22,19 +22,9 @@ from mtbench.serving.served import Served
 
 # Fields that never change an answer here.
 IGNORED = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "cache_salt",
-    "request_id",
-    "rid",
-    "priority",
-    "parallel_tool_calls",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "return_spec_tokens_details",
+    *("user", "metadata", "store", "service_tier", "cache_salt", "request_id", "rid", "priority"),
+    *("parallel_tool_calls", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("return_spec_tokens_details",),
 }
 # Fields that change nothing at these values; None always does.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
