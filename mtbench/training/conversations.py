@@ -30,7 +30,7 @@ from mtbench.training.token_cache import Counts, Examples, concatenate, contiguo
 
 CHUNK = 1000  # conversations tokenised at once
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # columns: user, assistant
-SCHEMAS = "messages; prompt and completion; question and answer; instruction and output, maybe input"
+SCHEMAS = "messages; prompt and completion; question and answer; instruction and output (or instances), maybe input"
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 TRAIN = re.compile(r"(?<![a-z])train")  # in the name of a training file or of its folder
@@ -176,7 +176,8 @@ def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
 def as_conversation(row: Any) -> Messages | None:
     """Return the turns of a row, the assistant's last; None if one has no content (a system turn may be empty).
 
-    Rows follow one of `SCHEMAS`; the last is Alpaca's. Other columns are ignored. Raises UserError with the reason.
+    Rows follow one of `SCHEMAS`; the last is that of Alpaca and of Self-Instruct (arXiv 2212.10560). Other columns are
+    ignored. Raises UserError with the reason.
     """
     if not isinstance(row, dict):
         raise UserError(f"a row must be an object, this is a {type(row).__name__}")
@@ -191,6 +192,11 @@ def as_conversation(row: Any) -> Messages | None:
 
 
 def _two_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if "instruction" in row and "instances" in row:
+        instances = row["instances"]
+        if not (isinstance(instances, list) and len(instances) == 1 and isinstance(instances[0], dict)):
+            raise UserError("`instances` must be a list of one object with `input` and `output`")
+        row = {"instruction": row["instruction"], **instances[0]}
     for user, assistant in PAIRS:
         if user in row and assistant in row:
             question = row[user]

@@ -481,6 +481,7 @@ ROWS: dict[str, Any] = {  # lines of prompts or conversations: values, or the te
     "a content that is a number": {"messages": [{"role": "user", "content": 5}, TURNS[1]]},
     "a content of nothing": {"messages": [{"role": "user", "content": ""}, TURNS[1]]},
     "a prompt that is a number": {"prompt": 5, "completion": 6},
+    "instances that are a text": {"instruction": "a", "instances": "b"},
     "a prompt of escape sequences": {"prompt": "\x1b[2J", "completion": "\x1b[2J"},
     "a prompt of 100 MB": {"prompt": "a" * 10**8, "completion": "b"},
     "an id that is a list": {"id": [], "prompt": "a", "completion": "b"},

@@ -18,73 +18,9 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source, Suite
 
-GERMAN = "Der schnelle braune Fuchs springt heute über den faulen Hund, und alle Kinder im Dorf freuen sich darüber."
-ENGLISH = "The quick brown fox jumps over the lazy dog, and all the children in the village are happy about it today."
-
+ROWS = [json.loads(line) for line in Path(__file__).with_name("ifeval_answers.jsonl").read_text("utf-8").splitlines()]
 # kind -> settings, an answer that follows, an answer that violates
-KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "keywords:existence": ({"keywords": ["apple", "pear"]}, "An Apple and a pear.", "An apple and a plum."),
-    "keywords:frequency": (
-        {"keyword": "cat", "relation": "at least", "frequency": 2},
-        "One cat, another cat.",
-        "One cat, another dog.",
-    ),
-    "keywords:forbidden_words": ({"forbidden_words": ["dog"]}, "A cat in a doghouse.", "A Dog and a cat."),
-    "keywords:letter_frequency": (
-        {"letter": "z", "let_relation": "less than", "let_frequency": 2},
-        "A zebra.",
-        "Zebras are puzzling.",
-    ),
-    "language:response_language": ({"language": "de"}, GERMAN, ENGLISH),
-    "length_constraints:number_sentences": (
-        {"relation": "less than", "num_sentences": 3},
-        "Dr. Smith came at 3 p.m. today. He left.",
-        "He came. He saw. He left.",
-    ),
-    "length_constraints:number_paragraphs": ({"num_paragraphs": 2}, "One.\n***\nTwo.", "One.\n\nTwo."),
-    "length_constraints:number_words": (
-        {"relation": "at least", "num_words": 4},
-        "Four words are here.",
-        "Three words here.",
-    ),
-    "length_constraints:nth_paragraph_first_word": (
-        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "then"},
-        "First this.\n\nThen that.",
-        "Then this.\n\nFirst that.",
-    ),
-    "detectable_content:number_placeholders": (
-        {"num_placeholders": 2},
-        "Dear [name], from [place].",
-        "Dear [name], from here.",
-    ),
-    "detectable_content:postscript": ({"postscript_marker": "P.S."}, "Bye.\n\nP.S. Hello.", "Bye. Hello."),
-    "detectable_format:number_bullet_lists": ({"num_bullets": 2}, "* one\n* two", "* one\n* two\n* three"),
-    "detectable_format:constrained_response": ({}, "My answer is maybe.", "Maybe."),
-    "detectable_format:number_highlighted_sections": ({"num_highlights": 1}, "This is *bold*.", "This is bold."),
-    "detectable_format:multiple_sections": (
-        {"section_spliter": "SECTION", "num_sections": 2},
-        "SECTION 1\nOne.\nSECTION 2\nTwo.",
-        "SECTION 1\nOne.",
-    ),
-    "detectable_format:json_format": ({}, '```json\n{"a": [1, 2]}\n```', '{"a": [1, 2}'),
-    "detectable_format:title": ({}, "<<A title>>\nText.", "<A title>\nText."),
-    "combination:two_responses": ({}, "One.\n******\nTwo.", "One.\n******\nOne."),
-    "combination:repeat_prompt": (
-        {"prompt_to_repeat": "Say hello to me."},
-        "Say hello to me. Hello!",
-        "Hello! Say hello to me.",
-    ),
-    "startend:end_checker": ({"end_phrase": "That is all."}, "Hello. That is all.", "That is all. Hello."),
-    "change_case:capital_word_frequency": (
-        {"capital_relation": "at least", "capital_frequency": 2},
-        "We SHOUT and YELL.",
-        "We SHOUT and yell.",
-    ),
-    "change_case:english_capital": ({}, ENGLISH.upper(), ENGLISH),
-    "change_case:english_lowercase": ({}, ENGLISH.lower(), ENGLISH),
-    "punctuation:no_comma": ({}, "No. Not one.", "No, not one."),
-    "startend:quotation": ({}, '"All of it."', '"Not all" of it.'),
-}
+KINDS = {row["kind"]: (row["settings"], row["follows"], row["violates"]) for row in ROWS}
 NEED_PUNKT = ("change_case:capital_word_frequency", "length_constraints:number_sentences")
 PLAIN = [kind for kind in KINDS if kind not in NEED_PUNKT]
 

@@ -113,10 +113,11 @@ def tokens_of(tokenizer: Any, conversation: Messages, **settings: Any) -> list[i
         {"instruction": "Q\n\nI", "output": "A"},
         {"instruction": "Q", "input": "I", "output": "A"},
         {"instruction": "Q\n\nI", "input": "", "output": "A"},
+        {"instruction": "Q", "instances": [{"input": "I", "output": "A"}]},
     ],
 )
 def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
-    """Messages, prompt and completion, question and answer, Alpaca's; other columns are ignored."""
+    """Messages, prompt and completion, question and answer, Alpaca's, Self-Instruct's; other columns are ignored."""
     assert as_conversation(row) == turns("Q\n\nI", "A")
 
 
@@ -132,6 +133,7 @@ def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
         ({"messages": [{"role": "user"}, {"role": "assistant", "content": "A"}]}, "the texts"),
         ({"question": "Q", "answer": 3}, "the texts"),
         ({"instruction": ["Q"], "input": "I", "output": "A"}, "the texts"),
+        ({"instruction": "Q", "instances": []}, "`instances` must be a list of one"),
         ({"prompt": "Q", "completion": "\ud800"}, "half a character"),
     ],
 )

@@ -111,42 +111,34 @@ def test_the_loss_of_ar_is_the_surprise_of_all_labels(model: Any, seed: int) -> 
     assert_same(model, ours(model, Ar(), sequences_of(Ar(), seed)), torch.stack(terms).sum())
 
 
+def mars_terms(model: Any, example: Example, block: int, layout: str, shift: int = 0) -> tuple[Tensor, Tensor]:
+    """The surprise of each target behind the masks of its block, and behind the text, by one forward pass for each.
+
+    A block's masks follow the clean text before it: `released` blocks start at position 0, `anchored` ones behind the
+    last token before the answer, which is clean.
+    """
+    anchors = int(layout == "anchored")
+    text, prompt = example.ids.tolist(), example.prompt
+    first = (prompt - 1 if anchors else 0) - shift
+    if not anchors:
+        text += [END] * ((first - len(text)) % block)
+    masked, plain = [], []
+    for t in range(prompt, len(text)):
+        known = max((t - 1 - first) // block * block + first + anchors, prompt)
+        masked.append(surprise(model, text[:known] + [MASK] * (t - known), text[t]))
+        plain.append(surprise(model, text[:t], text[t]))
+    return torch.stack(masked).mean(), torch.stack(plain).mean()
+
+
 @pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("layout", ["released", "anchored"])
 @pytest.mark.parametrize("seed", one_in(2, [0, 1]))
-def test_released_mars_equals_one_forward_pass_per_target(model: Any, block: int, seed: int) -> None:
-    """Target t is predicted at t-1 from the clean blocks before that position's own and the noisy rest of it."""
-    masked = next_token = torch.zeros((), dtype=torch.float64)
-    for ids, prompt in conversations(seed):
-        text = ids.tolist() + [END] * (-len(ids) % block)
-        noisy = [token if position < prompt else MASK for position, token in enumerate(text)]
-        masked_terms, next_terms = [], []
-        for t in range(prompt, len(text)):
-            first = (t - 1) // block * block
-            masked_terms.append(surprise(model, text[:first] + noisy[first:t], text[t]))
-            next_terms.append(surprise(model, text[:t], text[t]))
-        masked = masked + torch.stack(masked_terms).mean()
-        next_token = next_token + torch.stack(next_terms).mean()
+def test_mars_equals_one_forward_pass_per_target(model: Any, block: int, layout: Any, seed: int) -> None:
+    """As in decoding: everything before a block is clean, then as many masks as tokens were skipped."""
+    terms = [mars_terms(model, example, block, layout) for example in conversations(seed)]
+    masked, next_token = (torch.stack(part).sum() for part in zip(*terms, strict=True))
     for ar_weight in (1.0, 0.0, 0.3):
-        mars = Mars(block_size=block, ar_weight=ar_weight)
-        assert_same(model, ours(model, mars, sequences_of(mars, seed)), masked + ar_weight * next_token)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("seed", one_in(2, [0, 1]))
-def test_anchored_mars_equals_the_forward_passes_of_decoding(model: Any, block: int, seed: int) -> None:
-    """Blocks from the answer's start: everything before is clean, then as many masks as tokens were skipped."""
-    masked = next_token = torch.zeros((), dtype=torch.float64)
-    for ids, prompt in conversations(seed):
-        text = ids.tolist()
-        masked_terms, next_terms = [], []
-        for t in range(prompt, len(text)):
-            masks = (t - prompt) % block
-            masked_terms.append(surprise(model, text[: t - masks] + [MASK] * masks, text[t]))
-            next_terms.append(surprise(model, text[:t], text[t]))
-        masked = masked + torch.stack(masked_terms).mean()
-        next_token = next_token + torch.stack(next_terms).mean()
-    for ar_weight in (1.0, 0.0):
-        mars = Mars(block_size=block, layout="anchored", ar_weight=ar_weight)
+        mars = Mars(block_size=block, layout=layout, ar_weight=ar_weight)
         assert_same(model, ours(model, mars, sequences_of(mars, seed)), masked + ar_weight * next_token)
 
 
@@ -155,19 +147,7 @@ def test_a_random_offset_shifts_the_blocks(model: Any, layout: Any) -> None:
     """Each conversation's loss is that of one of the B offsets, and all of them occur."""
     mars = Mars(block_size=3, layout=layout, random_offset=True)
     example = conversations(0)[3]
-    text, prompt = example.ids.tolist(), example.prompt
-
-    def by_hand(shift: int) -> Tensor:
-        first = (prompt - 1 if layout == "anchored" else 0) - shift
-        ids = text if layout == "anchored" else text + [END] * ((first - len(text)) % 3)
-        terms = []
-        for t in range(prompt, len(ids)):
-            known = (t - 1 - first) // 3 * 3 + first + (layout == "anchored")
-            known = max(known, prompt)
-            terms.append(surprise(model, ids[:known] + [MASK] * (t - known), ids[t]) + surprise(model, ids[:t], ids[t]))
-        return torch.stack(terms).mean()
-
-    expected = [by_hand(shift).item() for shift in range(3)]
+    expected = [sum(mars_terms(model, example, 3, layout, shift)).item() for shift in range(3)]  # type: ignore[union-attr]
     found = set()
     for seed in range(20):
         sequence = mars.build(example, SPECIAL, torch.Generator().manual_seed(seed))
