@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from mtbench.document import Entry, Table
 from mtbench.document.formatting import NONE, count, listed, number, percent
-from mtbench.report.table import Column, Entry, Table, failure, table_of
+from mtbench.report.arm_table import Column, failure, table_of
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.figure_formats import AcceptanceFigures
 from mtbench.results.format import ResultCell

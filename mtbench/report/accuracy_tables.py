@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mtbench.document import Entry, Row, Table
 from mtbench.document.formatting import NONE, bounds, count, interval, listed, number, percent, points, times
+from mtbench.report.arm_table import arm_row
 from mtbench.report.phrases import short_verdict
-from mtbench.report.table import Entry, Row, Table, comparison_row
 from mtbench.results.comparisons import OwnSpeedups
 from mtbench.results.figure_formats import Accuracy, Speedup, TaskFigures, TaskSpeedup
 from mtbench.results.format import ResultCell
@@ -34,7 +35,7 @@ def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> T
                 Entry(count(versus.n_needed or None)),
                 Entry(same.get(versus.baseline, NONE)),
             ]
-            rows.append(comparison_row(cell, numbers, entries))
+            rows.append(arm_row(cell, numbers, entries))
     return Table(columns, rows)
 
 
@@ -51,20 +52,17 @@ def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
     for cell in shown:
         over = f"speedup over {baselines[cell.arm]}" if cell.arm in baselines else "a baseline"
         columns.append((f"{numbers[cell.arm]}. {cell.arm}", over))
-    simulated = any(cell.simulated for cell in shown)
-
-    def row(name: str, entries: list[Entry]) -> Row:
-        return Row(None, name, entries, [], void=False, failed=False, simulated=simulated)
-
+    tags = ["simulated"] if any(cell.simulated for cell in shown) else []
     rows = []
     for task, n in items.items():
         parts = {cell.arm: part for cell in shown for part in cell.tasks if part.task == task}
         entries = [_task_entry(parts.get(cell.arm), baselines.get(cell.arm)) for cell in shown]
-        rows.append(row(f"{task} ({n:,})", entries))
+        rows.append(Row(f"{task} ({n:,})", entries, tags=tags))
     whole = [_task_entry(cell, baselines.get(cell.arm)) for cell in shown]
-    rows.append(row(f"all items ({sum(items.values()):,})", whole))
+    rows.append(Row(f"all items ({sum(items.values()):,})", whole, tags=tags))
     if any(cell.accuracy_macro for cell in shown):
-        rows.append(row(f"mean of the {len(items)}", [percent_entry(cell.accuracy_macro) for cell in shown]))
+        mean = [percent_entry(cell.accuracy_macro) for cell in shown]
+        rows.append(Row(f"mean of the {len(items)}", mean, tags=tags))
     return Table(columns, rows, of="task")
 
 

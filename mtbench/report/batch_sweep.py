@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 
+from mtbench.document import Figure, plots
 from mtbench.document.formatting import bounds, listed, times
-from mtbench.report import figures
+from mtbench.document.plots import ACCENT, INK, MUTED, PAPER
 from mtbench.report.arm_names import in_words
-from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell
 
@@ -23,7 +22,7 @@ class Sweep:
     slug: str
     heading: str
     sentences: list[str]
-    drawing: Drawing
+    drawing: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ def sweep(
     own = [e for e in swept if roles[e.arm] == roles[e.baseline]]
     if not swept:
         return None
-    with mpl.rc_context(figures.STYLE):
-        drawing = _draw(cells, own or swept, numbers, note, names)
+    with plots.style():
+        drawing = _draw(slug, cells, own or swept, numbers, note, names)
     return Sweep(slug, heading, [in_words(sentence(entry), names) for entry in swept], drawing)
 
 
@@ -88,42 +87,37 @@ def sentence(entry: BreakEven) -> str:
 
 
 def _draw(
+    slug: str,
     cells: Sequence[ResultCell],
     entries: Sequence[BreakEven],
     numbers: Mapping[str, int],
     note: str,
     names: Mapping[str, str],
-) -> Drawing:
+) -> Figure:
     """Draw speedup over batch size, both axes logarithmic."""
     title = "Speedup over batch size"
     arms = dict.fromkeys(entry.arm for entry in entries)
-    key = [figures.arm_label(numbers[arm], names[arm], 54) for arm in arms]
-    figure, axes = figures.canvas(title, "over the baseline on the same checkpoint", 220, key)
+    key = [plots.label(numbers[arm], names[arm]) for arm in arms]
+    figure, axes = plots.canvas(title, "over the baseline on the same checkpoint", 220, key)
     reach, texts = [1.0], []
-    for curve in (_curve(cells, entry) for entry in entries):
-        if not curve.sizes:
-            continue
-        _draw_curve(axes, curve, str(numbers[curve.arm]))
+    drawn = [curve for curve in (_curve(cells, entry) for entry in entries) if curve.sizes]
+    for curve in drawn:
+        _draw_curve(axes, curve)
         for speedup in curve.speedups:
             reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
         values = listed(f"{times(v)} at {n}" for n, v in zip(curve.sizes, curve.values, strict=True))
         texts.append(f"{names[curve.arm]}: {values}")
-    axes.axhline(1, color=INK, lw=0.9, zorder=0)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     ticks = sorted({size for entry in entries for size in entry.swept})
-    axes.set_xticks(ticks, [str(t) for t in ticks])
+    axes.set_xscale("log", base=2)
     axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.35)
-    axes.set_ylim(min(reach) / 1.06, max(1.1, max(reach) * 1.06))
-    marks = figures.log_ticks(*axes.get_ylim())
-    axes.set_yticks(marks, [f"×{t:g}" for t in marks])
-    axes.minorticks_off()
+    plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
+    axes.set_xticks(ticks, [str(t) for t in ticks])
     axes.set_xlabel("batch size")
-    axes.grid(axis="y", color=RULE, lw=0.6)
-    return figures.finish(
+    plots.label_ends(axes, [(c.sizes[-1], c.values[-1], str(numbers[c.arm]), INK) for c in drawn])
+    return plots.finish(
         figure,
         note,
-        name="batch-sizes",
+        name=slug,
         title=title,
         caption="Filled points are faster by their verdict; hollow points are not shown to be faster. Lines through "
         "points are 95% intervals.",
@@ -131,25 +125,13 @@ def _draw(
     )
 
 
-def _draw_curve(axes: Axes, curve: _Curve, number: str) -> None:
+def _draw_curve(axes: Axes, curve: _Curve) -> None:
     """Draw one arm: filled points are `faster` by their verdicts."""
     axes.plot(curve.sizes, curve.values, color=ACCENT, lw=1, alpha=0.6, zorder=2)
     for size, value, speedup in zip(curve.sizes, curve.values, curve.speedups, strict=True):
-        limits = bounds(speedup)
-        if limits is not None:
-            axes.plot([size, size], limits, color=MUTED, lw=1, zorder=1)
-        fill = ACCENT if speedup.verdict.startswith("faster") else figures.PAPER
+        plots.whisker(axes, size, bounds(speedup), color=MUTED, lw=1, zorder=1)
+        fill = ACCENT if speedup.verdict.startswith("faster") else PAPER
         axes.plot([size], [value], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
-    axes.annotate(
-        number,
-        (curve.sizes[-1], curve.values[-1]),
-        xytext=(9, 0),
-        textcoords="offset points",
-        ha="center",
-        va="center_baseline",
-        fontsize=11,
-        fontweight="bold",
-    )
 
 
 def _curve(cells: Sequence[ResultCell], entry: BreakEven) -> _Curve:

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from mtbench.document import Entry, Table
 from mtbench.document.formatting import NONE, count, joules, listed, memory, number, percent, seconds
-from mtbench.report.table import Column, Entry, Table, failure, table_of
+from mtbench.report.arm_table import Column, failure, table_of
 from mtbench.results.figure_formats import Percentiles, RequestLatency
 from mtbench.results.format import ResultCell
 

@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mtbench import statistics
+from mtbench.document import Entry, Table
 from mtbench.document.formatting import bounds, counted, interval, listed, number, times
+from mtbench.document.model import Bar
 from mtbench.report.acceptance_table import without_loops
 from mtbench.report.accuracy_tables import percent_entry
+from mtbench.report.arm_table import Column, table_of
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     cost_per_million,
@@ -17,7 +20,6 @@ from mtbench.report.phrases import (
     spread_over_tasks,
     ungraded,
 )
-from mtbench.report.table import Bar, Column, Entry, Table, table_of
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import ResultCell

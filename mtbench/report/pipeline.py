@@ -3,7 +3,7 @@
 The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 """
 
-from mtbench.report.write import write_report
+from mtbench.report.document import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from mtbench import statistics
+from mtbench.document import Entry, Table
 from mtbench.document.formatting import bounds, interval, number, times
+from mtbench.report.arm_table import Column, arm_row, failure, table_of
 from mtbench.report.figures import FACTORS
-from mtbench.report.table import Column, Entry, Table, comparison_row, failure, table_of
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import PlainSpeedup, Speedup
 from mtbench.results.format import ResultCell
@@ -108,7 +109,7 @@ def engine_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Tab
                     _plain_entry(speedup.plain),
                     Entry(times(speedup.length_ratio)),
                 ]
-                rows.append(comparison_row(cell, numbers, entries))
+                rows.append(arm_row(cell, numbers, entries))
     return Table(columns, rows)
 
 

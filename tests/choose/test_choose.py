@@ -30,9 +30,9 @@ from mtbench.experiments.run import EXPERIMENT
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines, note_lines
-from mtbench.report.write import write_report
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Eliminated, Results
 from mtbench.runs import model_pool

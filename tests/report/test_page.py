@@ -14,17 +14,17 @@ import pytest
 from made_records import cell_data, generation_line, made_decision, made_results, result_cell, speedup, timing_line
 from rich.console import Console
 
+from mtbench.document import Entry, Row, Table, latex
+from mtbench.document.latex_table import WIDEST
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.csv_tables import csv_tables
-from mtbench.report.latex import WIDEST, latex
+from mtbench.report.document import write_report
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import speed_word
 from mtbench.report.race import race_parts
-from mtbench.report.table import Entry, Row, Table
 from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
-from mtbench.report.write import template, write_report
 from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.decision import recommend
@@ -277,8 +277,7 @@ def test_a_table_for_a_paper_has_its_columns_and_notes_below(many_arms: RunDirec
 
 def test_an_interval_on_its_own_line_is_no_argument_of_the_line_break() -> None:
     entry = Entry(value="12,345,678,901.25", interval="[1.25, 2.50]")
-    row = Row(1, "ar", [entry], [], void=False, failed=False, simulated=False)
-    text = latex(Table([("rate", "tokens a second")], [row]), "a caption", "a label", [])
+    text = latex(Table([("rate", "tokens a second")], [Row("ar", [entry], 1)]), "a label", [])
     assert r"12,345,678,901.25 \\{} [1.25," in text
 
 
@@ -451,13 +450,6 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     package = folder / "node_modules/axe-core"
     assert json.loads((package / "package.json").read_text())["version"] == AXE.partition("@")[2]
     return (package / "axe.min.js").read_text()
-
-
-def test_a_command_in_a_sentence_is_code() -> None:
-    """Backticks are for the terminal. What stands in them is escaped; a single one stays."""
-    page = template("reproduction.html.j2").environment.from_string("<p>{{ text }}</p>")
-    assert page.render(text="Run `mtbench a<b`, `c`.") == "<p>Run <code>mtbench a&lt;b</code>, <code>c</code>.</p>"
-    assert page.render(text="a ` b") == "<p>a ` b</p>"
 
 
 def test_the_page_shows_no_backticks(many_arms: RunDirectory) -> None:

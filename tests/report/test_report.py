@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mtbench.document import Figure
+from mtbench.document.plots import MOST_TICKS, log_ticks
 from mtbench.errors import printable
 from mtbench.report import figures
-from mtbench.report.figures import MOST_TICKS, log_ticks
+from mtbench.report.document import write_report
 from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers, simulations
 from mtbench.report.summary import remarks, summary, warnings
 from mtbench.report.terminal import results_tables
 from mtbench.report.text import facts
-from mtbench.report.write import write_report
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.aggregate import assemble
 from mtbench.results.figure_formats import DerivedAcceptance, Speedup
@@ -48,7 +49,7 @@ def one_group_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report with the figures of its first group only."""
     draw, scenes = figures.draw, list[figures.Scene]()
 
-    def first(scene: figures.Scene) -> list[figures.Drawing]:
+    def first(scene: figures.Scene) -> list[Figure]:
         scenes.append(scene)
         return draw(scene) if len(scenes) == 1 else []
 
@@ -180,7 +181,7 @@ def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
 def test_nothing_a_model_wrote_is_markup(reported: RunDirectory) -> None:
     """The vocabulary is full of closing script tags. The page has only its own scripts, and the texts are whole."""
     page = page_of(reported)
-    assert [s.get("type") for s in page.all("script")] == ["application/json", None]
+    assert [s.get("type") for s in page.all("script")] == ["application/json", None, None]
     assert not page.all("b")
     data = json.loads(page.data)
     answers = [a for g in data["groups"] for i in g["items"] for a in i["answers"]]
@@ -231,11 +232,11 @@ def test_no_string_of_a_run_becomes_markup(run: RunDirectory) -> None:
 
 def test_the_page_runs_no_script_but_its_own(reported: RunDirectory) -> None:
     """The policy names the hash of the script, so an injected one would not run."""
-    html = (reported.path / "report.html").read_text()
+    scripts = re.findall(r"<script>(.*?)</script>", (reported.path / "report.html").read_text(), re.DOTALL)
     [policy] = [m["content"] for m in page_of(reported).all("meta") if m.get("http-equiv")]
-    script = html.rpartition("<script>")[2].partition("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}';" in (policy or "")
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert f"script-src {allowed};" in (policy or "")
     assert "default-src 'none'" in (policy or "")
 
 
@@ -274,7 +275,7 @@ def test_without_a_tokenizer_texts_are_whole_and_still_escaped(run: RunDirectory
         cell["checkpoints"] = dict.fromkeys(cell["checkpoints"], "/nowhere/at/all")
     write(run, results)
     page = page_of(run)
-    assert len(page.all("script")) == 2
+    assert len(page.all("script")) == 3
     assert "A tokenizer could not be loaded" in page.text
     item = json.loads(page.data)["groups"][0]["items"][0]
     lines = {g["item"]: g for g in run.lines("generations/arithmetic.ar.ar.graph.b1.jsonl")}

@@ -14,9 +14,9 @@ from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names
 from mtbench.report.batch_sweep import sentence
+from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import ONE_LINE, results_tables
-from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import floor, stops_paying
 from mtbench.results.figure_formats import Floor, Percentiles

@@ -6,8 +6,8 @@ from mtbench.experiments.choose.decide import decide, spent_on
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
 from mtbench.report import pipeline
+from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
-from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble, read_stored
 from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.format import Results

@@ -1,0 +1,62 @@
+"""Tables with a row for each arm, or for each comparison of an arm."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mtbench.document import Entry, Row, Table, Verdict
+from mtbench.report.arm_names import in_words
+from mtbench.results.format import ResultCell
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table of arms."""
+
+    heading: str
+    meaning: str
+    entry: Callable[[ResultCell], Entry]
+    shown: bool = True
+
+
+def table_of(
+    columns: Sequence[Column],
+    cells: Sequence[ResultCell],
+    numbers: Mapping[str, int],
+    notes: Callable[[ResultCell], list[tuple[str, str]]],
+) -> Table:
+    """Return a table with a row for each cell. A failed cell has no entries."""
+    shown = [column for column in columns if column.shown]
+    rows = []
+    for cell in cells:
+        entries = [] if cell.status == "failed" else [column.entry(cell) for column in shown]
+        rows.append(replace(arm_row(cell, numbers, entries), notes=notes(cell)))
+    return Table([(column.heading, column.meaning) for column in shown], rows)
+
+
+def arm_row(cell: ResultCell, numbers: Mapping[str, int], entries: Sequence[Entry]) -> Row:
+    """Return a row of an arm, or of one of its comparisons."""
+    tags = [tag for tag, holds in (("void", cell.void), ("simulated", cell.simulated is not None)) if holds]
+    return Row(cell.arm, entries, numbers[cell.arm], tags=tags)
+
+
+def failure(cell: ResultCell) -> list[tuple[str, str]]:
+    """Return the note of a cell in a table that only repeats why it failed."""
+    return [("failed", f"Failed: {cell.error}")] if cell.status == "failed" else []
+
+
+def named(table: Table, names: Mapping[str, str]) -> Table:
+    """Return the table with its arms in words, each above its id."""
+
+    def words(text: str | None) -> str | None:
+        return text and in_words(text, names)
+
+    def named_entry(entry: Entry) -> Entry:
+        verdict = words(entry.verdict) if not isinstance(entry.verdict, Verdict) else entry.verdict
+        return replace(entry, verdict=verdict, against=words(entry.against), detail=words(entry.detail))
+
+    rows = [
+        replace(row, name=names.get(row.name, row.name), about=row.name if row.number else "")
+        for row in (replace(row, entries=[*map(named_entry, row.entries)]) for row in table.rows)
+    ]
+    columns = [(in_words(heading, names), in_words(meaning, names)) for heading, meaning in table.columns]
+    return replace(table, columns=columns, rows=rows)
