@@ -177,6 +177,8 @@ def carry_out(experiment: Experiment[R, S, P, F], job: Job[R, S]) -> F:
             if job.made:
                 with suppress(OSError):  # something new is in it
                     job.path.rmdir()
+                    if job.session.out is None:
+                        job.path.parent.rmdir()
         raise
 
 

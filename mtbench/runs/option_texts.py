@@ -35,6 +35,15 @@ def shown_seconds(time_s: float) -> str:
     return f"{time_s:g}s"
 
 
+def shown_number(value: Any) -> str:
+    """Return a number as text.
+
+    >>> shown_number(1e6), shown_number(0.5), shown_number(4096)
+    ('1,000,000', '0.5', '4,096')
+    """
+    return f"{value:,.0f}" if value == value // 1 else f"{value:g}"
+
+
 def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
     """Return the parser of numbers in text such as 1,8. It raises ValueError for other text.
 

@@ -160,10 +160,16 @@ def _refusal(kind: type[BaseModel], error: ErrorDetails, see: str) -> UserError:
     flag = flag_of(name, option_of(field))
     if error["type"] == "literal_error":
         return unknown(flag.removeprefix("--"), str(value), choices(field), see)
-    shown_value = f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else value
+    option = option_of(field)
+    if isinstance(value, float) and option is not None and option.parse is texts.seconds:
+        value = texts.shown_seconds(value)
+    elif isinstance(value, float):
+        value = texts.shown_number(value)
+    elif isinstance(value, str):
+        value = repr(value)
     place = field_path((flag, *error["loc"][1:])) if isinstance(value, dict | list) else flag
     said = error["msg"].removeprefix("Value error, ")
-    return UserError(f"{place} {shown_value} is not allowed; {allowed(field) or said[:1].lower() + said[1:]}.")
+    return UserError(f"{place} {value} is not allowed; {allowed(field) or said[:1].lower() + said[1:]}.")
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
@@ -201,14 +207,17 @@ def allowed(field: FieldInfo) -> str:
     high = next((mark for mark in marks if isinstance(mark, Le | Lt)), None)
     if low is None and high is None:
         return ""
-    noun, form = ("a number", ",g") if float in kinds else ("a whole number", ",")
+    option = option_of(field)
+    time = option is not None and option.parse is texts.seconds
+    noun = "a time" if time else "a number" if float in kinds else "a whole number"
+    as_text: Callable[[Any], str] = texts.shown_seconds if time else texts.shown_number
     if isinstance(low, Ge) and isinstance(high, Le):
-        return f"it is {noun} from {low.ge:{form}} to {high.le:{form}}"
+        return f"it is {noun} from {as_text(low.ge)} to {as_text(high.le)}"
     said = []
     if low is not None:
-        said.append(f"of at least {low.ge:{form}}" if isinstance(low, Ge) else f"above {low.gt:{form}}")
+        said.append(f"of at least {as_text(low.ge)}" if isinstance(low, Ge) else f"above {as_text(low.gt)}")
     if high is not None:
-        said.append(f"of at most {high.le:{form}}" if isinstance(high, Le) else f"below {high.lt:{form}}")
+        said.append(f"of at most {as_text(high.le)}" if isinstance(high, Le) else f"below {as_text(high.lt)}")
     return f"it is {noun} {' and '.join(said)}"
 
 

@@ -149,7 +149,7 @@ def test_methods_of_the_embedded_family_answer_as_ar(method: str) -> None:
         ({"method": "ar", "max_length": 1 << 20}, "--max-length"),
         ({"api_key_env": "MTBENCH_TEST_NO_SUCH_KEY"}, "is not set"),
         ({"host": "192.0.2.1"}, "cannot be used"),
-        ({"request_timeout": "50ms"}, "--request-timeout 0.05 is not allowed; it is a number of at least 0.1"),
+        ({"request_timeout": "50ms"}, "--request-timeout 0.05s is not allowed; it is a time of at least 0.1s"),
         ({"request_timeout": "soon"}, "--request-timeout 'soon' is not allowed; write 500ms, 90s"),
     ],
     ids=str,
