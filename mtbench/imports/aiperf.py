@@ -24,6 +24,7 @@ from mtbench.imports.importer import (
     settings,
     shown,
     text,
+    within,
 )
 from mtbench.imports.meanings import LENGTH_OF_REQUESTS, POOLED_LENGTH, POOLED_RATE
 
@@ -112,19 +113,16 @@ def _metric(export: Mapping[str, Any], name: str, where: str) -> Iterator[Import
 
 
 def _model(config: Any) -> str | None:
-    models = config.get("models") if isinstance(config, dict) else None
-    items = models.get("items") if isinstance(models, dict) else None
-    names = [text(item["name"]) for item in items or [] if has(item, "name")] if isinstance(items, list) else []
+    items = within(config, "models", "items")
+    names = [text(item["name"]) for item in items if has(item, "name")] if isinstance(items, list) else []
     return ", ".join(names) or None
 
 
 def _load(config: Any) -> dict[str, str]:
     """Return the settings of the profiled phase and of the endpoint."""
-    if not isinstance(config, dict):
-        return {}
-    phases = config.get("phases")
+    phases = within(config, "phases")
     last = phases[-1] if isinstance(phases, list) and phases else None
-    endpoint = settings(config.get("endpoint"), ("type", "streaming", "use_server_token_count"))
+    endpoint = settings(within(config, "endpoint"), ("type", "streaming", "use_server_token_count"))
     load = settings(last, ("type", "requests", "concurrency", "rate"))
     return {f"endpoint {name}": value for name, value in endpoint.items()} | {
         f"load {name}": value for name, value in load.items()

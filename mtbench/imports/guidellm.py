@@ -22,6 +22,7 @@ from mtbench.imports.importer import (
     settings,
     shown,
     text,
+    within,
 )
 
 VERSION = 2
@@ -53,7 +54,7 @@ STRATEGY = ("streams", "rate", "max_concurrency", "worker_count")
 
 def _recognises(documents: Sequence[Any]) -> bool:
     first = documents[0]
-    benchmarks = first.get("benchmarks") if isinstance(first, dict) else None
+    benchmarks = within(first, "benchmarks")
     if not isinstance(benchmarks, list):
         return False
     return has(first.get("metadata"), "guidellm_version") or any(has(entry, "type_", "metrics") for entry in benchmarks)
@@ -61,24 +62,21 @@ def _recognises(documents: Sequence[Any]) -> bool:
 
 def _read(content: Content) -> list[Found]:
     report, where = content.documents[0], content.where
-    metadata = report.get("metadata") if isinstance(report.get("metadata"), dict) else {}
-    version = metadata.get("version")
+    version = within(report, "metadata", "version")
     if version != VERSION or isinstance(version, bool | float):
         raise other_version(where, "guidellm's metadata.version", version, f"version {VERSION}")
     benchmarks = member(report, "benchmarks", list, where)
     if not benchmarks:
         raise UserError(f"{where}: benchmarks is empty, so there is nothing to import.")
-    model = _model(report.get("config"))
-    return [
-        _result(entry, f"{where}: benchmarks[{place}]", optional_text(metadata.get("guidellm_version")), model)
-        for place, entry in enumerate(benchmarks)
-    ]
+    release = optional_text(within(report, "metadata", "guidellm_version"))
+    model = optional_text(within(report, "config", "spec", "backend", "model"))  # null: the server chose it
+    return [_result(entry, f"{where}: benchmarks[{place}]", release, model) for place, entry in enumerate(benchmarks)]
 
 
 def _result(benchmark: Any, where: str, version: str | None, model: str | None) -> Found:
     metrics = member(benchmark, "metrics", dict, where)
     config = benchmark.get("config")
-    strategy = config.get("strategy") if isinstance(config, dict) else None
+    strategy = within(config, "strategy")
     load = settings(strategy, STRATEGY)
     kind = text(strategy["type_"]) if has(strategy, "type_") else "load"
     words = [f"{name} {value}" for name, value in load.items() if name in ("streams", "rate")]
@@ -120,13 +118,6 @@ def _statistics(metrics: dict[str, Any], where: str) -> Iterator[ImportedFigure]
                 name = f"{metric}.{status}.{statistic}"
                 definition = f"{what}, {statistic}." if status == "total" else f"{STATISTICS[statistic]} of the {what}."
                 yield figure(Meaning(f"guidellm: {name}", unit, definition), name, value, at)
-
-
-def _model(config: Any) -> str | None:
-    """Return the model that the backend was asked for; None if the server chose it."""
-    spec = config.get("spec") if isinstance(config, dict) else None
-    backend = spec.get("backend") if isinstance(spec, dict) else None
-    return optional_text(backend.get("model")) if isinstance(backend, dict) else None
 
 
 IMPORTER = Importer("guidellm benchmarks.json (version 2)", "guidellm", _recognises, _read)

@@ -77,6 +77,13 @@ def has(value: Any, *names: str) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and all(name in value for name in names)
 
 
+def within(value: Any, *path: str) -> Any:
+    """Return what lies in nested objects; None where one of them is missing or no object."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def member(value: Any, name: str, kind: type[dict[Any, Any] | list[Any] | str], where: str) -> Any:
     """Return a member of an object. Raises UserError if it is missing or of another type."""
     names: dict[type[Any], str] = {dict: "an object", list: "an array", str: "a text"}

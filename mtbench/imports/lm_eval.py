@@ -26,6 +26,7 @@ from mtbench.imports.importer import (
     settings,
     shown,
     text,
+    within,
 )
 
 SERIES = "0.4"
@@ -61,12 +62,9 @@ def _task(document: Mapping[str, Any], task: str, where: str) -> Iterator[Import
     """Yield the metrics of a task or group: their keys are `metric,filter`. "N/A" stands for an unknown error."""
     conditions = []
     for key, words in (("versions", "version {}"), ("n-shot", "{}-shot")):
-        values = document.get(key)
-        if isinstance(values, dict) and values.get(task) is not None:
-            conditions.append(words.format(text(values[task])))
-    counts = document.get("n-samples")
-    count = counts.get(task) if isinstance(counts, dict) else None
-    if has(count, "effective"):
+        if (value := within(document, key, task)) is not None:
+            conditions.append(words.format(text(value)))
+    if has(count := within(document, "n-samples", task), "effective"):
         conditions.append(f"{text(count['effective'])} items")
     about = ", ".join([text(task), *conditions])
     for key, value in member(document["results"], task, dict, where).items():

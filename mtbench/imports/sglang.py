@@ -20,6 +20,7 @@ from mtbench.imports.importer import (
     settings,
     taken,
     text,
+    within,
 )
 from mtbench.imports.meanings import OUTPUT_RATE, REQUEST_RATE, REQUESTS, TIME_PER_TOKEN, TOTAL_RATE
 
@@ -74,14 +75,13 @@ def _read(content: Content) -> list[Found]:
 def _result(document: Mapping[str, Any], where: str, part: str | None) -> Found:
     for name in REQUIRED:
         number(document.get(name), name, where)
-    server = document.get("server_info")
-    server = server if isinstance(server, dict) else {}
-    versions = {"server version": text(server["version"])} if server.get("version") else {}
+    version = within(document, "server_info", "version")
+    model = (within(document, "server_info", name) for name in ("served_model_name", "model_path"))
     return Found(
         figures=[*taken(document, FIGURES, where), *latencies(document, "sglang", LATENCIES, where)],
-        model=optional_text(server.get("served_model_name") or server.get("model_path")),
+        model=optional_text(next(filter(None, model), None)),
         part=part,
-        settings=versions | settings(document, SETTINGS),
+        settings=({"server version": text(version)} if version else {}) | settings(document, SETTINGS),
     )
 
 

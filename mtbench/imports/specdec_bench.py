@@ -9,7 +9,7 @@ from typing import Any
 
 from mtbench.errors import UserError
 from mtbench.imports.format import ImportedFigure
-from mtbench.imports.importer import Content, Found, Importer, Meaning, figure, has, member, number, shown, text
+from mtbench.imports.importer import Content, Found, Importer, Meaning, figure, has, member, number, shown, text, within
 from mtbench.imports.meanings import MEAN_CHUNK
 
 TOOL = "specdec_bench"
@@ -90,9 +90,7 @@ def _timing(entry: Mapping[str, Any], where: str) -> Iterator[ImportedFigure]:
     for group, (unit, what) in STATISTICS.items():
         if group in entry:
             summary = member(entry, group, dict, where)
-            quantiles = summary.get("quantiles")
-            median = quantiles.get("0.5") if isinstance(quantiles, dict) else None
-            for statistic, value in (("mean", summary.get("mean")), ("median", median)):
+            for statistic, value in (("mean", summary.get("mean")), ("median", within(summary, "quantiles", "0.5"))):
                 name = f"{group}, {statistic}"
                 meaning = Meaning(f"{TOOL}: {name}", unit, f"{statistic.capitalize()} of the {what}.")
                 yield figure(meaning, name, _written(value, name, where), where)

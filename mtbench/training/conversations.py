@@ -103,7 +103,11 @@ def prepare(
     examples = concatenate(parts)
     counts = Counts(*map(sum, zip(*all_counts, strict=True)))
     if not examples:
-        raise nothing_left(names, counts, max_length)
+        advice = "give a larger one with `--max-length N`" if counts.long else "give other conversations with `--data`"
+        raise UserError(
+            f"{', '.join(names)} holds no conversation shorter than max_length {max_length} "
+            f"({counts.summary(max_length)}); {advice}"
+        )
     description = {
         "data": names,
         "examples": len(examples),
@@ -126,15 +130,6 @@ def refuse_without_template(tokenizer: Any) -> None:
     """Raise UserError if the tokenizer has no chat template."""
     if not tokenizer.chat_template:
         raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
-
-
-def nothing_left(names: Sequence[str], counts: Counts, max_length: int) -> UserError:
-    """Return the error for data of which every conversation was dropped."""
-    advice = "give a larger one with `--max-length N`" if counts.long else "give other conversations with `--data`"
-    return UserError(
-        f"{', '.join(names)} holds no conversation shorter than max_length {max_length} "
-        f"({counts.summary(max_length)}); {advice}"
-    )
 
 
 def _rereadable(name: str, count: int | None, source: Source) -> Callable[[], Iterable[Row]]:
@@ -222,18 +217,14 @@ def _is_turn(turn: Mapping[str, Any]) -> bool:
     return True
 
 
-def _refuse_without_training_split(name: str) -> None:
-    with_training_split = [other for other in SUITES if SUITES[other].examples is not Suite.examples]
-    if name not in with_training_split:
-        raise UserError(f"suite {name!r} has no training split; known: {', '.join(with_training_split)}")
-
-
 def _rows(data: str, count: int | None, source: Source) -> Iterator[tuple[str, Any]]:
     """Yield every row unchanged, with its location."""
     name, _, rest = data.partition(":")
     path = Path(data).expanduser()
     if name in SUITES:
-        _refuse_without_training_split(name)
+        with_training_split = [other for other in SUITES if SUITES[other].examples is not Suite.examples]
+        if name not in with_training_split:
+            raise UserError(f"suite {name!r} has no training split; known: {', '.join(with_training_split)}")
         suite = SUITES[name](rest, source)
         for number, turns in enumerate(suite.examples(count, source.seed), start=1):
             yield f"{data}, row {number:,}", {"messages": turns}

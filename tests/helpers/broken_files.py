@@ -7,28 +7,45 @@ A change takes the folder that holds the files and edits one of them. `RUN_FILES
 import json
 import os
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-Change = Callable[[Path], None]
+Change = Callable[[Path], object]
 
 DEEP = "[" * 100_000 + "]" * 100_000
 FAR = 10**12
 AR, LOOKUP = "arithmetic.ar.ar.graph.b2", "arithmetic.prompt-lookup-ahead2.ar.graph.b2"  # cells of the run
 
 
-def edit(file: str, *path: str | int, to: Any) -> Change:
-    """Set one value of a JSON file."""
+def changed(file: str, apply: Callable[[Any], object]) -> Change:
+    """Change a JSON file as a document."""
 
     def change(folder: Path) -> None:
         document = json.loads((folder / file).read_text())
-        owner = document
-        for key in path[:-1]:
-            owner = owner[key]
-        owner[path[-1]] = to
+        apply(document)
         (folder / file).write_text(json.dumps(document))
 
     return change
+
+
+def at(document: Any, path: tuple[str | int, ...]) -> Any:
+    return reduce(lambda owner, key: owner[key], path, document)
+
+
+def edit(file: str, *path: str | int, to: Any) -> Change:
+    """Set one value of a JSON file."""
+    return changed(file, lambda document: at(document, path[:-1]).__setitem__(path[-1], to))
+
+
+def drop(file: str, *path: str | int) -> Change:
+    """Delete one key or entry of a JSON file."""
+    return changed(file, lambda document: at(document, path[:-1]).__delitem__(path[-1]))
+
+
+def copy_of(file: str, *path: str | int, entry: int) -> Change:
+    """Add a copy of an entry to a list in a JSON file."""
+    return changed(file, lambda document: at(document, path).append(at(document, path)[entry]))
 
 
 def edits(*changes: Change) -> Change:
@@ -39,82 +56,50 @@ def edits(*changes: Change) -> Change:
     return change
 
 
-def drop(file: str, *path: str | int) -> Change:
-    """Delete one key or entry of a JSON file."""
+def lines(file: str, apply: Callable[[list[str]], object]) -> Change:
+    """Change a JSONL file as a list of lines."""
 
     def change(folder: Path) -> None:
-        document = json.loads((folder / file).read_text())
-        owner = document
-        for key in path[:-1]:
-            owner = owner[key]
-        del owner[path[-1]]
-        (folder / file).write_text(json.dumps(document))
-
-    return change
-
-
-def copy_of(file: str, *path: str | int, entry: int) -> Change:
-    """Add a copy of an entry to a list in a JSON file."""
-
-    def change(folder: Path) -> None:
-        document = json.loads((folder / file).read_text())
-        owner = document
-        for key in path:
-            owner = owner[key]
-        owner.append(owner[entry])
-        (folder / file).write_text(json.dumps(document))
+        found = (folder / file).read_text().splitlines()
+        apply(found)
+        (folder / file).write_text("".join(line + "\n" for line in found))
 
     return change
 
 
 def edit_line(file: str, number: int = 0, **values: Any) -> Change:
     """Set values in one line of a JSONL file."""
-
-    def change(folder: Path) -> None:
-        lines = (folder / file).read_text().splitlines()
-        lines[number] = json.dumps(json.loads(lines[number]) | values)
-        (folder / file).write_text("".join(line + "\n" for line in lines))
-
-    return change
+    return lines(file, lambda found: found.__setitem__(number, json.dumps(json.loads(found[number]) | values)))
 
 
 def double_line(file: str, number: int = 0) -> Change:
-    def change(folder: Path) -> None:
-        lines = (folder / file).read_text().splitlines()
-        (folder / file).write_text("".join(line + "\n" for line in [*lines, lines[number]]))
-
-    return change
+    return lines(file, lambda found: found.append(found[number]))
 
 
 def content(file: str, data: bytes | str) -> Change:
+    return lambda folder: (folder / file).write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def instead(file: str, make: Callable[[Path], object]) -> Change:
+    """Put something else in the place of a file."""
+
     def change(folder: Path) -> None:
-        (folder / file).write_bytes(data.encode() if isinstance(data, str) else data)
+        (folder / file).unlink(missing_ok=True)
+        make(folder / file)
 
     return change
 
 
 def as_fifo(file: str) -> Change:
-    def change(folder: Path) -> None:
-        (folder / file).unlink(missing_ok=True)
-        os.mkfifo(folder / file)
-
-    return change
+    return instead(file, os.mkfifo)
 
 
 def as_folder(file: str) -> Change:
-    def change(folder: Path) -> None:
-        (folder / file).unlink(missing_ok=True)
-        (folder / file).mkdir()
-
-    return change
+    return instead(file, Path.mkdir)
 
 
 def as_link(file: str, target: str) -> Change:
-    def change(folder: Path) -> None:
-        (folder / file).unlink(missing_ok=True)
-        (folder / file).symlink_to(target)
-
-    return change
+    return instead(file, lambda path: path.symlink_to(target))
 
 
 def sparse(file: str, size: int) -> Change:
