@@ -68,26 +68,21 @@ def write_checkpoint(
     import torch
     from safetensors.torch import save_file
 
-    torch_dtype = getattr(torch, dtype)
-    state = None
-    if gathered_weights is not None:
-        state = {name: tensor.to(torch_dtype) for name, tensor in gathered_weights.items()}
+    state = None if gathered_weights is None else _cast(gathered_weights, dtype)
     with _complete(out, record) as partial:
-        model.to(torch_dtype).save_pretrained(partial, state_dict=state)
+        model.to(getattr(torch, dtype)).save_pretrained(partial, state_dict=state)
         for file, tensors in (extra_files or {}).items():
-            save_file({name: tensor.to(torch_dtype).contiguous() for name, tensor in tensors.items()}, partial / file)
+            save_file(_cast(tensors, dtype), partial / file)
         tokenizer.save_pretrained(partial)
 
 
 def write_draft(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], dtype: str, record: Any) -> None:
     """Write a draft's configuration, its tensors in `dtype` and the training record, as `write_checkpoint` does."""
-    import torch
     from safetensors.torch import save_file
 
     with _complete(out, record) as partial:
-        files.write_json(partial / "config.json", {**config, "dtype": dtype})
-        cast = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
-        save_file(cast, partial / "model.safetensors", {"format": "pt"})
+        files.write_json(partial / CONFIG, {**config, "dtype": dtype})
+        save_file(_cast(tensors, dtype), partial / WEIGHTS, {"format": "pt"})
 
 
 def write_copy(
@@ -97,14 +92,19 @@ def write_copy(
 
     The base's own tensors keep their bits. `entries` are added to its config.json.
     """
-    import torch
-
     with _complete(out, record) as partial:
         for file in base.iterdir():
             if any(map(file.match, CHECKPOINT_FILES)) and file.name not in (RECORD, CONFIG, WEIGHTS):
                 shutil.copyfile(file, partial / file.name)
         files.write_json(partial / CONFIG, {**json.loads((base / CONFIG).read_text()), **entries})
-        _add_tensors(base, partial, {name: t.to(getattr(torch, dtype)).contiguous() for name, t in tensors.items()})
+        _add_tensors(base, partial, _cast(tensors, dtype))
+
+
+def _cast(tensors: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Return the tensors as they are stored."""
+    import torch
+
+    return {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
 
 
 def _add_tensors(base: Path, out: Path, tensors: Mapping[str, Any]) -> None:
