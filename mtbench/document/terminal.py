@@ -1,8 +1,10 @@
 """A document in the terminal: tables that fit its width, notes, verdicts, and the first sentence last."""
 
+import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -13,7 +15,8 @@ from mtbench.document.formatting import NONE, listed
 from mtbench.document.model import Block, Document, Entry, Part, Points, Row, Table, Text, Tone, Verdict
 
 STYLES: dict[Tone, str] = {"good": "green", "bad": "red", "plain": "yellow"}
-LEAST_NAME, ONE_LINE = 16, 28  # letters of a row's name; shorter names stay on one line, at the cost of a column
+LEAST_NAME, ONE_LINE = 16, 28  # letters of a row's name that stay on one line: at the cost of any column, of a fourth
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 HEADING = 9  # letters of a line in a heading
 LONGEST = 32  # letters of a verdict; a longer one is shown without its reason
 
@@ -59,30 +62,43 @@ def _verdict(verdict: Verdict, *, bold: bool = False) -> RichText:
     return RichText.assemble((f"{verdict.sign} {verdict.word}", style), f": {verdict.reason}")
 
 
+class Fit(NamedTuple):
+    """What the places of a table show. detail: of the most important column."""
+
+    detail: bool
+    words: bool  # of verdicts, else their signs
+    intervals: str  # all, judged: where a verdict rests on them, first: of the most important column
+
+
+FITS = (Fit(True, True, "all"), *(Fit(False, words, "all") for words in (True, False)))
+FITS += (Fit(False, False, "judged"), Fit(False, False, "first"))
+
+
 def table_lines(table: Table, width: int) -> Iterator[RenderableType]:
     """Yield a table that fits into `width` columns, and its notes.
 
-    If it is too wide, signs stand for the verdicts, then intervals without a verdict go, then the columns that `brief`
-    names last.
+    If it is too wide, it shows less in each place (`FITS`); then the columns go that `brief` names last.
     """
-    brief = table.brief or [heading for heading, _ in table.columns]
-    places = [n for n, (heading, _) in enumerate(table.columns) if heading in brief]
-    table = table.only(places).filled()
-    notes = _notes(table.rows)
-    names = [_name(row, notes) for row in table.rows]
+    brief = [heading for heading in table.brief or dict(table.columns) if heading in dict(table.columns)]
+    table = table.only([n for n, (heading, _) in enumerate(table.columns) if heading in brief]).filled()
+    notes = shared_notes(table.rows)
+    names = [_name(row, table, notes) for row in table.rows]
     order = sorted(range(len(table.columns)), key=lambda place: brief.index(table.columns[place][0]))
     longest = max(map(len, names), default=0)
-    for words, intervals in ((True, True), (False, True), (False, False)):
-        columns = [_column(table, place, words, intervals) for place in range(len(table.columns))]
+    for fit in FITS:
+        columns = [_column(table, place, fit, first=place == order[0]) for place in range(len(table.columns))]
         if _room(columns, width) >= longest:
             break
-    while len(order) > 1 and _room([columns[place] for place in order], width) < min(longest, LEAST_NAME):
+    while len(order) > 1:
+        least = min(longest, ONE_LINE if len(order) > 3 else LEAST_NAME)
+        if _room([columns[place] for place in order], width) >= least:
+            break
         order.pop()
     yield _framed(table, names, [columns[place] for place in sorted(order)])
-    if not words:
+    if not fit.words:
         yield from _key(table)
-    for mark, note in zip(_marks(notes), notes, strict=True):
-        yield RichText(f"{mark} {note}" if mark else f"all: {note}")
+    for mark, note in zip(_marks(table, notes), notes, strict=True):
+        yield RichText(f"{mark or f'all {table.of}s:'} {note}")
 
 
 def _framed(table: Table, names: Sequence[str], columns: Sequence[Sequence[RichText]]) -> RichTable:
@@ -100,33 +116,37 @@ def _framed(table: Table, names: Sequence[str], columns: Sequence[Sequence[RichT
     return framed
 
 
-def _column(table: Table, place: int, words: bool, intervals: bool) -> list[RichText]:
-    """Return the heading and the texts of a column.
-
-    words: of verdicts, else their signs. intervals: also where no verdict needs them.
-    """
+def _column(table: Table, place: int, fit: Fit, *, first: bool) -> list[RichText]:
+    """Return the heading and the texts of a column. first: it is the most important one."""
     entries = [row.entries[place] if row.entries else Entry("failed" if not place else NONE) for row in table.rows]
-    intervals = intervals or any(entry.verdict and entry.value for entry in entries)
-    texts = [_entry(entry, words or table.text, intervals) for entry in entries]
+    judged = any(entry.verdict and entry.value for entry in entries)
+    intervals = first or fit.intervals == "all" or (fit.intervals == "judged" and judged)
+    texts = [_entry(entry, fit.words or table.text, intervals, fit.detail and first) for entry in entries]
     widest = max((line for text in texts for line in map(len, text.plain.split("\n"))), default=0)
     heading = "\n".join(textwrap.wrap(table.columns[place][0], max(HEADING, widest))) or " "
     return [RichText(heading), *texts]
 
 
-def _entry(entry: Entry, words: bool, intervals: bool) -> RichText:
-    verdict = entry.judged
-    value = " ".join(filter(None, (entry.value, entry.interval if intervals else None)))
+def _entry(entry: Entry, words: bool, interval: bool, detail: bool) -> RichText:
+    verdict = _verdict_of(entry)
+    value = " ".join(filter(None, (entry.value, entry.interval if interval else None)))
+    more = f", {entry.detail}" if detail and entry.detail else ""
     if verdict is None:
-        return RichText(value)
+        return RichText(f"{value}{more}")
     said = verdict.sign if value and not words else f"{verdict.sign} {_short(verdict) if value else verdict.word}"
-    return RichText.assemble(f"{value} " if value else "", (said, STYLES[verdict.tone]))
+    return RichText.assemble(f"{value} " if value else "", (said, STYLES[verdict.tone]), more)
+
+
+def _verdict_of(entry: Entry) -> Verdict | None:
+    """Return the verdict; none beside words, since these lack room for what it is against."""
+    return None if entry.words and entry.against else entry.judged
 
 
 def _key(table: Table) -> Iterator[RichText]:
     """Yield what the signs of a table stand for, if it has any."""
     key: dict[str, dict[str, None]] = {}
     for entry in (entry for row in table.rows for entry in row.entries if entry.value):
-        if verdict := entry.judged:
+        if verdict := _verdict_of(entry):
             key.setdefault(verdict.sign, {})[_short(verdict)] = None
     if key:
         yield RichText("; ".join(f"{sign} {' or '.join(words)}" for sign, words in key.items()))
@@ -143,18 +163,20 @@ def _room(columns: Sequence[Sequence[RichText]], width: int) -> int:
     return width - sum(widths) - 2 * len(widths) - 1
 
 
-def _name(row: Row, notes: dict[str, list[Row]]) -> str:
-    marks = [mark for mark, rows in zip(_marks(notes), notes.values(), strict=True) if mark and row in rows]
+def _name(row: Row, table: Table, notes: Mapping[str, list[Row]]) -> str:
+    marks = [mark for mark, rows in zip(_marks(table, notes), notes.values(), strict=True) if mark and row in rows]
     tags = [f"({listed(row.tags)})"] if row.tags else []
     return " ".join([row.name, *tags, *marks])
 
 
-def _marks(notes: dict[str, list[Row]]) -> list[str]:
-    """Return the mark of each note; empty for a note that all rows have."""
-    return ["".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(number)) for number in range(1, len(notes) + 1)]
+def _marks(table: Table, notes: Mapping[str, list[Row]]) -> list[str]:
+    """Return the mark of each note; empty for a note that all of several rows have."""
+    of_all = [len(rows) == len(table.rows) > 1 for rows in notes.values()]
+    numbers = itertools.count(1)
+    return ["" if every else str(next(numbers)).translate(RAISED) for every in of_all]
 
 
-def _notes(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def shared_notes(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the notes with their rows. Of notes that differ in numbers only, the first."""
     alike: dict[str, dict[str, list[Row]]] = {}
     for row in rows:

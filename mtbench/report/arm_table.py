@@ -59,4 +59,5 @@ def named(table: Table, names: Mapping[str, str]) -> Table:
         for row in (replace(row, entries=[*map(named_entry, row.entries)]) for row in table.rows)
     ]
     columns = [(in_words(heading, names), in_words(meaning, names)) for heading, meaning in table.columns]
-    return replace(table, columns=columns, rows=rows)
+    brief = [in_words(heading, names) for heading in table.brief]
+    return replace(table, columns=columns, rows=rows, brief=brief)

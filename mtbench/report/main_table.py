@@ -24,6 +24,7 @@ from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import ResultCell
 
+IMPORTANT = ("speedup", "cost", "accuracy", "lossless", "tokens per forward")  # of the headings, for a terminal
 LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
 PREFILL_WEIGHS = 0.5  # share of wall time from which on the speed of decoding alone is given, too
 
@@ -70,7 +71,10 @@ def main_table(
             shown=price_per_hour is not None,
         ),
     ]
-    return table_of(columns, cells, numbers, _notes)
+    table = table_of(columns, cells, numbers, notes_of)
+    headings = [heading for heading, _ in table.columns]
+    important = sorted(headings, key=lambda heading: next(n for n, word in enumerate(IMPORTANT) if word in heading))
+    return replace(table, brief=important)
 
 
 def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
@@ -164,7 +168,7 @@ def _lossless_entry(cell: ResultCell) -> Entry:
     return Entry(graded.grade, against=graded.against, detail=f"{same}{floor}")
 
 
-def _notes(cell: ResultCell) -> list[tuple[str, str]]:
+def notes_of(cell: ResultCell) -> list[tuple[str, str]]:
     """Return what a reader must know of an arm, the gravest first."""
     notes = []
     if cell.error:
@@ -177,6 +181,4 @@ def _notes(cell: ResultCell) -> list[tuple[str, str]]:
     if cell.left is not None:
         notes.append(("flag", f"Left after {counted(cell.left.block, 'block')}: {cell.left.reason}."))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
-    if flags:
-        notes.append(("flag", f"{'; '.join(flags)}."))
-    return notes
+    return notes + [("flag", f"{flag}.") for flag in flags]

@@ -10,13 +10,14 @@ from rich.console import Console
 from schemas import validator
 from small import save_small
 
+from mtbench.document.terminal import ONE_LINE
 from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names
 from mtbench.report.batch_sweep import sentence
 from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
-from mtbench.report.terminal import ONE_LINE, results_tables
+from mtbench.report.terminal import results_tables
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import floor, stops_paying
 from mtbench.results.figure_formats import Floor, Percentiles
