@@ -1,4 +1,4 @@
-"""The words of a report around its tables: the title, what it ran on, and how to read it."""
+"""The words of a report around its tables: the question, what it ran on, and how to read it."""
 
 import json
 import shlex
@@ -6,18 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench.document.formatting import NONE, counted, listed, memory, number
-from mtbench.report.phrases import checkpoint_names, disclaimers, is_overridden, suite_name
+from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.degenerate import FLAGGED_SHARE, LAST_TOKENS, LONGEST_PERIOD
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.formats import GpuInfo, Machine, SessionRecord
-
-TITLE = "Comparison of multi-token decoding"
-
-
-def title(results: Results) -> str:
-    """Return the title of the page: what everybody must know of it first."""
-    return ". ".join(disclaimers(results.cells)) or TITLE
 
 
 def question(cells: Sequence[ResultCell]) -> str:

@@ -405,19 +405,6 @@ def test_nothing_is_wider_than_the_screen(many_arms: RunDirectory, browser: Any,
 
 
 @pytest.mark.whole
-def test_links_and_the_printer_unfold_what_they_ask_for(many_arms: RunDirectory, browser: Any) -> None:
-    """A link to the viewer opens it; a printed page is complete."""
-    page = browser.new_page()
-    page.goto((many_arms.path / "report.html").resolve().as_uri())
-    assert not page.locator("#viewer-status").is_visible()
-    page.locator("nav a[href='#generations']").click()
-    page.locator("#viewer-status").wait_for(state="visible", timeout=5000)
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 0
-    page.close()
-
-
-@pytest.mark.whole
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_fault(many_arms: RunDirectory, browser: Any, axe: str, scheme: str) -> None:
     """By axe-core, with everything unfolded."""
