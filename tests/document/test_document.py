@@ -2,6 +2,7 @@
 
 import html as entities
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def test_the_page_is_one_file_that_loads_nothing() -> None:
     assert set(re.findall(r'aria-labelledby="([^"]+)"', page)) <= set(ids)
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
     assert page == document.html(made())
+
+
+def test_the_page_is_accessible() -> None:
+    """It has a language, headings in order, scopes on table heads, and words for every figure."""
+    page = document.html(made())
+    assert '<html lang="en">' in page
+    levels = [int(level) for level in re.findall(r"<h(\d)", page)]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert all("scope=" in head for head in re.findall(r"<th\b[^>]*>", page))
+    assert all("aria-" in drawing for drawing in re.findall(r"<svg[^>]*>", page))
 
 
 def test_no_text_is_markup(tmp_path: Path) -> None:

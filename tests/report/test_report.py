@@ -765,32 +765,6 @@ def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory, reported: R
     assert len(files_of(run)) == 2 + 4 * 3 + 4 * 4 * 2  # pages; tables and figures of four sections
 
 
-def test_the_page_is_one_file(reported: RunDirectory) -> None:
-    """It loads nothing."""
-    html = (reported.path / "report.html").read_text()
-    assert "http://" not in html
-    assert "https://" not in html
-    assert "@import" not in html
-    for tag, attributes in page_of(reported).elements:
-        for name in ("src", "href", "srcset", "data", "action"):
-            value = attributes.get(name) or "#"
-            assert value.startswith("#") or value == "data:,", (tag, name, value)
-
-
-def test_the_page_is_accessible(reported: RunDirectory) -> None:
-    """It has a language, headings in order, scopes on table heads, words for every figure, and unique ids."""
-    page = page_of(reported)
-    assert page.all("html")[0]["lang"] == "en"
-    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
-    assert levels[0] == 1
-    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    assert all(th.get("scope") in ("row", "col") for th in page.all("th"))
-    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
-    assert len(ids) == len(set(ids))
-    for svg in page.all("svg"):
-        assert svg.get("aria-hidden") == "true" or svg["aria-labelledby"] in ids
-
-
 def test_tokens_that_share_a_letter_are_shown_together() -> None:
     """A letter split over several tokens stands with the last of them; broken bytes are shown as such."""
     parts = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"\xff", 4: b" b"}
