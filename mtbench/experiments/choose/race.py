@@ -18,7 +18,7 @@ Errors. The time of an arm over that of another has a one-sided bound at level 2
 slower than b wrongly counts as close to it, only if such a bound between b and another arm fails at some look. By the
 union bound over looks and arms this has probability 2.5 % at most. A bound between an arm and plain decoding is shared
 by the looks only: b is one arm, and of these bounds only its own can be wrong to its harm. That is 2.5 % more.
-Simulated bounds keep these levels for uneven blocks, too (docs/statistics.md). But no bound knows of a kind of block
+Simulated bounds keep these levels for uneven blocks, too (docs/error-rates.md). But no bound knows of a kind of block
 that has not run yet. The words on accuracy are those of `statistics.accuracy_verdicts`: adjusted for all arms (Holm)
 and shared by the looks. `worse than margin` is wrong with probability 2.5 % at most, `not worse` 5 %. The end of a run
 is one more look, since it can come at any block.
