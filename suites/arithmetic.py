@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle, pairwise
-from pathlib import Path
 from random import Random
 from typing import TypeVar
 
@@ -250,9 +249,6 @@ class Arithmetic(Suite):
             else:
                 question, answer = render_question(problem, story, SEEN, rng), render_answer(problem, story, rng)
             yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-    def write_data(self, folder: Path) -> None:
-        """Write nothing: problems are generated from the seed."""
 
     def _problem(self, doc: int) -> tuple[Problem, Random]:
         """Return test problem `doc`, and the random generator that draws its story and wording."""

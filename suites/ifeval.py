@@ -16,10 +16,8 @@ the random seed. It also fixes the seed of the language detection.
 """
 
 import io
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
-from pathlib import Path
+from contextlib import contextmanager, redirect_stdout
 from typing import ClassVar
 from unittest.mock import patch
 
@@ -51,15 +49,6 @@ class IfEval(HarnessSuite):
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
         with _fixed_language_detection():
             return super().score(answers)
-
-    def write_data(self, folder: Path) -> None:
-        """Write also NLTK's tables, if this machine has them."""
-        super().write_data(folder)
-        import nltk
-
-        with suppress(LookupError):
-            tables = Path(nltk.data.find(f"{TABLES}/english"))
-            shutil.copytree(tables, folder / "nltk_data" / TABLES / "english", dirs_exist_ok=True)
 
     def _exclude_unscorable(self, source: Source) -> None:
         """Exclude the prompts that need `punkt_tab`. Raise UserError if there are any and `skip_unscorable` is off."""

@@ -36,7 +36,6 @@ from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
-FOLDER = "prompts"  # of a bundle's data, for the user's files
 TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")  # the first one that a line has
 ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
 MARKED = re.compile(rf"####\s*\$?({NUMBER.pattern})\s*\.?\s*$")  # the result of an answer that has its reasoning
@@ -79,21 +78,6 @@ class Prompts(Suite):
         """Return the file's stem and a hash of its content: an edited file is another benchmark."""
         file, data = _read_file(variant)
         return f"prompts-{file.stem}-{_digest(data)[:8]}"
-
-    def write_data(self, folder: Path) -> None:
-        target = folder / FOLDER / self.file.name
-        if target.exists() and target.read_bytes() != self._data:
-            raise UserError(f"suite 'prompts': two files are called {self.file.name}; rename one to bundle both")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(self._data)
-
-    @classmethod
-    def resolve_variant(cls, variant: str, data_dir: Path) -> str:
-        """Return the path of the file in the bundle, unless `variant` is the path of an existing file."""
-        bundled = data_dir / FOLDER / Path(variant).name
-        if variant and bundled.is_file() and not Path(variant).expanduser().is_file():
-            return str(bundled)
-        return variant
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [

@@ -10,7 +10,6 @@ mtbench/runs/simulation.py. With trained weights add `--ignore-eos`, because an 
 """
 
 import re
-from pathlib import Path
 from random import Random
 
 from mtbench.errors import UserError
@@ -43,9 +42,6 @@ class Synthetic(Suite):
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [self._prompt(number) for number in range(ITEMS if limit is None else limit)]
-
-    def write_data(self, folder: Path) -> None:
-        """Write nothing: prompts are generated from the seed."""
 
     def _prompt(self, number: int) -> Prompt:
         rng = Random(f"{self.seed}/{number}")

@@ -6,7 +6,7 @@ from faults import FAULTS, fault_trial, kill_trial
 
 pytestmark = pytest.mark.whole
 
-CHEAP = ("plan", "generate", "score", "report", "train", "fetch")
+CHEAP = ("plan", "generate", "score", "report", "train")
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,6 @@ TABLE = _words("mars-table-5 --family tiny --suite arithmetic --limit 2 --batch-
 TRAIN = _words(
     "mars --base ../base --data arithmetic --examples 12 --epochs 2 --batch-size 4 --save-steps 1 --max-length 200"
 )
-FETCH = _words("--suite arithmetic --model ../base --bundle out/all.tar")
 BASE = _words(
     "--vocab-size 300 --hidden-size 16 --intermediate-size 16 --num-hidden-layers 1 --num-attention-heads 2 "
     "--num-key-value-heads 1 --max-position-embeddings 512"
@@ -96,10 +95,6 @@ def contents(folder: Path) -> Any:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def bundle(folder: Path) -> Any:
-    return (folder / "out" / "all.tar").read_bytes()
-
-
 def trained(folder: Path) -> Any:
     """The weights, and the record without times."""
     from whole import figures
@@ -112,13 +107,12 @@ def trained(folder: Path) -> Any:
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("plan", "", 20, ["plan", *RUN, "-o", "run"], resumed("run", *RUN), results),
-        Stage("generate", "plan", 20, ["generate", "run"], same("generate", "run"), lines),
+        Stage("plan", "", 25, ["plan", *RUN, "-o", "run"], resumed("run", *RUN), results),
+        Stage("generate", "plan", 26, ["generate", "run"], same("generate", "run"), lines),
         Stage("score", "generate", 22, ["score", "run"], same("score", "run"), contents),
         Stage("report", "score", 12, ["report", "run"], same("report", "run"), contents),
         Stage("run", "", 6, ["run", *REFILL, "-o", "run"], resumed("run", *REFILL), results),
         Stage("train", "", 7, ["train", *TRAIN, "-o", "out"], unless("out", "train", *TRAIN, "-o", "out"), trained),
-        Stage("fetch", "", 11, ["fetch", *FETCH], unless("out/all.tar", "fetch", *FETCH), bundle),
         Stage("reproduce", "", 1.5, ["reproduce", *TABLE, "-o", "run"], resumed("reproduce", *TABLE), results),
         Stage("workers", "plan", 0.5, ["generate", "run", "--workers", "2"], same("generate", "run"), lines),
     )

@@ -1,7 +1,7 @@
 """Kill mtbench at random points, let the machine fail under it, and count what it survives: `make faults`.
 
 Each trial disturbs one command (tools/fault_stages.py) in a child (helpers/fork_server.py), resumes it to the end, and
-compares what it left with what the undisturbed command left: figures, answers, timing lines, scores, weights, bundles.
+compares what it left with what the undisturbed command left: figures, answers, timing lines, scores, weights.
 
 A kill is SIGKILL, at a time drawn over the duration of the command (`clock`), before its n-th change of the disk
 (`change`), or at a flush after it, when only a part of the new data is on the disk (`torn`). FAULTS has the others.
@@ -166,7 +166,7 @@ class Documented(NamedTuple):
 
 
 DISK = r"error: cannot write .+"
-ALL = ("plan", "generate", "score", "report", "run", "train", "fetch", "reproduce")
+ALL = ("plan", "generate", "score", "report", "run", "train", "reproduce")
 FAULTS = {
     "full disk": Documented(at_change(full), 2, DISK, ALL),
     "full disk, in a file": Documented(limited(resource.RLIMIT_FSIZE, 5_000, 50_000), 2, DISK, ALL),

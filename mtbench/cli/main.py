@@ -69,7 +69,6 @@ COMMANDS = {
         "Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.",
     ),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),
-    "fetch": Entry("mtbench.cli.fetch", COMPARE, "Pack data and checkpoints for a machine without a network."),
     "schemas": Entry("mtbench.cli.schemas", COMPARE, "Write the JSON Schemas of the files that mtbench writes."),
     "plan": Entry("mtbench.cli.run", STAGES, "Write the plan of a run: prompts as token ids, cells, blocks, rounds."),
     "generate": Entry("mtbench.cli.run", STAGES, "Decode the missing batches of a plan."),

@@ -1,7 +1,7 @@
-"""Read and write data files: JSON lines (JSONL), JSON, Parquet and CSV; text files may be packed with gzip.
+"""Read data files: JSON lines (JSONL), JSON, Parquet and CSV; text files may be packed with gzip.
 
-`read_json_lines`, `read_parquet` and `write_json_lines` handle plain rows, one at a time. `load`, `load_stream` and
-`save` handle whole data sets as `datasets.Dataset` in memory. `datasets.load_dataset` is not used: it leaves a copy of
+`read_json_lines` and `read_parquet` handle plain rows, one at a time. `load` and `load_stream`
+handle whole data sets as `datasets.Dataset` in memory. `datasets.load_dataset` is not used: it leaves a copy of
 every file in the user's cache, also of private data, and infers types (a column of digits becomes numbers, a date is no
 longer text).
 """
@@ -9,7 +9,7 @@ longer text).
 import gzip
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -71,11 +71,6 @@ def read_parquet(file: BinaryIO | Path) -> Iterator[tuple[int, Any]]:
         raise RowError("row", number + 1, f"not readable as Parquet ({first_line(error)})") from None
 
 
-def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Write one line of JSON for each row."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 # --- Data sets ----------------------------------------------------------------------------------------------------
 
 
@@ -95,19 +90,6 @@ def load_stream(file: BinaryIO, suffix: str, field: str | None = None) -> Any:
     if not len(dataset):
         raise ValueError("no rows")
     return dataset
-
-
-def save(dataset: Any, path: Path, field: str | None = None) -> None:
-    """Write a `datasets.Dataset` as a file that `load` reads. Raise ValueError for a suffix that is not supported."""
-    if path.suffix == ".parquet":
-        dataset.to_parquet(path)
-    elif path.suffix == ".jsonl":
-        write_json_lines(path, dataset)
-    elif path.suffix == ".json":
-        rows = list(dataset)
-        path.write_text(json.dumps(rows if field is None else {field: rows}), encoding="utf-8")
-    else:
-        raise ValueError(f"{path.name}: writing {path.suffix} files is not supported")
 
 
 def _load_json_lines(file: BinaryIO, field: str | None) -> Any:

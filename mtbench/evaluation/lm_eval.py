@@ -8,7 +8,6 @@ Importing `lm_eval` takes a second, and only planning and scoring need it, so fu
 import io
 import logging
 import random
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
@@ -255,31 +254,6 @@ class HarnessSuite(Suite):
             f"suite {self.name!r}: no usable data {where} ({type(cause).__name__}: "
             f"{' '.join(str(cause).split())[:200]}); pass --data-dir DIR with {required} in it{alternative}"
         )
-
-    # --- Bundles --------------------------------------------------------------------------------------------------
-
-    def write_data(self, folder: Path) -> None:
-        """Copy the files of the data folder unchanged; write data from the hub in the formats that `tasks` names."""
-        if self.private and not self._has_only_archives():
-            raise UserError(
-                f"suite {self.name!r}: a bundle may only carry the authors' encrypted archive, because they ask not to "
-                "publish the text; put the archive below --data-dir, or leave this suite out of the bundle"
-            )
-        for file, data in self._data.items():
-            source = self._files.get(file)
-            target = folder / file
-            if source is not None:
-                target = target.with_name(source.name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source is not None:
-                shutil.copyfile(source, target)
-            else:
-                with lm_eval_environment():
-                    dataset_files.save(data, target, self.field)
-
-    def _has_only_archives(self) -> bool:
-        paths = self._files.values()
-        return bool(paths) and all(path.suffix == ".zip" for path in paths)
 
 
 class TrainableSuite(HarnessSuite):

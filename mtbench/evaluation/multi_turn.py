@@ -78,11 +78,6 @@ class QuestionSuite(Suite):
         chosen = (questions[:limit] for questions in self._questions_by_subtask())
         return [prompt for question in interleave(chosen) for prompt in self._conversation(question, template)]
 
-    def write_data(self, folder: Path) -> None:
-        target = folder / self.files[0]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(self._data)
-
     # --- Turns ----------------------------------------------------------------------------------------------------
 
     def _conversation(self, question: Question, template: Template) -> Iterator[Prompt]:

@@ -118,27 +118,10 @@ class Suite:
         """
         raise UserError(f"suite {self.name!r} has no training split")
 
-    # --- Variants and bundles -------------------------------------------------------------------------------------
-
     @classmethod
     def cell_prefix(cls, variant: str) -> str:
         """Return the suite's part of a cell id for a `variant` that is not empty."""
         return f"{cls.name}_{variant}"
-
-    @classmethod
-    def resolve_variant(cls, variant: str, data_dir: Path) -> str:
-        """Return the variant to use with the unpacked bundle `data_dir`; differs if the variant is a file's path."""
-        return variant
-
-    def write_data(self, folder: Path) -> None:
-        """Write the suite's data below `folder`, laid out for `--data-dir`; nothing if the suite has no files.
-
-        Raise UserError if a bundle cannot carry the data.
-        """
-        raise UserError(
-            f"suite {self.name!r} does not implement `write_data`, so a bundle cannot carry its data; make the bundle "
-            "without this suite, and copy the data by hand for `--data-dir`"
-        )
 
 
 @contextmanager

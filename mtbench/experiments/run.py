@@ -14,7 +14,6 @@ from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs import lifecycle
 from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
-from mtbench.runs.bundle import from_bundle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.option_texts import ALL
 from mtbench.runs.options import Cause
@@ -45,7 +44,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
     def plan(self, request: RunRequest, session: RunSession) -> Plan:
         """Return prompts, cells, blocks and rounds."""
         lifecycle.check(_execution(request, request, session), request.device)
-        return make_plan(request if session.bundle is None else from_bundle(Path(session.bundle), request))
+        return make_plan(request)
 
     def headline(self, planned: Plan, given: Collection[str]) -> str:
         """Return a plan in one line: its items, with the default limit if that left some out, its arms and batches."""

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from mtbench.records import Former, Record, Upgraded, points
 from mtbench.runs import options
-from mtbench.runs.options import BENCHMARK, option
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
     from mtbench.runs.formats import Elimination
@@ -105,10 +104,6 @@ class RunSession(Session):
     """How one call carries out a run."""
 
     dry_run: options.DryRun = False
-    bundle: Annotated[
-        str | None,
-        option("Read data and checkpoints from this file, made by `mtbench fetch`.", BENCHMARK, metavar="PATH"),
-    ] = None
     workers: options.Workers = None
     ray: options.Ray = None
     server: options.Servers = ()

@@ -203,18 +203,6 @@ def test_the_file_may_have_its_second_name(tmp_path: Path) -> None:
     assert opened(write(tmp_path, rows(), "mt_bench/mt_bench__question.jsonl")).prompts(compiled(CHATML), 1)
 
 
-@pytest.mark.parametrize("name", ["mt-bench", "spec-bench"])
-def test_written_data_are_read_unchanged(name: str, tmp_path: Path) -> None:
-    """`write_data` uses the layout of a data folder; a suite on it is the same."""
-    folder = write(write(tmp_path / "a", rows()), rows(), "spec_bench/question.jsonl")
-    first = opened(folder, name)
-    first.write_data(tmp_path / "b")
-    second = opened(tmp_path / "b", name)
-
-    assert second.task == first.task
-    assert second.prompts(compiled(CHATML), None) == first.prompts(compiled(CHATML), None)
-
-
 # --- SPEED-Bench --------------------------------------------------------------------------------------------------
 
 
@@ -255,8 +243,6 @@ def test_speed_bench_reads_the_files_of_its_script(split: str, tasks: list[str],
     assert [p.item.split("/")[2] for p in prompts[4:]] == ["0", "1", "2", "0", "1", "2"]
     assert (suite.task["split"], suite.task["turns"]) == (split or "qualitative", "all")
     assert suite.task["licence"] == "NVIDIA Evaluation Dataset License"
-    suite.write_data(tmp_path / "written")
-    assert opened(tmp_path / "written", "speed-bench", split).prompts(compiled(CHATML), None) == prompts
 
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{question}"

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -185,23 +184,4 @@ def test_suites_run_offline(offline: OfflinePython) -> None:
     cells = json.loads((offline.folder / "run/results.json").read_text())["cells"]
     assert {cell["suite"]: cell["status"] for cell in cells} == dict.fromkeys(WITH_DATA, "ok")
     assert (offline.folder / "run/report.html").is_file()
-    assert offline.attempts == ""
-
-
-@real
-@pytest.mark.slow
-def test_a_bundle_of_all_suites_runs_offline(offline: OfflinePython) -> None:
-    """A plan from the bundle alone has the same prompts as a plan from the folder."""
-    specs = [word for name in WITH_DATA for word in ("--suite", name)]
-    options = [*specs, "--family", "tiny", "--offline", "--skip-unscorable"]
-    fetched = offline.run(["-m", "mtbench", "fetch", *options, "--data-dir", str(REAL), "--bundle", "all.tar"], 300)
-    assert fetched.returncode == 0, fetched.stderr
-    prompts: list[Any] = []
-    for place in (["--bundle", "all.tar"], ["--data-dir", str(REAL)]):
-        output = ["--method", "ar", "--limit", "1", "--max-new-tokens", "4", "-o", out := f"plan{len(prompts)}"]
-        planned = offline.run(["-m", "mtbench", "plan", *options, *output, *place], 300)
-        assert planned.returncode == 0, planned.stderr
-        prompts.append(json.loads((offline.folder / out / "plan.json").read_text())["suites"])
-
-    assert prompts[0] == prompts[1]
     assert offline.attempts == ""

@@ -185,14 +185,6 @@ def test_a_file_is_known_by_gits_own_hash(monkeypatch: pytest.MonkeyPatch) -> No
     assert not alpaca._is_published(alpaca.__new__(alpaca), b"hello world")
 
 
-def test_a_bundle_carries_the_questions(folder: Path, tmp_path: Path) -> None:
-    """Written below another folder, each suite asks the same."""
-    for name in NAMES:
-        suite = opened(name, folder)
-        suite.write_data(tmp_path)
-        assert opened(name, tmp_path).prompts(chat, None) == suite.prompts(chat, None)
-
-
 def test_every_scored_suite_says_its_words(folder: Path) -> None:
     """What lm-eval's task does not say stands in the results."""
     said: Mapping[str, Any] = opened("math500", folder).task

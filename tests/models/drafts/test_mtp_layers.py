@@ -33,7 +33,6 @@ from mtbench.models.families import locate, split_part
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Calls, Checkpoint, load
 from mtbench.runs import time_estimate
-from mtbench.runs.bundle import open_bundle, write_bundle
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.plan_checks import refuse_faulty
@@ -301,23 +300,6 @@ def test_a_whole_cell_runs_and_is_described(made: Callable[[str], Headed]) -> No
     assert shapes[path + PART]["body"] < shapes[path]["body"]
     counted = time_estimate._shapes(planned)
     assert counted[path + PART].body == shapes[path + PART]["body"]
-
-
-def test_a_bundle_holds_a_checkpoint_and_names_its_part(
-    mimo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    family = make_family({"ar": str(mimo), "head": f"{mimo}{PART}"})
-    write_bundle(tmp_path / "b.tar", {}, family, ["ar", "head"], offline=True)
-    found = open_bundle(tmp_path / "b.tar").checkpoints
-    assert found["head"] == found["ar"] + PART
-    assert plan(mimo, "mtp:draft=head", model=None, family="tiny", checkpoint=dict(found))
-
-
-def make_family(roles: dict[str, str]) -> Any:
-    from mtbench.models.families import family
-
-    return family("tiny", checkpoints=roles)
 
 
 @pytest.mark.parametrize(
