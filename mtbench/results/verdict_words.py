@@ -5,8 +5,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from mtbench.statistics import (
     ACCURACY_MARGIN,
     BUDGET_CUT_SHARE,
@@ -15,7 +13,6 @@ from mtbench.statistics import (
     LENGTH_RATIO_RANGE,
     NORMAL,
     SAMPLES_NEEDED_SHARE,
-    SEEDS_NEEDED,
     SPEED_MARGIN,
     UNITS_NEEDED,
     WINDOW_NEEDED_S,
@@ -206,21 +203,6 @@ def stops_paying(verdicts: Mapping[int, str]) -> int | None:
         if verdicts[size].startswith(("same", "slower")):
             stops = size
     return stops
-
-
-def seeds_verdict(differences: Sequence[float], needed: int = SEEDS_NEEDED) -> Verdict:
-    """Return `higher` or `lower` if all training seeds agree in sign and their 95 % t interval excludes 0.
-
-    Otherwise, or with fewer than `needed` seeds, return `cannot tell`.
-    """
-    seeds = len(differences)
-    if reason := _short_of(needed, seeds, "seed"):
-        return Verdict("cannot tell", f": {reason}")
-    mean, sd = float(np.mean(differences)), float(np.std(differences, ddof=1))
-    agree = all(d * mean > 0 for d in differences)
-    if not agree or abs(mean) <= t_quantile(0.95, seeds - 1) * sd / math.sqrt(seeds):
-        return Verdict("cannot tell")
-    return Verdict("higher" if mean > 0 else "lower")
 
 
 def _short_of(needed: int, count: int, noun: str) -> str | None:
