@@ -43,12 +43,16 @@ class IfEval(HarnessSuite):
     def __init__(self, variant: str, source: Source) -> None:
         _import_checkers()
         super().__init__(variant, source)
+        self._scorable: list[int] | None = None  # documents to use; None: all
         if not _find_punkt(source):
             self._exclude_unscorable(source)
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
         with _fixed_language_detection():
             return super().score(answers)
+
+    def _selected_docs(self, name: str, limit: int | None) -> list[int] | None:
+        return None if self._scorable is None else self._scorable[:limit]
 
     def _exclude_unscorable(self, source: Source) -> None:
         """Exclude the prompts that need `punkt_tab`. Raise UserError if there are any and `skip_unscorable` is off."""
@@ -68,7 +72,7 @@ class IfEval(HarnessSuite):
                 f"(`python -m nltk.downloader {PUNKT}` on another machine), or leave these prompts out with "
                 "--skip-unscorable"
             )
-        self._excluded = {name: frozenset(excluded) for name in self._tasks}
+        self._scorable = [doc_id for doc_id, kinds in needing.items() if not kinds]
         self.task = {**self.task, "left_out": {"items": len(excluded), "needing": PUNKT, "instructions": kinds}}
 
 

@@ -13,9 +13,14 @@ for the prompt (a line with both of the first two is refused); `answer`, `refere
 (default: the line number). `input` is added to an `instruction`. Other fields are ignored.
 
 A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer that ends with
-`#### 72`, as in GSM8K, the number behind `####` counts. `--metric` says how (mtbench/evaluation/answer_match.py):
-`exact`, `contains`, `number`, or `none` for no scores. The default is `number` for a file whose answers all end
-so, and else `exact`.
+`#### 72`, as in GSM8K, the number behind `####` counts. `--metric` says how: `exact`, `contains`, `number`, or `none`
+for no scores. The default is `number` for a file whose answers all end so, and else `exact`.
+
+- `exact`: the text is the reference, whatever the case, the white space and the punctuation around it. This is
+  `exact_match` of lm-evaluation-harness with `ignore_case`. Its `ignore_punctuation` is not used: 3.5 would be 35.
+- `contains`: the text has the reference in it as whole words, compared in the same way.
+- `number`: the last number of the text equals that of the reference, as in the filter `flexible-extract` of lm-eval's
+  GSM8K. Numbers are compared by value, so 1,000 and 1000.0 are equal.
 
     mtbench run --suite prompts:mine.jsonl --metric contains
 """
@@ -23,7 +28,9 @@ so, and else `exact`.
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Mapping
+import string
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +38,63 @@ from jinja2 import TemplateError
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.evaluation.answer_match import METRICS, NUMBER
 from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
+NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
+AROUND = string.whitespace + string.punctuation.replace("-", "").replace("+", "")  # a sign belongs to its number
 TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")  # the first one that a line has
 ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
 MARKED = re.compile(rf"####\s*\$?({NUMBER.pattern})\s*\.?\s*$")  # the result of an answer that has its reasoning
 NONE = "none"  # of `--metric`: nothing is scored
 ROLES = ("system", "user", "assistant")
+
+
+def normalised(text: str) -> str:
+    """Return the text in lower case, with single spaces, without white space and punctuation around it.
+
+    >>> normalised(' "The  Answer" is\\n-4.5.')
+    'the answer" is -4.5'
+    """
+    return " ".join(text.casefold().split()).strip(AROUND)
+
+
+def exact(text: str, reference: str) -> bool:
+    """Return whether the text is the reference.
+
+    >>> exact("Paris.", "paris"), exact("3.5", "35")
+    (True, False)
+    """
+    return normalised(text) == normalised(reference)
+
+
+def contains(text: str, reference: str) -> bool:
+    """Return whether the reference is in the text as whole words.
+
+    >>> contains("It is Paris, of course.", "paris"), contains("Parisian", "Paris")
+    (True, False)
+    """
+    return re.search(rf"(?<!\w){re.escape(normalised(reference))}(?!\w)", normalised(text)) is not None
+
+
+def number(text: str, reference: str) -> bool:
+    """Return whether the last numbers of both texts are equal; without a number in one of them they are not.
+
+    >>> number("18 + 24 = 1,042.0 dollars", "#### 1042"), number("none", "3")
+    (True, False)
+    """
+    found, expected = last_number(text), last_number(reference)
+    return found is not None and found == expected
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number in the text; None: there is none."""
+    numbers = NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+
+
+METRICS: Mapping[str, Callable[[str, str], bool]] = {"exact": exact, "contains": contains, "number": number}
 
 
 @SUITES.register("prompts")

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import mtbench
-
-PACKAGE = Path(mtbench.__file__).parent
+ROOT = Path(__file__).parents[1]
 MODULES = [
-    ".".join(("mtbench", *file.relative_to(PACKAGE).with_suffix("").parts))
-    for file in sorted(PACKAGE.rglob("*.py"))
+    ".".join((prefix, *file.relative_to(ROOT / folder).with_suffix("").parts))
+    for folder, prefix in {"mtbench": "mtbench", "methods": "mtbench.methods", "suites": "mtbench.suites"}.items()
+    for file in sorted((ROOT / folder).rglob("*.py"))
     if ">>>" in file.read_text(encoding="utf-8")
 ]
 

@@ -1,15 +1,14 @@
 """Read data files: JSON lines (JSONL), JSON, Parquet and CSV; text files may be packed with gzip.
 
-`read_json_lines` and `read_parquet` handle plain rows, one at a time. `load` and `load_stream`
-handle whole data sets as `datasets.Dataset` in memory. `datasets.load_dataset` is not used: it leaves a copy of
-every file in the user's cache, also of private data, and infers types (a column of digits becomes numbers, a date is no
-longer text).
+`read_rows` gives plain rows, one at a time. `load` gives a whole data set as `datasets.Dataset` in memory.
+`datasets.load_dataset` is not used: it leaves a copy of every file in the user's cache, also of private data, and
+infers types (a column of digits becomes numbers, a date is no longer text).
 """
 
 import gzip
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -18,7 +17,6 @@ from mtbench.errors import first_line
 
 LONGEST_ROW = 1 << 22  # bytes of a line: a text of a million tokens
 PARQUET_BATCH = 1000  # rows decoded at once
-ROW_UNIT = {".jsonl": "line", ".parquet": "row"}  # how error messages count, by the file's suffix
 
 
 class RowError(ValueError):
@@ -30,12 +28,11 @@ class RowError(ValueError):
         self.reason = reason
 
 
-# --- Rows ---------------------------------------------------------------------------------------------------------
-
-
-def read_rows(file: BinaryIO, suffix: str) -> Iterator[tuple[int, Any]]:
-    """Yield number (from 1) and value of each row of an open file; `suffix` is a key of ROW_UNIT. Raise RowError."""
-    return read_parquet(file) if suffix == ".parquet" else read_json_lines(file)
+def read_rows(file: BinaryIO, suffix: str) -> Iterator[tuple[str, Any]]:
+    """Yield place (such as `line 3`) and value of each row of an open .jsonl or .parquet file. Raise RowError."""
+    unit, rows = ("row", read_parquet(file)) if suffix == ".parquet" else ("line", read_json_lines(file))
+    for number, value in rows:
+        yield f"{unit} {number}", value
 
 
 def read_json_lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
@@ -56,7 +53,7 @@ def read_json_lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
             yield number, value
 
 
-def read_parquet(file: BinaryIO | Path) -> Iterator[tuple[int, Any]]:
+def read_parquet(file: BinaryIO) -> Iterator[tuple[int, Any]]:
     """Yield the number (from 1) and the value of each row. Raise RowError where the file cannot be read."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -71,9 +68,6 @@ def read_parquet(file: BinaryIO | Path) -> Iterator[tuple[int, Any]]:
         raise RowError("row", number + 1, f"not readable as Parquet ({first_line(error)})") from None
 
 
-# --- Data sets ----------------------------------------------------------------------------------------------------
-
-
 def load(path: Path, field: str | None = None) -> Any:
     """Read a file, packed (.gz) or not, as a `datasets.Dataset`. `field`: the key of the rows in a JSON object.
 
@@ -85,44 +79,21 @@ def load(path: Path, field: str | None = None) -> Any:
 
 
 def load_stream(file: BinaryIO, suffix: str, field: str | None = None) -> Any:
-    """Read an open file as `load` does; `suffix` is a key of READERS."""
-    dataset = READERS[suffix](file, field)
-    if not len(dataset):
-        raise ValueError("no rows")
-    return dataset
-
-
-def _load_json_lines(file: BinaryIO, field: str | None) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list([row for _, row in read_json_lines(file)])
-
-
-def _load_json(file: BinaryIO, field: str | None) -> Any:
-    from datasets import Dataset
-
-    data = json.load(file)
-    return Dataset.from_list(data if field is None else data[field])
-
-
-def _load_parquet(file: BinaryIO, field: str | None) -> Any:
+    """Read an open file as `load` does. In a CSV file every column is text, and missing values are those of pandas."""
+    import pandas
     from datasets import Dataset
     from pyarrow import parquet
 
-    return Dataset(parquet.read_table(file))
-
-
-def _load_csv(file: BinaryIO, field: str | None) -> Any:
-    """Read every column as text. Missing values are those of pandas, as when the hub serves a CSV file."""
-    import pandas
-    from datasets import Dataset
-
-    return Dataset.from_pandas(pandas.read_csv(file, dtype=str), preserve_index=False)
-
-
-READERS: Mapping[str, Callable[[BinaryIO, str | None], Any]] = {
-    ".jsonl": _load_json_lines,
-    ".json": _load_json,
-    ".parquet": _load_parquet,
-    ".csv": _load_csv,
-}
+    match suffix:
+        case ".parquet":
+            dataset = Dataset(parquet.read_table(file))
+        case ".csv":
+            dataset = Dataset.from_pandas(pandas.read_csv(file, dtype=str), preserve_index=False)
+        case ".json":
+            data = json.load(file)
+            dataset = Dataset.from_list(data if field is None else data[field])
+        case _:
+            dataset = Dataset.from_list([row for _, row in read_json_lines(file)])
+    if not len(dataset):
+        raise ValueError("no rows")
+    return dataset

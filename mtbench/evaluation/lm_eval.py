@@ -48,7 +48,6 @@ class HarnessSuite(Suite):
     def __init__(self, variant: str, source: Source) -> None:
         selected = self._select_tasks(variant, source.subtasks)
         self._tasks = self._load_tasks(selected, source)  # task name in item ids -> lm-eval's task
-        self._excluded: dict[str, frozenset[int]] = {}  # task -> documents that are left out
         self.task = {
             "name": self.group or ",".join(selected.values()),
             "version": ",".join(sorted({str(task.VERSION) for task in self._tasks.values()})),
@@ -114,12 +113,8 @@ class HarnessSuite(Suite):
         return {name: tasks[name] for name in subtasks or tasks}
 
     def _selected_docs(self, name: str, limit: int | None) -> list[int] | None:
-        """Return the documents of a task to use, in order; None: the first `limit`, as no document is excluded."""
-        excluded = self._excluded.get(name)
-        if not excluded:
-            return None
-        count = len(self._tasks[name].eval_docs)
-        return [doc for doc in range(count) if doc not in excluded][:limit]
+        """Return the documents of a task to use, in order; None: the first `limit`. A suite may choose others."""
+        return None
 
     def _build_prompts(
         self, task: Any, docs: list[int] | None, limit: int | None, template: Template
@@ -140,15 +135,11 @@ class HarnessSuite(Suite):
         self, task: Any, docs: list[int] | None, limit: int | None = None, num_fewshot: int = 0, **chat: Any
     ) -> list[tuple[int, Any]]:
         """Return (document, lm-eval's request) pairs of `docs`, in order; if None, of the first `limit` documents."""
-        if docs is None:
-            samples = None
-        elif docs:
-            samples, limit = docs, None
-        else:
+        if docs == []:
             return []  # lm-eval takes an empty selection for "all"
         task.set_config("num_fewshot", num_fewshot)
         task.set_fewshot_seed(FEWSHOT_SEED)  # restart the draw at every pass: item k always gets draw k
-        task.build_all_requests(limit=limit, samples=samples, **chat)
+        task.build_all_requests(limit=limit if docs is None else None, samples=docs, **chat)
         if docs is None:
             return [(request.doc_id, request) for request in task.instances]
         in_file_order = sorted(docs)  # as lm-eval takes them
@@ -160,9 +151,7 @@ class HarnessSuite(Suite):
     def _load_tasks(self, selected: Mapping[str, str], source: Source) -> dict[str, Any]:
         """Load lm-eval's tasks and their data. Raise UserError if the data are missing or unusable."""
         files = {file for task in selected.values() for file in self.tasks[task].values()}
-        self._files: dict[str, Path] = {}  # file of `tasks` -> its path below --data-dir
-        if source.data_dir:
-            self._files = {file: self._locate(source.data_dir, file) for file in sorted(files)}
+        paths = {file: self._locate(source.data_dir, file) for file in sorted(files)} if source.data_dir else {}
         if source.offline:
             network.go_offline()
         elif not source.data_dir:
@@ -174,7 +163,7 @@ class HarnessSuite(Suite):
         try:
             # In memory: lm-eval would cache processed documents on disk, and later runs would use those of the first.
             with lm_eval_environment(), patch.object(datasets.config, "IN_MEMORY_MAX_SIZE", 2**40):
-                data = {file: self._read(path, file) for file, path in self._files.items()}
+                data = {file: self._read(path, file) for file, path in paths.items()}
                 # lm-eval merges a group's members with the tasks it knows by name; it does not merge a single task.
                 members = [
                     {"task": task, **self.config, **self._dataset_override(task, data)} for task in selected.values()
@@ -187,9 +176,6 @@ class HarnessSuite(Suite):
         except Exception as error:  # datasets, pyarrow, jinja and the hub's client raise different classes
             raise self._data_error(sorted(files), source, error) from error
         tasks = {name: loaded[task] for name, task in selected.items()}
-        self._data = data or {
-            file: loaded[task].dataset[split] for task in selected.values() for split, file in self.tasks[task].items()
-        }
         for task in tasks.values():
             self._configure(task)
         return tasks
@@ -234,7 +220,6 @@ class HarnessSuite(Suite):
 
     def _data_error(self, files: Sequence[str], source: Source, error: Exception) -> UserError:
         """Return the UserError for data that cannot be loaded from `source`."""
-        cause = error.__cause__ or error  # datasets only reports "an error occurred"; its cause has the reason
         required = " and ".join(files if len(files) < 3 else (files[0], f"{len(files) - 1} more"))
         if not (source.data_dir or source.offline) and (reason := network.hub_refusal()):
             others = " or ".join(f"`--suite {SUITES[name].local}`" for name in SUITES if SUITES[name].local)
@@ -243,16 +228,15 @@ class HarnessSuite(Suite):
                 f"a network pass `--data-dir DIR` with {required} in it, or {others}; families without a download: "
                 f"{network.LOCAL_FAMILIES}."
             )
+        cause = error.__cause__ or error  # datasets only reports "an error occurred"; its cause has the reason
+        where, retry = "on the hub", ""
         if source.data_dir:
-            where, alternative = f"below {source.data_dir}", ""
+            where = f"below {source.data_dir}"
         elif source.offline:
-            where, alternative = "in the cache", ", or run once without --offline"
-        else:
-            where = "on the Hugging Face hub"
-            alternative = ", or --offline if it is cached (and --checkpoint ROLE=PATH for a model on disk)"
+            where, retry = "in the cache", ", or run once without --offline"
         return UserError(
             f"suite {self.name!r}: no usable data {where} ({type(cause).__name__}: "
-            f"{' '.join(str(cause).split())[:200]}); pass --data-dir DIR with {required} in it{alternative}"
+            f"{' '.join(str(cause).split())[:200]}); pass --data-dir DIR with {required} in it{retry}"
         )
 
 
@@ -290,29 +274,21 @@ def lm_eval_environment() -> Iterator[None]:
     """Run lm-eval silently, with a fixed seed and with compiled templates cached.
 
     lm-eval draws from the process's random generator, which its own runs seed; this restores the state afterwards.
-    Without the cache lm-eval compiles its templates for every question, nine tenths of the time.
+    Without the cache lm-eval compiles its templates for every question, nine tenths of the time. Do not import a
+    library for the first time in here: its log handlers would keep the discarded stream.
     """
     from lm_eval.utils import env
 
-    state = random.getstate()
+    state, disabled = random.getstate(), logging.root.manager.disable
     random.seed(SEED)
-    try:
-        with silenced(), patch.object(env, "from_string", cache(env.from_string)):
-            yield
-    finally:
-        random.setstate(state)
-
-
-@contextmanager
-def silenced() -> Iterator[None]:
-    """Discard the output and log records of other libraries; exceptions pass.
-
-    Do not import a library for the first time in here: its log handlers would keep the discarded stream.
-    """
-    disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            patch.object(env, "from_string", cache(env.from_string)),
+        ):
             yield
     finally:
         logging.disable(disabled)
+        random.setstate(state)

@@ -24,7 +24,7 @@ from jinja2 import TemplateError
 
 from mtbench import files, network
 from mtbench.errors import UserError, first_line
-from mtbench.evaluation.dataset_files import ROW_UNIT, RowError, read_rows
+from mtbench.evaluation.dataset_files import RowError, read_rows
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 from mtbench.files import cache_home
 
@@ -139,10 +139,8 @@ class QuestionSuite(Suite):
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
         """Yield the place of each row, for error messages, and the row. Raise UserError if one cannot be read."""
-        suffix = Path(self.files[0]).suffix
         try:
-            for number, row in read_rows(io.BytesIO(self._data), suffix):
-                yield f"{ROW_UNIT[suffix]} {number}", row
+            yield from read_rows(io.BytesIO(self._data), Path(self.files[0]).suffix)
         except RowError as error:
             raise UserError(f"suite {self.name!r}: {self.files[0]}, {error}") from None
 

@@ -165,21 +165,23 @@ def _run(program: str, limits: Limits, watch: Watch | None) -> Outcome:
     """
     key = secrets.token_hex(KEY_BYTES // 2).encode()
     with ExitStack() as stack:
-        stdin = stack.enter_context(tempfile.TemporaryFile())
-        stdin.write(key.ljust(PAGE_BYTES, b"\0") + program.encode("utf-8", "surrogatepass"))
-        stdin.seek(0)
+        source = key.ljust(PAGE_BYTES, b"\0") + program.encode("utf-8", "surrogatepass")
+        stdin, stderr = (stack.enter_context(_file_with(content)) for content in (source, b""))
         prefix: list[str] = []
-        inherited: tuple[int, ...] = ()
+        inherited: list[int] = []
         folder = None
         if watch:
-            prefix, inherited = _sandbox_command(limits, stack.enter_context(_seccomp_file()))
+            prefix = _sandbox_command(limits)
+            if code := filter_for():
+                inherited.append(stack.enter_context(_file_with(code)))
+                prefix += ["--seccomp", str(inherited[0])]
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         process = subprocess.Popen(
             [*prefix, *_interpreter_command(), limits.as_argument(confined=bool(watch)), *_package_folders()],
             stdin=stdin,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             cwd=folder,
             env=ENVIRONMENT | {"TMPDIR": folder or SCRATCH},
             pass_fds=inherited,
@@ -193,10 +195,20 @@ def _run(program: str, limits: Limits, watch: Watch | None) -> Outcome:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also other processes that an unconfined program started
                 process.wait()
-            if not started:
-                raise UserError(f"its interpreter did not start ({_first_stderr_line(process)})")
-        result = os.pread(stdin.fileno(), PAGE_BYTES, 0).rstrip(b"\0")
+        if not started:
+            said = os.pread(stderr, 1000, 0).decode(errors="replace").strip() or f"status {process.returncode}"
+            raise UserError(f"its interpreter did not start ({said.splitlines()[0].rstrip('.')})")
+        result = os.pread(stdin, PAGE_BYTES, 0).rstrip(b"\0")
     return _classify(result, key[::-1], process.returncode, stopped)
+
+
+@contextmanager
+def _file_with(content: bytes) -> Iterator[int]:
+    """Yield the descriptor of a file without a name, to read this content from."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
 
 
 def _wait(process: subprocess.Popen[bytes], wall_s: float, watched: Watched) -> tuple[bool, str]:
@@ -238,16 +250,6 @@ def _classify(result: bytes, success: bytes, status: int, stopped: str) -> Outco
     if number == signal.SIGXCPU:
         return Outcome(False, "timeout")
     return Outcome(False, f"killed by {signal.Signals(number).name}")
-
-
-def _first_stderr_line(process: subprocess.Popen[bytes]) -> str:
-    """Return the first line of the process's standard error, or its exit status if there is none."""
-    assert process.stderr is not None
-    poll = select.poll()
-    poll.register(process.stderr, select.POLLIN)
-    text = os.read(process.stderr.fileno(), 1000).decode(errors="replace") if poll.poll(0) else ""
-    lines = text.strip().splitlines() or [f"status {process.returncode}"]
-    return lines[0].rstrip(".")
 
 
 # --- The interpreter ----------------------------------------------------------------------------------------------
@@ -307,30 +309,16 @@ def _inherited_settings() -> list[str]:
     If memory runs out, the kernel ends them before all others. If they crash, no core file is written, and none of the
     host's programs that collect crashes starts: that is what the limit 1 means, see core(5).
     """
-    command = [shutil.which("choom"), "--adjust", "1000", "--"] if shutil.which("choom") else []
-    if shutil.which("prlimit") and resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
-        command = [shutil.which("prlimit"), "--core=1:1", *command]
-    return [str(word) for word in command]
+    command: list[str] = []
+    if (prlimit := shutil.which("prlimit")) and resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
+        command += [prlimit, "--core=1:1"]
+    if choom := shutil.which("choom"):
+        command += [choom, "--adjust", "1000", "--"]
+    return command
 
 
-@contextmanager
-def _seccomp_file() -> Iterator[int | None]:
-    """Yield an open file descriptor to read the seccomp filter from; None if this machine has no filter."""
-    code = filter_for()
-    if code is None:
-        yield None
-        return
-    read_end, write_end = os.pipe()
-    os.write(write_end, code)
-    os.close(write_end)
-    try:
-        yield read_end
-    finally:
-        os.close(read_end)
-
-
-def _sandbox_command(limits: Limits, filter_fd: int | None) -> tuple[list[str], tuple[int, ...]]:
-    """Return the command to put before the interpreter's, and the file descriptors that it must inherit."""
+def _sandbox_command(limits: Limits) -> list[str]:
+    """Return the command to put before the interpreter's."""
     interpreter_folders = _interpreter_folders()
     command = [
         *_inherited_settings(),
@@ -355,10 +343,7 @@ def _sandbox_command(limits: Limits, filter_fd: int | None) -> tuple[list[str], 
         command += ["--size", str(limits.scratch_bytes), "--tmpfs", SCRATCH]
     else:
         command += ["--dir", SCRATCH]
-    command += ["--remount-ro", "/", "--chdir", SCRATCH]
-    if filter_fd is None:
-        return command, ()
-    return [*command, "--seccomp", str(filter_fd)], (filter_fd,)
+    return [*command, "--remount-ro", "/", "--chdir", SCRATCH]
 
 
 def _bind_read_only(path: Path) -> list[str]:

@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 
 from mtbench import files, network
 from mtbench.errors import UserError, first_line
-from mtbench.evaluation.dataset_files import ROW_UNIT, RowError, read_rows
+from mtbench.evaluation.dataset_files import RowError, read_rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
@@ -262,16 +262,15 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a file (JSONL may be packed), with their numbers; blank lines are skipped."""
     if not path.name.endswith(SUFFIXES):
         raise UserError(f"{path} has an unknown file type; known: {', '.join(SUFFIXES)}")
-    suffix, number = Path(path.name.removesuffix(".gz")).suffix, 0
-    unit = ROW_UNIT[suffix]
+    suffix, place = Path(path.name.removesuffix(".gz")).suffix, "its beginning"
     try:
         with files.open_plain(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
-            for number, value in read_rows(cast("BinaryIO", stream), suffix):
-                yield f"{path}, {unit} {number:,}", value
+            for place, value in read_rows(cast("BinaryIO", stream), suffix):
+                yield f"{path}, {place}", value
     except RowError as error:
-        raise UserError(f"{path}, {unit} {error.number:,}: {error.reason}") from None
+        raise UserError(f"{path}, {error}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {path} beyond {unit} {number:,} ({first_line(error)})") from None
+        raise UserError(f"cannot read {path} beyond {place} ({first_line(error)})") from None
 
 
 def _hub_rows(data: str, count: int | None, offline: bool) -> Iterator[tuple[str, Any]]:

@@ -28,8 +28,8 @@ MIB = 2**20
 
 @pytest.fixture
 def cgroups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return an empty folder that stands for /sys/fs/cgroup; this process is in the group /job/step of each kind."""
-    (tmp_path / "membership").write_text("4:memory:/job/step\n3:cpu,cpuacct:/job/step\n0::/job/step\n")
+    """Return an empty folder that stands for /sys/fs/cgroup; this process is in the group /job/step."""
+    (tmp_path / "membership").write_text("4:memory:/other\n0::/job/step\n")
     monkeypatch.setattr(machine_share, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(machine_share, "CGROUPS", tmp_path / "cgroup")
     (tmp_path / "cgroup").mkdir()
@@ -59,17 +59,6 @@ def test_a_group_or_one_above_it_limits_the_share(cgroups: Path, monkeypatch: py
     assert usable_processors() == 2
     assert usable_memory_bytes() == 900 * MIB
     assert max_concurrent(Limits()) == 1
-
-
-def test_groups_of_version_1_limit_the_share(cgroups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their files have other names and one folder for each controller; a quota of -1 is none."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    _write(cgroups / "cpu,cpuacct", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
-    _write(cgroups / "cpu,cpuacct/job/step", cpu__cfs_quota_us="300000", cpu__cfs_period_us="100000")
-    _write(cgroups / "memory/job", memory__limit_in_bytes=str(800 * MIB))
-
-    assert usable_processors() == 3
-    assert usable_memory_bytes() == 800 * MIB
 
 
 def test_a_group_that_is_not_visible_here_counts_by_the_root_of_the_folder(cgroups: Path) -> None:

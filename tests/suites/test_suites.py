@@ -357,7 +357,7 @@ def test_offline_uses_the_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
             "huggingface.co: Name or service not known",
             ("the hub cannot be reached (huggingface.co: Name", "`--suite prompts:FILE`", "arithmetic", "smollm2-135m"),
         ),
-        (None, ("Couldn't reach", "--offline", "--checkpoint")),
+        (None, ("Couldn't reach", "--data-dir DIR")),
     ],
     ids=["unreachable", "answers"],
 )

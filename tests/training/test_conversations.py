@@ -198,7 +198,7 @@ def test_of_a_folder_with_splits_only_the_training_one_is_read(tmp_path: Path, f
         ("torn.jsonl", b'{"prompt": "Q", "completion": "A"}\n{"prompt": \n', "torn.jsonl, line 2: not JSON"),
         ("latin.jsonl", b'{"prompt": "caf\xe9", "completion": "A"}\n', "latin.jsonl, line 1: not JSON"),
         ("torn.jsonl.gz", gzip.compress(json.dumps(ROWS[0]).encode() + b"\n", mtime=0)[:-6], "beyond line 1"),
-        ("not.jsonl.gz", b"plain", r"not\.jsonl\.gz beyond line 0"),
+        ("not.jsonl.gz", b"plain", r"not\.jsonl\.gz beyond its beginning"),
         ("not.parquet", b"plain", r"not\.parquet, row 1: not readable as Parquet"),
         ("mine.csv", b"plain", r"mine\.csv has an unknown file type; known: \.jsonl"),
     ],
