@@ -45,9 +45,7 @@ class QuestionSuite(Suite):
 
     metric = None
     title: ClassVar[str]  # the benchmark's own name
-    files: tuple[
-        str, ...
-    ]  # possible paths below --data-dir, JSONL or Parquet; the first is the one that mtbench writes
+    files: tuple[str, ...]  # possible paths below --data-dir, JSONL or Parquet; a download is cached as the first
     origin: str  # where a user gets the file
     url: ClassVar[str | None] = None  # where mtbench downloads the file; None: never
     sha256: ClassVar[str | None] = None  # of the file at `url`
