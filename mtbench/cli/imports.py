@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mtbench.cli.parameters import command
-from mtbench.cli.session import beside_json, refuse_twice, show, write_json
+from mtbench.cli.session import beside_json, refuse_twice, write_json
 from mtbench.files import refuse_existing, write_text
 from mtbench.runs import options
 
@@ -39,22 +39,23 @@ def import_files(
 ) -> None:
     """Lay results of other tools side by side, each figure under its owner's definition.
 
-    Reads Spec-Bench, specdec_bench, SpecForge, vLLM `bench serve`, SGLang bench_serving, guidellm, aiperf and lm-eval.
+    Reads results of vLLM `bench serve`, guidellm, aiperf and lm-eval.
     """
-    from mtbench.imports.beside import our_cells
-    from mtbench.imports.registry import read_file, side_by_side
+    from mtbench.document import markdown, show
+    from mtbench.imports.format import SCHEMA_VERSION, Imported
+    from mtbench.imports.registry import our_cells, read_file
     from mtbench.records import cleaned, dump
-    from mtbench.report.imported import imported_blocks, imported_markdown
+    from mtbench.report.imported import imported_document
 
     refuse_existing(json_to)
     refuse_twice(files, "file", "give each file once")
-    imported = side_by_side([result for file in files for result in read_file(file)])
-    if beside is not None:
-        imported = imported.changed(beside=our_cells(beside, imported.results))
-    imported = cleaned(imported)
-    show(imported_blocks(imported), beside_json(json_to))
+    results = [result for file in files for result in read_file(file)]
+    ours = [] if beside is None else our_cells(beside, results)
+    imported = cleaned(Imported(schema_version=SCHEMA_VERSION, results=results, beside=ours))
+    page = imported_document(imported)
+    show(page, beside_json(json_to))
     text = json.dumps(dump(imported), indent=1, allow_nan=False) + "\n"
     if out is not None:
         write_text(out / "imported.json", text)
-        write_text(out / "imported.md", imported_markdown(imported))
+        write_text(out / "imported.md", markdown(page))
     write_json(json_to, text)

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from mtbench.errors import UserError
 from mtbench.imports.format import ImportedFigure
 from mtbench.imports.importer import (
+    LENGTH_OF_REQUESTS,
+    POOLED_LENGTH,
+    POOLED_RATE,
     Content,
     Found,
     Importer,
@@ -26,7 +29,6 @@ from mtbench.imports.importer import (
     text,
     within,
 )
-from mtbench.imports.meanings import LENGTH_OF_REQUESTS, POOLED_LENGTH, POOLED_RATE
 
 VERSION = "1.4"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mtbench.records import CellName, Count, Record, Sha256, Size, Text, VersionOne
+from mtbench.records import CellName, Record, Sha256, Size, Text, VersionOne
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -64,23 +64,9 @@ class OurCell(Record):
     figures: list[OurFigure] = Field(description="figures that an imported one equals by definition; empty: none")
 
 
-class PairedSamples(Record):
-    """Two files of lm-eval samples: the items that both have, paired by the hashes of document, prompt and target."""
-
-    first: Size = Field(description="number of the first result, from 1")
-    second: Size = Field(description="number of the second result")
-    metric: Text = Field(description="metric of the items")
-    items: Count = Field(description="items in both, with a value in both")
-    mean_first: float | None = Field(description="mean over these items in the first result; null: no items")
-    mean_second: float | None = Field(description="mean over these items in the second result; null: no items")
-    higher_first: Count = Field(description="items with the higher value in the first result")
-    higher_second: Count = Field(description="items with the higher value in the second result")
-
-
 class Imported(Record):
     """Results of other tools side by side, each figure under its owner's definition."""
 
     schema_version: VersionOne = Field(description="version of this format")
     results: Annotated[list[ImportedResult], Field(min_length=1)] = Field(description="imported results")
     beside: list[OurCell] = Field(description="cells of our run that stand beside them; empty: no run was given")
-    paired_samples: list[PairedSamples] = Field(description="lm-eval samples item by item; empty: not two such files")

@@ -5,8 +5,7 @@ type: what is wrong becomes one UserError, which names the file and the field.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,7 +15,6 @@ from mtbench.imports.format import ImportedFigure
 LONGEST_TEXT = 200  # characters of an untrusted text that are kept
 LARGEST_NUMBER = 1e30
 MOST_FIGURES = 5000  # of a result
-STATISTICS = {"mean": "Mean", "median": "Median", "std": "Standard deviation", "max": "Maximum"}
 
 
 class Meaning(NamedTuple):
@@ -29,6 +27,34 @@ class Meaning(NamedTuple):
     scale: float = 1.0  # our unit times this is `unit`
 
 
+# Definitions that two tools share, or that equal a figure of ours. Each was read in its owner's code;
+# mtbench/results/acceptance.py holds our side. Our answers are cut at the end token; a tool that counts tokens accepted
+# after it (vllm issue 56101) gets a larger figure by the same formula.
+POOLED_LENGTH = Meaning(  # vLLM: vllm/benchmarks/serve.py; aiperf: metrics/types/spec_decode_metrics.py
+    "acceptance length, pooled",
+    "tokens",
+    "1 + accepted draft tokens / verified drafts, over all requests: the target's own token counts, that of prefill "
+    "does not.",
+    "acceptance.derived.vllm",
+)
+POOLED_RATE = Meaning(
+    "acceptance rate, pooled",
+    "percent",
+    "Accepted draft tokens / proposed draft tokens, over all requests, in percent; the target's own token counts "
+    "nowhere.",
+    "acceptance.rate",
+    100.0,
+)
+LENGTH_OF_REQUESTS = Meaning(
+    "acceptance length, mean of requests",
+    "tokens",
+    "1 + accepted draft tokens / verification steps of each request, averaged over requests with equal weight; the "
+    "target's own token counts, that of prefill does not.",
+    "acceptance.derived.aiperf",
+)
+OURS = {meaning.key: meaning for meaning in (POOLED_LENGTH, POOLED_RATE, LENGTH_OF_REQUESTS)}
+
+
 class Content(NamedTuple):
     """A file: the JSON values in it, one for the whole file or one for each line."""
 
@@ -36,19 +62,15 @@ class Content(NamedTuple):
     documents: Sequence[Any]
 
 
-ItemKey = tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Found:
-    """One result in a file. samples: of lm-eval's items, metric -> item -> value."""
+    """One result in a file: what its importer knows of an ImportedResult."""
 
-    figures: Sequence[ImportedFigure]
+    figures: list[ImportedFigure]
     version: str | None = None
     model: str | None = None
     part: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    samples: Mapping[str, Mapping[ItemKey, float]] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 class Importer(NamedTuple):
@@ -58,18 +80,6 @@ class Importer(NamedTuple):
     tool: str
     recognises: Callable[[Sequence[Any]], bool]
     read: Callable[[Content], list[Found]]
-
-
-def each_benchmark(content: Content, read: Callable[[Mapping[str, Any], str, str | None], Found]) -> list[Found]:
-    """Return a result for each object of a file that holds one benchmark, or one in each line."""
-    several = len(content.documents) > 1
-    found = []
-    for line, document in enumerate(content.documents, start=1):
-        where = f"{content.where}, line {line}" if several else content.where
-        if not isinstance(document, dict):
-            raise UserError(f"{where}: it is {shown(document)}; it must be an object.")
-        found.append(read(document, where, f"line {line}" if several else None))
-    return found
 
 
 def has(value: Any, *names: str) -> TypeGuard[dict[str, Any]]:
@@ -120,33 +130,6 @@ def figure(meaning: Meaning, name: str, value: Any, where: str) -> ImportedFigur
         definition=meaning.definition,
         ours=meaning.ours,
     )
-
-
-def taken(document: Mapping[str, Any], meanings: Mapping[str, Meaning], where: str) -> list[ImportedFigure]:
-    """Return the figures that a file has of those that are known. null is not measured."""
-    return [
-        figure(meaning, name, document[name], where)
-        for name, meaning in meanings.items()
-        if document.get(name) is not None
-    ]
-
-
-def latencies(document: Mapping[str, Any], tool: str, meanings: Mapping[str, str], where: str) -> list[ImportedFigure]:
-    """Return the statistics of latencies that a file has, named as in `p99_ttft_ms`: so do vLLM and SGLang.
-
-    `meanings`: what is measured, by the name of the latency.
-    """
-    known = re.compile(rf"(mean|median|std|max|p\d{{1,2}}(?:\.\d{{1,4}})?)_({'|'.join(meanings)})_ms")
-    found = []
-    for name, value in document.items():
-        matched = known.fullmatch(name)
-        if matched and value is not None:
-            statistic, what = matched.groups()
-            of_what = STATISTICS.get(statistic, f"{statistic[1:]}th percentile")
-            found.append(
-                figure(Meaning(f"{tool}: {name}", "ms", f"{of_what} of: {meanings[what]}."), name, value, where)
-            )
-    return found
 
 
 def settings(document: Any, names: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """lm-eval: results_*.json and samples_*.jsonl of version 0.4 (EleutherAI/lm-evaluation-harness, lm_eval/loggers).
 
 results_*.json holds the figures that lm-eval prints. A line of samples holds one item under one filter; the file names
-neither the task nor a version. Items pair by the hashes of document, prompt and target.
+neither the task nor a version. The hashes of document, prompt and target name an item.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ from mtbench.imports.importer import (
     Content,
     Found,
     Importer,
-    ItemKey,
     Meaning,
     figure,
     has,
@@ -96,8 +95,8 @@ def _read_samples(content: Content) -> list[Found]:
 
 
 def _samples(name_of_filter: str, lines: Sequence[tuple[str, Mapping[str, Any]]]) -> Found:
-    values: dict[str, dict[ItemKey, float]] = {}
-    items: dict[ItemKey, str] = {}
+    values: dict[str, list[float]] = {}
+    items: dict[tuple[str, ...], str] = {}
     for where, sample in lines:
         key = tuple(text(member(sample, name, str, where)) for name in HASHES)
         if key in items:
@@ -106,20 +105,15 @@ def _samples(name_of_filter: str, lines: Sequence[tuple[str, Mapping[str, Any]]]
         for metric in member(sample, "metrics", list, where):
             value = sample.get(metric) if isinstance(metric, str) else None
             if isinstance(value, int | float):  # other metrics need more than one number, such as a perplexity
-                values.setdefault(text(metric), {})[key] = number(float(value), str(metric), where)
+                values.setdefault(text(metric), []).append(number(float(value), str(metric), where))
     digest = hashlib.sha256("".join(sorted("".join(key) for key in items)).encode()).hexdigest()[:8]
     figures = []
     for metric, of_items in values.items():
         about = f"`{metric}` after the filter `{name_of_filter}`, over the {len(of_items)} items {digest}"
         meaning = Meaning(f"lm-eval samples: {about}", "as the metric", f"Mean of {about}, with equal weight.")
-        mean = statistics.fmean(of_items.values())
+        mean = statistics.fmean(of_items)
         figures.append(figure(meaning, f"{metric}, mean of samples", mean, lines[0][0]))
-    return Found(
-        figures=figures,
-        part=f"filter {name_of_filter}",
-        settings={"items": str(len(items))},
-        samples={f"{metric},{name_of_filter}": of_items for metric, of_items in values.items()},
-    )
+    return Found(figures=figures, part=f"filter {name_of_filter}", settings={"items": str(len(items))})
 
 
 RESULTS = Importer("lm-eval results_*.json (0.4)", "lm-eval", _recognises_results, _read_results)

@@ -1,8 +1,7 @@
-"""All importers, and how a file finds its own: by content, never by name."""
+"""All importers, how a file finds its own (by content, never by name), and which figures of ours equal theirs."""
 
 import hashlib
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +9,18 @@ from pydantic_core import from_json
 
 from mtbench import files
 from mtbench.errors import UserError, first_line, printable
-from mtbench.imports import aiperf, guidellm, lm_eval, sglang, spec_bench, specdec_bench, specforge, vllm
-from mtbench.imports.format import SCHEMA_VERSION, Imported, ImportedResult, OurCell, PairedSamples
-from mtbench.imports.importer import MOST_FIGURES, Content, Found, Importer
+from mtbench.imports import aiperf, guidellm, lm_eval, vllm
+from mtbench.imports.format import ImportedResult, OurCell, OurFigure
+from mtbench.imports.importer import MOST_FIGURES, OURS, Content, Meaning
+from mtbench.results.format import ResultCell, Results
+from mtbench.runs.directory import RunDirectory
 
 LARGEST_FILE = 1 << 27  # bytes: a report with every request of a long benchmark
 MOST_RESULTS = 1000  # of a file
-IMPORTERS: Sequence[Importer] = (
-    spec_bench.IMPORTER,
-    specdec_bench.IMPORTER,
-    specforge.IMPORTER,
-    vllm.IMPORTER,
-    sglang.IMPORTER,
-    guidellm.IMPORTER,
-    aiperf.IMPORTER,
-    lm_eval.RESULTS,
-    lm_eval.SAMPLES,
-)
-
-Read = tuple[ImportedResult, Found]
+IMPORTERS = (vllm.IMPORTER, guidellm.IMPORTER, aiperf.IMPORTER, lm_eval.RESULTS, lm_eval.SAMPLES)
 
 
-def read_file(path: Path) -> list[Read]:
+def read_file(path: Path) -> list[ImportedResult]:
     """Return the results in a file of another tool. Raises UserError in one line."""
     where = printable(str(path))
     try:
@@ -48,22 +37,47 @@ def read_file(path: Path) -> list[Read]:
     if len(found) > MOST_RESULTS or any(len(result.figures) > MOST_FIGURES for result in found):
         raise UserError(f"{where}: over {MOST_RESULTS:,} results, or over {MOST_FIGURES:,} figures in one of them.")
     digest = hashlib.sha256(data).hexdigest()
-    return [(_record(result, importer, where, digest), result) for result in found]
+    return [
+        ImportedResult(file=where, sha256=digest, format=importer.format, tool=importer.tool, **vars(result))
+        for result in found
+    ]
 
 
-def side_by_side(read: Sequence[Read], beside: Sequence[OurCell] = ()) -> Imported:
-    """Return the results of all files, with the pairs of lm-eval's samples among them."""
-    return Imported(
-        schema_version=SCHEMA_VERSION,
-        results=[result for result, _ in read],
-        beside=list(beside),
-        paired_samples=[
-            _paired(first, second, metric, read[first][1], read[second][1])
-            for first, second in itertools.combinations(range(len(read)), 2)
-            for metric in read[first][1].samples
-            if metric in read[second][1].samples
-        ],
-    )
+def our_cells(directory: Path, results: Sequence[ImportedResult]) -> list[OurCell]:
+    """Return the cells of a run, with the figures that equal one of the imported results by definition.
+
+    Raises UserError if the directory holds no finished run.
+    """
+    run = RunDirectory.open(directory)
+    if not run.has("results.json"):
+        raise UserError(
+            f"{str(directory)!r} holds no results.json; finish the run with `mtbench run -o {directory} --resume`."
+        )
+    stored = run.read("results.json", Results)
+    imported = dict.fromkeys(figure.meaning for result in results for figure in result.figures)
+    return [
+        OurCell(
+            run=str(directory),
+            run_id=stored.run_id,
+            cell=cell.cell,
+            suite=cell.suite,
+            arm=cell.arm,
+            batch_size=cell.batch_size,
+            simulated=cell.simulated is not None,
+            figures=list(_figures(cell, [OURS[key] for key in imported if key in OURS])),
+        )
+        for cell in stored.cells
+        if cell.status != "failed"
+    ]
+
+
+def _figures(cell: ResultCell, wanted: Sequence[Meaning]) -> Iterator[OurFigure]:
+    for meaning in wanted:
+        value: Any = cell
+        for name in str(meaning.ours).split("."):
+            value = getattr(value, name, None)  # a field that is null ends the path
+        if isinstance(value, int | float):
+            yield OurFigure(name=str(meaning.ours), value=value * meaning.scale, unit=meaning.unit, meaning=meaning.key)
 
 
 def _documents(data: bytes, where: str) -> list[Any]:
@@ -86,32 +100,3 @@ def _documents(data: bytes, where: str) -> list[Any]:
 
 def _formats() -> str:
     return ", ".join(importer.format for importer in IMPORTERS)
-
-
-def _record(found: Found, importer: Importer, where: str, digest: str) -> ImportedResult:
-    return ImportedResult(
-        file=where,
-        sha256=digest,
-        format=importer.format,
-        tool=importer.tool,
-        version=found.version,
-        model=found.model,
-        part=found.part,
-        settings=dict(found.settings),
-        figures=list(found.figures),
-    )
-
-
-def _paired(first: int, second: int, metric: str, one: Found, other: Found) -> PairedSamples:
-    left, right = one.samples[metric], other.samples[metric]
-    common = [item for item in left if item in right]
-    return PairedSamples(
-        first=first + 1,
-        second=second + 1,
-        metric=metric,
-        items=len(common),
-        mean_first=sum(left[item] for item in common) / len(common) if common else None,
-        mean_second=sum(right[item] for item in common) / len(common) if common else None,
-        higher_first=sum(left[item] > right[item] for item in common),
-        higher_second=sum(left[item] < right[item] for item in common),
-    )

@@ -4,33 +4,26 @@
 models have no output throughput and are refused.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mtbench.errors import UserError
 from mtbench.imports.format import ImportedFigure
 from mtbench.imports.importer import (
+    POOLED_LENGTH,
+    POOLED_RATE,
     Content,
     Found,
     Importer,
     Meaning,
-    each_benchmark,
     figure,
     has,
-    latencies,
     number,
     numbers,
     optional_text,
     settings,
-    taken,
-)
-from mtbench.imports.meanings import (
-    OUTPUT_RATE,
-    POOLED_LENGTH,
-    POOLED_RATE,
-    REQUEST_RATE,
-    REQUESTS,
-    TIME_PER_TOKEN,
-    TOTAL_RATE,
+    shown,
 )
 
 FIGURES = {
@@ -41,9 +34,19 @@ FIGURES = {
     "spec_decode_accepted_tokens": Meaning(
         "vllm: accepted tokens", "tokens", "Draft tokens accepted in the benchmark."
     ),
-    "output_throughput": OUTPUT_RATE,
-    "total_token_throughput": TOTAL_RATE,
-    "request_throughput": REQUEST_RATE,
+    "output_throughput": Meaning(
+        "vllm: output_throughput",
+        "tokens/s",
+        "Output tokens of the requests answered without an error / wall time of the benchmark, seen by the client.",
+    ),
+    "total_token_throughput": Meaning(
+        "vllm: total_token_throughput",
+        "tokens/s",
+        "Prompt and output tokens of the requests answered without an error / wall time of the benchmark.",
+    ),
+    "request_throughput": Meaning(
+        "vllm: request_throughput", "requests/s", "Requests answered without an error / wall time of the benchmark."
+    ),
     "request_goodput": Meaning(
         "vllm: request_goodput", "requests/s", "Requests within all `--goodput` limits / wall time of the benchmark."
     ),
@@ -52,7 +55,7 @@ FIGURES = {
         "tokens/s",
         "Most streamed messages in one second of the benchmark, a message counted as one token.",
     ),
-    "completed": REQUESTS,
+    "completed": Meaning("vllm: completed", "requests", "Requests that were answered without an error."),
     "failed": Meaning("vllm: failed", "requests", "Requests that ended with an error."),
     "duration": Meaning("vllm: duration", "s", "Time from the first request to the last answer."),
 }
@@ -60,10 +63,12 @@ REQUIRED = ("duration", "completed", "request_throughput", "output_throughput", 
 SETTINGS = ("backend", "label", "date", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
 LATENCIES = {
     "ttft": "time from sending a request to its first streamed message",
-    "tpot": TIME_PER_TOKEN,
+    "tpot": "(request latency − time to first token) / (output tokens − 1) of each request with two or more tokens",
     "itl": "gap between two streamed messages, over all gaps of all requests: a message of several tokens is one gap",
     "e2el": "time from sending a request to its last streamed message",
 }
+STATISTICS = {"mean": "Mean", "median": "Median", "std": "Standard deviation", "max": "Maximum"}
+LATENCY = re.compile(rf"(mean|median|std|max|p\d{{1,2}}(?:\.\d{{1,4}})?)_({'|'.join(LATENCIES)})_ms")
 
 
 def _recognises(documents: Sequence[Any]) -> bool:
@@ -71,7 +76,14 @@ def _recognises(documents: Sequence[Any]) -> bool:
 
 
 def _read(content: Content) -> list[Found]:
-    return each_benchmark(content, _result)
+    several = len(content.documents) > 1
+    found = []
+    for line, document in enumerate(content.documents, start=1):
+        where = f"{content.where}, line {line}" if several else content.where
+        if not isinstance(document, dict):
+            raise UserError(f"{where}: it is {shown(document)}; it must be an object.")
+        found.append(_result(document, where, f"line {line}" if several else None))
+    return found
 
 
 def _result(document: Mapping[str, Any], where: str, part: str | None) -> Found:
@@ -79,9 +91,9 @@ def _result(document: Mapping[str, Any], where: str, part: str | None) -> Found:
         number(document.get(name), name, where)
     return Found(
         figures=[
-            *taken(document, FIGURES, where),
+            *(figure(FIGURES[name], name, document[name], where) for name in FIGURES if document.get(name) is not None),
             *_positions(document, where),
-            *latencies(document, "vllm", LATENCIES, where),
+            *_latencies(document, where),
         ],
         model=optional_text(document.get("model_id")),
         part=part,
@@ -99,6 +111,16 @@ def _positions(document: Mapping[str, Any], where: str) -> Iterator[ImportedFigu
             "spec_decode_acceptance_rate is in percent.",
         )
         yield figure(meaning, f"{name}[{place}]", rate, where)
+
+
+def _latencies(document: Mapping[str, Any], where: str) -> Iterator[ImportedFigure]:
+    """Yield the statistics of latencies that the file has; any percentile may be in it."""
+    for name, value in document.items():
+        matched = LATENCY.fullmatch(name)
+        if matched and value is not None:
+            statistic, what = matched.groups()
+            of_what = STATISTICS.get(statistic, f"{statistic[1:]}th percentile")
+            yield figure(Meaning(f"vllm: {name}", "ms", f"{of_what} of: {LATENCIES[what]}."), name, value, where)
 
 
 IMPORTER = Importer("vLLM `bench serve` JSON", "vLLM", _recognises, _read)

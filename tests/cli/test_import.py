@@ -15,7 +15,7 @@ from mtbench import records
 from mtbench.cli import main
 from mtbench.cli.session import err, out
 from mtbench.errors import UserError
-from mtbench.imports.beside import SAME
+from mtbench.imports.importer import OURS
 from mtbench.results.aggregate import assemble
 from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
 from mtbench.results.format import ResultCell
@@ -38,13 +38,12 @@ def import_files(words: Sequence[Any], columns: int = 80) -> Result:
 
 def test_figures_of_one_definition_share_a_row(files: dict[str, Path]) -> None:
     """Their tools are named; what only one tool has stands under its name. Tables fit in 80 characters."""
-    shown = import_files([files["vllm"], files["aiperf"], files["sglang"]]).stdout
+    shown = import_files([files["vllm"], files["aiperf"], files["guidellm"]]).stdout
     shared = shown.partition("Same definition\n")[2].partition("\nvLLM\n")[0].splitlines()
-    assert shared[2].split() == ["vLLM:", "spec_decode_acceptance_length", "tokens", "2.40", "2.40", "–"]
-    assert shared[3].strip() == "aiperf:"
-    assert max(map(len, shared)) <= 80
-    own = shown.partition("\nSGLang\n")[2].splitlines()
-    assert own[2].split() == ["accept_length", "tokens", "2.50"]
+    assert shared[2].split() == ["vLLM:", "spec_decode_acceptance_length", "=", "aiperf:", "tokens", "2.40", "2.40"]
+    assert max(map(len, shown.splitlines())) <= 80
+    own = shown.partition("\nguidellm\n")[2].splitlines()
+    assert own[2].split() == ["request_totals.successful", "requests", "6"]
     assert "mtbench forms no ratio and no verdict with them." in " ".join(shown.split())
 
 
@@ -65,7 +64,7 @@ def test_a_directory_gets_json_and_markdown(files: dict[str, Path], tmp_path: Pa
     assert import_files([files["vllm"], "--out", tmp_path / "out"]).exit_code == 0
     page = (tmp_path / "out" / "imported.md").read_text()
     assert "| spec\\_decode\\_acceptance\\_length | tokens | 2.40 |" in page
-    assert "\\<b\\>a\\|b\\</b\\>" in page
+    assert "&lt;b>a\\|b&lt;/b>" in page
     assert "\x1b" not in page
     validator("imported").validate(json.loads((tmp_path / "out" / "imported.json").read_text()))
 
@@ -81,7 +80,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_stands_beside_where_the_definition_is_the_same(files: dict[str, Path], run: Path) -> None:
     """Our acceptance stands in the row of vLLM's; no latency of ours does."""
-    result = import_files([files["vllm"], files["sglang"], "--beside", run, "--json", "-"])
+    result = import_files([files["vllm"], files["guidellm"], "--beside", run, "--json", "-"])
     document = json.loads(result.stdout)
     validator("imported").validate(document)
     first, second = document["beside"]
@@ -90,24 +89,23 @@ def test_a_run_stands_beside_where_the_definition_is_the_same(files: dict[str, P
     assert ours["acceptance.derived.vllm"] == 2.0
     assert not ours.keys() - {"acceptance.derived.vllm", "acceptance.rate"}
     row = next(line for line in result.stderr.splitlines() if line.startswith("spec_decode_acceptance_length"))
-    assert row.split()[2:] == ["2.40", "–", "2.00", "1.00"]
+    assert row.split()[2:] == ["2.40", "2.00", "1.00"]
 
 
 def test_every_figure_that_is_called_ours_exists() -> None:
     """A renamed field of results.json does not become a missing value. Shares become percent by their scale."""
-    for meaning in SAME.values():
+    for meaning in OURS.values():
         field, _, rest = str(meaning.ours).partition(".")
         assert field in ResultCell.model_fields
         known = {*AcceptanceFigures.model_fields, *(f"derived.{name}" for name in DerivedAcceptance.model_fields)}
         assert rest in known
         assert meaning.scale == (100.0 if meaning.unit == "percent" else 1.0)
-    assert len(SAME) == 6
 
 
 def test_mistakes_are_one_line(files: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "other").write_text("{}")
     for words, line in (
-        ([tmp_path / "other"], "no known format; mtbench imports Spec-Bench JSONL"),
+        ([tmp_path / "other"], "no known format; mtbench imports vLLM"),
         ([files["vllm"], files["vllm"]], "is the same file as"),
         ([files["vllm"], "--beside", tmp_path], "holds no plan.json"),
     ):

@@ -3,32 +3,31 @@
 import contextlib
 import json
 import math
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tool_files import FOLDER, SGLANG, SPEC_BENCH, SPECDEC_ACCEPTANCE, SPECFORGE, TEXTS, VLLM, answer, lines
+from tool_files import TEXTS, VLLM, lines
 
 from mtbench.errors import UserError
-from mtbench.imports.format import Imported, ImportedResult
-from mtbench.imports.registry import IMPORTERS, MOST_RESULTS, Read, read_file, side_by_side
+from mtbench.imports.format import ImportedResult
+from mtbench.imports.registry import IMPORTERS, MOST_RESULTS, read_file
 
-Reader = Callable[..., Imported]
+Reader = Callable[..., list[ImportedResult]]
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Reader:
     """Import texts as files whose names say nothing."""
 
-    def reader(*texts: str | bytes) -> Imported:
-        results: list[Read] = []
+    def reader(*texts: str | bytes) -> list[ImportedResult]:
+        results: list[ImportedResult] = []
         for number, text in enumerate(texts):
             path = tmp_path / f"file{number}"
             path.write_bytes(text.encode() if isinstance(text, str) else text)
             results += read_file(path)
-        return side_by_side(results)
+        return results
 
     return reader
 
@@ -55,61 +54,9 @@ def ours(result: ImportedResult) -> dict[str, str]:
     return {figure.name: figure.ours for figure in result.figures if figure.ours}
 
 
-def test_spec_bench(read: Reader) -> None:
-    """speed.py: the mean of all steps, and the mean over questions of tokens per second, by task and overall."""
-    by_part = {result.part: result for result in read(TEXTS["spec_bench"]).results}
-    assert [*by_part] == ["overall", "mt_bench", "translation", "qa"]
-    assert values(by_part["overall"]) == {
-        "#Mean accepted tokens": pytest.approx(18 / 8),
-        "Tokens per second": pytest.approx((20 + 40 + 24) / 3),
-    }
-    assert values(by_part["mt_bench"]) == pytest.approx({"#Mean accepted tokens": 8 / 3, "Tokens per second": 20})
-    assert ours(by_part["overall"]) == {"#Mean accepted tokens": "acceptance.derived.spec_bench"}
-    assert by_part["overall"].model == "vicuna-7b-v1.3-eagle"
-    assert by_part["overall"].version is None
-
-
-def test_specdec_bench_acceptance(read: Reader) -> None:
-    """Average_AL over turns is ours; over requests, as its metrics for MT-Bench and Spec-Bench store it, it is not."""
-    over_turns, over_requests = (
-        read(json.dumps([entry])).results[0]
-        for entry in (
-            SPECDEC_ACCEPTANCE[0],
-            SPECDEC_ACCEPTANCE[0] | {"Request_AL": {"0": 1.6, "1": 1.8}, "Category_AL": {"math": 1.7}},
-        )
-    )
-    assert values(over_turns)["Average_AL"] == statistics.fmean([2.0, 1.0, 2.5, 1.5])
-    assert values(over_turns)["Conditional_Acceptance_Rate[3]"] == 0.4
-    assert ours(over_turns) == {"Average_AL": "acceptance.derived.specdec_bench"}
-    assert ours(over_requests) == {}
-    assert values(over_requests)["Category_AL[math]"] == 1.7
-
-
-def test_specdec_bench_timing(read: Reader) -> None:
-    """Its statistics are texts."""
-    assert values(read(TEXTS["specdec_timing"]).results[0]) == {
-        "Output TPS": 118.75,
-        "Output TPS/gpu": 59.375,
-        "E2E Request Time, mean": 0.2,
-        "E2E Request Time, median": 0.21,
-        "Number of Output Tokens, mean": 4.75,
-        "Number of Output Tokens, median": 5.5,
-    }
-
-
-def test_specforge(read: Reader) -> None:
-    """A result for each benchmark, configuration and repetition. Without labels there is no accuracy."""
-    results = read(TEXTS["specforge"]).results
-    assert [result.part for result in results] == ["mtbench", "gsm8k, repetition 1", "gsm8k, repetition 2"]
-    assert results[1].settings["batch_size"] == "8"
-    assert values(results[0]) == {"accept_length": 2.75, "output_throughput": 480.0, "latency": 12.5}
-    assert values(results[2]) | {"accept_length": 3.5, "accuracy": 0.625} == values(results[2])
-    assert ours(results[0]) == {"accept_length": "acceptance.derived.sglang"}
-
-
 def test_vllm(read: Reader) -> None:
     """The rate is in percent, the rates by position are shares; any percentile is read."""
-    (result,) = read(TEXTS["vllm"]).results
+    (result,) = read(TEXTS["vllm"])
     found = values(result)
     for name in ("output_throughput", "spec_decode_acceptance_length", "spec_decode_acceptance_rate", "p99.9_itl_ms"):
         assert found[name] == VLLM[name]
@@ -126,31 +73,16 @@ def test_vllm(read: Reader) -> None:
 
 
 def test_an_appended_vllm_file_holds_a_result_for_each_line(read: Reader) -> None:
-    results = read(f"{json.dumps(VLLM)}\n{json.dumps(VLLM | {'output_throughput': 7.0})}").results
+    results = read(f"{json.dumps(VLLM)}\n{json.dumps(VLLM | {'output_throughput': 7.0})}")
     assert [(result.part, values(result)["output_throughput"]) for result in results] == [
         ("line 1", 120.0),
         ("line 2", 7.0),
     ]
 
 
-def test_sglang(read: Reader) -> None:
-    """An unlimited rate is written as Infinity. Its acceptance length covers the server's lifetime: it is not ours."""
-    (result,) = read(TEXTS["sglang"]).results
-    found = values(result)
-    assert {name: found[name] for name in ("accept_length", "total_throughput", "max_itl_ms")} == {
-        "accept_length": 2.5,
-        "total_throughput": 120.0,
-        "max_itl_ms": 40.0,
-    }
-    assert ours(result) == {}
-    assert result.settings["request_rate"] == "inf"
-    assert result.settings["server version"] == "0.5.9"
-    assert result.model == "Qwen/Qwen3-8B"
-
-
 def test_guidellm(read: Reader) -> None:
     """What the console of guidellm 0.8.1 printed: latencies of completed requests, throughput of all requests."""
-    (result,) = read(TEXTS["guidellm"]).results
+    (result,) = read(TEXTS["guidellm"])
     shown = {name: f"{value:.1f}" for name, value in values(result).items()}
     printed = {
         "requests_per_second.total.mean": "53.1",
@@ -171,7 +103,7 @@ def test_guidellm(read: Reader) -> None:
 
 def test_aiperf(read: Reader) -> None:
     """What aiperf 0.13.0 printed."""
-    (result,) = read(TEXTS["aiperf"]).results
+    (result,) = read(TEXTS["aiperf"])
     shown = {name: f"{value:.2f}" for name, value in values(result).items()}
     printed = {
         "spec_decode_acceptance_length": "2.25",
@@ -196,7 +128,7 @@ def test_aiperf(read: Reader) -> None:
 
 def test_lm_eval_results(read: Reader) -> None:
     """What lm-eval 0.4.13 printed: acc 0.125 ± 0.125. The definition names task, version, shots and items."""
-    (result,) = read(TEXTS["lm_eval_results"]).results
+    (result,) = read(TEXTS["lm_eval_results"])
     assert values(result) == {"sums: acc,none": 0.125, "sums: acc_stderr,none": 0.125}
     assert result.figures[0].definition == (
         "lm-eval's metric `acc` after the filter `none` on sums, version 2.0, 0-shot, 8 items."
@@ -204,38 +136,31 @@ def test_lm_eval_results(read: Reader) -> None:
     assert (result.version, result.model) == ("0.4.13", "dummy")
 
 
-def test_lm_eval_samples_pair_by_their_hashes(read: Reader) -> None:
-    """The mean of samples is the result's accuracy; two files pair on the items that both have."""
+def test_lm_eval_samples_have_a_meaning_by_their_hashes(read: Reader) -> None:
+    """The mean of samples is the result's accuracy. Two files have the same figure only if they have the same items."""
     samples = [json.loads(line) for line in TEXTS["lm_eval_samples"].splitlines()]
-    other = [sample | {"acc": 1.0} for sample in samples[2:]] + [samples[0] | {"prompt_hash": "another prompt"}]
-    imported = read(TEXTS["lm_eval_samples"], lines(*other))
-    assert values(imported.results[0]) == {"acc, mean of samples": 0.125}
-    assert imported.results[0].figures[0].meaning != imported.results[1].figures[0].meaning
-    (pair,) = imported.paired_samples
-    right = sum(sample["acc"] for sample in samples[2:])
-    assert (pair.items, pair.mean_first, pair.mean_second) == (6, right / 6, 1.0)
-    assert (pair.higher_first, pair.higher_second) == (0, 6 - right)
+    other = lines(*(sample | {"acc": 1.0} for sample in samples))
+    fewer = lines(*samples[1:], samples[0] | {"prompt_hash": "another prompt"})
+    first, second, third = read(TEXTS["lm_eval_samples"], other, fewer)
+    assert (values(first), values(second)) == ({"acc, mean of samples": 0.125}, {"acc, mean of samples": 1.0})
+    assert first.figures[0].meaning == second.figures[0].meaning != third.figures[0].meaning
 
 
 def test_tools_share_a_meaning_only_where_the_formula_is_the_same(read: Reader) -> None:
-    """vLLM's and aiperf's pooled acceptance are one figure; SGLang's acceptance length and all latencies are not."""
+    """vLLM's and aiperf's pooled acceptance are one figure; their rates and latencies are not."""
     tools: dict[str, set[str]] = {}
-    for result in read(*TEXTS.values()).results:
+    for result in read(*TEXTS.values()):
         for figure in result.figures:
             tools.setdefault(figure.meaning, set()).add(result.tool)
     shared = {meaning: sorted(names) for meaning, names in tools.items() if len(names) > 1}
     assert shared == {
         "acceptance length, pooled": ["aiperf", "vLLM"],
         "acceptance rate, pooled": ["aiperf", "vLLM"],
-        "output throughput, client": ["SGLang", "vLLM"],
-        "total throughput, client": ["SGLang", "vLLM"],
-        "request throughput, client": ["SGLang", "vLLM"],
-        "requests, completed": ["SGLang", "vLLM"],
     }
 
 
 def test_a_meaning_has_one_unit_and_one_definition(read: Reader) -> None:
-    figures = [figure for result in read(*TEXTS.values()).results for figure in result.figures]
+    figures = [figure for result in read(*TEXTS.values()) for figure in result.figures]
     kinds = {(figure.meaning, figure.unit, figure.definition, figure.ours) for figure in figures}
     assert len(kinds) == len({figure.meaning for figure in figures})
 
@@ -284,41 +209,24 @@ def changed(document: dict[str, Any], **changes: Any) -> str:
     return json.dumps({k: v for k, v in (document | changes).items() if v != "gone"})
 
 
-FORKED = SPEC_BENCH[0] | {"choices": [{k: v for k, v in SPEC_BENCH[0]["choices"][0].items() if k != "accept_lengths"}]}
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("", "not JSON"),
         ("no JSON", "not JSON"),
-        ("{}", "no known format; mtbench imports Spec-Bench JSONL, specdec_bench"),
+        ("{}", "no known format; mtbench imports vLLM `bench serve` JSON, guidellm"),
         ("[]", "no known format"),
         ("null", "no known format"),
         ("[" * 100_000, "not JSON"),
         (b"\xff\xfe", "not JSON"),
         (json.dumps({"results": [1], "versions": 1, "config": 1}), "no known format"),
-        (lines(SPEC_BENCH[0]) + "{torn", "line 2: not JSON"),
-        (lines(FORKED), "line 1: accept_lengths is missing, so this is no layout that mtbench reads."),
-        (lines(SPEC_BENCH[0], 3), "line 2: category is missing"),
-        (lines(answer(1, "qa", [1], [4], [0.0])), "line 1: wall_time is 0 in total; it must be positive."),
-        (lines(answer(1, "qa", [True], [4], [1.0])), "line 1: accept_lengths[0] is true; it must be a finite number."),
-        (lines(SPEC_BENCH[0], SPEC_BENCH[1] | {"model_id": "other"}), "answers of several models"),
-        (json.dumps([SPECDEC_ACCEPTANCE[0], {}]), "entry 2: neither 'Average_AL' nor 'Output TPS' is there"),
-        (
-            TEXTS["specdec_timing"].replace('"0.2000"', '"fast"'),
-            "E2E Request Time, mean is 'fast'; it must be a finite",
-        ),
-        (TEXTS["specdec_timing"].replace('"0.2000"', '"nan"'), "E2E Request Time, mean is 'nan'; it must be a finite"),
-        (changed(SPECFORGE, gsm8k=3), "gsm8k is 3; it must be an array."),
-        (TEXTS["specforge"].replace("2.75", "NaN"), "accept_length is nan; it must be a finite number."),
+        (lines(VLLM) + "{torn", "line 2: not JSON"),
         (changed(VLLM, output_throughput="gone"), "output_throughput is null; it must be a finite number."),
         (changed(VLLM, mean_ttft_ms=math.nan), "mean_ttft_ms is nan; it must be a finite number."),
         (changed(VLLM, spec_decode_acceptance_rate="46"), "spec_decode_acceptance_rate is '46'; it must be a finite"),
         (changed(VLLM, duration=10**400), "duration is a huge number; it must be a finite number."),
         (changed(VLLM, spec_decode_per_position_acceptance_rates={"0": 1}), "is an object; it must be an array"),
-        (lines(SGLANG | {"accept_length": [2]}), "accept_length is an array; it must be a finite number."),
-        (lines(SGLANG, 1), "line 2: it is 1; it must be an object."),
+        (lines(VLLM, 1), "line 2: it is 1; it must be an object."),
         (TEXTS["guidellm"].replace('"request_totals"', '"totals"'), "request_totals is missing"),
         (other_version(TEXTS["guidellm"], "benchmarks", version=[]), "benchmarks is empty"),
         (
@@ -344,7 +252,7 @@ def test_a_broken_file_is_one_line(refused: Callable[..., str], text: str | byte
 
 
 def test_too_many_results_are_refused(refused: Callable[..., str]) -> None:
-    line = refused(json.dumps(SPECDEC_ACCEPTANCE * (MOST_RESULTS + 1)))
+    line = refused(lines(*[VLLM] * (MOST_RESULTS + 1)))
     assert "over 1,000 results" in line
 
 
@@ -390,5 +298,4 @@ def replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def test_every_importer_has_a_file_here(read: Reader) -> None:
-    assert {result.format for result in read(*TEXTS.values()).results} == {known.format for known in IMPORTERS}
-    assert FOLDER.name == "imports"
+    assert {result.format for result in read(*TEXTS.values())} == {known.format for known in IMPORTERS}

@@ -51,8 +51,8 @@ def test_a_file_that_lm_eval_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     samples = written.pop("samples")
     tracker.save_results_aggregated(results=written, samples=samples)
     tracker.save_results_samples("sums", samples["sums"])
-    (of_results,) = (read_file(path)[0][0] for path in tmp_path.glob("out/*/results_*.json"))
-    (of_samples,) = (read_file(path)[0][0] for path in tmp_path.glob("out/*/samples_*.jsonl"))
+    (of_results,) = (read_file(path)[0] for path in tmp_path.glob("out/*/results_*.json"))
+    (of_samples,) = (read_file(path)[0] for path in tmp_path.glob("out/*/samples_*.jsonl"))
     accuracy = written["results"]["sums"]["acc,none"]
     assert {figure.name: figure.value for figure in of_results.figures}["sums: acc,none"] == accuracy
     assert [figure.value for figure in of_samples.figures] == [accuracy]
