@@ -15,15 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import small_config, small_tokenizer
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    Glm4MoeConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-)
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, PretrainedConfig, Qwen2Config
 
 from mtbench.decoding.method import ModelRunners
 from mtbench.models.drafts.loading import load_draft
@@ -36,8 +28,6 @@ LAYERS = 3
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ROUTED = EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
-RECURRENT = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
-RECURRENT |= {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")} | {"head_dim": 16}
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,6 @@ class Published:
 APPENDED = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 COPIED = ("embed_tokens", "shared_head.head")
 AT_END = f"model.layers.{LAYERS}."
-QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 FAMILIES = {
     "mimo": Published(
         Qwen2Config,
@@ -78,28 +67,13 @@ FAMILIES = {
         *(AT_END, AT_END, APPENDED),
         copies=COPIED,
     ),
-    "qwen3-next": Published(
-        Qwen3NextConfig,
-        {**EXPERTS, **RECURRENT, "num_experts": 4, "shared_expert_intermediate_size": 16},
-        *("mtp.", "mtp.layers.0.", QWEN),
-        blank_start=False,
-    ),
-    "qwen3.5": Published(
-        Qwen3_5TextConfig,
-        {**RECURRENT, "mtp_num_hidden_layers": 1},
-        *("mtp.", "mtp.layers.0.", QWEN),
-        blank_start=False,
-    ),
 }
-DENSE = ("mimo", "qwen3.5")
-SERVED = ("mimo", "glm", "deepseek")  # the others have recurrent layers
+DENSE = "mimo"
 
 
 def config_of(family: str, layers: int) -> PretrainedConfig:
     published = FAMILIES[family]
     changes = {"num_hidden_layers": layers, "max_position_embeddings": 1024, **published.changes}
-    if family.startswith("qwen"):
-        changes["layer_types"] = ["linear_attention"] * LAYERS + ["full_attention"] * (layers - LAYERS)
     # A tied head likes the token it has just read, so random targets and drafts often agree.
     return small_config(published.config, tie_word_embeddings=True, **changes)
 
@@ -116,7 +90,7 @@ class Headed:
 
     def target(self) -> Checkpoint:
         checkpoint = load(str(self.folder), dtype=torch.float64)
-        if self.family not in DENSE:
+        if self.family != DENSE:
             eager_experts(checkpoint.model)
         return checkpoint
 
@@ -124,7 +98,7 @@ class Headed:
         """The target as transformers loads it."""
         how = {"dtype": torch.float64, "attn_implementation": "eager"}
         model = AutoModelForCausalLM.from_pretrained(self.folder, config=config_of(self.family, LAYERS), **how)
-        return model if self.family in DENSE else eager_experts(model)
+        return model if self.family == DENSE else eager_experts(model)
 
     def runners(self) -> ModelRunners:
         """The target and its layer."""
@@ -166,10 +140,9 @@ class Headed:
         return torch.stack(judged)
 
     def normed(self, x: Tensor, name: str) -> Tensor:
-        """RMSNorm; Qwen's newer ones store the scale less one."""
-        scale = self.head[name] + self.family.startswith("qwen")
-        out: Tensor = x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt() * scale
-        return out
+        """RMSNorm."""
+        out: Tensor = x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt()
+        return out * self.head[name]
 
     def block(self, x: Tensor) -> Tensor:
         """The decoder layer over a whole sequence (L, C)."""
@@ -194,12 +167,10 @@ def save_headed(folder: Path, family: str, seed: int = 0) -> Headed:
     published = FAMILIES[family]
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config_of(family, LAYERS + 1), attn_implementation="eager").double()
-    if family not in DENSE:
+    if family != DENSE:
         eager_experts(model)
     width = model.config.hidden_size
-    head = {name: 0.3 * torch.randn(width).double() for name in ("token_norm", "feature_norm", "last_norm")}
-    if not family.startswith("qwen"):
-        head = {name: weight + 1 for name, weight in head.items()}
+    head = {name: 1 + 0.3 * torch.randn(width).double() for name in ("token_norm", "feature_norm", "last_norm")}
     token, feature = torch.eye(width).double() * 2, torch.randn(width, width).double() * 0.2
     head["join"] = torch.cat((token, feature) if published.token_first else (feature, token), 1)
     with torch.no_grad():

@@ -24,7 +24,7 @@ from decoding_cases import (
     run,
     run_external,
 )
-from mtp_checkpoints import LAYERS, SERVED, Headed, save_headed
+from mtp_checkpoints import FAMILIES, LAYERS, Headed, save_headed
 from thinned import one_in
 from torch import Tensor
 from transformers import DeepseekV3ForCausalLM, Glm4MoeForCausalLM
@@ -96,7 +96,7 @@ def agrees(headed: Headed, seen: Seen) -> bool:
     )
 
 
-@pytest.mark.parametrize(("family", "ahead", "how"), one_in(4, product(SERVED, (1, 3), range(len(WAYS)))))
+@pytest.mark.parametrize(("family", "ahead", "how"), one_in(4, product(FAMILIES, (1, 3), range(len(WAYS)))))
 def test_drafts_are_those_of_plain_torch(
     made: Callable[[str], Headed], family: str, ahead: int, how: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_drafts_are_those_of_plain_torch(
     assert agrees(made(family), drafted(made(family), ahead, monkeypatch, **WAYS[how]))
 
 
-@pytest.mark.parametrize(("ahead", "family"), one_in(2, product((1, 3), SERVED)))
+@pytest.mark.parametrize(("ahead", "family"), one_in(2, product((1, 3), FAMILIES)))
 def test_drafts_change_nothing_but_the_pace(made: Callable[[str], Headed], family: str, ahead: int) -> None:
     """`ar`'s tokens and reasons; commits of several lengths, each row's own whatever its neighbours are."""
     headed = made(family)
@@ -253,7 +253,7 @@ FAULTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "family"), [*product(FAULTS, SERVED)])
+@pytest.mark.parametrize(("fault", "family"), [*product(FAULTS, FAMILIES)])
 def test_a_misreading_is_found(
     made: Callable[[str], Headed],
     family: str,

@@ -1,13 +1,13 @@
 """Multi-token-prediction layers, which lie in the target's own checkpoint: `SOURCE#mtp`.
 
 DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The formats are those of DeepSeek-V3,
-GLM-4.5 (arXiv 2508.06471), MiMo (arXiv 2505.07608), Qwen3-Next and Qwen3.5. At position i the token i + 1 and the
-target's last hidden state are normed, joined, projected and read by an ordinary decoder layer of the target's
-architecture; the target's LM head reads its normed output.
+GLM-4.5 (arXiv 2508.06471) and MiMo (arXiv 2505.07608). At position i the token i + 1 and the target's last hidden
+state are normed, joined, projected and read by an ordinary decoder layer of the target's architecture; the target's LM
+head reads its normed output.
 
 What the formats leave open is as in vLLM and SGLang. The feature is the LM head's input, so it comes after the target's
 last norm, and what is fed back comes after the head's own last norm. Published checkpoints have one layer, which is
-repeated; of several, the first one is. vLLM blanks the embedding at position 0, except for Qwen.
+repeated; of several, the first one is. The embedding at position 0 is blank.
 
 `mtbench train mtp` adds a layer to a target of any architecture, in MiMo's format, and an entry to its config.json.
 
@@ -37,10 +37,8 @@ class Layout:
     name: str
     counted_by: str  # entry of config.json: number of layers
     stem: str  # of the tensors' names; {n} stands for the number of the target's layers
-    parts: Mapping[str, str | None]  # beginning of the rest -> the module's; None: not read. The first that fits
-    usual: int = 0  # number of layers if config.json does not say it
+    parts: Mapping[str, str]  # beginning of the rest -> the module's. The first that fits
     token_first: bool = True
-    blank_start: bool = True  # the embedding at position 0 is zero
 
 
 APPENDED = Layout(
@@ -70,37 +68,20 @@ MIMO = Layout(
     },
     token_first=False,
 )
-QWEN = Layout(
-    "multi-token prediction as in Qwen3-Next",
-    "mtp_num_hidden_layers",
-    "mtp.",
-    {
-        "pre_fc_norm_embedding.": "token_norm.",
-        "pre_fc_norm_hidden.": "feature_norm.",
-        "fc.": "join.",
-        "norm.": "last_norm.",
-        "layers.0.": "block.",
-        "layers.": None,
-    },
-    usual=1,  # Qwen3-Next's does not say it
-    blank_start=False,
-)
 ADDED = replace(MIMO, counted_by="num_mimo_mtp_layers")  # to a checkpoint of any architecture
 LAYOUTS = {
     "deepseek_v3": APPENDED,
     "glm4_moe": APPENDED,
     "mimo": MIMO,
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), QWEN),
 }
 
 
 def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
     """Return the configuration of the layers in a target's checkpoint; None for another part or architecture."""
-    text = raw.get("text_config") or raw
-    layout = ADDED if ADDED.counted_by in text else LAYOUTS.get(str(raw.get("model_type")))
+    layout = ADDED if ADDED.counted_by in raw else LAYOUTS.get(str(raw.get("model_type")))
     if part != NAME or layout is None:
         return None
-    count = text.get(layout.counted_by, layout.usual)
+    count = raw.get(layout.counted_by, 0)
     if type(count) is not int or count < 1:
         raise ValueError(f"{layout.counted_by} is {count!r:.60}, so it has no layers for multi-token prediction")
     if raw.get("quantization_config"):
@@ -108,10 +89,10 @@ def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
     return MtpConfig(
         name=layout.name,
         raw=raw,
-        taps=(text["num_hidden_layers"],),
-        width=text["hidden_size"],
-        vocabulary=text["vocab_size"],
-        max_positions=text.get("max_position_embeddings", 1 << 30),
+        taps=(raw["num_hidden_layers"],),
+        width=raw["hidden_size"],
+        vocabulary=raw["vocab_size"],
+        max_positions=raw.get("max_position_embeddings", 1 << 30),
         layout=layout,
     )
 
@@ -139,15 +120,13 @@ class MtpConfig(DraftConfig):
         rest = name.removeprefix(stem)
         if rest == name or "rotary_emb" in name:
             return None
-        for stored, ours in self.layout.parts.items():
-            if rest.startswith(stored):
-                return None if ours is None else ours + rest.removeprefix(stored)
-        return rest
+        stored, ours = next((s, o) for s, o in self.layout.parts.items() if rest.startswith(s))
+        return ours + rest.removeprefix(stored)
 
     def stored_name(self, name: str) -> str:
         """Return the name that a tensor of the module is stored by."""
         stem = self.layout.stem.format(n=self.taps[0])
-        stored, ours = next((s, o) for s, o in self.layout.parts.items() if o is not None and name.startswith(o))
+        stored, ours = next((s, o) for s, o in self.layout.parts.items() if name.startswith(o))
         return stem + stored + name.removeprefix(ours)
 
 
@@ -200,7 +179,7 @@ class MtpLayer(FeatureDraft):
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the tokens' embeddings, (R, W, C)."""
         token: Tensor = self.get_input_embeddings()(ids)
-        return token.masked_fill((positions == 0)[..., None], 0) if self.layout.blank_start else token
+        return token.masked_fill((positions == 0)[..., None], 0)
 
     def joined(self, token: Tensor, feature: Tensor) -> Tensor:
         """Return token and feature (R, W, C) in the order that the projection expects, (R, W, 2C)."""
