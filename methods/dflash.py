@@ -1,31 +1,45 @@
 """DFlash and DSpark: a draft on the target's hidden states predicts a block of tokens in one forward.
 
 Chen, Liang, Liu: "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv 2602.06036; DSpark: arXiv 2607.05147.
-The block is the last decided token and masks; the draft reads it with the hidden states of the positions before it
-(mtbench/models/drafts/dflash.py). DSpark chooses the tokens of the block one after the other, by a term of the logits
+The forward caches the entries that are not final yet, and reads the block: the last decided token and masks
+(mtbench/models/drafts/dflash.py). The block is as long as the draft was trained with, also if fewer drafts are wanted:
+its positions attend to each other. DSpark chooses the tokens of the block one after the other, by a term of the logits
 that depends on the token before: name it by `draft=dspark`. It may also tell the chance that a draft is accepted.
 
 `confidence` shortens a row's drafts: the first whose chance is below it and those behind it are not offered. The shape
 of a step is fixed, so the forward of the target feeds them all the same. A threshold therefore changes what is accepted
 and counted, and saves no time here; an engine that packs rows would save it.
 
-R = rows, K = drafts, V = vocabulary.
+R = rows, K = drafts, B = positions of a block, V = vocabulary, C = hidden size.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mtbench.decoding.block_drafting import draft_block, refuse_other_blocks
-from mtbench.decoding.feature_drafting import first_entries
+from mtbench import sampling
+from mtbench.decoding.feature_drafting import draft_runner, first_entries, new_entries, refuse_other_drafts
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.serving_engines import Setting, drafted, llama_cpp, sglang
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
+from mtbench.errors import UserError
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.drafts.dflash import BlockDraft, BlockDraftConfig
 from mtbench.models.loading import Inspected
 from mtbench.options import option
+
+
+class Block(NamedTuple):
+    """The drafts of a block."""
+
+    tokens: Tensor  # (R, K)
+    logits: Tensor  # (R, K, V) that they were chosen from
+    sure: Tensor  # (R,) leading drafts that are likely enough to be accepted
 
 
 @METHODS.register("dflash")
@@ -45,7 +59,20 @@ class DFlash(VerifiedMethod):
     choices = ("dflash:draft=dflash|dspark,ahead=3|7",)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
-        refuse_other_blocks(checkpoints, self.draft, self.ahead, self.confidence)
+        refuse_other_drafts(checkpoints, self.draft, sequential=False)
+        config = checkpoints[self.draft].config
+        assert isinstance(config, BlockDraftConfig)
+        named = f"draft {checkpoints[self.draft].source!r} in role {self.draft!r} ({config.name})"
+        if self.ahead > config.predicts:
+            raise UserError(
+                f"ahead={self.ahead}, but {named} predicts {config.predicts} tokens in a block; use "
+                f"`ahead={config.predicts}` or less."
+            )
+        if self.confidence and not config.confidence:
+            raise UserError(
+                f"confidence={self.confidence:g} needs a confidence head, and {named} has none; leave out confidence, "
+                f"or name a draft that has one with `--checkpoint {self.draft}=PATH_OR_ID`."
+            )
 
     def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
         if self.confidence:
@@ -63,7 +90,7 @@ class DFlash(VerifiedMethod):
         return {"cached": first_entries(rows), "sure": torch.zeros_like(rows.known), **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        block = draft_block(runners, self.draft, rows, state["cached"], self.ahead, self.confidence)
+        block = self.draft_block(rows, runners, state["cached"])
         self.keep_offer(state, rows, block.logits)
         state["sure"].copy_(block.sure)
         return block.tokens
@@ -71,3 +98,49 @@ class DFlash(VerifiedMethod):
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         tokens, accepted = self.verified(state, rows, output, state["sure"])
         return Commit(tokens, accepted + 1, kept=accepted, offered=state["sure"].clone())
+
+    def draft_block(self, rows: Rows, runners: ModelRunners, cached: Tensor) -> Block:
+        """Draft the next tokens; move the draft's cursor `cached` (R,) of final entries."""
+        runner, base = draft_runner(runners, self.draft), rows.known - 1
+        draft = runner.draft
+        assert isinstance(draft, BlockDraft), "planning refuses other drafts"
+        size, mask = draft.format.block, draft.format.mask_id
+        entries = new_entries(runner, runners, rows, cached)
+        anchor = base[:, None]
+        # A row without a new entry, such as a prompt of one token, writes a slot that nothing sees.
+        context = torch.where(entries.slots < anchor, entries.slots, anchor + size)
+        slots = torch.cat((context, anchor + torch.arange(size, device=base.device)), 1)
+        last = rows.tokens.gather(1, anchor)
+        ids = torch.cat((last, torch.full_like(last, mask).expand(-1, size - 1)), 1)
+        metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room, sees=everything(size, base.device))
+        out = runner.step(ids, entries.features, metadata, judged=self.ahead)
+        assert out.feature is not None
+        choose = partial(self._chosen, draft, rows, out.logits, out.feature, last)
+        return runner.run_heads(choose) if draft.format.heads else choose()
+
+    def _chosen(self, draft: BlockDraft, rows: Rows, logits: Tensor, hidden: Tensor, last: Tensor) -> Block:
+        """Choose tokens from logits (R, K, V) and hidden states (R, K, C), after the `last` token (R, 1).
+
+        With a Markov head each is chosen with its term by the token before it.
+        """
+        places = rows.known[:, None] + torch.arange(self.ahead, device=logits.device)
+        if draft.format.markov is None:
+            tokens = rows.choose(logits, places)
+        else:
+            chosen, judged, state = [last], [], draft.markov_head.start(hidden)
+            for k in range(self.ahead):
+                term, state = draft.markov_head(chosen[-1][:, 0], hidden[:, k], state)
+                judged.append((logits[:, k] + term)[:, None])
+                chosen.append(rows.choose(judged[-1], places[:, k : k + 1]))
+            tokens, logits = torch.cat(chosen[1:], 1), torch.cat(judged, 1)
+        sure = torch.full_like(rows.known, self.ahead)
+        if self.confidence:
+            before = torch.cat((last, tokens[:, :-1]), 1)
+            sure = sampling.prefix_length(draft.chances(hidden, before) >= self.confidence)
+        return Block(tokens, logits, sure)
+
+
+@cache
+def everything(size: int, device: torch.device) -> Tensor:
+    """Return that each position of a block sees the whole block. Made once, as tensors of windows are."""
+    return torch.ones(size, size, dtype=torch.bool, device=device)

@@ -29,14 +29,12 @@ from small import END, VOCABULARY, save_small
 from thinned import one_in
 from torch import Tensor
 
-from mtbench.decoding import block_drafting
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.drafts.block_heads import MarkovHead
-from mtbench.models.drafts.dflash import BlockDraft, BlockLayer
+from mtbench.models.drafts.dflash import BlockDraft, BlockLayer, MarkovHead
 from mtbench.models.drafts.loading import load_draft
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import load
@@ -80,6 +78,11 @@ def runners_of(target: ModelRunner, draft: Path) -> ModelRunners:
     return ModelRunners("ar", {"ar": target, "dflash": runner})
 
 
+def module() -> Any:
+    """The method's file."""
+    return sys.modules[METHODS["dflash"].__module__]
+
+
 def dflash(ahead: int, **options: Any) -> Method:
     method: Method = METHODS["dflash"](ahead=ahead, **options)
     return method
@@ -88,10 +91,10 @@ def dflash(ahead: int, **options: Any) -> Method:
 @contextmanager
 def listened(drafted: Drafted) -> Iterator[None]:
     """List what is drafted behind each text of a row that still decodes."""
-    file = sys.modules[METHODS["dflash"].__module__]
+    draft_block = METHODS["dflash"].draft_block
 
-    def listening(runners: ModelRunners, role: str, rows: Any, *args: Any) -> Any:
-        block = block_drafting.draft_block(runners, role, rows, *args)
+    def listening(method: Any, rows: Any, *args: Any) -> Any:
+        block = draft_block(method, rows, *args)
         for row in range(len(rows.known)):
             if not rows.done[row]:
                 text = rows.tokens[row, : rows.known[row]].tolist()
@@ -99,7 +102,7 @@ def listened(drafted: Drafted) -> Iterator[None]:
         return block
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file, "draft_block", listening)
+        patch.setattr(METHODS["dflash"], "draft_block", listening)
         yield
 
 
@@ -197,9 +200,9 @@ def replaced(holder: type, name: str, make: Callable[[Any], Any]) -> Callable[[p
 
 def keep_block_keys(patch: pytest.MonkeyPatch, _: DraftRunner) -> None:
     """Accepted tokens keep the keys they had as masks: only the newest entry is made of features."""
-    real: Any = vars(block_drafting)["new_entries"]
+    real: Any = vars(module())["new_entries"]
     newest = SimpleNamespace(tight=False, commits=1)
-    patch.setattr(block_drafting, "new_entries", lambda runner, _, *rest: real(runner, newest, *rest))
+    patch.setattr(module(), "new_entries", lambda runner, _, *rest: real(runner, newest, *rest))
 
 
 def shift_block(real: Any) -> Any:
@@ -238,7 +241,7 @@ def forget(patch: pytest.MonkeyPatch, runner: DraftRunner) -> None:
 
 
 def causal(patch: pytest.MonkeyPatch, _: DraftRunner) -> None:
-    patch.setattr(block_drafting, "_everything", lambda size, device: torch.ones(size, size).tril().bool())
+    patch.setattr(module(), "everything", lambda size, device: torch.ones(size, size).tril().bool())
 
 
 def normed(real: Any) -> Any:
@@ -335,15 +338,15 @@ def test_rejection_sampling_has_the_distribution_of_the_target(cases: dict[str, 
 
 def test_the_logits_that_count_are_those_after_the_markov_term(cases: dict[str, Case]) -> None:
     case, offered = cases[SEEN], []
-    file = sys.modules[METHODS["dflash"].__module__]
+    draft_block = METHODS["dflash"].draft_block
 
-    def listening(runners: ModelRunners, role: str, rows: Any, *args: Any) -> Any:
-        block = block_drafting.draft_block(runners, role, rows, *args)
+    def listening(method: Any, rows: Any, *args: Any) -> Any:
+        block = draft_block(method, rows, *args)
         offered.append((rows.tokens[0, : rows.known[0]].tolist(), block))
         return block
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file, "draft_block", listening)
+        patch.setattr(METHODS["dflash"], "draft_block", listening)
         decode_prompts(dflash(BLOCK, verify="rejection"), case.runners, PROMPTS[1:2], 12, temperature=1.0)
     for text, block in offered:
         _, judged = case.reference.draft(text, BLOCK, forced=block.tokens[0].tolist())

@@ -15,7 +15,12 @@ Two formats have this architecture. Both number a tap by the layer whose output 
 - DeepSpec (github.com/deepseek-ai/DeepSpec): `Qwen3DSparkModel`, of which DFlash is the case without heads. Each
   position predicts the token after it, the last decided token's position too. So B positions predict B tokens.
 
-R = rows, P = context entries, B = positions of a block, H = query heads, K = key heads, d = head size, C = hidden size.
+The hidden states of a block are computed together, so none of them knows which tokens the block has. DSpark's Markov
+head adds that: the tokens are chosen one after the other, and each changes the logits of the next. Its confidence head
+estimates the chance that a draft is accepted, given those before.
+
+R = rows, P = context entries, B = positions of a block, N = drafts, D = rank of the Markov head, V = vocabulary,
+H = query heads, K = key heads, d = head size, C = hidden size.
 """
 
 from collections.abc import Mapping
@@ -34,7 +39,6 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from mtbench.models.attention import AttentionMetadata
-from mtbench.models.drafts.block_heads import MARKOV_HEADS, ConfidenceHead
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import SERVED_ROPES
@@ -48,6 +52,71 @@ LAYERS = (  # what is read of config.json for the layers
     *("rope_theta", "rope_scaling", "rope_parameters"),
 )
 NEEDED = (*LAYERS[:6], "max_position_embeddings", "rms_norm_eps")
+
+
+class MarkovHead(nn.Module):
+    """The term of the logits by the token before: an embedding of rank D, and a product to the vocabulary."""
+
+    def __init__(self, vocabulary: int, rank: int, width: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
+
+    def start(self, hidden: Tensor) -> Tensor:
+        """Return the state before the first draft, (R, D), for hidden states (R, N, C)."""
+        return hidden.new_zeros(len(hidden), self.markov_w1.embedding_dim)
+
+    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the term (R, V) and the next state, by the token before (R,), the hidden state (R, C), the state."""
+        term: Tensor = self.markov_w2(self.markov_w1(before))
+        return term, state
+
+
+class GatedMarkovHead(MarkovHead):
+    """The hidden state gates the embedding of the token before."""
+
+    def __init__(self, vocabulary: int, rank: int, width: int) -> None:
+        super().__init__(vocabulary, rank, width)
+        self.gate_proj = nn.Linear(width + rank, rank)
+
+    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = self.markov_w1(before)
+        gate = self.gate_proj(torch.cat((hidden, embedded), -1)).sigmoid()
+        return self.markov_w2(gate * embedded), state
+
+
+class RecurrentMarkovHead(MarkovHead):
+    """A recurrent state carries all tokens of the block before."""
+
+    def __init__(self, vocabulary: int, rank: int, width: int) -> None:
+        super().__init__(vocabulary, rank, width)
+        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        read = torch.cat((state, self.markov_w1(before), hidden), -1)
+        gate, candidate, output = self.joint_proj(read).chunk(3, -1)
+        gate = gate.sigmoid()
+        return self.markov_w2(output.tanh()), gate * state + (1 - gate) * candidate.tanh()
+
+
+MARKOV_HEADS: dict[str, type[MarkovHead]] = {
+    "vanilla": MarkovHead,
+    "gated": GatedMarkovHead,
+    "rnn": RecurrentMarkovHead,
+}
+
+
+class ConfidenceHead(nn.Module):
+    """The chance that a draft is accepted, by its hidden state, and with a rank by the token before too."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width + rank, 1)
+
+    def forward(self, read: Tensor) -> Tensor:
+        """Return the chances (R, N) in float32."""
+        chance: Tensor = self.proj(read)[..., 0].float().sigmoid()
+        return chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +203,7 @@ class BlockDraft(FeatureDraft):
         return hidden
 
     def chances(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """Return each draft's chance of acceptance (R, K), by hidden states (R, K, C) and tokens before (R, K)."""
+        """Return each draft's chance of acceptance (R, N), by hidden states (R, N, C) and tokens before (R, N)."""
         if self.format.confidence_reads_token:
             hidden = torch.cat((hidden, self.markov_head.markov_w1(before)), -1)
         chance: Tensor = self.confidence_head(hidden)

@@ -1,34 +1,22 @@
 """Block drafts as modules: logits and cache against plain Python, how each format is read, and what is refused."""
 
 import json
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from block_drafts import BLOCK, CONFIGS, DSPARK, Reference, random_tensors, save_draft
+from block_drafts import BLOCK, CONFIGS, DSPARK, random_tensors, save_draft
 from small import MASK, save_small, small_config
 from transformers import AutoModelForCausalLM
 
-from mtbench.decoding import block_drafting
-from mtbench.decoding.block_drafting import draft_block
-from mtbench.decoding.loop import Batch
-from mtbench.decoding.method import ModelRunners
-from mtbench.decoding.registry import METHODS
-from mtbench.decoding.request import Request, Workload
 from mtbench.errors import UserError
 from mtbench.hardware.probe import count
-from mtbench.models.attention import AttentionMetadata
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.drafts.dflash import BlockDraftConfig, recognise
 from mtbench.models.drafts.loading import draft_config, draft_without_weights, inspect_draft, load_draft
 from mtbench.models.families import RECORD
-from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import Checkpoint, inspect, load
-from mtbench.models.runner import ModelRunner
-from mtbench.runs.simulation import Scripted
 
 TEXTS = [[3, 8, 1], [5, 9, 1, 7, 2, 30, 11, 4, 6], [31, 2]]
 
@@ -46,89 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Checkpoint:
     return load(str(folder / "target"), dtype=torch.float64)
-
-
-def fed(folder: Path, target: Checkpoint, kind: str) -> tuple[DraftRunner, torch.Tensor, AttentionMetadata, Any]:
-    """A runner after its prefill of ragged rows, and what its first step reads: ids, metadata, features."""
-    first = ModelRunner(target)
-    runner = DraftRunner(load_draft(str(folder / kind), target), first)
-    length, rows = torch.tensor([len(text) for text in TEXTS]), len(TEXTS)
-    tokens = torch.zeros(rows, 32, dtype=torch.long)
-    for row, text in zip(tokens, TEXTS, strict=True):
-        row[: len(text)] = torch.tensor(text)
-    first.reserve(rows, 32, runner.taps)
-    runner.reserve(rows, 32)
-    arange, base = torch.arange(32), length - 1
-    every = arange[:10].expand(rows, -1)
-    first.feed(tokens, AttentionMetadata(every, every, base, 16))
-    known = (base[:, None] - 1 + arange[:8] - 7).clamp(min=0)  # all but the newest position before the last token
-    runner.feed(tokens, AttentionMetadata(known, known, base, 16))
-    newest = base[:, None] - 1
-    slots = torch.cat((newest, base[:, None] + arange[:BLOCK]), 1)
-    ids = torch.full((rows, BLOCK), MASK)
-    ids[:, 0] = tokens.gather(1, base[:, None])[:, 0]
-    sees = torch.ones(BLOCK, BLOCK, dtype=torch.bool)
-    return runner, ids, AttentionMetadata(slots, slots, base, 48, sees=sees), runner.read(newest)
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-@torch.inference_mode()
-def test_logits_and_hidden_states_are_those_of_plain_python(folder: Path, target: Checkpoint, kind: str) -> None:
-    """Ragged rows: a prefill, then one forward with the newest entry and the block. Any part of the block's head."""
-    runner, ids, metadata, features = fed(folder, target, kind)
-    reference = Reference(folder / kind, runner.target)
-    plain = {name: tensor for name, tensor in reference.tensors.items() if "markov" not in name}
-    reference.tensors = plain
-    for judged in (1, runner.draft.format.predicts):  # type: ignore[attr-defined]
-        out = runner.step(ids, features, metadata, judged=judged)
-        for row, text in enumerate(TEXTS):
-            torch.testing.assert_close(out.logits[row], reference.draft(text, judged)[1], atol=2e-5, rtol=1e-5)
-            assert out.feature is not None
-            torch.testing.assert_close(out.feature[row], reference.hidden(tuple(text))[:judged], atol=2e-5, rtol=1e-5)
-
-
-def stale_entries(folder: Path, target: Checkpoint, kind: str, make: Any) -> int:
-    """Entries up to the cursor that differ from those of a prefill, after steps that accept several drafts."""
-    first = ModelRunner(target)
-    runners = ModelRunners("ar", {"ar": first, "dflash": DraftRunner(load_draft(str(folder / kind), target), first)})
-    scripts = [[3, 1, 5, 2, 4, 5], [5, 5, 1, 1, 3, 2], [1, 4, 2, 5, 5, 1]]
-    method = Scripted(METHODS["dflash"](ahead=4), scripts, torch.device("cpu"))
-    requests = [Request(prompt_ids=text, max_new_tokens=30) for text in TEXTS]
-    batch = make(method, runners, len(TEXTS), 48)
-    run = batch.begin(Workload(requests=requests, ignore_eos=True))
-    for _ in range(6):
-        batch.advance(run, batch.shape(run))
-        run.snapshot = batch._read().get()
-    rows, cache, cached = batch.rows, runners["dflash"].cache, batch.state["cached"]
-    assert rows.known.tolist() == [len(text) + sum(script) for text, script in zip(TEXTS, scripts, strict=True)]
-    runners.view, runners.tight = batch.slots, batch.tight
-    draft_block(runners, "dflash", rows, cached, 4)  # the next step's entries, up to the last decided token
-    assert torch.equal(cached, rows.known - 1)
-    found = [cache._by_row(store).clone() for stores in cache.layers.values() for store in stores]
-    slots = torch.arange(int(cached.max())).expand(len(TEXTS), -1)
-    runners["dflash"].feed(rows.tokens, AttentionMetadata(slots, slots, rows.known, batch.slots))
-    fresh = [cache._by_row(store) for stores in cache.layers.values() for store in stores]
-    differ = torch.stack([(a - b).abs().amax((2, 3)) > 1e-5 for a, b in zip(found, fresh, strict=True)]).any(0)
-    return int((differ[:, : slots.shape[1]] & (slots < cached[:, None])).sum())
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-@torch.inference_mode()
-def test_after_verifications_the_cache_is_that_of_a_prefill(folder: Path, target: Checkpoint, kind: str) -> None:
-    """Slot by slot up to the cursor, in every layer: nothing of a block stays. On a CPU, and fed as on a GPU."""
-    for make in (Batch, partial(Batch, tight=False)):
-        assert stale_entries(folder, target, kind, make) == 0
-
-
-@torch.inference_mode()
-def test_keys_of_a_block_that_stayed_would_be_seen(
-    folder: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fault: only the newest entry is made of features."""
-    real: Any = vars(block_drafting)["new_entries"]
-    newest = SimpleNamespace(tight=False, commits=1)
-    monkeypatch.setattr(block_drafting, "new_entries", lambda runner, _, *rest: real(runner, newest, *rest))
-    assert stale_entries(folder, target, "dflash", Batch) > 20
 
 
 def test_a_draft_is_counted_without_its_weights(folder: Path, target: Checkpoint) -> None:
