@@ -29,7 +29,7 @@ from mtbench.decoding.cuda_graph import PLAIN_STEPS, Captured
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import ModelRunners, TargetOutput
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.request import Request, Workload
+from mtbench.decoding.request import Request
 from mtbench.models.families import EMBEDDED, locate
 from mtbench.models.loading import load
 from mtbench.runs.simulation import Scripted
@@ -96,7 +96,7 @@ def count(name: str, options: dict[str, Any], rows: int = 2) -> tuple[list[int],
     batch = Captured(method, runners, rows, 64)
     batch.fuses = True
     requests = [Request(prompt_ids=list(range(5 + row, 15 + row)), max_new_tokens=30) for row in range(rows)]
-    shape = batch.shape(batch.begin(Workload(requests=requests)))
+    shape = batch.shape(batch.begin(requests))
     batch.runners.view, batch.runners.tight = shape.view, False
     operations = []
     with Operations() as counted:

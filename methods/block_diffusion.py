@@ -73,11 +73,7 @@ class BlockDiffusion(Method):
         block = state["decided"].gather(1, places)
         open, own = block == OPEN, slice(self.block_size)  # the last column predicts the next block's first position
         decide = sampling.top_confidence(output.confidence[:, own], open, self.per_forward)
-        tau = rows.option(self, "tau")
-        if isinstance(tau, Tensor):
-            decide |= open & output.sure("probability", tau)[:, own] & (tau < 1)
-        elif tau < 1:
-            decide |= open & output.sure("probability", tau)[:, own]
+        decide |= open & output.sure("probability", rows.option(self, "tau"), never=1.0)[:, own]
         block = torch.where(decide, output.choice[:, own], block)
         state["decided"].scatter_(1, places, block)
         output_before = rows.known - rows.base

@@ -92,27 +92,16 @@ class Mars(Method):
         return torch.where(slots < rows.known[:, None], rows.tokens.gather(1, slots), masks)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
-        several = self._several(rows)
-        sure = self._sure(rows, output)
+        several, sure = rows.differs(self, "tau", self.strict), self._sure(rows, output)
         if self.cache == "block":
             return self._accept_in_block(state, rows, output.choice, sure, several)
         sure[:, 0] = True
         offered = (sure.shape[1] - 1) * several
         return Commit(output.choice, sampling.prefix_length(sure), kept=torch.zeros_like(rows.known), offered=offered)
 
-    def _several(self, rows: Rows) -> Tensor:
-        """Return whether a forward may commit several tokens, (R,) long: 0 or 1."""
-        several = rows.option(self, "tau") != self.strict
-        return several[:, 0].long() if isinstance(several, Tensor) else torch.full_like(rows.known, several)
-
     def _sure(self, rows: Rows, output: TargetOutput) -> Tensor:
         """Return which predictions are confident, (R, G+1) bool; with one token per forward none."""
-        tau = rows.option(self, "tau")
-        if isinstance(tau, Tensor):
-            return output.sure(self.confidence, tau) & (tau != self.strict)
-        if tau == self.strict:
-            return torch.zeros_like(output.choice, dtype=torch.bool)
-        return output.sure(self.confidence, tau)
+        return output.sure(self.confidence, rows.option(self, "tau"), never=self.strict)
 
     def _accept_in_block(self, state: State, rows: Rows, choice: Tensor, sure: Tensor, several: Tensor) -> Commit:
         """Accept from the block's first undecided position on; once every live row is full, keep the block."""

@@ -73,20 +73,7 @@ class MarsSpeculative(Method):
         group = self.ahead + 1 + accepted[:, None] * self.masks + column.clamp(0, self.masks - 1)
         verified = torch.arange(column.shape[1], device=column.device).clamp(max=self.ahead)
         source = torch.where(column < 0, verified, group)  # drafts and next token, then the group's predictions
-        sure = (column < 0) | (self._sure(rows, output).gather(1, source) & (column < self.masks))
-        offered = self.ahead + self.masks * self._several(rows)
+        sure = output.sure("probability", rows.option(self, "tau"), never=1.0)
+        sure = (column < 0) | (sure.gather(1, source) & (column < self.masks))
+        offered = self.ahead + self.masks * rows.differs(self, "tau", 1.0)
         return Commit(output.choice.gather(1, source), sampling.prefix_length(sure), kept=accepted, offered=offered)
-
-    def _several(self, rows: Rows) -> Tensor:
-        """Return whether predictions after the drafts may be accepted, (R,) long: 0 or 1."""
-        several = rows.option(self, "tau") < 1
-        return several[:, 0].long() if isinstance(several, Tensor) else torch.full_like(rows.known, several)
-
-    def _sure(self, rows: Rows, output: TargetOutput) -> Tensor:
-        """Return which predictions are confident, (R, G+1) bool; at tau = 1 none."""
-        tau = rows.option(self, "tau")
-        if isinstance(tau, Tensor):
-            return output.sure("probability", tau) & (tau < 1)
-        if tau == 1:
-            return torch.zeros_like(output.choice, dtype=torch.bool)
-        return output.sure("probability", tau)

@@ -19,13 +19,18 @@ def choose(logits: Tensor) -> Tensor:
 def sampled(logits: Tensor, temperature: float | Tensor, seed: Tensor, position: Tensor) -> Tensor:
     """Return logits/T plus Gumbel noise, (R, n, V) float64. Its argmax is a sample from softmax(logits/T).
 
-    (Gumbel 1954; Maddison et al., arXiv 1411.0030.) `temperature`: one, or (R, 1, 1). `seed` (R,); `position` (R, n) of
-    the tokens to sample. The noise is a hash of seed, position and token id, so it is the same in every forward pass,
-    batch and method. That makes a method that verifies draft tokens by equality lossless for sampled decoding too.
+    (Gumbel 1954; Maddison et al., arXiv 1411.0030.) `temperature`: one, or (R,); where it is 0, the logits alone.
+    `seed` (R,); `position` (R, n) of the tokens to sample. The noise is a hash of seed, position and token id, so it is
+    the same in every forward pass, batch and method. That makes a method that verifies draft tokens by equality
+    lossless for sampled decoding too.
     """
+    if not isinstance(temperature, Tensor):
+        temperature = torch.full_like(seed, temperature, dtype=torch.double)
+    hot = temperature[:, None, None]
     token = torch.arange(logits.shape[-1], device=logits.device)
     noise = -torch.log(-torch.log(uniform(seed[:, None, None], position[..., None], token)))
-    return logits.double() / temperature + noise
+    wide = logits.double()
+    return torch.where(hot > 0, wide / hot.masked_fill(hot == 0, 1) + noise, wide)
 
 
 def uniform(*keys: Tensor) -> Tensor:
@@ -135,17 +140,12 @@ def top_confidence(confidence: Tensor, among: Tensor, count: int) -> Tensor:
     return among & (order.argsort(dim=1) < count)
 
 
-def keep(
-    tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor, endless: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor, endless: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many of `tokens` (R, N) become output, (R,), and whether the last one ends the answer, (R,) bool.
 
     Output are the first `count` (R,), at most `room` (R,), up to and including the first end token. `ends` (V,) bool:
-    whether an id is an end token. `endless` (R,) bool: rows that no token ends; None: there are none.
+    whether an id is an end token. `endless` (R,) bool: rows that no token ends.
     """
-    goes_on = ~ends[tokens]
-    if endless is not None:
-        goes_on |= endless[:, None]
-    before_end = prefix_length(goes_on)
+    before_end = prefix_length(~ends[tokens] | endless[:, None])
     kept = torch.minimum(torch.minimum(count, room), before_end + 1)
     return kept, before_end < kept

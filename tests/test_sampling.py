@@ -41,9 +41,11 @@ def test_kept_tokens_stop_at_the_end_token_count_and_room() -> None:
     ends[9] = True
     tokens = torch.tensor([[1, 9, 3, 9], [1, 2, 3, 4], [9, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3, 4]])
     count, room = torch.tensor([4, 3, 4, 3, 4]), torch.tensor([9, 9, 9, 2, 0])
-    kept, ended = sampling.keep(tokens, count, room, ends)
+    endless = torch.zeros(5, dtype=torch.bool)
+    kept, ended = sampling.keep(tokens, count, room, ends, endless)
     assert kept.tolist() == [2, 3, 1, 2, 0]
     assert ended.tolist() == [True, False, True, False, False]
+    assert sampling.keep(tokens, count, room, ends, ~endless)[0].tolist() == [4, 3, 4, 2, 0]
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -5,7 +5,7 @@ CUDA graphs: CUDA C++ Programming Guide, section "CUDA Graphs"; `torch.cuda.CUDA
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners, TargetOutput
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import warm_up
-from mtbench.decoding.request import Setting, Workload
+from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import RunState
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import compilations
@@ -45,7 +45,7 @@ class Captured(Batch):
         self._drafts: dict[Shape, bool] = {}  # whether `propose` runs a model, which has kernels of its own
         self._prepared: dict[Shape, int] = {}  # steps so far
         self._forwards_each: dict[Shape, list[int]] = {}
-        self._setting: tuple[list[tuple[int, ...]], float, bool] | None = None
+        self._setting: tuple[list[tuple[int, ...]], bool] | None = None
 
     def shape(self, run: RunState) -> Shape:
         """Return a shape that is not captured yet, if there is one, so that no timed block has to capture a width."""
@@ -109,9 +109,9 @@ class Captured(Batch):
         """Return the function as compiled before for this shape; at the first call a new one, which records it."""
         return self._fused.setdefault((name, shape), Fused(function))
 
-    def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
+    def run(self, requests: Sequence[Request]) -> tuple[list[Generation], Timing]:
         before = compilations()
-        generations, timing = super().run(workload)
+        generations, timing = super().run(requests)
         if compilations() > before:  # torch does not report the time: at most that of the whole run
             timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
         failures = (f"{name}: {fused.failure}" for (name, _), fused in self._fused.items() if fused.failure)
@@ -130,11 +130,10 @@ class Captured(Batch):
             cls._anchor = (pool, graph, place)
         return cls._anchor[0]
 
-    def reset(self, setting: Setting) -> None:
-        super().reset(setting)
-        epochs = [runner.epoch for runner in self.runners.values()]
-        captured = (epochs, setting.temperature, setting.own)
-        if captured != self._setting:  # memory has moved: captured graphs would write to freed memory
+    def reset(self, run: RunState) -> None:
+        super().reset(run)
+        captured = ([runner.epoch for runner in self.runners.values()], run.sets_options)
+        if captured != self._setting:  # if memory has moved, captured graphs would write to freed memory
             self._graphs.clear()
             self._fused.clear()
             self._prepared.clear()

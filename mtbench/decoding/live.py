@@ -20,7 +20,7 @@ from mtbench.decoding.batch_clock import Clock
 from mtbench.decoding.commit_log import Counts
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.output import Generation
-from mtbench.decoding.request import Request, Setting
+from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import Reads, RunState, contains, finished, overlap
 from mtbench.errors import loses_device
 
@@ -127,7 +127,8 @@ class LiveRun(RunState):
 
     def __init__(self, batch: Batch, queue: Queue, observer: Observer, policy: Policy | None = None) -> None:
         """`policy`: before each step, the values of options for the requests that do not set them."""
-        super().__init__(Setting(own=True))
+        super().__init__()
+        self.sets_options = True
         self.most_new_tokens, self.rows = batch.slots, batch.width
         self.queue, self.observer, self.policy = queue, observer, policy
         self.checkpoint = batch.target.checkpoint

@@ -10,8 +10,8 @@ the cursors between steps. On a CPU it reads them at once and feeds only the pos
 some steps later, so that launches are always queued; where every row may have reached its budget, it waits for the
 latest. Tokens after a stop are cut from answer, text and counts.
 
-Each request has a row. If there are more requests than rows, a finished row is refilled from the queue. Where the
-requests of a workload come from, and those of a server (live.py), is known to `RunState` alone. A method with several
+Each request has a row. If there are more requests than rows, a finished row is refilled from the queue. Where requests
+come from, a list or the clients of a server (live.py), is known to `RunState` alone. A method with several
 widths has one variant per width; the variants share rows and state, and each step uses one of them.
 
 R = rows, P = pending positions, G = guesses, N = most tokens one forward commits, S = slots.
@@ -33,7 +33,7 @@ from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, T
 from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import prefill
-from mtbench.decoding.request import Request, Setting, Workload, refuse_unknown_ids
+from mtbench.decoding.request import Request, in_batch, refuse_unknown_ids
 from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.errors import UserError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
@@ -69,16 +69,16 @@ def decode(
     prompt and seed determine them. `make`: the engine's function that builds the batch. Raises UserError for a prompt
     that does not fit, NoProgressError if the method stops committing.
     """
-    workload = Workload(requests=requests, ignore_eos=ignore_eos, temperature=temperature)
-    _check_fit(method, runners, workload, room)
+    requests = in_batch(requests, temperature=temperature, ignore_eos=ignore_eos)
+    slots = max(room, *(request.slots for request in requests))
+    _check_fit(method, runners, requests, slots)
     width = min(rows or len(requests), len(requests))
-    batch = (make or Batch)(method, runners, width, max(room, workload.slots))
-    return batch.run(workload)
+    return (make or Batch)(method, runners, width, slots).run(requests)
 
 
-def _check_fit(method: Method, runners: ModelRunners, workload: Workload, room: int) -> None:
+def _check_fit(method: Method, runners: ModelRunners, requests: Sequence[Request], slots: int) -> None:
     """Raise UserError for a prompt too short for a block, or one with too many tokens or unknown ones."""
-    lengths = [len(request.prompt_ids) for request in workload.requests]
+    lengths = [len(request.prompt_ids) for request in requests]
     shortest, longest = min(lengths), max(lengths)
     block = method.variants[-1].block
     if shortest < block:
@@ -87,12 +87,12 @@ def _check_fit(method: Method, runners: ModelRunners, workload: Workload, room: 
             "lengthen it, or decode it by another method. See `mtbench ls methods`."
         )
     for role, runner in runners.items():
-        refuse_unknown_ids(workload.requests, runner.checkpoint.vocabulary, role)
-        if max(room, workload.slots) > runner.checkpoint.max_positions:
+        refuse_unknown_ids(requests, runner.checkpoint.vocabulary, role)
+        if slots > runner.checkpoint.max_positions:
+            new = max(request.max_new_tokens for request in requests)
             raise UserError(
-                f"a prompt of {longest} tokens and {workload.most_new_tokens} new ones, in rows of "
-                f"{max(room, workload.slots)} positions, do not fit the context of the {role!r} checkpoint "
-                f"({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
+                f"a prompt of {longest} tokens and {new} new ones, in rows of {slots} positions, do not fit the "
+                f"context of the {role!r} checkpoint ({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
             )
 
 
@@ -136,13 +136,13 @@ class Batch:
             limit=zeros(rows),
             done=zeros(rows, dtype=torch.bool),
             seed=zeros(rows),
+            endless=zeros(rows, dtype=torch.bool),
         )
-        # What requests may have of their own. The rows have these tensors in runs where some do.
-        self.temperatures = zeros(rows, dtype=torch.double)
-        self.endless = zeros(rows, dtype=torch.bool)
+        self.temperatures = zeros(rows, dtype=torch.double)  # the rows have them while one is above 0
         self.options = {name: zeros(rows, dtype=torch.double) for name in per_request(method)}
         self.state: State = {}
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)  # which ids are end tokens
+        self.ends[list(self.target.checkpoint.end_ids)] = True
         # A finished row may wait while the slowest row decodes, so a log has room for two decodes.
         self.log = CommitLog(rows, 2 * (_patience(self.slots) + READ_LAG), device)
         self.late = 0 if self.tight else READ_LAG
@@ -154,30 +154,31 @@ class Batch:
         """R."""
         return len(self.rows.done)
 
-    def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
-        """Decode all requests. A free row takes the next request of the queue."""
+    def run(self, requests: Sequence[Request]) -> tuple[list[Generation], Timing]:
+        """Decode all requests. A free row takes the next one."""
         clock = BatchClock(self.runners, one_launch=self.one_launch and not self.tight)
-        run = self.begin(workload)
+        run = self.begin(requests)
         clock.end_prefill()
         self.decode(run, clock)
         clock.stop()
         self._collect(run, sorted(run.placed))
         generations = run.generations(self.target.checkpoint)
         self.heads |= clock.timed_heads
-        kv_bytes = self.bytes_per_slot * self.width * (workload.slots + self.window.guesses)
+        slots = max(request.slots for request in requests) + self.window.guesses
+        kv_bytes = self.bytes_per_slot * self.width * slots
         return generations, clock.timing(run, generations, rows=self.width, kv_bytes=kv_bytes, heads=self.heads)
 
-    def begin(self, workload: Workload) -> WorkloadRun:
+    def begin(self, requests: Sequence[Request]) -> WorkloadRun:
         """Put the first requests into the rows."""
-        run = WorkloadRun(workload)
+        run = WorkloadRun(requests)
         self.open(run)
         return run
 
     def open(self, run: RunState) -> None:
         """Begin a run. Rows without a request rest: they are done."""
-        self.reset(run.setting)
+        self.reset(run)
         self._refill(run, list(range(self.width)))
-        self._park([row for row in range(self.width) if row not in run.live], run.setting)
+        self._park([row for row in range(self.width) if row not in run.live])
         run.snapshot = self._read().get()
 
     def decode(self, run: RunState, clock: Clock) -> None:
@@ -217,7 +218,7 @@ class Batch:
 
     def shape(self, run: RunState) -> Shape:
         """Return the next step's shape: the widest variant that suits a live row; if tight, only positions needed."""
-        snapshot, variant, drawn = run.snapshot, 0, isinstance(self.rows.temperature, Tensor)
+        snapshot, variant, drawn = run.snapshot, 0, self.rows.temperature is not None
         if self.widths.many:
             choices = snapshot.widths[self.late - len(run.copies)]  # the device uses the same: `Widths.own`
             variant = max(choices[row] for row in run.live)
@@ -311,13 +312,9 @@ class Batch:
         if run.steps > patience and run.steps - min(run.placed[row].first_step for row in run.live) > patience:
             raise NoProgressError(f"{self.method.name} made {run.steps} forwards for {run.most_new_tokens} tokens")
 
-    def reset(self, setting: Setting) -> None:
+    def reset(self, run: RunState) -> None:
         """Prepare the tensors and caches that all runs share for the next run."""
-        options, endless = (self.options, self.endless) if setting.own else ({}, None)
-        self.rows = replace(self.rows, temperature=setting.temperature, options=options, endless=endless)
-        self.ends.zero_()
-        if not setting.ignore_eos:
-            self.ends[list(self.target.checkpoint.end_ids)] = True
+        self.rows = replace(self.rows, options=self.options if run.sets_options else {})
         for runner in self.runners.values():
             taps = self.method.taps(self.runners) if runner is self.target else ()
             runner.reserve(self.width, self.slots, taps)
@@ -332,7 +329,7 @@ class Batch:
         self._collect(run, sorted(row for row in run.placed if row not in run.live))
         self._refill(run, [row for row in range(self.width) if row not in run.live])
         if run.goes_on and self.tight:  # the longest row decides how many slots are in view
-            self._park([row for row in range(self.width) if row not in run.live], run.setting)
+            self._park([row for row in range(self.width) if row not in run.live])
         run.copies.clear()
         run.snapshot = self._read().get()
 
@@ -343,15 +340,14 @@ class Batch:
         for row, (number, request) in zip(free, taken, strict=True):
             run.place(row, number, request)
         if taken:
-            self.start(taken, free, run.setting)
-        if run.setting.own:
-            drawn = any(self._temperature(run.placed[row].request, run.setting) for row in run.live)
-            self.rows = replace(self.rows, temperature=self.temperatures if drawn else 0.0)
+            self.start(taken, free)
+        drawn = any(run.placed[row].request.temperature for row in run.live)
+        self.rows = replace(self.rows, temperature=self.temperatures if drawn else None)
 
-    def start(self, taken: Sequence[tuple[int, Request]], rows_taken: list[int], setting: Setting) -> None:
+    def start(self, taken: Sequence[tuple[int, Request]], rows_taken: list[int]) -> None:
         """Write requests, with their numbers, into rows: start the method's state, cache final tokens."""
         rows, method, at = self.rows, self.method, torch.tensor(rows_taken, device=self.device)
-        self._write(taken, at, setting)
+        self._write(taken, at)
         rows.cached[at] = 0
         rows.done[at] = 0
         self.log.begin(at)
@@ -363,14 +359,14 @@ class Batch:
         rows.cached[at] = final // method.block * method.block  # a block is fed whole
         prefill(rows, self.runners, method, at, self.arange)
 
-    def _park(self, resting: list[int], setting: Setting) -> None:
+    def _park(self, resting: list[int]) -> None:
         """Let rows without a request rest: done, and as short as a row can be."""
         if resting:
             nothing = Request(prompt_ids=[0] * self.method.block, max_new_tokens=0)
-            self.start([(0, nothing)] * len(resting), resting, setting)
+            self.start([(0, nothing)] * len(resting), resting)
             self.rows.done[resting] = True
 
-    def _write(self, taken: Sequence[tuple[int, Request]], at: Tensor, setting: Setting) -> None:
+    def _write(self, taken: Sequence[tuple[int, Request]], at: Tensor) -> None:
         """Write requests, with their numbers, and their cursors into the rows `at`."""
         rows, requests = self.rows, [request for _, request in taken]
         lengths = [len(request.prompt_ids) for request in requests]
@@ -383,21 +379,16 @@ class Batch:
             (rows.prompt_len, lengths),
             (rows.known, lengths),
             (rows.base, lengths),
-            (rows.limit, [len(request.prompt_ids) + request.max_new_tokens for request in requests]),
+            (rows.limit, [request.slots for request in requests]),
             (rows.seed, [request.seed for request in requests]),
+            (rows.endless, [request.ignore_eos for request in requests]),
+            (self.temperatures, [request.temperature or 0.0 for request in requests]),
         ]
-        if setting.own:
-            values.append((self.temperatures, [self._temperature(request, setting) for request in requests]))
-            values.append((self.endless, [request.ignore_eos for request in requests]))
-            for name, tensor in self.options.items():
-                default = getattr(self.method, name)
-                values.append((tensor, [request.options.get(name, default) for request in requests]))
+        for name, tensor in rows.options.items():
+            default = getattr(self.method, name)
+            values.append((tensor, [request.options.get(name, default) for request in requests]))
         for tensor, of_requests in values:
             tensor[at] = torch.tensor(of_requests, dtype=tensor.dtype, device=self.device)
-
-    @staticmethod
-    def _temperature(request: Request, setting: Setting) -> float:
-        return setting.temperature if request.temperature is None else request.temperature
 
     def _take_finished(self, run: RunState) -> bool:
         """Remove finished rows from the live ones: `done` on the device, or ended by the host. Return if there are."""

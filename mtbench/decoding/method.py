@@ -62,53 +62,39 @@ class Rows:
     limit: Tensor  # (R,) upper bound of known; an end token lowers it
     done: Tensor  # (R,) bool: known has reached the limit
     seed: Tensor  # (R,) random seed of each request
-    temperature: float | Tensor = 0.0  # 0: greedy; (R,) where requests have their own and one is above 0
+    endless: Tensor  # (R,) bool: no token ends the request
+    temperature: Tensor | None = None  # (R,), 0: greedy; None: all rows are greedy
     options: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)  # (R,) each: options that requests set
-    endless: Tensor | None = None  # (R,) bool: no token ends the request; None: end tokens do
 
     def option(self, method: "Method", name: str) -> Any:
         """Return an option's value: the method's own, or (R, 1) where requests set it."""
         return self.options[name][:, None] if name in self.options else getattr(method, name)
 
+    def differs(self, method: "Method", name: str, value: float) -> Tensor:
+        """Return where an option has another value than this, (R,) long: 0 or 1."""
+        different = self.option(method, name) != value
+        return different[:, 0].long() if isinstance(different, Tensor) else torch.full_like(self.known, different)
+
     def choose(self, logits: Tensor, position: Tensor) -> Tensor:
         """Choose tokens (R, n) from logits (R, n, V) at positions (R, n). Target and draft use it."""
-        if self.greedy:
-            return sampling.choose(logits)
-        if logits.is_cuda:
+        if self.temperature is not None and logits.is_cuda:
             return self.choose_in_one_pass(logits, position)[0]
         return sampling.choose(self.scores(logits, position))
 
-    @property
-    def greedy(self) -> bool:
-        """Whether every row takes the largest logit."""
-        return not isinstance(self.temperature, Tensor) and not self.temperature
-
     def scores(self, logits: Tensor, position: Tensor) -> Tensor:
         """Return what `choose` takes the largest of, (R, n, V): logits, or with a temperature logits/T plus noise."""
-        if self.greedy:
+        if self.temperature is None:
             return logits
-        if not isinstance(self.temperature, Tensor):
-            return sampling.sampled(logits, self.temperature, self.seed, position)
-        hot = self.temperature[:, None, None]
-        drawn = sampling.sampled(logits, hot.masked_fill(hot == 0, 1), self.seed, position)
-        return torch.where(hot > 0, drawn, logits.double())
+        return sampling.sampled(logits, self.temperature, self.seed, position)
 
     def choose_in_one_pass(self, logits: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return choice, largest logit and log-sum-exp of each column, (R, n) each, by one pass over the vocabulary."""
-        if self.greedy:
-            return kernels.argmax_logsumexp(logits)
-        if not isinstance(self.temperature, Tensor):
-            return kernels.sample_logsumexp(logits, self.temperature, self.seed, position)
-        largest, *rest = kernels.argmax_logsumexp(logits)  # the kernel that samples has one temperature
-        drawn = sampling.choose(self.scores(logits, position))
-        return torch.where(self.temperature[:, None] > 0, drawn, largest), rest[0], rest[1]
+        return kernels.choose_logsumexp(logits, self.temperature, self.seed, position)
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the probabilities with which `choose` chooses, (R, n, V) float64."""
-        if not isinstance(self.temperature, Tensor) and not self.greedy:
-            return (logits.double() / self.temperature).softmax(-1)
         certain = torch.zeros_like(logits, dtype=torch.double).scatter_(-1, sampling.choose(logits)[..., None], 1.0)
-        if not isinstance(self.temperature, Tensor):
+        if self.temperature is None:
             return certain
         hot = self.temperature[:, None, None]
         return torch.where(hot > 0, (logits.double() / hot.masked_fill(hot == 0, 1)).softmax(-1), certain)
@@ -149,11 +135,18 @@ class TargetOutput:
         choice = self.choice[:, : drafts.shape[1]] if behind is None else self.choice.gather(1, behind + 1)
         return choice == drafts
 
-    def sure(self, metric: sampling.Metric, threshold: float | Tensor) -> Tensor:
-        """Return whether the model is confident of its choice, (R, G+1) bool; `threshold`: one, or (R, 1)."""
+    def sure(self, metric: sampling.Metric, threshold: float | Tensor, never: float | None = None) -> Tensor:
+        """Return whether the model is confident of its choice, (R, G+1) bool; `threshold`: one, or (R, 1).
+
+        `never`: the threshold that no choice reaches.
+        """
+        if not isinstance(threshold, Tensor) and threshold == never:
+            return torch.zeros_like(self.choice, dtype=torch.bool)
         if metric == "probability":
-            return sampling.reaches(self.confidence, threshold)
-        return sampling.sure(self.logits, metric, threshold)
+            sure = sampling.reaches(self.confidence, threshold)
+        else:
+            sure = sampling.sure(self.logits, metric, threshold)
+        return sure & (threshold != never) if isinstance(threshold, Tensor) else sure
 
 
 @dataclass(frozen=True, slots=True, eq=False)

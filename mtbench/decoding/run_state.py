@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 from mtbench.decoding.commit_log import Counts
 from mtbench.decoding.host_sync import AsyncCopy, HostSnapshot
 from mtbench.decoding.output import Generation, finish, text_of
-from mtbench.decoding.request import Request, Setting, Workload
+from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
 
-READ_EVERY = 8  # steps between two searches of a workload's text for stop strings
+READ_EVERY = 8  # steps between two searches of the text for stop strings
 Reads = Literal["all", "recent"] | None  # of the tokens: all, those that a few steps decided, or none
 
 
@@ -34,11 +34,6 @@ class Placed:
     first_step: int  # steps before the request's first
     searched: int  # tokens already searched for stop strings
 
-    @property
-    def longest(self) -> int:
-        """The most tokens that it can have, with its prompt."""
-        return len(self.request.prompt_ids) + self.request.max_new_tokens
-
 
 class RunState:
     """One run of a batch, as the host sees it: where requests come from, which row each is in, what becomes of them.
@@ -48,10 +43,10 @@ class RunState:
 
     goes_on = False  # whether requests may come when none waits
     most_new_tokens: int  # of a request
+    sets_options: bool  # whether requests may have options of their own
     snapshot: HostSnapshot  # the latest read; `Batch.begin` reads the first
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self) -> None:
         self.copies: deque[AsyncCopy] = deque()  # snapshots not read yet
         self.live: set[int] = set()  # rows that decode
         self.placed: dict[int, Placed] = {}  # by row, until the answer is collected
@@ -79,7 +74,7 @@ class RunState:
     def may_end(self, commits: int) -> bool:
         """Return whether every live row may reach its budget in steps in flight, of at most `commits` tokens each."""
         in_flight = len(self.copies) * commits
-        return all(self.snapshot.known[row] + in_flight >= self.placed[row].longest for row in self.live)
+        return all(self.snapshot.known[row] + in_flight >= self.placed[row].request.slots for row in self.live)
 
     def option_changes(self) -> Iterable[tuple[str, list[int], float]]:
         """Return which options change before the next step: name, rows and value."""
@@ -110,19 +105,18 @@ class RunState:
 
 
 class WorkloadRun(RunState):
-    """The run of a workload. It keeps all answers, and the work of every step."""
+    """The run of a list of requests. It keeps all answers, and the work of every step."""
 
-    def __init__(self, workload: Workload) -> None:
-        super().__init__(workload.setting)
-        self.workload, self.most_new_tokens = workload, workload.most_new_tokens
-        self.queue = deque(enumerate(workload.requests))
+    def __init__(self, requests: Sequence[Request]) -> None:
+        super().__init__()
+        self.requests = requests
+        self.most_new_tokens = max(request.max_new_tokens for request in requests)
+        self.sets_options = any(request.options for request in requests)
+        self.stops_early = any(request.stop for request in requests)
+        self.queue = deque(enumerate(requests))
         self.answers: dict[int, Answer] = {}  # by request
         self.positions_fed = [0]  # per row; entry n: sum of the first n steps
         self.draft_forwards = [0]  # entry n: sum of the first n steps
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        return self.workload.requests
 
     @property
     def waiting(self) -> bool:
@@ -137,7 +131,7 @@ class WorkloadRun(RunState):
         self.draft_forwards.append(self.draft_forwards[-1] + draft_forwards)
 
     def reads(self) -> Reads:
-        return "all" if self.steps % READ_EVERY == 0 and self.workload.stops_early else None
+        return "all" if self.steps % READ_EVERY == 0 and self.stops_early else None
 
     def must_free(self, finished: bool) -> bool:
         return finished and self.waiting
@@ -161,9 +155,8 @@ class WorkloadRun(RunState):
         generations = []
         for number, request in enumerate(self.requests):
             ids, counts, first_step = self.answers[number]
-            ends = () if self.setting.ignore_eos or request.ignore_eos else checkpoint.end_ids
-            stop = () if self.setting.ignore_eos else request.stop
-            generation = finished(checkpoint.tokenizer, ids, counts, ends, stop)
+            ends = () if request.ignore_eos else checkpoint.end_ids
+            generation = finished(checkpoint.tokenizer, ids, counts, ends, request.stop)
             end = first_step + len(generation.commits or ())
             fed = self.positions_fed[end] - self.positions_fed[first_step]
             drafts = self.draft_forwards[end] - self.draft_forwards[first_step]

@@ -80,26 +80,16 @@ def _triton_kernels() -> ModuleType | None:
     return triton_kernels
 
 
-def _triton_sampling() -> ModuleType | None:
-    """Return the module of the sampling kernels; None as for `_triton`."""
-    if _triton() is None:
-        return None
-    from mtbench.kernels import triton_sampling
-
-    return triton_sampling
-
-
 def slot_mover(stores: Sequence[Tensor]) -> Callable[[Tensor, Tensor, int], None] | None:
     """Return a function that copies slots in tensors of one shape (positions, K, d) by one kernel; None without Triton.
 
     It takes the slots to copy from and to, (R, D) each, and the slots of a row. A captured graph may hold it as long as
     the tensors stay. Making it waits for the device.
     """
-    if not stores or _triton() is None or not stores[0].is_cuda or len({store.shape for store in stores}) > 1:
+    triton = _triton() if stores and stores[0].is_cuda else None
+    if triton is None or len({store.shape for store in stores}) > 1:
         return None
-    from mtbench.kernels import triton_cache
-
-    return partial(triton_cache.move, triton_cache.addresses(stores), stores[0])
+    return partial(triton.move, triton.addresses(stores), stores[0])
 
 
 def compilations() -> int:
@@ -180,40 +170,28 @@ def attend_plain(
     return out.reshape(rows, heads, width, -1).transpose(1, 2)
 
 
-def argmax_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return argmax, maximum and logsumexp of the logits: `(…, V)` to `(…)` int64, float32, float32.
+def choose_logsumexp(
+    logits: Tensor, temperature: Tensor | None, seed: Tensor, position: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return choice, maximum and logsumexp of logits (R, n, V): (R, n) int64, float32, float32.
 
-    The argmax is the lowest id of equal logits. Suppressed ids have logit −∞; a row of −∞ only gives id 0, −∞ and −∞.
-    The kernels read the logits once and store no probabilities.
+    With a `temperature` (R,), the choice is the argmax of `sampling.sampled`, by `seed` (R,) and `position` (R, n): a
+    sample from softmax(logits/T). It is the lowest id of equal scores. Suppressed ids have logit −∞; a row of −∞ only
+    gives id 0, −∞ and −∞. The kernels read the logits once and store neither noise nor probabilities.
     """
     triton = _triton() if logits.is_cuda and logits.dtype != torch.float64 else None
     if triton is None:
-        return argmax_logsumexp_plain(logits)
-    result: tuple[Tensor, Tensor, Tensor] = triton.argmax_logsumexp(logits)
+        return choose_logsumexp_plain(logits, temperature, seed, position)
+    result: tuple[Tensor, Tensor, Tensor] = triton.choose_logsumexp(logits, temperature, seed, position)
     return result
 
 
-def argmax_logsumexp_plain(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same as `argmax_logsumexp` on a CPU; on other devices, `argmax` may return any of equal logits."""
-    choice = logits.argmax(-1)
-    largest = logits.gather(-1, choice[..., None]).squeeze(-1)
-    return choice, largest.float(), logits.float().logsumexp(-1)
-
-
-def sample_logsumexp(
-    logits: Tensor, temperature: float, seed: Tensor, position: Tensor
+def choose_logsumexp_plain(
+    logits: Tensor, temperature: Tensor | None, seed: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a sample from softmax(logits/T), and maximum and logsumexp of the logits: (R, n, V) to (R, n).
-
-    The sample is the argmax of `sampling.sampled`, by `seed` (R,) and `position` (R, n). The kernels read the logits
-    once and store neither noise nor probabilities.
-    """
-    triton = _triton_sampling() if logits.is_cuda and logits.dtype != torch.float64 else None
-    if triton is None:
-        choice = sampling.choose(sampling.sampled(logits, temperature, seed, position))
-        return choice, *argmax_logsumexp_plain(logits)[1:]
-    result: tuple[Tensor, Tensor, Tensor] = triton.sample_logsumexp(logits, temperature, seed, position)
-    return result
+    """Return the same as `choose_logsumexp` on a CPU; on other devices, `argmax` may return any of equal scores."""
+    scores = logits if temperature is None else sampling.sampled(logits, temperature, seed, position)
+    return scores.argmax(-1), logits.amax(-1).float(), logits.float().logsumexp(-1)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,7 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """The Triton kernels of `mtbench.kernels` and their launchers. Imported only on machines that run them.
 
-Attention and products are in triton_attention.py, triton_products.py and triton_rotary.py; here are argmax and norm.
+Attention, products and choice are in triton_attention.py, triton_products.py, triton_rotary.py and triton_sampling.py.
+Here are the norm and the moves of the KV cache, whose tensors the kernel takes by their addresses.
 
 Tile shapes are constants. There is no autotuning: it synchronises, and the same row could run in another tile shape in
 another batch. Launchers allocate and launch but never synchronise, so a CUDA graph can record them after a first call
@@ -9,84 +10,22 @@ has compiled them. Kernels are not specialised on the number of rows or position
 multiples of 16 (masks then load 16 at a time), so one compiled kernel serves all steps.
 """
 
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mtbench.kernels.triton_attention import attend, attends
-from mtbench.kernels.triton_products import add_product, linear, norm_product, norm_swiglu
-from mtbench.kernels.triton_rotary import embed, rotate
-
-__all__ = [
-    "add_product",
-    "argmax_logsumexp",
-    "attend",
-    "attends",
-    "embed",
-    "linear",
-    "norm",
-    "norm_product",
-    "norm_swiglu",
-    "rotate",
-]
-
-SLICE = 4096  # logits per program: 38 slices of Qwen2.5's vocabulary; each thread loads 4 × 16 bytes of bfloat16
-
-
-@triton.jit
-def _argmax_slice(logits, peaks, places, masses, stride, vocabulary, SLICE: tl.constexpr):
-    """Reduce one slice of one row: largest logit, its lowest id, sum of exponentials relative to it."""
-    row = tl.program_id(0).to(tl.int64)  # rows × vocabulary may exceed 2³¹
-    index = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
-    x = tl.load(logits + row * stride + index, mask=index < vocabulary, other=float("-inf")).to(tl.float32)
-    peak = tl.max(x, 0)
-    anchor = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
-    at = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(peaks + at, peak)
-    tl.store(places + at, tl.min(tl.where(x == peak, index, vocabulary), 0))
-    tl.store(masses + at, tl.sum(tl.exp(x - anchor), 0))
-
-
-@triton.jit
-def _argmax_row(peaks, places, masses, choice, largest, logsumexp, slices, vocabulary, SLICES: tl.constexpr):
-    """Reduce the slices of one row. Slices of −∞ only have mass 0; with NaN, the chosen id is still in range."""
-    row = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, SLICES)
-    at = row * slices + index
-    peak = tl.load(peaks + at, mask=index < slices, other=float("-inf"))
-    place = tl.load(places + at, mask=index < slices, other=vocabulary)
-    mass = tl.load(masses + at, mask=index < slices, other=0.0)
-    highest = tl.max(peak, 0)
-    lowest = tl.min(tl.where(peak == highest, place, vocabulary), 0)
-    anchor = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
-    own = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
-    mass = tl.sum(tl.where(peak == float("-inf"), 0.0, mass * tl.exp(own - anchor)), 0)
-    tl.store(choice + row, tl.minimum(lowest, vocabulary - 1).to(tl.int64))
-    tl.store(largest + row, highest)
-    tl.store(logsumexp + row, anchor + tl.log(mass))
-
-
-def argmax_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return argmax, maximum and logsumexp; see `kernels.argmax_logsumexp`. The first kernel reads the logits, once."""
-    shape, vocabulary = logits.shape[:-1], logits.shape[-1]
-    flat = logits.reshape(-1, vocabulary)
-    if flat.stride(1) != 1:
-        flat = flat.contiguous()
-    rows, slices = len(flat), triton.cdiv(vocabulary, SLICE)
-    empty = partial(logits.new_empty, dtype=torch.float32)
-    choice, largest, logsumexp = logits.new_empty(shape, dtype=torch.int64), empty(shape), empty(shape)
-    if rows:
-        peaks, masses = empty(rows, slices), empty(rows, slices)
-        places = logits.new_empty(rows, slices, dtype=torch.int32)
-        _argmax_slice[rows, slices](flat, peaks, places, masses, flat.stride(0), vocabulary, SLICE=SLICE, num_warps=4)
-        power = triton.next_power_of_2(slices)
-        _argmax_row[(rows,)](
-            peaks, places, masses, choice, largest, logsumexp, slices, vocabulary, SLICES=power, num_warps=1
-        )
-    return choice, largest, logsumexp
+from mtbench.kernels.triton_attention import attend as attend
+from mtbench.kernels.triton_attention import attends as attends
+from mtbench.kernels.triton_products import add_product as add_product
+from mtbench.kernels.triton_products import linear as linear
+from mtbench.kernels.triton_products import norm_product as norm_product
+from mtbench.kernels.triton_products import norm_swiglu as norm_swiglu
+from mtbench.kernels.triton_rotary import embed as embed
+from mtbench.kernels.triton_rotary import rotate as rotate
+from mtbench.kernels.triton_sampling import choose_logsumexp as choose_logsumexp
 
 
 @triton.jit
@@ -109,3 +48,33 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.numel():
         _norm[(x.numel() // size,)](x, weight, out, eps, size, SIZE=triton.next_power_of_2(size), num_warps=4)
     return out
+
+
+@triton.jit(do_not_specialize=["slots"])
+def _move(addresses, like, source, target, slots, DEPTH: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """Copy one row's slots of one tensor, from the first to the last."""
+    store = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(like.dtype.element_ty))
+    row = tl.program_id(1).to(tl.int64)
+    element = tl.arange(0, PADDED)
+    inside = element < SIZE
+    for depth in range(DEPTH):
+        at = row * DEPTH + depth
+        x = tl.load(store + (row * slots + tl.load(source + at)) * SIZE + element, mask=inside)
+        tl.store(store + (row * slots + tl.load(target + at)) * SIZE + element, x, mask=inside)
+
+
+def addresses(stores: Sequence[Tensor]) -> Tensor:
+    """Return where the tensors begin, (n,) int64 on their device. It waits for the device."""
+    return torch.tensor([store.data_ptr() for store in stores], device=stores[0].device)
+
+
+def move(stores: Tensor, like: Tensor, source: Tensor, target: Tensor, slots: int) -> None:
+    """Copy slots (R, D) to slots (R, D) of each row in all tensors.
+
+    `stores`: their `addresses`. Each has the shape and type of `like`, (positions, K, d). In the order of D, no slot
+    may be a target before it is a source.
+    """
+    rows, depth = source.shape
+    size = like[0].numel()
+    grid, padded = (len(stores), rows), triton.next_power_of_2(size)
+    _move[grid](stores, like, source.contiguous(), target.contiguous(), slots, DEPTH=depth, SIZE=size, PADDED=padded)

@@ -1,21 +1,21 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Sampling in one pass over the logits: the Triton kernels of `kernels.sample_logsumexp` and their launcher.
+"""The choice of tokens in one pass over the logits: the Triton kernels of `kernels.choose_logsumexp`, their launcher.
 
-The definition is `sampling.sampled`: logits/T plus Gumbel noise, a hash (SplitMix64) of seed, position and token id. In
-PyTorch that is some 25 kernels over (rows, vocabulary) in int64 and float64. Here each logit is read once; hash and
-noise stay in registers, in uint64 and float64 as in the definition. Only the last bit of a logarithm may differ from
-PyTorch's, so the token is the definition's unless the two largest sums agree to about 15 digits. Every method on a GPU
-samples with these kernels, so "accept while the draft equals the model's choice" stays exact there.
+Greedy, the token is the largest logit. The definition of sampling is `sampling.sampled`: logits/T plus Gumbel noise, a
+hash (SplitMix64) of seed, position and token id. In PyTorch that is some 25 kernels over (rows, vocabulary) in int64
+and float64. Here each logit is read once; hash and noise stay in registers, in uint64 and float64 as in the definition.
+Only the last bit of a logarithm may differ from PyTorch's, so the token is the definition's unless the two largest sums
+agree to about 15 digits. Every method on a GPU samples with these kernels, so "accept while the draft equals the
+model's choice" stays exact there.
 """
-
-import struct
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-SLICE = 1024  # logits per program: eight per thread, since a logarithm in float64 takes many registers
+SLICE = 4096  # logits per program: 38 slices of Qwen2.5's vocabulary; each thread loads 4 × 16 bytes of bfloat16
+SLICE_DRAWN = 1024  # eight per thread, since a logarithm in float64 takes many registers
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # the constants of `sampling.uniform`
 FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 SECOND = tl.constexpr(0x94D049BB133111EB)
@@ -31,37 +31,63 @@ def _mix(state, key):
     return state ^ (state >> 31)
 
 
-@triton.jit(do_not_specialize=["width", "temperature"])
-def _sample_slice(
-    logits, seeds, positions, scores, places, peaks, masses, stride, vocabulary, width, temperature, SLICE: tl.constexpr
+@triton.jit(do_not_specialize=["width"])
+def _choose_slice(
+    logits,
+    temperatures,
+    seeds,
+    positions,
+    scores,
+    places,
+    peaks,
+    masses,
+    stride,
+    vocabulary,
+    width,
+    SLICE: tl.constexpr,
+    DRAWN: tl.constexpr,
 ):
-    """Reduce one slice of one row: largest logit/T plus noise and its lowest id; largest logit and sum of exponentials.
+    """Reduce one slice of one row: largest score and its lowest id; largest logit and sum of exponentials.
 
-    `width`: rows that share a seed. `temperature`: the bits of a float64, because float arguments have 32 bits.
+    The score is the logit, or if it is DRAWN, logit/T plus noise. `width`: rows that share a temperature and a seed.
     """
     row = tl.program_id(0).to(tl.int64)  # rows × vocabulary may exceed 2³¹
     index = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     x = tl.load(logits + row * stride + index, mask=index < vocabulary, other=float("-inf")).to(tl.float32)
-
-    state = _mix(tl.zeros([], tl.uint64), tl.load(seeds + row // width).to(tl.uint64))
-    state = _mix(state, tl.load(positions + row).to(tl.uint64))
-    bits = _mix(state, index.to(tl.uint64))
-    uniform = ((bits >> 12).to(tl.float64) + 0.5) * TO_UNIT
-    noise = -tl.log(-tl.log(uniform))
-    score = x.to(tl.float64) / temperature.to(tl.float64, bitcast=True) + noise
-
-    at = row * tl.num_programs(1) + tl.program_id(1)
-    best = tl.max(score, 0)
-    tl.store(scores + at, best)
-    tl.store(places + at, tl.min(tl.where(score == best, index, vocabulary), 0))
     peak = tl.max(x, 0)
+    at = row * tl.num_programs(1) + tl.program_id(1)
+    if DRAWN:
+        state = _mix(tl.zeros([], tl.uint64), tl.load(seeds + row // width).to(tl.uint64))
+        state = _mix(state, tl.load(positions + row).to(tl.uint64))
+        bits = _mix(state, index.to(tl.uint64))
+        uniform = ((bits >> 12).to(tl.float64) + 0.5) * TO_UNIT
+        noise = -tl.log(-tl.log(uniform))
+        temperature = tl.load(temperatures + row // width)
+        hot = temperature > 0
+        score = x.to(tl.float64) / tl.where(hot, temperature, 1.0) + tl.where(hot, noise, 0.0)
+        best = tl.max(score, 0)
+        tl.store(scores + at, best)
+    else:
+        score, best = x, peak
     anchor = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
+    tl.store(places + at, tl.min(tl.where(score == best, index, vocabulary), 0))
     tl.store(peaks + at, peak)
     tl.store(masses + at, tl.sum(tl.exp(x - anchor), 0))
 
 
-@triton.jit(do_not_specialize=["slices"])
-def _sample_row(scores, places, peaks, masses, choice, largest, logsumexp, slices, vocabulary, SLICES: tl.constexpr):
+@triton.jit
+def _choose_row(
+    scores,
+    places,
+    peaks,
+    masses,
+    choice,
+    largest,
+    logsumexp,
+    slices,
+    vocabulary,
+    SLICES: tl.constexpr,
+):
     """Reduce the slices of one row. Slices of −∞ only have mass 0; with NaN, the chosen id is still in range."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, SLICES)
@@ -80,26 +106,30 @@ def _sample_row(scores, places, peaks, masses, choice, largest, logsumexp, slice
     tl.store(logsumexp + row, anchor + tl.log(mass))
 
 
-def sample_logsumexp(
-    logits: Tensor, temperature: float, seed: Tensor, position: Tensor
+def choose_logsumexp(
+    logits: Tensor, temperature: Tensor | None, seed: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sample, maximum and logsumexp; see `kernels.sample_logsumexp`."""
+    """Return choice, maximum and logsumexp; see `kernels.choose_logsumexp`. The first kernel reads the logits, once."""
     shape, vocabulary = logits.shape[:-1], logits.shape[-1]
     flat = logits.reshape(-1, vocabulary)
     if flat.stride(1) != 1:
         flat = flat.contiguous()
-    rows, slices = len(flat), triton.cdiv(vocabulary, SLICE)
-    scores = flat.new_empty(rows, slices, dtype=torch.float64)
+    drawn = temperature is not None
+    size = SLICE_DRAWN if drawn else SLICE
+    rows, slices = len(flat), triton.cdiv(vocabulary, size)
     places = flat.new_empty(rows, slices, dtype=torch.int32)
     peaks, masses = (flat.new_empty(rows, slices, dtype=torch.float32) for _ in range(2))
-    choice = flat.new_empty(rows, dtype=torch.int64)
-    largest, logsumexp = (flat.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    bits = struct.unpack("<q", struct.pack("<d", temperature))[0]
-    slice_results = (scores, places, peaks, masses)
-    keys = (seed.contiguous(), position.contiguous())
-    _sample_slice[rows, slices](
-        flat, *keys, *slice_results, flat.stride(0), vocabulary, shape[-1], bits, SLICE=SLICE, num_warps=4
-    )
-    power, results = triton.next_power_of_2(slices), (choice, largest, logsumexp)
-    _sample_row[(rows,)](*slice_results, *results, slices, vocabulary, SLICES=power, num_warps=4)
-    return choice.view(shape), largest.view(shape), logsumexp.view(shape)
+    scores = flat.new_empty(rows, slices, dtype=torch.float64) if drawn else peaks
+    choice = flat.new_empty(shape, dtype=torch.int64)
+    largest, logsumexp = (flat.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    if rows:
+        keys = (
+            (flat,) * 3 if temperature is None else (temperature.contiguous(), seed.contiguous(), position.contiguous())
+        )
+        parts = (scores, places, peaks, masses)
+        _choose_slice[rows, slices](
+            flat, *keys, *parts, flat.stride(0), vocabulary, shape[-1], SLICE=size, DRAWN=drawn, num_warps=4
+        )
+        power, results = triton.next_power_of_2(slices), (choice, largest, logsumexp)
+        _choose_row[(rows,)](*parts, *results, slices, vocabulary, SLICES=power, num_warps=4 if drawn else 1)
+    return choice, largest, logsumexp

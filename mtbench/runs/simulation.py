@@ -59,8 +59,8 @@ class CertainOutput(TargetOutput):
     def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
         return torch.ones_like(super().agrees(drafts, behind))
 
-    def sure(self, metric: sampling.Metric, threshold: float | Tensor) -> Tensor:
-        return torch.ones_like(super().sure(metric, threshold))
+    def sure(self, metric: sampling.Metric, threshold: float | Tensor, never: float | None = None) -> Tensor:
+        return torch.ones_like(super().sure(metric, threshold, never)) & (threshold != never)
 
 
 class Scripted(Method):

@@ -34,7 +34,7 @@ from torch import Tensor
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import CHECKED, Batch, NoProgressError
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, TargetOutput, Window
-from mtbench.decoding.request import Workload
+from mtbench.decoding.request import in_batch
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
@@ -288,7 +288,7 @@ def test_a_step_never_waits_for_the_host(
         chosen = ENGINES[engine]()
         runners = ModelRunners("any", {"any": chosen.runner(runner.checkpoint)})
         batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
-        run = batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=temperature))
+        run = batch.begin(in_batch(requests_for(PROMPTS, BUDGET), temperature=temperature, ignore_eos=False))
         for _ in range(CHECKED):
             run.count_step(0, 0)
         with no_waiting(monkeypatch):

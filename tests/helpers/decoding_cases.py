@@ -20,7 +20,7 @@ from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.request import Request, Workload
+from mtbench.decoding.request import Request, in_batch
 from mtbench.models.loading import Checkpoint, Inspected
 from mtbench.models.runner import ModelRunner
 
@@ -184,7 +184,7 @@ def check_step_never_waits(runners: ModelRunners, method: Method, monkeypatch: p
     """Between two snapshots the host neither reads from the device nor writes to it, for every width, sampled."""
     with torch.inference_mode():
         batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
-        run = batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=1))
+        run = batch.begin(in_batch(requests_for(PROMPTS, BUDGET), temperature=1, ignore_eos=False))
         with no_waiting(monkeypatch):
             shape = batch.shape(run)
             for variant in range(len(batch.variants)):

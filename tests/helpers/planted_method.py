@@ -58,10 +58,10 @@ class Faulty(Mars):  # type: ignore[misc]
         ended[0] = time.perf_counter()  # waiting for a turn is no work
         return {**super().start(rows, runners), "begun": torch.zeros_like(rows.done)}
 
-    def _sure(self, output: TargetOutput) -> Any:
+    def _sure(self, rows: Rows, output: TargetOutput) -> Any:
         if FAULT == "strict" and self.tau < 1:
             return output.confidence.gt(self.tau)
-        return super()._sure(output)
+        return super()._sure(rows, output)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Any:
         if FAULT == "fails":

@@ -28,8 +28,6 @@ INTERPRETING = "TRITON_INTERPRET" in os.environ
 DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
 PRECISION = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}  # TF32 would be 3e-4
 ATTEND: dict[str, Callable[..., Tensor]] = {"chosen": kernels.attend}  # plain on a CPU
-ArgmaxLogsumexp = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-ARGMAX: dict[str, ArgmaxLogsumexp] = {"plain": lambda logits: kernels.argmax_logsumexp_plain(logits.cpu())}
 LINEAR: dict[str, Callable[..., Tensor]] = {"plain": kernels.linear_plain}
 NORM: dict[str, Callable[..., Tensor]] = {"plain": kernels.norm_plain}
 if INTERPRETING or DEVICE == "cuda":
@@ -37,12 +35,10 @@ if INTERPRETING or DEVICE == "cuda":
 
     ATTEND["split"] = partial(triton_kernels.attend, split=True)
     ATTEND["walked"] = partial(triton_kernels.attend, split=False)
-    ARGMAX["triton"] = triton_kernels.argmax_logsumexp
     LINEAR["triton"] = triton_kernels.linear
     NORM["triton"] = triton_kernels.norm
 
 each_attend = pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
-each_argmax = pytest.mark.parametrize("argmax", ARGMAX.values(), ids=ARGMAX)
 each_linear = pytest.mark.parametrize("linear", LINEAR.values(), ids=LINEAR)
 each_norm = pytest.mark.parametrize("norm", NORM.values(), ids=NORM)
 of_kernels = pytest.mark.skipif(len(ATTEND) == 1, reason="runs in the interpreter's process")
@@ -185,37 +181,6 @@ def test_a_gpu_runs_the_kernels() -> None:
     assert relative_error(kernels.attend(*other), other.reference()) < 1e-3
 
 
-@each_argmax
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_argmax_and_logsumexp_equal_those_of_float64(argmax: ArgmaxLogsumexp, dtype: torch.dtype) -> None:
-    """Argmax, maximum and logsumexp, for a vocabulary that no tile size divides, with suppressed ids."""
-    logits = (torch.randn(2, 3, 9001, generator=torch.Generator().manual_seed(0)) * 10).to(dtype)
-    logits[..., 5:4500] = float("-inf")
-    choice, largest, logsumexp = argmax(logits.to(DEVICE))
-    assert torch.equal(choice.cpu(), logits.double().argmax(-1))
-    assert torch.equal(largest.cpu(), logits.float().amax(-1))
-    torch.testing.assert_close(logsumexp.cpu().double(), logits.double().logsumexp(-1), rtol=1e-5, atol=1e-5)
-
-
-@each_argmax
-@settings(deadline=None, max_examples=20 if INTERPRETING else 40)
-@given(st.lists(st.sampled_from([-3.0, 0.0, 0.5, 80.0, float("-inf")]), min_size=1, max_size=20), st.integers(1, 9000))
-def test_of_equal_logits_the_lowest_id_is_chosen(argmax: ArgmaxLogsumexp, values: list[float], vocabulary: int) -> None:
-    """Ties are common in bfloat16. A row of −∞ only gives id 0 and a logsumexp of −∞."""
-    row = torch.tensor(values).repeat(-(-vocabulary // len(values)))[:vocabulary]
-    choice, largest, logsumexp = argmax(row.to(DEVICE))
-    assert int(choice) == row.tolist().index(max(row.tolist()))
-    assert float(largest) == max(row.tolist())
-    torch.testing.assert_close(logsumexp.cpu(), row.double().logsumexp(-1).float())
-
-
-@of_kernels
-def test_nan_gives_an_id_in_range() -> None:
-    """An id out of range would crash the GPU at the next embedding lookup."""
-    choice, _, _ = triton_kernels.argmax_logsumexp(torch.full((2, 5000), float("nan"), device=DEVICE))
-    assert ((choice >= 0) & (choice < 5000)).all()
-
-
 @pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     dtype: torch.dtype = request.param
@@ -300,10 +265,10 @@ for view in (512, 48, 1040, 32, 50):
     print(view, kernels.compilations() - before)
 """
 SAMPLE = """
-from mtbench.kernels import triton_sampling
 for rows, width in ((1, 1), (16, 4)):
     logits, seed = like.new_empty(rows, width, 152064), torch.empty(rows, dtype=torch.int64)
-    triton_sampling.sample_logsumexp(logits, 0.7, seed, torch.empty(rows, width, dtype=torch.int64))
+    for temperature in (torch.empty(rows, dtype=torch.float64), None):
+        triton_kernels.choose_logsumexp(logits, temperature, seed, torch.empty(rows, width, dtype=torch.int64))
 """
 COMPILE = """
 from mtbench.kernels import triton_attention, triton_products, triton_rotary
@@ -327,7 +292,6 @@ kernels.norm_product(entering, norm, like.new_empty(4608, 3584), like.new_empty(
 store = like.new_empty(9, 4, 128)
 kernels.rotate(like.new_empty(4, 36 * 128), ids, store[:, :1], store[:, :1], store, store, ids)
 kernels.embed(ids, like.new_empty(9, 3584), norm)
-kernels.argmax_logsumexp(like.new_empty(4, 152064))
 kernels.norm(like.new_empty(7, 3584), like.new_empty(3584), 1e-6)
 """
 ATTENTION = """
@@ -341,7 +305,7 @@ for dtype, size, width, split in CELLS:
     attention.attend(query, cache, cache, mask, torch.ones(2, dtype=torch.int64), 0.1, split=split)
 """
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}  # bytes of shared memory that a program may have
-KERNELS = {"_attend", "_combine", "_argmax_slice", "_argmax_row", "_product", "_rotate", "_embed", "_norm"}
+KERNELS = {"_attend", "_combine", "_product", "_rotate", "_embed", "_norm"}
 MATRIX_UNIT, LAYER = {"_attend", "_product"}, {"_attend", "_combine", "_product", "_rotate"}
 REGISTERS, SHARED_BYTES = 65_536, 232_448  # of a multiprocessor, of which a program may have them all
 
@@ -398,7 +362,7 @@ def test_views_that_are_multiples_of_16_share_a_kernel(on_hopper: dict[str, Comp
 def test_the_sampling_kernels_compile_for_a_gpu_without_spilling(on_hopper: dict[str, Compiled]) -> None:
     """At Qwen2.5-7B's vocabulary; the number of positions and of rows needs no other code."""
     found = on_hopper["sampling"].kernels
-    assert {kernel["name"] for kernel in found} == {"_sample_slice", "_sample_row"}
+    assert {kernel["name"] for kernel in found} == {"_choose_slice", "_choose_row"}
     assert all(kernel["STACK"] == kernel["LOCAL"] == 0 for kernel in found)
 
 

@@ -181,8 +181,6 @@ def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
 @settings(max_examples=15, deadline=None)
 def test_slots_move_in_every_layer_as_by_indexing(data: st.DataObject) -> None:
     """Keys and values of some layers at any sizes; the sources of a row ascend, as the path of a tree does."""
-    from mtbench.kernels import triton_cache
-
     rows, slots, layers = data.draw(st.integers(1, 3)), data.draw(st.integers(6, 12)), data.draw(st.integers(1, 3))
     heads, size, depth = (
         data.draw(st.integers(1, 3)),
@@ -199,7 +197,7 @@ def test_slots_move_in_every_layer_as_by_indexing(data: st.DataObject) -> None:
     for store in expected:
         by_row = store[: rows * slots].view(rows, slots, heads, size)
         by_row[row, target] = by_row[row, source]
-    triton_cache.move(triton_cache.addresses(stores), stores[0], source.to(DEVICE), target.to(DEVICE), slots)
+    triton_kernels.move(triton_kernels.addresses(stores), stores[0], source.to(DEVICE), target.to(DEVICE), slots)
     assert all(torch.equal(a, b) for a, b in zip(stores, expected, strict=True))
 
 

@@ -1,13 +1,16 @@
-"""The sampling kernels against their definition, `sampling.sampled`: the same hash, the same noise, the same token.
+"""The choice of tokens against its definition: `sampling.sampled`, or greedy the largest logit of the lowest id.
 
-test_kernels.py starts the process of Triton's interpreter in which they run, and compiles the kernels for a Hopper GPU.
+test_kernels.py starts the process of Triton's interpreter in which the kernels run, and compiles them for a Hopper GPU.
 """
 
 import os
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from thinned import one_in
 from torch import Tensor
 
@@ -16,10 +19,16 @@ from mtbench import kernels, sampling
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETING = "TRITON_INTERPRET" in os.environ
 runs_kernels = pytest.mark.skipif(not INTERPRETING and DEVICE == "cpu", reason="runs in the interpreter's process")
+Choose = Callable[..., tuple[Tensor, Tensor, Tensor]]
+CHOOSE: dict[str, Choose] = {"plain": kernels.choose_logsumexp_plain} if DEVICE == "cpu" else {}
 if INTERPRETING or DEVICE == "cuda":
-    from mtbench.kernels import triton_sampling
+    from mtbench.kernels import triton_kernels
+
+    CHOOSE["triton"] = triton_kernels.choose_logsumexp
+each_choose = pytest.mark.parametrize("choose", CHOOSE.values(), ids=CHOOSE)
 
 SEEDS, POSITIONS = [0, 7, -3, 2**62 + 1], [0, 1, 831]
+TEMPERATURES: list[list[float] | None] = [None, [0.1] * 4, [0.7] * 4, [3.3] * 4, [0.0, 1.0, 0.0, 0.3]]
 
 
 def scene(vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,17 +39,38 @@ def scene(vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, 
     return logits.to(DEVICE, dtype)[..., :vocabulary], torch.tensor(SEEDS, device=DEVICE), positions.to(DEVICE)
 
 
-@runs_kernels
-@pytest.mark.parametrize(("temperature", "vocabulary"), one_in(5, product([0.1, 0.7, 1.0, 3.3], [1, 40, 1024, 2500])))
-def test_the_kernels_sample_the_definitions_tokens(temperature: float, vocabulary: int) -> None:
+def rows(values: list[float] | None) -> Tensor | None:
+    """Return a temperature for each row; None: all are greedy."""
+    return None if values is None else torch.tensor(values, dtype=torch.double, device=DEVICE)
+
+
+@each_choose
+@pytest.mark.parametrize(("temperatures", "vocabulary"), one_in(3, product(TEMPERATURES, [1, 40, 1024, 9001])))
+def test_tokens_are_those_of_the_definition(choose: Choose, temperatures: list[float] | None, vocabulary: int) -> None:
     """For any seed and position, and temperatures that are no float32. The other results are those of the logits."""
     for dtype in (torch.float32, torch.bfloat16):
         logits, seed, position = scene(vocabulary, dtype)
-        logits[..., 3:9] = float("-inf")
-        choice, largest, logsumexp = triton_sampling.sample_logsumexp(logits, temperature, seed, position)
-        assert torch.equal(choice, sampling.sampled(logits, temperature, seed, position).argmax(-1))
+        logits[..., 3:9] = logits[..., 30:4500] = float("-inf")
+        choice, largest, logsumexp = choose(logits, rows(temperatures), seed, position)
+        for row, temperature in enumerate(temperatures or [0.0] * len(SEEDS)):
+            own = logits[row : row + 1]
+            scores = sampling.sampled(own, temperature, seed[row : row + 1], position[row : row + 1])
+            assert torch.equal(choice[row], (scores if temperature else own.double()).argmax(-1)[0])
         assert torch.equal(largest, logits.float().amax(-1))
         torch.testing.assert_close(logsumexp.double(), logits.double().logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+@each_choose
+@settings(deadline=None, max_examples=20 if INTERPRETING else 40)
+@given(st.lists(st.sampled_from([-3.0, 0.0, 0.5, 80.0, float("-inf")]), min_size=1, max_size=20), st.integers(1, 9000))
+def test_of_equal_logits_the_lowest_id_is_chosen(choose: Choose, values: list[float], vocabulary: int) -> None:
+    """Ties are common in bfloat16. A row of −∞ only gives id 0 and a logsumexp of −∞."""
+    row = torch.tensor(values).repeat(-(-vocabulary // len(values)))[:vocabulary]
+    none = torch.zeros(1, 1, dtype=torch.long, device=DEVICE)
+    choice, largest, logsumexp = choose(row.to(DEVICE)[None, None], None, none[0], none)
+    assert int(choice) == row.tolist().index(max(row.tolist()))
+    assert float(largest) == max(row.tolist())
+    torch.testing.assert_close(logsumexp.cpu()[0, 0], row.double().logsumexp(-1).float())
 
 
 @runs_kernels
@@ -48,35 +78,27 @@ def test_the_kernels_noise_is_the_definitions_to_the_last_bits() -> None:
     """With equal logits only the noise decides. The largest sum of each slice is kept in float64."""
     _, seed, position = scene(1)
     logits = torch.zeros(*position.shape, 5000, device=DEVICE)
-    choice, _, _ = triton_sampling.sample_logsumexp(logits, 1.0, seed, position)
-    noise = sampling.sampled(logits, 1.0, seed, position)
-    assert torch.equal(choice, noise.argmax(-1))
+    choice, _, _ = triton_kernels.choose_logsumexp(logits, rows([1.0] * 4), seed, position)
+    assert torch.equal(choice, sampling.sampled(logits, 1.0, seed, position).argmax(-1))
     assert len(choice.unique()) == choice.numel()
 
 
 @runs_kernels
-def test_rows_without_a_token_get_an_id_in_range() -> None:
+@pytest.mark.parametrize("temperatures", [None, [1.0] * 4], ids=["greedy", "sampled"])
+def test_rows_without_a_token_get_an_id_in_range(temperatures: list[float] | None) -> None:
     """All suppressed: id 0. NaN: any id of the vocabulary, since another would crash the next embedding lookup."""
-    logits, seed, position = scene(2000)
-    none = triton_sampling.sample_logsumexp(torch.full_like(logits, float("-inf")), 1.0, seed, position)[0]
-    assert not none.any()
-    nan = triton_sampling.sample_logsumexp(torch.full_like(logits, float("nan")), 1.0, seed, position)[0]
-    assert ((nan >= 0) & (nan < 2000)).all()
+    logits, seed, position = scene(5000)
+    for value, most in ((float("-inf"), 0), (float("nan"), 4999)):
+        choice, _, _ = triton_kernels.choose_logsumexp(
+            torch.full_like(logits, value), rows(temperatures), seed, position
+        )
+        assert ((choice >= 0) & (choice <= most)).all()
 
 
 @runs_kernels
 def test_a_row_samples_the_same_alone_and_in_a_batch() -> None:
     """Its token depends on its own logits, seed and position only."""
     logits, seed, position = scene(1500)
-    together = triton_sampling.sample_logsumexp(logits, 0.7, seed, position)
-    alone = triton_sampling.sample_logsumexp(logits[2:3, 1:2], 0.7, seed[2:3], position[2:3, 1:2])
+    together = triton_kernels.choose_logsumexp(logits, rows([0.7] * 4), seed, position)
+    alone = triton_kernels.choose_logsumexp(logits[2:3, 1:2], rows([0.7]), seed[2:3], position[2:3, 1:2])
     assert all(torch.equal(a[0, 0], b[2, 1]) for a, b in zip(alone, together, strict=True))
-
-
-def test_without_a_gpu_the_definition_samples() -> None:
-    """The same three results."""
-    logits, seed, position = scene(40)
-    choice, largest, logsumexp = kernels.sample_logsumexp(logits.cpu(), 0.7, seed.cpu(), position.cpu())
-    assert torch.equal(choice, sampling.sampled(logits.cpu(), 0.7, seed.cpu(), position.cpu()).argmax(-1))
-    torch.testing.assert_close(largest, logits.cpu().amax(-1))
-    torch.testing.assert_close(logsumexp, logits.cpu().logsumexp(-1))

@@ -23,7 +23,6 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.request import Workload
 from mtbench.errors import UserError
 from mtbench.models.runner import ModelRunner
 from mtbench.options import build
@@ -163,7 +162,7 @@ def test_a_step_never_waits_for_the_host(runner: ModelRunner, engine: str, monke
     with torch.inference_mode():
         runners = ModelRunners("any", {"any": chosen.runner(runner.checkpoint)})
         batch = Batch(method(tau=0.9), runners, len(asked), 50, tight=False)
-        run = batch.begin(Workload(requests=requests_for(asked, BUDGET)))
+        run = batch.begin(requests_for(asked, BUDGET))
         with no_waiting(monkeypatch):
             batch.advance(run, batch.shape(run))
             batch.advance(run, batch.shape(run))
