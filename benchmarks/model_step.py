@@ -1,4 +1,4 @@
-"""Print the estimated time of a decode step line by line, beside the floor, for builds before and now.
+"""Print the estimated time of a decode step line by line, beside the floor.
 
     python benchmarks/model_step.py [--gpu H200|H100] [--lines]
 
@@ -16,38 +16,14 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mtbench.hardware.probe import Probe, Shape, count, floor_s
-from mtbench.hardware.step_time import FEW, GPUS, Code, Gpu, lines
+from mtbench.hardware.step_time import FEW, GPUS, Gpu, lines
 from mtbench.models.random_shapes import SHAPES
 
-# SwiGLU was computed again for each output of `down`, 29 % of the weights: 27.6 instructions per weight for one output
-# at a time, 16.5 for two. Products of several positions were the library's, each sum a kernel that first copies.
-WRITTEN_ONE = Code(
-    layer_kernels=11, other_kernels=49, kernel_s=2.6e-6, product_share=0.91, slow_share=0.29, slow_instructions=22
-)
-WRITTEN_SEVERAL = Code(layer_kernels=12, other_kernels=49, kernel_s=2.6e-6, product_share=0.78)
-# What torch.compile made of a layer with better options.
-COMPILED_ONE = Code(layer_kernels=12, other_kernels=49, kernel_s=2.0e-6, product_share=0.91)
-COMPILED_SEVERAL = Code(layer_kernels=10, other_kernels=49, kernel_s=2.0e-6, product_share=0.78)
-# One function each for propose, feed, accept and commit; bias, rope and K/V write in one kernel.
-FEWER = Code(layer_kernels=9, other_kernels=10, kernel_s=2.0e-6, product_share=0.91)
-
-BUILDS = {
-    "as written": (WRITTEN_ONE, WRITTEN_SEVERAL),
-    "compiled": (COMPILED_ONE, COMPILED_SEVERAL),
-    "fewer kernels": (FEWER, None),
-    "now": (FEW, FEW),
-}
-STEPS = {  # case: model, rows, positions, judged, and another estimate of each build in ms, on an H200
-    "AR 7B, batch 1": (
-        "qwen2.5-7b",
-        1,
-        1,
-        1,
-        {"as written": 4.86, "compiled": 4.33, "fewer kernels": 4.09, "now": 3.74},
-    ),
-    "AR 7B, batch 16": ("qwen2.5-7b", 16, 1, 1, {"as written": 5.5, "now": 4.2}),
-    "MARS B=4 7B, batch 16": ("qwen2.5-7b", 16, 7, 4, {"as written": 5.9, "now": 4.2}),
-    "AR 0.5B, batch 1": ("qwen2.5-0.5b", 1, 1, 1, {"as written": 1.0, "compiled": 0.85, "fewer kernels": 0.75}),
+STEPS = {  # case: model, rows, positions, judged, and an estimate by hand in ms, on an H200
+    "AR 7B, batch 1": ("qwen2.5-7b", 1, 1, 1, 3.74),
+    "AR 7B, batch 16": ("qwen2.5-7b", 16, 1, 1, 4.2),
+    "MARS B=4 7B, batch 16": ("qwen2.5-7b", 16, 7, 4, 4.2),
+    "AR 0.5B, batch 1": ("qwen2.5-0.5b", 1, 1, 1, None),
 }
 CONTEXT = 832
 
@@ -76,26 +52,19 @@ def main() -> None:
     args = parser.parse_args()
     gpu, console = GPUS[args.gpu], Console(width=150, highlight=False)
     shapes = {model: shape_of(model) for model in {case[0] for case in STEPS.values()}}
-    table = Table(
-        "step", "floor, ms", *BUILDS, title=f"{gpu.name}: estimated ms per step, in parentheses another estimate"
-    )
-    found: dict[str, dict[str, float]] = {}
-    for case, (model, rows, positions, judged, others) in STEPS.items():
-        shape, row = shapes[model], []
-        for build, (one, several) in BUILDS.items():
-            code = one if rows * positions == 1 else several
-            if code is None:
-                row.append("–")
-                continue
-            parts = lines(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=CONTEXT)
-            found.setdefault(case, {})[build] = total = 1e3 * sum(part.s for part in parts)
-            other = others.get(build) if gpu.name == "H200" else None
-            row.append(f"{total:.2f}" + ("" if other is None else f" ({other:g}, {total / other - 1:+.0%})"))
-            if args.lines:
-                console.print(f"{case}, {build}: {total:.2f} ms")
-                for part in parts:
-                    console.print(f"  {1e3 * part.s:6.3f}  {part.what}: {part.because}")
-        table.add_row(case, f"{floor_ms(shape, gpu, rows, positions, judged):.2f}", *row)
+    table = Table("step", "floor, ms", "estimate, ms", title=f"{gpu.name}: in parentheses an estimate by hand")
+    found: dict[str, float] = {}
+    for case, (model, rows, positions, judged, by_hand) in STEPS.items():
+        shape = shapes[model]
+        parts = lines(shape, gpu, FEW, rows=rows, positions=positions, judged=judged, context=CONTEXT)
+        found[case] = total = 1e3 * sum(part.s for part in parts)
+        other = by_hand if gpu.name == "H200" else None
+        estimate = f"{total:.2f}" + ("" if other is None else f" ({other:g}, {total / other - 1:+.0%})")
+        if args.lines:
+            console.print(f"{case}: {total:.2f} ms")
+            for part in parts:
+                console.print(f"  {1e3 * part.s:6.3f}  {part.what}: {part.because}")
+        table.add_row(case, f"{floor_ms(shape, gpu, rows, positions, judged):.2f}", estimate)
     console.print(table)
     print(json.dumps({"gpu": gpu.name, "step_ms": found}))
 

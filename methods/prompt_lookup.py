@@ -25,7 +25,6 @@ from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, llama_cpp_ngram, vllm
-from mtbench.decoding.suffix_matches import suffix_matches
 from mtbench.errors import UserError
 from mtbench.options import option
 
@@ -70,7 +69,7 @@ class PromptLookup(Method):
         return {"copied": torch.zeros_like(rows.known)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        matched = suffix_matches(rows, self.ngram)
+        matched = rows.suffix_matches(self.ngram)
         matched = matched * (matched >= self.min_ngram)
         place = torch.arange(matched.shape[1], device=matched.device)
         order = place if self.match == "latest" else place.flip(0)

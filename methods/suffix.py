@@ -31,7 +31,6 @@ from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, vllm
-from mtbench.decoding.suffix_matches import suffix_matches
 from mtbench.options import option
 
 
@@ -71,7 +70,7 @@ class Suffix(Method):
         tokens, vocabulary = rows.tokens, runners.target.checkpoint.vocabulary
         lengths = 2 ** torch.arange(self.depth.bit_length(), device=tokens.device)  # (P,)
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        at = suffix_matches(rows, self.depth)[:, None] >= lengths[:, None]  # (R, P, S): where the chains begin
+        at = rows.suffix_matches(self.depth)[:, None] >= lengths[:, None]  # (R, P, S): where the chains begin
         chance = torch.ones(at.shape[:2], dtype=torch.double, device=tokens.device)
         drafted, score, length = [], torch.zeros_like(chance), torch.zeros_like(chance, dtype=torch.long)
         for k in range(self.ahead):

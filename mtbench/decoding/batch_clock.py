@@ -6,6 +6,9 @@ is the rest. On a GPU the spans of steps come from CUDA events, so that no step 
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.run_state import WorkloadRun
@@ -26,55 +29,58 @@ class Clock:
 
 
 class BatchClock(Clock):
-    """It runs from its creation until `stop`; `end_prefill`, `pause`, `resume` and `mark` divide this time."""
+    """It runs from its creation until `stop`; `end_prefill`, `pause`, `resume` and `mark` divide this time.
+
+    A reading is an array of four seconds: wall-clock time, and the host's inside forwards, of which those of models
+    other than the target, and outside models.
+    """
 
     def __init__(self, runners: ModelRunners, *, one_launch: bool) -> None:
         """`one_launch`: each step is a single launch, so that its span on a GPU contains no gaps between launches."""
         self._runners, self._one_launch = runners, one_launch
         self._stopwatch = Stopwatch(runners.target.device)
-        self._prefilled_at = self._ended_at = self._paused_at = self._prefill_s = 0.0
-        self._model_s = self._draft_s = self._head_s = 0.0  # host seconds inside forwards, without those of prefill
-        self._paused_model_s = self._paused_draft_s = 0.0
-        self._laps: list[float] = []
         self._uncounted = self._model_calls() - self._forwards()
-        self._started_at = self._stopwatch.now()
+        self._started = self._paused = self._read()
+        self._first_prefill_s = 0.0
 
     def mark(self) -> None:
         self._stopwatch.mark()
 
     def end_prefill(self) -> None:
         """End the prefill: all rows hold their first request."""
-        self._prefilled_at = self._stopwatch.now()
-        self._prefill_s = self._prefilled_at - self._started_at
-        self._model_s, self._draft_s, self._head_s = -self._host_s(), -self._host_draft_s(), -self._host_head_s()
+        self._prefill = self._read() - self._started
+        self._first_prefill_s = float(self._prefill[0])
 
     def pause(self) -> None:
         """Count the time from here to `resume` as prefill."""
-        self._paused_at = self._stopwatch.now()
-        self._paused_model_s, self._paused_draft_s = self._host_s(), self._host_draft_s()
+        self._paused = self._read()
 
     def resume(self) -> None:
-        self._prefill_s += self._stopwatch.now() - self._paused_at
-        self._model_s -= self._host_s() - self._paused_model_s
-        self._draft_s -= self._host_draft_s() - self._paused_draft_s
+        self._prefill += self._read() - self._paused
 
     def stop(self) -> None:
-        self._ended_at = self._stopwatch.now()
-        self._model_s += self._host_s()
-        self._draft_s += self._host_draft_s()
-        self._head_s += self._host_head_s()
+        self._whole = self._read() - self._started
         self._laps = self._stopwatch.laps()
 
     @property
     def timed_heads(self) -> bool:
         """Whether the method computed anything outside its models."""
-        return self._head_s > 0
+        return bool(self._whole[3] > 0)
+
+    def _read(self) -> NDArray[np.float64]:
+        runners = self._runners.values()
+        model_s = sum(runner.host_s for runner in runners)
+        heads_s = sum(runner.heads_s for runner in runners)
+        return np.array([self._stopwatch.now(), model_s, model_s - self._runners.target.host_s, heads_s])
 
     def timing(
         self, run: WorkloadRun, generations: Sequence[Generation], *, rows: int, kv_bytes: int, heads: bool
     ) -> Timing:
         """Return the times and counts of the run. `heads`: the method computes something outside its models."""
-        cuda, wall_s = self._stopwatch.cuda, self._ended_at - self._started_at
+        cuda, wall_s, prefill_s = self._stopwatch.cuda, float(self._whole[0]), float(self._prefill[0])
+        decode_s, device_s, draft_s, head_s = (self._whole - self._prefill).tolist()
+        if cuda:
+            device_s = sum(self._laps[0::2]) if self._one_launch else None
         # A step's span begins at the end of the previous step: it contains the host's work between the two.
         spans = [self._laps[0], *(wait + step for wait, step in zip(self._laps[1::2], self._laps[2::2], strict=True))]
         until_first_token = min(map(_forwards_until_first_token, generations[:rows]))
@@ -86,22 +92,17 @@ class BatchClock(Clock):
             row_forwards=sum(g.forwards or 0 for g in generations),
             batch_forwards=run.steps,
             wall_s=wall_s,
-            prefill_s=self._prefill_s,
-            decode_s=wall_s - self._prefill_s,
-            device_s=self._device_s(),
-            ttft_s=self._prefilled_at - self._started_at + sum(spans[:until_first_token]),
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            device_s=device_s,
+            ttft_s=self._first_prefill_s + sum(spans[:until_first_token]),
             step_s=spans,
-            draft_s=None if cuda and len(self._runners) > 1 else self._draft_s,
-            head_s=None if cuda and heads else self._head_s,
+            draft_s=None if cuda and len(self._runners) > 1 else draft_s,
+            head_s=None if cuda and heads else head_s,
             preparation_s=run.preparation_s,
             kv_bytes=kv_bytes,
             miscounted=self._model_calls() - self._forwards() - self._uncounted,
         )
-
-    def _device_s(self) -> float | None:
-        if not self._stopwatch.cuda:
-            return self._model_s
-        return sum(self._laps[0::2]) if self._one_launch else None
 
     def _forwards(self) -> int:
         """Forwards that the runners counted."""
@@ -110,15 +111,6 @@ class BatchClock(Clock):
     def _model_calls(self) -> int:
         """Forwards that the hooks on the models counted; two runners may share a model."""
         return sum(calls.n for calls in {runner.checkpoint.calls for runner in self._runners.values()})
-
-    def _host_s(self) -> float:
-        return sum(runner.host_s for runner in self._runners.values())
-
-    def _host_draft_s(self) -> float:
-        return self._host_s() - self._runners.target.host_s
-
-    def _host_head_s(self) -> float:
-        return sum(runner.heads_s for runner in self._runners.values())
 
 
 def _forwards_until_first_token(generation: Generation) -> int:

@@ -139,19 +139,9 @@ def run_outside(
         items=len(requests),
         prompt_tokens=sum(len(request.prompt_ids) for request in requests),
         tokens=sum(len(g.token_ids) for g in generations),
-        row_forwards=None,
-        batch_forwards=None,
         wall_s=wall_s,
-        prefill_s=None,
-        decode_s=None,
-        device_s=None,
         ttft_s=answers.ttft_s,
-        step_s=None,
-        draft_s=None,
-        head_s=None,
         preparation_s=wall_s if answers.prepared else 0.0,  # at most: engines do not report it
-        kv_bytes=None,
-        miscounted=0,
         counted=answers.counted,
         dropped=answers.dropped,
         **told,
@@ -165,15 +155,7 @@ def _generation(
     token_ids, text, reason = finish(
         target.tokenizer, until_end(ids, request.max_new_tokens, end_ids), end_ids, request.stop
     )
-    return Generation(
-        token_ids=token_ids,
-        text=text,
-        commits=None,
-        positions_fed=None,
-        draft_forwards=None,
-        drafted=None,
-        finish_reason=reason,
-    )
+    return Generation(token_ids=token_ids, text=text, finish_reason=reason)
 
 
 C = TypeVar("C")

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from mtbench.decoding.batch_clock import Clock
-from mtbench.decoding.commit_log import Counts
+from mtbench.decoding.host_sync import Counts
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request

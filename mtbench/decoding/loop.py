@@ -27,8 +27,7 @@ from torch import Tensor
 from mtbench import sampling
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.batch_clock import BatchClock, Clock
-from mtbench.decoding.commit_log import CommitLog
-from mtbench.decoding.host_sync import AsyncCopy, Shape
+from mtbench.decoding.host_sync import AsyncCopy, CommitLog, Shape
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing

@@ -75,6 +75,20 @@ class Rows:
         different = self.option(method, name) != value
         return different[:, 0].long() if isinstance(different, Tensor) else torch.full_like(self.known, different)
 
+    def suffix_matches(self, longest: int) -> Tensor:
+        """Return the length of the text's suffix that ends at each position, (R, S), at most `longest`.
+
+        0 at the text's own end and behind it. Methods that copy drafts from the text use it.
+        """
+        last = self.known[:, None] - 1
+        place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        same, matched = place < last, torch.zeros_like(self.tokens)
+        for back in range(longest):
+            token = self.tokens.gather(1, (last - back).clamp(min=0))
+            same = same & (self.tokens.roll(back, 1) == token) & (place >= back)
+            matched += same
+        return matched
+
     def choose(self, logits: Tensor, position: Tensor) -> Tensor:
         """Choose tokens (R, n) from logits (R, n, V) at positions (R, n). Target and draft use it."""
         if self.temperature is not None and logits.is_cuda:

@@ -95,27 +95,21 @@ def check_commit(commit: Commit, method: Method, window: Window, rows: int, voca
     if not isinstance(commit, Commit):
         raise MethodContractError(f"{method.name}: accept() returned {_kind(commit)}, not a Commit")
     _check(f"{method.name}: accept().tokens", commit.tokens, (rows, window.commits), torch.long)
-    largest = {"count": window.commits, "kept": window.guesses}
-    if commit.offered is not None:
-        largest["offered"] = window.commits - 1
-    for name in largest:
-        _check(f"{method.name}: accept().{name}", getattr(commit, name), (rows,), torch.long)
-    if commit.path is not None:
-        depth = window.guesses
-        if isinstance(commit.path, Tensor) and commit.path.dim() == 2:
-            depth = min(depth, commit.path.shape[1])
-        _check(f"{method.name}: accept().path", commit.path, (rows, depth), torch.long)
-        largest["path"] = window.guesses - 1
-    if values:
-        _check_commit_values(commit, method, largest, vocabulary)
-
-
-def _check_commit_values(commit: Commit, method: Method, largest: Mapping[str, int], vocabulary: int) -> None:
-    for name, most in largest.items():
-        _check_values(method, f"accept().{name}", getattr(commit, name).flatten().tolist(), most)
-    if commit.offered is not None and bool((commit.count - 1 > commit.offered).any()):
+    depth = commit.path.shape[1] if isinstance(commit.path, Tensor) and commit.path.dim() == 2 else window.guesses
+    for name, shape, most in (
+        ("count", (rows,), window.commits),
+        ("kept", (rows,), window.guesses),
+        ("offered", (rows,), window.commits - 1),
+        ("path", (rows, min(depth, window.guesses)), window.guesses - 1),
+    ):
+        value = getattr(commit, name)
+        if value is not None or name in ("count", "kept"):
+            _check(f"{method.name}: accept().{name}", value, shape, torch.long)
+            if values:
+                _check_values(method, f"accept().{name}", value.flatten().tolist(), most)
+    if values and commit.offered is not None and bool((commit.count - 1 > commit.offered).any()):
         raise MethodContractError(f"{method.name}: accept() commits more than `offered` + 1 tokens")
-    for tokens, count in zip(commit.tokens.tolist(), commit.count.tolist(), strict=True):
+    for tokens, count in zip(commit.tokens.tolist(), commit.count.tolist(), strict=True) if values else ():
         _check_values(method, "accept().tokens", tokens[:count], vocabulary - 1)  # tokens beyond the count are unused
 
 

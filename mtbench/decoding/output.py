@@ -18,10 +18,10 @@ class Generation:
 
     token_ids: list[int]  # with the end token, or the token that completes a stop string
     text: str  # cut before the end token, or before the first character of the stop string
-    commits: list[int] | None  # tokens committed by each forward, zeros included
-    positions_fed: int | None
-    draft_forwards: int | None  # by models other than the target
-    drafted: int | None  # tokens beyond each forward's first that could have been committed
+    commits: list[int] | None = None  # tokens committed by each forward, zeros included
+    positions_fed: int | None = None
+    draft_forwards: int | None = None  # by models other than the target
+    drafted: int | None = None  # tokens beyond each forward's first that could have been committed
     finish_reason: FinishReason
     surplus: int | None = None  # tokens that its last forward accepted after the answer's end
 
@@ -41,19 +41,21 @@ class Timing:
     items: int  # requests; more than `rows` if finished rows are refilled
     prompt_tokens: int
     tokens: int
-    row_forwards: int | None
-    batch_forwards: int | None
+    row_forwards: int | None = None
+    batch_forwards: int | None = None
     wall_s: float
-    prefill_s: float | None
-    decode_s: float | None
-    device_s: float | None  # part of decode_s; None if a step has many launches: CUDA events do not show the gaps
-    ttft_s: float | None  # on the device: the host sees tokens some steps later
-    step_s: list[float] | None  # per forward, from the end of the previous one, on the device
-    draft_s: float | None  # part of device_s: forwards of models other than the target
-    head_s: float | None  # part of device_s: computations of the method outside its models
-    preparation_s: float  # capture and compilation inside the block; 0 after a shape was captured
-    kv_bytes: int | None  # keys and values that these rows need
-    miscounted: int  # forwards counted by hooks on the models minus forwards counted by the runners
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    device_s: float | None = (
+        None  # part of decode_s; None if a step has many launches: CUDA events do not show the gaps
+    )
+    ttft_s: float | None = None  # on the device: the host sees tokens some steps later
+    step_s: list[float] | None = None  # per forward, from the end of the previous one, on the device
+    draft_s: float | None = None  # part of device_s: forwards of models other than the target
+    head_s: float | None = None  # part of device_s: computations of the method outside its models
+    preparation_s: float = 0.0  # capture and compilation inside the block; 0 after a shape was captured
+    kv_bytes: int | None = None  # keys and values that these rows need
+    miscounted: int = 0  # forwards counted by hooks on the models minus forwards counted by the runners
     # of external engines only
     counted: int | None = None  # tokens by its own count
     drafts: int | None = None  # number of drafts

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from mtbench.decoding.commit_log import Counts
-from mtbench.decoding.host_sync import AsyncCopy, HostSnapshot
+from mtbench.decoding.host_sync import AsyncCopy, Counts, HostSnapshot
 from mtbench.decoding.output import Generation, finish, text_of
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
@@ -187,8 +186,6 @@ def finished(
         token_ids=kept,
         text=text,
         commits=commits,
-        positions_fed=None,
-        draft_forwards=None,
         drafted=sum(counts.offered[: len(commits)]),
         finish_reason=reason,
         surplus=counts.accepted[len(commits) - 1] - commits[-1],

@@ -22,16 +22,11 @@ class Gpu:
     name: str
     bandwidth_bytes_per_s: float
     matmul_flop_per_s: float
-    instructions_per_s: float  # of single threads: multiprocessors × 128 × clock
 
 
 GPUS: Mapping[str, Gpu] = {  # SXM modules; 90 % of the data sheet's bandwidth, 80 % of its dense bfloat16 rate
-    "H100": Gpu(
-        name="H100", bandwidth_bytes_per_s=3.0e12, matmul_flop_per_s=790e12, instructions_per_s=132 * 128 * 1.755e9
-    ),
-    "H200": Gpu(
-        name="H200", bandwidth_bytes_per_s=4.3e12, matmul_flop_per_s=790e12, instructions_per_s=132 * 128 * 1.755e9
-    ),
+    "H100": Gpu(name="H100", bandwidth_bytes_per_s=3.0e12, matmul_flop_per_s=790e12),
+    "H200": Gpu(name="H200", bandwidth_bytes_per_s=4.3e12, matmul_flop_per_s=790e12),
 }
 
 
@@ -49,8 +44,6 @@ class Code:
     kernel_s: float  # from the end of one kernel's work to the start of the next one's
     product_share: float  # of the bandwidth that a product reaches
     attention_share: float = 0.5  # of the bandwidth at which attention reads keys and values
-    slow_share: float = 0.0  # of the layers' weights: those multiplied at `slow_instructions` per weight
-    slow_instructions: float = 0.0
     launched_by_host: bool = False  # not a graph: the device waits for launches, or launches hide behind its work
 
 
@@ -88,7 +81,6 @@ def lines(
     reached = bandwidth * code.product_share
     body_s, head_s = shape.body_bytes / reached, shape.head_bytes / reached
     flop_s = 2 * (shape.body * fed + shape.head * logits) / speed
-    slow_s = code.slow_share * (shape.body * code.slow_instructions / gpu.instructions_per_s - body_s)
     kv_bytes = (rows * shape.seen(context) + 2 * fed) * shape.kv_bytes_per_token
     logit_bytes = 2 * logits * shape.vocabulary * shape.logit_bytes
     kernels = code.layer_kernels * shape.layers + code.other_kernels
@@ -99,11 +91,6 @@ def lines(
         Line("LM head's weights", head_s, f"{shape.head_bytes / 1e9:.2f} GB, as well"),
         Line(
             "FLOPs", max(0.0, flop_s - body_s - head_s), f"{speed / 1e12:.0f} TFLOP/s, beyond the time of the weights"
-        ),
-        Line(
-            "instructions",
-            max(0.0, slow_s),
-            f"{code.slow_instructions:g} per weight in {code.slow_share:.0%} of the weights, beyond their time",
         ),
         Line(
             "keys and values",

@@ -55,16 +55,13 @@ def test_lines_by_hand() -> None:
         sliding_layers=0,
         sliding_window=0,
     )
-    gpu = type(H200)(name="", bandwidth_bytes_per_s=1e3, matmul_flop_per_s=1e4, instructions_per_s=1e4)
-    code = Code(
-        layer_kernels=3, other_kernels=4, kernel_s=0.1, product_share=0.5, slow_share=0.5, slow_instructions=100
-    )
+    gpu = type(H200)(name="", bandwidth_bytes_per_s=1e3, matmul_flop_per_s=1e4)
+    code = Code(layer_kernels=3, other_kernels=4, kernel_s=0.1, product_share=0.5)
     parts = lines(shape, gpu, code, rows=4, positions=10, judged=2, context=6)
     assert {part.what: pytest.approx(part.s) for part in parts} == {
         "layers' weights": 4.0,
         "LM head's weights": 2.0,
         "FLOPs": 2 * (1000 * 40 + 500 * 8) / 1e4 - 6.0,
-        "instructions": 0.5 * (1000 * 100 / 1e4 - 4.0),
         "keys and values": (4 * 6 + 2 * 40) * 8 / 500,
         "logits": 2 * 8 * 10 * 2 / 1e3,
         "starts of kernels": (2 * 3 + 4) * 0.1,
