@@ -19,12 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import chat, write_lines
-from whole import finish, start
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source, Suite
-from mtbench.runs.plan import Item, RunRequest
+from mtbench.runs.plan import Item
 from mtbench.runs.planner import _blocks
 from mtbench.runs.run_request import REFILLS
 
@@ -75,14 +74,6 @@ def test_a_limit_applies_to_each_kind(tmp_path: Path) -> None:
         assert max(subjects.values()) - min(subjects[s] for s in range(8)) <= 1
 
 
-def test_offline_without_data_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line, without any DNS request."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("a DNS request"))
-    with pytest.raises(UserError, match=r"^[^\n]*--data-dir DIR with spec_bench/question\.jsonl[^\n]*--offline$"):
-        open_suite(offline=True)
-
-
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Serve made-up questions from this machine instead of the authors' address; yield the requested paths."""
@@ -111,6 +102,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
 
 def test_questions_are_downloaded_once(served: list[str]) -> None:
     """Later and offline the suite uses the cached file; it downloads a damaged file again."""
+    with pytest.raises(UserError, match=r"^[^\n]*--data-dir DIR with spec_bench/question\.jsonl[^\n]*--offline$"):
+        open_suite(offline=True)
+    assert served == []
     first = open_suite().prompts(chat, None)
 
     assert len(first) == 96
@@ -177,16 +171,6 @@ def turns(of_block: Sequence[set[str]]) -> list[set[str]]:
     return rounds
 
 
-def test_the_first_blocks_have_all_tasks() -> None:
-    """So smaller batch sizes and later rounds, which time only the first blocks, measure all kinds equally."""
-    tasks = [kind for kind in KINDS for _ in range(80)]
-    blocks = _blocks(items(tasks), 8, 0)
-
-    assert len(blocks) == 60
-    for count in (6, 18, 24):
-        assert Counter(tasks[block[0]] for block in blocks[:count]) == dict.fromkeys(KINDS, count // 6)
-
-
 @pytest.mark.parametrize(("batching", "sizes"), [("static", [3, 3, 3, 1]), ("refill", [10])])
 def test_one_task_alone_is_shuffled_and_cut(batching: str, sizes: list[int]) -> None:
     """The seed alone determines the items of each block."""
@@ -196,24 +180,6 @@ def test_one_task_alone_is_shuffled_and_cut(batching: str, sizes: list[int]) -> 
 
     assert [i for block in blocks for i in block] == order
     assert [len(block) for block in blocks] == sizes
-
-
-def run_on(folder: Path, path: Path, **changes: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {"suite": ["spec-bench"], "family": "tiny", "method": ["ar", "ar:engine=eager"]}
-    options |= {"limit": 1, "rounds": 1, "batch_size": (2,), "max_new_tokens": 4, "data_dir": str(folder)}
-    return finish(start(path, RunRequest(**options | changes)))
-
-
-@pytest.mark.whole
-def test_a_run_from_questions_to_results(tmp_path: Path) -> None:
-    """On `tiny`: six kinds in six blocks, no accuracy, and the flag "out of domain"."""
-    cells = run_on(write(tmp_path / "data", questions()), tmp_path / "run")["cells"]
-
-    assert [c["status"] for c in cells] == ["ok", "ok"]
-    for cell in cells:
-        assert (cell["items"], cell["blocks"], cell["accuracy"]) == (6, 6, None)
-        assert "out of domain" in cell["flags"]
-        assert cell["task"]["name"] == "spec-bench"
 
 
 # --- The real questions -------------------------------------------------------------------------------------------

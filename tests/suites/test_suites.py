@@ -5,6 +5,7 @@ The data are made up (helpers/made_up.py); test_replay.py has real ones.
 
 import json
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 from jinja2 import TemplateError
-from made_up import COUNT, GSM8K, WRONG, answerable, chat, right, write_all, write_lines
+from made_up import COUNT, WRONG, answerable, chat, right, write_all, write_lines
 
 from mtbench import network
 from mtbench.errors import UserError
@@ -86,31 +87,21 @@ def test_a_limit_selects_the_first_items_of_each_subtask_unchanged(name: str, fo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_item_ids_are_unique_and_prompts_use_the_template(name: str, folder: Path) -> None:
+def test_items_and_task_are_described(name: str, folder: Path) -> None:
     """Ids are `<task>/<doc id>/<turn>`; prompts use the template if `task` says so; no stop string is empty."""
     suite = opened(name, folder)
     prompts = suite.prompts(chat, COUNT)
-
-    assert len({p.item for p in prompts}) == len(prompts) >= COUNT
-    for prompt in prompts:
-        task, doc, turn = prompt.item.split("/")
-        assert task
-        assert doc
-        assert turn.isdigit()
-        assert ("<assistant>" in prompt.text) == suite.task["chat_template"]
-        assert all(prompt.stop)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_suite_describes_its_task(name: str, folder: Path) -> None:
-    """`task` has a name and is valid JSON; the budget is positive; the module has a docstring."""
-    suite = opened(name, folder)
 
     assert SUITES[name].name == name
     assert suite.task["name"]
     assert json.loads(json.dumps(suite.task)) == suite.task
     assert suite.max_new_tokens > 0
     assert sys.modules[type(suite).__module__].__doc__
+    assert len({p.item for p in prompts}) == len(prompts) >= COUNT
+    for prompt in prompts:
+        assert re.fullmatch(r"[^/]+/[^/]+/\d+", prompt.item)
+        assert ("<assistant>" in prompt.text) == suite.task["chat_template"]
+        assert all(prompt.stop)
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -302,34 +293,18 @@ def test_test_items_are_not_training_examples(name: str, folder: Path) -> None:
         opened(name, folder).examples(1, seed=0)
 
 
-def test_fewshot_examples_are_turns_of_the_chat(folder: Path) -> None:
-    """gsm8k has five question-and-answer turns before the question; gsm8k-paper has the question alone."""
-    with_examples, zero_shot = (opened(name, folder).prompts(chat, 1)[0].text for name in ("gsm8k", "gsm8k-paper"))
-
-    assert [with_examples.count(text) for text in ("<user>", "<assistant>", "####")] == [6, 6, 5]
-    assert zero_shot == "<user>Q: Ann has 1 pens and buys 1. How many?\nA:</><assistant>"
-
-
-def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
-    """The error contains the expected path."""
-    write_lines(tmp_path / "gsm8k/train.jsonl", GSM8K)
-    with pytest.raises(UserError) as caught:
-        SUITES["gsm8k"]("", Source(data_dir=tmp_path, offline=True))
-
-    assert str(tmp_path / "gsm8k" / "test.jsonl") in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("", ""), ('{"question": ', "JSON"), ('{"Q": "?", "A": "!"}\n', "question")],
-    ids=["empty", "torn", "other columns"],
+    [(None, "gsm8k/test.jsonl"), ("", ""), ('{"question": ', "JSON"), ('{"Q": "?", "A": "!"}\n', "question")],
+    ids=["missing", "empty", "torn", "other columns"],
 )
 def test_an_unusable_data_file_has_its_reason(
-    content: str, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    content: str | None, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One line with the folder and the cause; mtbench prints nothing else."""
     (tmp_path / "gsm8k").mkdir()
-    (tmp_path / "gsm8k" / "test.jsonl").write_text(content)
+    if content is not None:
+        (tmp_path / "gsm8k" / "test.jsonl").write_text(content)
     with pytest.raises(UserError) as caught:
         SUITES["gsm8k-paper"]("", Source(data_dir=tmp_path, offline=True))
 
@@ -404,13 +379,11 @@ def test_own_prompts_are_read_in_order(tmp_path: Path) -> None:
     assert suite.metric is None
 
 
-ANSWERS: dict[
-    str, list[tuple[str | None, str, float]]
-] = {  # file -> metric of --metric, generated text, score of `prompts/1/0`
+Cases = list[tuple[str | None, str, float]]  # metric of --metric, generated text, score of `prompts/1/0`
+ANSWERS: dict[str, Cases] = {  # by the line of the file
     '{"prompt": "1+1?", "answer": 2}': [
         (None, " 2. ", 1.0),
         (None, "It is 2", 0.0),
-        ("exact", "2.5", 0.0),
         ("contains", "It is 2, I think", 1.0),
         ("contains", "It is 12", 0.0),
         ("number", "1 + 1 = 2.0", 1.0),
@@ -422,14 +395,11 @@ ANSWERS: dict[
         ("exact", "the city  of Paris", 1.0),
         ("exact", "Lyon", 0.0),
         ("contains", "Well: paris!", 1.0),
-        ("contains", "Parisian", 0.0),
     ],
-    '{"prompt": "How much?", "answer": "It takes 500 + 542 = 1,042.\\n#### 1042"}': [("number", "$1,042", 1.0)],
     '{"question": "How many?", "answer": "48 + 24 = 72\\n#### 1,072"}': [
         (None, "It is 1072. That is all", 1.0),
         (None, "It is 72", 0.0),
         ("exact", "1,072", 1.0),
-        ("contains", "It is 1,072.", 1.0),
     ],
     '{"prompt": "How?", "answer": "use #### for 4 headings"}': [(None, "Use #### for 4 headings.", 1.0)],
     '{"instruction": "Add.", "input": "1 1", "output": "x", "target": "2"}': [(None, "2", 1.0), (None, "x", 0.0)],
@@ -507,26 +477,18 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
     ("line", "reason"),
     [
         ('{"prompt": "Why?", "answer": {"a": 1}}', "'answer' is not a text, a number or a list of them"),
-        ('{"prompt": "Why?", "reference": [true]}', "'reference' is not a text, a number or a list of them"),
-        ('{"prompt": "Why?", "answer": " "}', "'answer' is not a text, a number or a list of them"),
         ('{"prompt": "Why?"', "; a line is like {"),
         ('"Why?"', "not an object"),
         ('{"promt": "Why?"}', "has none of the fields 'messages', 'prompt', 'question', "),
         ('{"prompt": ""}', "empty or not a text"),
-        ('{"prompt": ["Why?"]}', "empty or not a text"),
         ('{"prompt": "Why?", "messages": [{"role": "user", "content": "How?"}]}', "has both 'prompt' and 'messages'"),
         ('{"messages": []}', "not a list of turns"),
-        ('{"messages": "Why?"}', "not a list of turns"),
-        ('{"messages": ["Why?"]}', "'role' is not one of"),
         ('{"messages": [{"role": "human", "content": "Why?"}]}', "'role' is not one of system, user, assistant"),
-        ('{"messages": [{"role": "user"}]}', "empty or not a text"),
         ('{"messages": [{"role": "assistant", "content": "Why?"}]}', "the last turn is not the user's"),
         ('{"prompt": "Why?", "id": "a/b"}', "id 'a/b'"),
         ('{"prompt": "Why?", "id": null}', "id None"),
-        ('{"prompt": "Why?", "id": true}', "id True"),
         ('{"prompt": "Why?", "id": 1}', "id 1 is already that of line 1"),
         ('{"prompt": "\\ud800"}', "surrogates not allowed"),
-        ('{"prompt": "Why?", "id": "\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_an_invalid_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
