@@ -128,7 +128,7 @@ def check(complete_run: Path, tmp_path: Path, change: Change, commands: tuple[st
 
 
 # What an error about a plan names: the plan, or what the plan contradicts.
-PLANNED = ("plan.json", "generations/", "timings/", "checkpoint", "--device", "prompts of suite")
+PLANNED = ("plan.json", "generations/", "timings/", "checkpoint", "--model PATH", "--device", "prompts of suite")
 
 
 def named(change: str) -> str:

@@ -1,7 +1,7 @@
 """Broken and hostile files: changes of the files that strangers hand over, each by a name.
 
-A change takes the folder that holds the files and edits one of them. `RUN_FILES` changes a run directory,
-`CHECKPOINT_FILES` a checkpoint, `ROWS` a line of prompts or conversations, `RECORDS` a training record.
+A change takes the folder that holds the files and edits one of them. `PLANS`, `LINES`, `OTHERS` and `RESULTS` change a
+run directory, `CHECKPOINTS` a checkpoint, `ROW_FILES` a line of prompts or conversations.
 """
 
 import json
@@ -148,20 +148,15 @@ PLANS: dict[str, Change] = {
     **_broken_as_a_whole(PLAN),
     "plan: a block beyond the items": edit(*GROUP, "blocks", 0, to=[0, 99]),
     "plan: an item in two blocks": edit(*GROUP, "blocks", to=[[0, 1], [1, 2]]),
-    "plan: an item twice in a block": edit(*GROUP, "blocks", to=[[0, 0]]),
     "plan: a block above the batch size": edit(*GROUP, "blocks", to=[[0, 1, 2, 3]]),
     "plan: two items of one name": edit(*ITEM, "item", to="arithmetic/0/0"),
     "plan: an item that follows itself": edit(*ITEM, "follows", to=1),
     "plan: an item that follows a later one": edit(*ITEM, "follows", to=3),
     "plan: an empty prompt": edit(*ITEM, "prompt_ids", to=[]),
     "plan: an id beyond the vocabulary": edit(*ITEM, "prompt_ids", to=[5, 10_000]),
-    "plan: a prompt beyond the context": edit(*ITEM, "prompt_ids", to=[5] * 100_000),
-    "plan: a prompt of texts": edit(*ITEM, "prompt_ids", to=["5"]),
     "plan: an empty stop string": edit(*ITEM, "stop", to=[""]),
     "plan: a long item name": edit(*ITEM, "item", to="x" * 10**6),
     "plan: a huge budget": edit(PLAN, "suites", 0, "max_new_tokens", to=10**18),
-    "plan: a task of the wrong types": edit(PLAN, "suites", 0, "task", to={"name": 3, "num_fewshot": [], "filter": {}}),
-    "plan: two suites of one name": copy_of(PLAN, "suites", entry=0),
     "plan: an unknown suite": edits(
         edit(PLAN, "suites", 0, "suite", to="nothing"),
         edit(*CELL, "suite", to="nothing"),
@@ -169,12 +164,8 @@ PLANS: dict[str, Change] = {
         edit(*GROUP, "suite", to="nothing"),
     ),
     "plan: a private suite": edit(PLAN, "suites", 0, "withheld", to="0" * 64),
-    "plan: no suites": edit(PLAN, "suites", to=[]),
-    "plan: a group of no cells": edit(*GROUP, "cells", to=[]),
     "plan: a group of a suite that has none": edit(*GROUP, "suite", to="gsm8k"),
-    "plan: a group that names a suite as a cell": edit(*GROUP, "cells", to=["arithmetic"]),
     "plan: a cell twice in a group": edit(*GROUP, "cells", to=[AR, AR]),
-    "plan: a cell in two groups": copy_of(PLAN, "groups", entry=0),
     "plan: a cell in no group": edit(*GROUP, "cells", to=[AR]),
     "plan: two cells of one name": copy_of(PLAN, "cells", entry=0),
     "plan: a cell of another suite": edit(*CELL, "suite", to="gsm8k"),
@@ -186,43 +177,32 @@ PLANS: dict[str, Change] = {
     ),
     "plan: 10^9 rounds": edit(*GROUP, "rounds", to=[2] * 20_000),
     "plan: a round of 10^9 blocks": edit(*GROUP, "rounds", to=[10**9, 2]),
-    "plan: a later round of more blocks": edit(*GROUP, "rounds", to=[1, 2]),
     "plan: a cell's name leads outside": edits(
         edit(*CELL, "cell", to="../../outside/x"), edit(*GROUP, "cells", 0, to="../../outside/x")
     ),
-    "plan: a cell's name is absolute": edits(edit(*CELL, "cell", to="/tmp/x"), edit(*GROUP, "cells", 0, to="/tmp/x")),
     "plan: a cell's name has a null byte": edits(edit(*CELL, "cell", to="a\0b"), edit(*GROUP, "cells", 0, to="a\0b")),
-    "plan: an option that is null": edit(PLAN, "cells", 1, "options", "ahead", to=None),
     "plan: an option of 10^12": edit(PLAN, "cells", 1, "options", "ahead", to=FAR),
     "plan: an unknown option": edit(PLAN, "cells", 1, "options", "speed", to=2),
     "plan: an unknown method": edit(*CELL, "method", to="magic"),
     "plan: no checkpoint": edit(*CELL, "checkpoints", to={}),
-    "plan: a checkpoint of another role": edit(*CELL, "checkpoints", to={"mars": "embedded:tiny/mars"}),
     "plan: a checkpoint that does not exist": edit(*CELL, "checkpoints", to={"ar": "/no/such/folder"}),
     "plan: an embedded checkpoint outside": edit(*CELL, "checkpoints", to={"ar": "embedded:tiny/../../.."}),
     "plan: a random checkpoint of no shape": edit(*CELL, "checkpoints", to={"ar": "random:nothing"}),
-    "plan: on another role": edit(*CELL, "on", to="mars"),
-    "plan: no engine": edit(*CELL, "engine", to=None),
     "plan: another engine": edit(*CELL, "engine", to="warp"),
     "plan: a baseline that did not run": edit(PLAN, "cells", 1, "baselines", to=["mars@mars/graph"]),
-    "plan: itself as its baseline": edit(*CELL, "baselines", to=["ar@ar/graph"]),
     "plan: held to nothing": edit(PLAN, "cells", 1, "lossless_reference", to="nothing"),
     "plan: a script of 10^12 tokens": edit(
         *CELL,
         "accept",
         to={"source": "x", "lengths": [FAR] * 4, "seed": 0, "scripts": [[FAR]] * 4, "probabilities": None},
     ),
-    "plan: another dtype": edit(PLAN, "request", "dtype", to="int3"),
     "plan: another device": edit(PLAN, "request", "device", to="abacus"),
     "plan: a temperature of -1": edit(PLAN, "request", "temperature", to=-1.0),
     "plan: a seed of 300 digits": edit(PLAN, "request", "seed", to=10**300),
-    "plan: a margin of 0": edit(PLAN, "request", "max_loss", to=0.0),
-    "plan: a limit of 0": edit(PLAN, "request", "limit", to=0),
     "plan: NaN inside": with_text(PLAN, '"temperature": 0.0', '"temperature": NaN'),
     "plan: a lone surrogate": with_text(PLAN, '"family": "tiny"', '"family": "\\ud800"'),
     "plan: an escape sequence in a name": edit(PLAN, "suites", 0, "family", to="\x1b[2J"),
     "plan: deep nesting inside": with_text(PLAN, '"task": {', f'"task": {{"x": {DEEP}, '),
-    "plan: a version of the future": edit(PLAN, "schema_version", to=2),
 }
 
 ANSWERS, TIMES = f"generations/{LOOKUP}.jsonl", f"timings/{LOOKUP}.jsonl"
@@ -232,7 +212,6 @@ LINES: dict[str, Change] = {
     **_broken_as_a_whole(TIMES),
     "answers: an unknown item": edit_line(ANSWERS, item="arithmetic/999/0"),
     "answers: a block that is not planned": edit_line(ANSWERS, block=99),
-    "answers: a block of another item": edit_line(ANSWERS, block=1),
     "answers: an item twice": double_line(ANSWERS),
     "answers: a commit of 10^12": edit_line(ANSWERS, commits=[FAR]),
     "answers: other commits than forwards": edit_line(ANSWERS, commits=[1] * 50),
@@ -240,30 +219,21 @@ LINES: dict[str, Change] = {
     "answers: an id beyond the vocabulary": edit_line(ANSWERS, token_ids=[10_000]),
     "answers: more ids than the budget": edit_line(ANSWERS, token_ids=[5] * 100_000),
     "answers: no ids": edit_line(ANSWERS, token_ids=[]),
-    "answers: ids of the wrong type": edit_line(ANSWERS, token_ids=[1.5]),
     "answers: another prompt": edit_line(ANSWERS, prompt_ids=[1, 2, 3]),
-    "answers: a text that is a number": edit_line(ANSWERS, text=5),
     "answers: an unknown reason": edit_line(ANSWERS, finish_reason="tired"),
-    "answers: an unknown key": edit_line(ANSWERS, colour="red"),
     "answers: a text of 100 MB": edit_line(ANSWERS, text="x" * 10**8),
     "answers: an escape sequence": edit_line(ANSWERS, text="\x1b[2J"),
     "answers: a lone surrogate": with_text(ANSWERS, '"text": "', '"text": "\\ud800'),
     "answers: NaN inside": with_text(ANSWERS, '"block": 0', '"block": NaN'),
     "times: a session that did not run": edit_line(TIMES, session=99),
-    "times: a round that is not planned": edit_line(TIMES, round=99),
     "times: a block that is not planned": edit_line(TIMES, block=99),
     "times: a block that round 2 does not repeat": edit_line(TIMES, round=2, block=10**9),
     "times: a block twice": double_line(TIMES),
     "times: a negative wall time": edit_line(TIMES, wall_s=-1.0),
     "times: a wall time of 1e308": edit_line(TIMES, wall_s=1e308),
-    "times: two wall times of 1e308": edits(edit_line(TIMES, 0, wall_s=1e308), edit_line(TIMES, 1, wall_s=1e308)),
     "times: an infinite wall time": with_text(TIMES, '"wall_s": ', '"wall_s": 1e999, "odd": '),
     "times: more device than decode time": edit_line(TIMES, device_s=1e6),
-    "times: no tokens": edit_line(TIMES, tokens=0),
     "times: 10^400 tokens": edit_line(TIMES, tokens=10**400),
-    "times: no forwards": edit_line(TIMES, batch_forwards=0, row_forwards=0),
-    "times: 10^12 rows": edit_line(TIMES, rows=FAR),
-    "times: an order beyond the arms": edit_line(TIMES, order=10**9),
     "times: steps of 1e308": edit_line(TIMES, step_s=[1e308] * 50),
     "times: more identical than items": edit_line(TIMES, -1, identical=10**6),
     "times: more accepted than drafted": edit_line(TIMES, accepted=5, drafted=1, drafts=1),
@@ -277,36 +247,15 @@ OTHERS: dict[str, Change] = {
     **_broken_as_a_whole("memory.json"),
     **_broken_as_a_whole("energy.json"),
     **_broken_as_a_whole(f"lossless/{LOOKUP}.json"),
-    "environment: a session of no device": drop("environment.json", "sessions", 0, "device"),
     "environment: a session that is a text": edit("environment.json", "sessions", 0, to="first"),
-    "environment: another device": edit("environment.json", "sessions", 0, "device", to="abacus"),
     "environment: a command of numbers": edit("environment.json", "command", to=[1]),
     "failures: a cell outside": content("failures.jsonl", '{"cell": "../../x", "error": "x"}\n'),
     "failures: an unknown stage": content("failures.jsonl", f'{{"cell": "{AR}", "error": "x", "stage": "dream"}}\n'),
-    "failures: an escape sequence": content("failures.jsonl", f'{{"cell": "{AR}", "error": "\\u001b[2J"}}\n'),
     "preparation: twice 1e308 s": content(
         "preparation.jsonl", f'{{"session": 1, "cell": "{AR}", "preparation_s": 1e308}}\n' * 2
     ),
     "scores: a score of 2": content("scores.json", json.dumps({AR: {"arithmetic/0/0": 2}})),
-    "scores: an unknown cell": content("scores.json", '{"nothing": {}}'),
     "memory: 10^30 bytes": content("memory.json", json.dumps({AR: 10**30})),
-    "energy: 1e308 J": content(
-        "energy.json",
-        json.dumps(
-            {
-                "cells": {
-                    AR: {
-                        "energy_j": 1e308,
-                        "window_s": 0.0,
-                        "tokens": 0,
-                        "j_per_token": 1e308,
-                        "mean_power_w": 1e308,
-                        "energy_reason": None,
-                    }
-                }
-            }
-        ),
-    ),
     "lossless: an unknown item": content(f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"nothing": {}}}'),
     "lossless: an index beyond the answer": content(
         f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"arithmetic/0/0": {"999999999999": 1.0}}}'
@@ -316,10 +265,8 @@ OTHERS: dict[str, Change] = {
 RESULTS: dict[str, Change] = {
     **_broken_as_a_whole("results.json"),
     "results: no cells": edit("results.json", "cells", to=[]),
-    "results: cells that are a text": edit("results.json", "cells", to="none"),
     "results: a cell outside": edit("results.json", "cells", 0, "cell", to="../../outside/x"),
     "results: a cell without an arm": drop("results.json", "cells", 0, "arm"),
-    "results: a negative number of items": edit("results.json", "cells", 0, "items", to=-1),
 }
 
 
@@ -328,7 +275,7 @@ SETTINGS, RECORD, TEMPLATE = "tokenizer_config.json", "mtbench_training.json", "
 GENERATION = "generation_config.json"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
 LOOP += "{% endfor %}{% endfor %}{% endfor %}"
-ODD: tuple[Any, ...] = (0, -1, 10**6 + 1, FAR, 10**30, "many", [], None, 1.5, True)
+ODD: tuple[Any, ...] = (0, -1, 10**6 + 1, FAR, 10**30, "many", [], None)
 SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")
 
 
@@ -360,10 +307,6 @@ def _without_one(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: entry for name, entry in stored.items() if name != left_out}
 
 
-def _with_one_more(stored: dict[str, Any]) -> dict[str, Any]:
-    return stored | {"extra": stored[next(name for name in stored if "mlp" in name)]}
-
-
 def without(file: str) -> Change:
     return lambda folder: (folder / file).unlink(missing_ok=True)
 
@@ -388,50 +331,33 @@ CHECKPOINTS: dict[str, Change] = {
     **_broken_as_a_whole(GENERATION),
     **_broken_as_a_whole(RECORD),
     **{f"config: {name} is {odd!s:.20}": edit(CONFIG, name, to=odd) for name in SIZES for odd in ODD},
-    "config: no key-value heads": edit(CONFIG, "num_key_value_heads", to=0),
     "config: a head of 10^12": edit(CONFIG, "head_dim", to=FAR),
     "config: one layer more": edits(edit(CONFIG, "num_hidden_layers", to=4), drop(CONFIG, "layer_types")),
-    "config: layer types of the wrong type": edit(CONFIG, "layer_types", to={"a": 1}),
     "config: an unknown model": edit(CONFIG, "model_type", to="magic"),
-    "config: no model": drop(CONFIG, "model_type"),
     "config: another kind of model": edit(CONFIG, "model_type", to="vit"),
     "config: remote code": edit(CONFIG, "auto_map", to={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}),
     "config: rope of the wrong type": edit(CONFIG, "rope_parameters", to=[1]),
     "config: an unknown activation": edit(CONFIG, "hidden_act", to="magic"),
-    "config: a norm of texts": edit(CONFIG, "rms_norm_eps", to="small"),
     "config: a quantization of nothing": edit(CONFIG, "quantization_config", to={"quant_method": "magic"}),
-    "config: a nested text model": edit(CONFIG, "text_config", to={"num_hidden_layers": FAR}),
     "config: deep nesting inside": with_text(CONFIG, "{", '{"x": ' + DEEP + ", "),
-    "config: an end token that is a text": edit(CONFIG, "eos_token_id", to="end"),
     "weights: a length beyond the file": content(WEIGHTS, b"\xff" * 8 + b"{}"),
     "weights: cut short": cut_short(WEIGHTS, 100),
-    "weights: a header that is a list": header(lambda stored: []),
-    "weights: a deep header": content(WEIGHTS, len(DEEP).to_bytes(8, "little") + DEEP.encode()),
     "weights: another shape": first_weight(shape=[1, 2]),
     "weights: a shape of 10^12": first_weight(shape=[FAR, FAR]),
     "weights: offsets beyond the file": first_weight(data_offsets=[0, FAR]),
     "weights: an unknown type": first_weight(dtype="F3"),
-    "weights: no weights": header(lambda stored: {}),
     "weights: one weight is missing": header(_without_one),
-    "weights: one weight more": header(_with_one_more),
     "weights: a pickle beside them": content("pytorch_model.bin", b"\x80\x04."),
-    "weights: pickles only": edits(without(WEIGHTS), content("pytorch_model.bin", b"x")),
     "weights: none": without(WEIGHTS),
     "weights: a link to nothing": as_link(WEIGHTS, "/no/such/file"),
     "index: a pickle": edits(content("evil.bin", b"\x80\x04."), index_of(**{"model.norm.weight": "evil.bin"})),
     "index: a path outside": index_of(**{"model.norm.weight": "../outside/x.safetensors"}),
-    "index: an absolute path": index_of(**{"model.norm.weight": "/tmp/x.safetensors"}),
     "index: a missing file": index_of(**{"model.norm.weight": "missing.safetensors"}),
-    "index: nothing": index_of(),
-    "index: deep nesting": edits(without(WEIGHTS), content(INDEX, DEEP)),
     "index: a FIFO": edits(index_of(**{"model.norm.weight": "x.safetensors"}), as_fifo("x.safetensors")),
     "tokenizer: no model": drop(TOKENIZER, "model"),
-    "tokenizer: a vocabulary of texts": edit(TOKENIZER, "model", "vocab", to={"a": "b"}),
     "tokenizer: an empty vocabulary": edit(TOKENIZER, "model", "vocab", to={}),
     "tokenizer: ids of 10^12": edit(TOKENIZER, "model", "vocab", "a", to=FAR),
     "tokenizer: an added token of 10^9": edit(TOKENIZER, "added_tokens", 0, "id", to=10**9),
-    "tokenizer: an unknown model": edit(TOKENIZER, "model", "type", to="magic"),
-    "tokenizer: settings of an unknown class": edit(SETTINGS, "tokenizer_class", to="Magic"),
     "tokenizer: an end token of the wrong type": edit(SETTINGS, "eos_token", to=[1]),
     "tokenizer: remote code": edit(SETTINGS, "auto_map", to={"AutoTokenizer": ["evil.T", None]}),
     "template: not Jinja": content(TEMPLATE, "{% for %}"),
@@ -439,18 +365,10 @@ CHECKPOINTS: dict[str, Change] = {
     "template: deep nesting": content(TEMPLATE, "{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}"),
     "template: a huge number": content(TEMPLATE, "{{ 10 ** 10 ** 10 }}"),
     "template: an attack": content(TEMPLATE, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
-    "template: a division by zero": content(TEMPLATE, "{{ 1 / 0 }}"),
-    "template: nothing": content(TEMPLATE, " "),
-    "template: a list": edits(without(TEMPLATE), edit(SETTINGS, "chat_template", to=[5])),
     "template: a FIFO": as_fifo(TEMPLATE),
-    "generation: an end token that is a text": edit(GENERATION, "eos_token_id", to="end"),
     "generation: an end token of 10^12": edit(GENERATION, "eos_token_id", to=FAR),
-    "generation: an unknown key": edit(GENERATION, "magic", to={"a": [1]}),
-    "record: options that are a list": edit(RECORD, "options", to=[]),
-    "record: no options": drop(RECORD, "options"),
     "record: an option that is a text": edit(RECORD, "options", to={"block_size": "four"}),
     "record: an option of 0": edit(RECORD, "options", to={"block_size": 0}),
-    "record: an objective that is a list": edit(RECORD, "objective", to=[1]),
 }
 
 
