@@ -4,7 +4,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -44,7 +44,8 @@ DataOption = Annotated[
     Option("--data", help="A suite (its training split), a file, a folder, or a data set of the hub. Repeatable."),
 ]
 DryRunOption = Annotated[
-    bool, Option("--dry-run", help="Check everything that needs no weights and count steps and tokens; do not train.")
+    bool,
+    Option("--dry-run", help="Check everything that needs no weights, or print a recipe's commands; do not train."),
 ]
 
 
@@ -83,17 +84,17 @@ def recipe(
     stages = recipe_runner.needed(RECIPES[name], only)
     folder = folder or Path("checkpoints") / name
     workers = workers or recipe_runner.default_workers()
-    if dry_run:
-        recipe_runner.complete_stages(stages, folder)  # refuses a folder with another checkpoint
-        _print_cost(stages, data_dir, offline=offline)
-        return
     session = ["--data-dir", str(data_dir.resolve())] if data_dir else []
     if offline:
         session.append("--offline")
+    if dry_run:
+        for stage in recipe_runner.missing(stages, folder):
+            say(shlex.join(["mtbench", *recipe_runner.arguments(stage, stages, folder), *session]))
+        return
     launch = [*(shlex.split(launcher) if launcher else [sys.executable]), "-m", "mtbench"]
-    if not recipe_runner.run(stages, folder, workers, launch, session, err):
+    if not recipe_runner.run(stages, folder, workers, launch, session, warn):
         raise typer.Exit(FAILED)
-    say(recipe_runner.how_to_use(stages, folder))
+    _print_path(folder)
 
 
 @app.command()
@@ -267,15 +268,15 @@ def _chosen(holder: type[Any], given: dict[str, Any], command: str) -> Any:
 
 
 def _train(*, out: Path, data: list[str], dry_run: bool, report_to: str, **given: Any) -> None:
-    """Train as the parameters of `common` say; in a dry run, check them and count steps and tokens."""
+    """Train as the parameters of `common` say; in a dry run, check them and count the conversations."""
     from mtbench.report.progress import TrainingProgress
     from mtbench.training.document import write_training_page
     from mtbench.training.train import TrainingRequest, check, train
 
     request = TrainingRequest(name=out.name, out=out, data=tuple(data), **given)
     if dry_run:
-        check(request, fetch=False)
-        _print_cost((request,), request.data_dir, offline=request.offline)
+        data = check(request, fetch=False).data
+        say("the data are on the hub, and not counted" if data is None else data.summary)
         return
     train(request, TrainingProgress(err), report_to)
     if _is_main_process():
@@ -291,10 +292,3 @@ def _is_main_process() -> bool:
 def _print_path(path: Path) -> None:
     if _is_main_process():
         say(path)
-
-
-def _print_cost(stages: Sequence[Any], data_dir: Path | None, *, offline: bool) -> None:
-    from mtbench.training import cost
-
-    out.print(cost.table(stages, data_dir=data_dir, offline=offline))
-    say(cost.NOTE)
