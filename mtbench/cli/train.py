@@ -275,8 +275,8 @@ def _train(*, out: Path, data: list[str], dry_run: bool, report_to: str, **given
 
     request = TrainingRequest(name=out.name, out=out, data=tuple(data), **given)
     if dry_run:
-        data = check(request, fetch=False).data
-        say("the data are on the hub, and not counted" if data is None else data.summary)
+        found = check(request, fetch=False).data
+        say("the data are on the hub, and not counted" if found is None else found.summary)
         return
     train(request, TrainingProgress(err), report_to)
     if _is_main_process():

@@ -5,8 +5,11 @@ needs no model.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench import files, statistics
 from mtbench.document import (
@@ -25,8 +28,10 @@ from mtbench.document import (
     Tone,
     Verdict,
     html,
+    plots,
 )
 from mtbench.document.formatting import NONE, bounds, interval, listed
+from mtbench.document.plots import ACCENT, DASHES, INK, MUTED, PAPER, WARN
 from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD
 from mtbench.options import show
@@ -34,8 +39,8 @@ from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
 from mtbench.statistics import Proportion
 from mtbench.training.checkpoint import read_record
-from mtbench.training.figures import Record, Training, draw, share_right
 
+COLORS = (ACCENT, INK, WARN, MUTED)
 TONES: Mapping[str, Tone] = {"yes": "good", "no": "bad"}
 CONFIDENCE = (
     "Decoding with a threshold τ commits tokens whose probability is at least τ. The threshold is calibrated if at "
@@ -43,6 +48,33 @@ CONFIDENCE = (
     "conversation are not fully independent, so the intervals are somewhat too narrow."
 )
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the confidence; each is the lower edge of a bin
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training on the page: its record, and its number and name."""
+
+    label: str
+    record: Record
+
+    @property
+    def evaluation(self) -> Record | None:
+        """The evaluation on held-out conversations; None if there were none, or if they have nothing to predict."""
+        evaluation: Record = self.record.get("evaluation") or {}
+        return evaluation if evaluation.get("ahead") else None
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of its loss."""
+        return [name for name in self.record["curve"][0] if name not in ("step", "loss", "learning_rate")]
+
+    @property
+    def predictions(self) -> str:
+        """Which predictions its calibration covers."""
+        ahead = self.evaluation["ahead"] if self.evaluation else []
+        return "predictions beyond the next token" if any(e["ahead"] > 1 for e in ahead) else "next-token predictions"
 
 
 class Passing(NamedTuple):
@@ -74,19 +106,18 @@ def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Pat
 
     Raises UserError for a folder without a training record that has a loss curve.
     """
-    trainings = [
-        Training(n, _name(folder, folders), _record_with_curve(folder)) for n, folder in enumerate(folders, start=1)
-    ]
-    first = folders[0].resolve()
-    out = out or first.with_name(f"{first.name}.training.html")
+    names = [folder.resolve().name for folder in folders]
+    trainings = []
+    for number, (folder, name) in enumerate(zip(folders, names, strict=True), start=1):
+        unique = name if names.count(name) == 1 else str(folder)
+        trainings.append(Training(f"{number} {unique}", _record_with_curve(folder)))
+    out = out or folders[0].resolve().with_name(f"{names[0]}.training.html")
     try:
         page = html(document(trainings))
-    except UserError:
-        raise
     except Exception as error:  # an untrusted record may hold anything
-        names = ", ".join(str(folder / RECORD) for folder in folders)
+        records = ", ".join(str(folder / RECORD) for folder in folders)
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{names}: no page can be made of it ({reason}); restore it, or train again.") from error
+        raise UserError(f"{records}: no page can be made of it ({reason}); restore it, or train again.") from error
     files.write_text(out, page)
     return out
 
@@ -100,90 +131,136 @@ def _record_with_curve(folder: Path) -> Record:
     return record
 
 
-def _name(folder: Path, folders: Sequence[Path]) -> str:
-    """Return the folder's name, or its path if another folder has the same name."""
-    name = folder.resolve().name
-    return name if [other.resolve().name for other in folders].count(name) == 1 else str(folder)
-
-
 def document(trainings: Sequence[Training]) -> Document:
     """Return what the page of these trainings shows."""
-    single, demonstration = len(trainings) == 1, any(map(demonstrates, trainings))
-    names = listed(training.name for training in trainings)
-    marks = [DEMONSTRATION] if demonstration else []
-    drawn = draw(trainings, "".join(marks) or "mtbench, training")
+    single = len(trainings) == 1
+    marks = [DEMONSTRATION] if any(map(demonstrates, trainings)) else []
+    with plots.style():
+        losses = [_loss(training, "".join(marks) or "mtbench, training") for training in trainings]
     evaluated = [training for training in trainings if training.evaluation]
-    each = [f"{training.number} {training.name}" for training in trainings]
-    how: list[Block] = [Pairs(_facts(training)) for training in trainings]
-    made: list[Block] = [Pairs(_made_by(training), {"Command"}) for training in trainings]
-    if not single:
-        briefs = map(_brief, trainings)
-        how = [Part(f"{name}: {brief}", [facts]) for name, brief, facts in zip(each, briefs, how, strict=True)]
-        made = [Part(name, [facts], folded=False) for name, facts in zip(each, made, strict=True)]
-    ahead: list[Block] = [
-        Text(_why_missing(t) if single else f"{t.number} {_why_missing(t)}") for t in trainings if not t.evaluation
-    ]
+    ahead: list[Block] = [Text(f"{t.label}: {_why_missing(t)}") for t in trainings if not t.evaluation]
     if evaluated:
-        ahead.append(Beside([*drawn.depths, _accuracies(evaluated, single)]))
-    confidence = [Text(CONFIDENCE), *(part for t in evaluated for part in _confidence(t, drawn.reliability, single))]
+        ahead.append(_accuracies(evaluated))
     return Document(
-        title=f"Training of {names}" if single else f"{len(trainings)} trainings: {names}",
-        lead=_lead(trainings[0]) if single else "Figures and tables carry the numbers of the trainings below.",
+        title=f"Training of {listed(training.label for training in trainings)}",
+        lead=_lead(trainings[0]) if single else "The trainings are numbered in figures and tables.",
         marks=marks,
         source=f"`{RECORD}`",
         sections=[
-            Section(f"How {'it was' if single else 'they were'} trained", how),
-            Section("Loss", [Beside([*drawn.losses, _final_losses(trainings, single)])]),
+            Section("How it was trained", [Part(t.label, [_facts(t)], folded=not single) for t in trainings]),
+            Section("Loss", [Beside([*losses, _final_losses(trainings)])]),
             Section("Accuracy by tokens ahead", ahead),
-            *([Section("Confidence", confidence)] if evaluated else []),
-            Section("Command and versions", made),
+            *([Section("Confidence", [Text(CONFIDENCE), *map(_confidence, evaluated)])] if evaluated else []),
         ],
     )
 
 
-def _final_losses(trainings: Sequence[Training], single: bool) -> Table:
-    rows = [
-        Row(part, [*map(Entry, _last_values(training, part))], None if single else training.number)
-        for training in trainings
-        for part in _loss_and_parts(training)
-    ]
-    columns = [("training, last point", ""), ("held-out conversations", "")]
-    return Table(columns, rows, "loss", "Final losses; each part includes its weight in the total")
-
-
-def _confidence(training: Training, figures: Mapping[int, Figure], single: bool) -> list[Block]:
-    """Return how well the confidence of a training is calibrated: at each threshold, and bin by bin."""
-    assert training.evaluation is not None
-    bins, error = training.evaluation["calibration"], calibration_error(training.evaluation)
-    who = "" if single else f"{training.number}: "
-    thresholds = [
-        Row(str(one.threshold), [Entry(f"{one.right.n:,}", f"{100 * one.share:.1f}%"), _share(one.right), one.answer])
-        for one in passing(training.evaluation)
-    ]
-    caption = (
-        f"{who}Of {sum(entry['n'] for entry in bins):,} {training.predictions}. Confidence and share right differ by "
-        f"{100 * error:.1f} points on average."
-    )
-    columns = [(heading, "") for heading in ("pass", "right, %", "calibrated?")]
-    by_bin = [
-        Row(
-            f"{entry['low']} to {entry['high']}",
-            [Entry(f"{entry['n']:,}"), Entry(f"{100 * entry['confidence']:.1f}"), _share(share_right(entry))],
-        )
-        for entry in bins
-    ]
-    of_bins = [(heading, "") for heading in ("predictions", "mean p, %", "right, %")]
-    every = Table(of_bins, by_bin, "p", f"{who}Predictions by confidence; empty bins are left out")
-    return [
-        Beside([figures[training.number], Table(columns, thresholds, "p at least", caption)]),
-        Part(f"{who}Every bin of the confidence", [every]),
-    ]
+def _facts(training: Training) -> Pairs:
+    """Return how it was trained, as pairs of name and value."""
+    record, data, tokens = training.record, training.record["data"], training.record["tokens"]
+    held_out = training.evaluation["conversations"] if training.evaluation else 0
+    pace = f", {record['tokens_per_s']:,.0f} tokens/s" if record["tokens_per_s"] else ""
+    versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items() if version)
+    facts = {
+        "Objective": _with(record["objective"], _values(record["options"])),
+        "From": _with(record["base"], _hash(record["base_sha256"])),
+        "Teacher": _with(record["teacher"] or "", _hash(record["teacher_sha256"])),
+        "Data": f"{', '.join(data['data'])}: {data['read']:,} conversations read, {data['dropped']:,} dropped, "
+        f"{data['cut']:,} cut; {data['examples'] - held_out:,} to train on, {held_out:,} held out "
+        f"({_hash(data['sha256'])})",
+        "Trained on": f"{tokens['conversations']:,} conversations, {tokens['fed']:,} tokens fed, "
+        f"{tokens['predicted']:,} predicted",
+        "Took": f"{record['steps']:,} steps in {record['train_s']:,.1f} s ({clock(record['train_s'])}){pace}",
+        "Settings": _values(record["settings"]),
+        "Command": record["command"],
+        "Versions": versions,
+    }
+    return Pairs([(name, text) for name, text in facts.items() if text], {"Command"})
 
 
 def demonstrates(training: Training) -> bool:
     """Return whether the training used only the data of a family that was made for one task."""
     domains = {family.domain for family in FAMILIES.values()}
     return all(name.partition(":")[0] in domains for name in training.record["data"]["data"])
+
+
+def _loss(training: Training, note: str) -> Figure:
+    """Draw the parts of a training's loss. `note` is printed on it, for readers who see it without the page."""
+    curve, evaluation = training.record["curve"], training.evaluation or {}
+    steps = [point["step"] for point in curve]
+    subtitle = "mean since the last point; hollow: on held-out conversations"
+    figure, axes = plots.canvas("Loss", subtitle, 220, [training.label], right=52)
+    ends, texts = [], []
+    for index, part in enumerate(training.parts):
+        values, color = [point[part] for point in curve], COLORS[index % len(COLORS)]
+        dashes = DASHES[index // len(COLORS) % len(DASHES)]
+        axes.plot(steps, values, marker="" if len(steps) > 1 else "o", ms=4, color=color, ls=dashes, lw=1.4, zorder=3)
+        if part in evaluation:
+            axes.plot(steps[-1:], [evaluation[part]], "o", ms=6, mec=color, mfc=PAPER, zorder=4)
+        ends.append((steps[-1], values[-1], part, color))
+        texts.append(f"{part}: {values[0]:.4g} to {values[-1]:.4g} at step {steps[-1]:,}")
+    shown = [point[part] for point in [*curve, evaluation] for part in training.parts if part in point]
+    if min(shown) > 0:
+        axes.set_yscale("log")
+        axes.set_ylim(min(shown) / 1.1, max(shown) * 1.1)
+        ticks = plots.log_ticks(*axes.get_ylim())
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.set_xlabel("steps")
+    axes.grid(axis="y")
+    plots.label_ends(axes, ends)
+    return plots.finish(
+        figure,
+        note,
+        name=f"loss-{training.label.partition(' ')[0]}",
+        title=f"Loss of {training.label}",
+        caption="Each part includes its weight in the whole loss.",
+        alt=f"Loss of {training.label}, over steps. {'; '.join(texts)}.",
+    )
+
+
+def _final_losses(trainings: Sequence[Training]) -> Table:
+    rows = []
+    for training in trainings:
+        last, evaluation = training.record["curve"][-1], training.evaluation or {}
+        for part in ["loss", *(training.parts if len(training.parts) > 1 else [])]:
+            held_out = evaluation.get(part)
+            entries = [Entry(f"{last[part]:.4f}"), Entry(NONE if held_out is None else f"{held_out:.4f}")]
+            rows.append(Row(part, entries, group=training.label))
+    columns = [("training, last point", ""), ("held-out conversations", "")]
+    return Table(columns, rows, "loss", "Final losses; each part includes its weight in the total")
+
+
+def _accuracies(trainings: Sequence[Training]) -> Table:
+    """Return a row for each distance ahead, and a column for each evaluated training."""
+    found = [{e["ahead"]: e for e in training.evaluation["ahead"]} for training in trainings if training.evaluation]
+    rows = []
+    for distance in sorted({distance for entries in found for distance in entries}):
+        entries = [of_training.get(distance) for of_training in found]
+        places = [_share(share_right(entry), f" of {entry['n']:,}") if entry else Entry() for entry in entries]
+        rows.append(Row(str(distance), places))
+    caption = (
+        "Share of right predictions, %, with 95% interval and number of predictions, by the distance from the last "
+        "token that the model was given. A prediction is right if its most likely token is that of the text."
+    )
+    return Table([(training.label, "") for training in trainings], rows, "tokens ahead", caption)
+
+
+def _confidence(training: Training) -> Table:
+    """Return how well the confidence of a training is calibrated: at each threshold."""
+    assert training.evaluation is not None
+    total = sum(entry["n"] for entry in training.evaluation["calibration"])
+    rows = [
+        Row(str(one.threshold), [Entry(f"{one.right.n:,}", f"{100 * one.share:.1f}%"), _share(one.right), one.answer])
+        for one in passing(training.evaluation)
+    ]
+    caption = (
+        f"{training.label}: of {total:,} {training.predictions}. Confidence and share right differ by "
+        f"{100 * calibration_error(training.evaluation):.1f} points on average."
+    )
+    return Table([(heading, "") for heading in ("pass", "right, %", "calibrated?")], rows, "p at least", caption)
 
 
 def passing(evaluation: Record) -> list[Passing]:
@@ -207,6 +284,11 @@ def calibration_error(evaluation: Record) -> float:
     return float(error / sum(entry["n"] for entry in bins))
 
 
+def share_right(entry: Record) -> Proportion:
+    """Return an entry's `accuracy` over its `n` predictions, with its interval."""
+    return statistics.wilson(round(entry["accuracy"] * entry["n"]), entry["n"])
+
+
 def percent(found: Proportion) -> tuple[str, str]:
     """Return a share in percent, and its interval, as text."""
     if found.value is None:
@@ -225,8 +307,7 @@ def _lead(training: Training) -> str:
         return _why_missing(training)
     nearest, farthest = training.evaluation["ahead"][0], training.evaluation["ahead"][-1]
     last = passing(training.evaluation)[-1]
-    kind = "next tokens" if nearest["ahead"] == 1 else f"tokens {nearest['ahead']} ahead"
-    accuracy = f"{percent(share_right(nearest))[0]}% of {kind} are right"
+    accuracy = f"{percent(share_right(nearest))[0]}% of tokens {nearest['ahead']} ahead are right"
     if farthest is not nearest:
         accuracy += f", and {percent(share_right(farthest))[0]}% of those {farthest['ahead']} ahead"
     text = (
@@ -252,49 +333,6 @@ def _why_missing(training: Training) -> str:
     return f"Accuracy and confidence were not measured: {reason}."
 
 
-def _brief(training: Training) -> str:
-    record = training.record
-    data = ", ".join(record["data"]["data"])
-    return (
-        f"{record['objective']} from {record['base']} on {data}, {record['steps']:,} steps, {clock(record['train_s'])}"
-    )
-
-
-def _facts(training: Training) -> list[tuple[str, str]]:
-    """Return how it was trained, as pairs of name and value."""
-    record, data, tokens = training.record, training.record["data"], training.record["tokens"]
-    held_out = training.evaluation["conversations"] if training.evaluation else 0
-    pace = f", {record['tokens_per_s']:,.0f} tokens/s" if record["tokens_per_s"] else ""
-    facts = [
-        ("Objective", _with(record["objective"], _values(record["options"]))),
-        ("From", _with(record["base"], _hash(record["base_sha256"]))),
-    ]
-    if record["teacher"]:
-        facts.append(("Teacher", _with(record["teacher"], _hash(record["teacher_sha256"]))))
-    return [
-        *facts,
-        (
-            "Data",
-            f"{', '.join(data['data'])}: {data['read']:,} conversations read, {data['dropped']:,} dropped, "
-            f"{data['cut']:,} cut; {data['examples'] - held_out:,} to train on, {held_out:,} held out "
-            f"({_hash(data['sha256'])})",
-        ),
-        (
-            "Trained on",
-            f"{tokens['conversations']:,} conversations, {tokens['fed']:,} tokens fed, "
-            f"{tokens['predicted']:,} predicted",
-        ),
-        ("Took", f"{record['steps']:,} steps in {record['train_s']:,.1f} s ({clock(record['train_s'])}){pace}"),
-        ("Settings", _values(record["settings"])),
-    ]
-
-
-def _made_by(training: Training) -> list[tuple[str, str]]:
-    versions = training.record["versions"]
-    text = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return [("Command", training.record["command"]), ("Versions", text)]
-
-
 def _values(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={'auto' if value is None else show(value)}" for name, value in options.items())
 
@@ -305,26 +343,3 @@ def _with(name: str, more: str) -> str:
 
 def _hash(sha256: str | None) -> str:
     return f"sha256 {sha256[:12]}…" if sha256 else ""
-
-
-def _loss_and_parts(training: Training) -> list[str]:
-    return ["loss", *(training.parts if len(training.parts) > 1 else [])]
-
-
-def _last_values(training: Training, part: str) -> tuple[str, str]:
-    """Return the last point of a curve, and the value on held-out conversations."""
-    held_out = (training.evaluation or {}).get(part)
-    return f"{training.record['curve'][-1][part]:.4f}", NONE if held_out is None else f"{held_out:.4f}"
-
-
-def _accuracies(trainings: Sequence[Training], single: bool) -> Table:
-    """Return a row for each distance ahead, and a column for each evaluated training."""
-    found = [{e["ahead"]: e for e in training.evaluation["ahead"]} for training in trainings if training.evaluation]
-    rows = []
-    for distance in sorted({distance for entries in found for distance in entries}):
-        entries = [of_training.get(distance) for of_training in found]
-        places = [_share(share_right(entry), f" of {entry['n']:,}") if entry else Entry() for entry in entries]
-        rows.append(Row(str(distance), places))
-    columns = [("right, %", "")] if single else [(f"{t.number} {t.name}", "") for t in trainings]
-    caption = "Share of correct predictions, %, with 95% interval and number of predictions"
-    return Table(columns, rows, "tokens ahead", caption)

@@ -79,12 +79,13 @@ def text_of(page: Path) -> str:
 
 
 def test_the_page_shows_the_training_record(tmp_path: Path) -> None:
-    """Objective, base, data, tokens, time, losses, accuracy with Wilson intervals, command, versions; three figures."""
+    """Objective, base, data, tokens, time, losses, accuracy with Wilson intervals, command, versions; one figure."""
     page = write_training_page([folder(tmp_path, "mine", record())])
     assert page == tmp_path / "mine.training.html"
     text = text_of(page)
     for expected in (
-        "Training of mine",
+        "Training of 1 mine",
+        "Loss of 1 mine, over steps. mask: 4 to 1 at step 21; ar: 4 to 1 at step 21.",
         "mars (block_size=4, random_offset=false)",
         "qwen/base (sha256 cdcdcdcdcdcd…)",
         "rows.jsonl: 7,473 conversations read, 61 dropped, 12 cut; 6,888 to train on, 512 held out",
@@ -92,7 +93,7 @@ def test_the_page_shows_the_training_record(tmp_path: Path) -> None:
         "21 steps in 4,321.0 s (1:12:01), 671 tokens/s",
         "pack=auto",
         "mask 1.0000 1.2345",
-        "On 512 held-out conversations, 90.0% of next tokens are right, and 50.0% of those 5 ahead.",
+        "On 512 held-out conversations, 90.0% of tokens 1 ahead are right, and 50.0% of those 5 ahead.",
         "Are predictions beyond the next token with p ≥ 0.95 right 95% of the time? No: 93.0% [91.0, 94.6] of 800.",
         "90.0 [85.1, 93.4] of 200",
         "50.0 [40.4, 59.6] of 100",
@@ -102,7 +103,7 @@ def test_the_page_shows_the_training_record(tmp_path: Path) -> None:
         "python 3.12.1, torch 2.13.0 ",
     ):
         assert expected in text
-    assert page.read_text().count("<svg") == 3
+    assert page.read_text().count("<svg") == 1
     assert not re.search(r"\b(None|nan|True|False)\b", text)
 
 
@@ -137,7 +138,7 @@ def test_texts_of_a_record_are_escaped(tmp_path: Path) -> None:
     assert not re.search(r"https?:|url\([^#]|@import|\bsrc=", markup)
     text = text_of(page)
     assert text.count(nasty) >= 2 * 7
-    assert text.count("1 <b onload=x>&0$\\frac$") >= 4  # in the list, in the figures' keys
+    assert text.count("1 <b onload=x>&0$\\frac$") >= 4  # in headings, in the figure's key
 
 
 def test_the_page_says_why_a_measurement_is_missing(tmp_path: Path) -> None:
@@ -154,35 +155,22 @@ def test_the_page_says_why_a_measurement_is_missing(tmp_path: Path) -> None:
         assert re.search(rf"Accuracy and confidence were not measured: [^.]*{why}", text_of(page))
         assert page.read_text().count("<svg") == 1
     together = write_training_page([folder(tmp_path, "measured", record()), none, running], tmp_path / "all.html")
-    assert "2 Accuracy and confidence were not measured" in text_of(together)
-    assert together.read_text().count("<svg") == 2 + 1 + 1
+    assert "2 none: Accuracy and confidence were not measured" in text_of(together)
 
 
 def test_a_page_compares_several_trainings(tmp_path: Path) -> None:
-    """A figure for each shared part of the loss, one for parts of a single training, accuracy, one calibration each."""
+    """A figure and a table of thresholds each; one table of losses and one of accuracies."""
     heads = ("head_1", "head_2", "head_3", "head_4")
     trainings = [record(), record("ar", ("ar",)), record("medusa", heads), record()]
     folders = [folder(tmp_path, f"training{n}", entries) for n, entries in enumerate(trainings, 1)]
     page = write_training_page(folders, tmp_path / "page.html")
     text, markup = text_of(page), page.read_text()
-    for title in (
-        "Loss: mask, over steps. 1:",
-        "Loss: ar, over steps. 1:",
-        "Loss: head_1 to head_4, over steps. head_1:",
-    ):
-        assert title in text
-    assert markup.count("<svg") == 3 + 1 + 4
+    assert "tokens ahead 1 training1 2 training2 3 training3 4 training4 1 90.0" in text
+    assert "Loss of 3 training3, over steps. head_1: 4 to 1 at step 21; head_2:" in text
+    assert markup.count("<svg") == 4
     ids = re.findall(r'\bid="([^"]+)"', markup)
     assert len(ids) == len(set(ids))
     assert write_training_page(folders, tmp_path / "again.html").read_text() == markup
-
-
-def test_steps_of_different_sizes_are_compared_by_conversations(tmp_path: Path) -> None:
-    """A step of 64 conversations is not a step of 32."""
-    other = record(settings={"batch_size": 64, "held_out": 512})
-    folders = [folder(tmp_path, "a", record()), folder(tmp_path, "b", other)]
-    text = text_of(write_training_page(folders))
-    assert "1: 4 to 1 at conversation 672; 2: 4 to 1 at conversation 1,344" in text
 
 
 @pytest.mark.parametrize(
@@ -202,8 +190,7 @@ def test_a_training_on_a_synthetic_task_is_titled_a_demonstration(
     entries["data"]["data"] = data
     page = write_training_page([folder(tmp_path, "one", entries)])
     assert (f'<p class="mark">{DEMONSTRATION}.</p>' in page.read_text()) == demonstration
-    assert (text_of(page).count(DEMONSTRATION) >= 5) == demonstration
-    assert "Training of one" in text_of(page)
+    assert (text_of(page).count(DEMONSTRATION) >= 3) == demonstration
 
 
 @pytest.mark.parametrize(
