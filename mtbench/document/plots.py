@@ -6,7 +6,6 @@ arms apart, not the hue.
 """
 
 import io
-import itertools
 import math
 import re
 import textwrap
@@ -32,8 +31,6 @@ MOST_TICKS = 4  # of an axis
 HALVES, TENTHS = (tuple(1 + i / n for i in range(9 * n)) for n in (2, 10))  # of a decade
 PART = re.compile(r"[ ,:@/]")  # between the parts of an arm's name
 APART = 12.5  # points between the labels of two lines, at least
-LABEL_RADII = (13, 20, 28, 38)  # distances of a label from its point, in points
-LABEL_ANGLES = (45, 135, 315, 225, 20, 160, 200, 340, 70, 110, 250, 290)  # the preferred ones first
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 STYLE: Any = {
     "svg.hashsalt": "mtbench",
@@ -194,56 +191,3 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
                 annotation_clip=False,
                 zorder=5,
             )
-
-
-def label_points(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[int]) -> None:
-    """Write each number near its point, off the other numbers, the points, the lines and the edge of the plot."""
-    places = axes.transData.transform(points)
-    scale = axes.figure.dpi / 72
-    taken = [(float(x), float(y), 14.0) for x, y in places] + [(x, y, 8.0) for x, y in _dots(axes, 6 * scale)]
-    for point, (x, y), name in zip(points, places, names, strict=True):
-        dx, dy = _free_offset(axes, x, y, taken)
-        taken.append((x + dx * scale, y + dy * scale, 14.0))
-        far = math.hypot(dx, dy) > 22
-        arrow = {"arrowstyle": "-", "color": MUTED, "lw": 0.6, "shrinkA": 5, "shrinkB": 4}
-        axes.annotate(
-            str(name),
-            point,
-            xytext=(dx, dy),
-            textcoords="offset points",
-            ha="center",
-            va="center_baseline",
-            fontsize=11,
-            fontweight="bold",
-            zorder=5,
-            arrowprops=arrow if far else None,
-        )
-
-
-def _free_offset(axes: Axes, x: float, y: float, taken: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the offset in points from pixel (x, y) at which a label covers least.
-
-    taken: (x, y, distance to keep in points) of what is drawn, x and y in pixels.
-    """
-    box, scale = axes.get_window_extent(), axes.figure.dpi / 72
-    best, least = (11.0, 9.0), math.inf
-    for radius, angle in itertools.product(LABEL_RADII, LABEL_ANGLES):
-        dx, dy = radius * math.cos(math.radians(angle)), radius * math.sin(math.radians(angle))
-        px, py = x + dx * scale, y + dy * scale
-        inside = box.x0 + 6 * scale < px < box.x1 - 6 * scale and box.y0 + 6 * scale < py < box.y1 - 6 * scale
-        overlap = sum(max(0.0, apart * scale - math.hypot(px - tx, py - ty)) for tx, ty, apart in taken)
-        cost = 10 * overlap + radius + (0 if inside else 1000)
-        if cost < least:
-            best, least = (dx, dy), cost
-    return best
-
-
-def _dots(axes: Axes, every: float) -> list[tuple[float, float]]:
-    """Return the lines drawn so far as dots `every` pixels apart, so that labels keep off them."""
-    dots = []
-    for line in axes.get_lines():
-        corners = axes.transData.transform(line.get_xydata())
-        for (x0, y0), (x1, y1) in itertools.pairwise(corners):
-            steps = max(1, int(math.hypot(x1 - x0, y1 - y0) / every))
-            dots += [(x0 + (x1 - x0) * i / steps, y0 + (y1 - y0) * i / steps) for i in range(steps + 1)]
-    return dots

@@ -7,6 +7,8 @@ from mtbench.document import Entry, Row, Table, Verdict
 from mtbench.report.arm_names import in_words
 from mtbench.results.format import ResultCell
 
+Notes = list[tuple[str, str]]  # kind and text
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -15,33 +17,32 @@ class Column:
     heading: str
     meaning: str
     entry: Callable[[ResultCell], Entry]
-    shown: bool = True
+
+
+def failure(cell: ResultCell) -> Notes:
+    """Return the note of a cell in a table that only repeats why it failed."""
+    return [("failed", f"Failed: {cell.error}")] if cell.status == "failed" else []
 
 
 def table_of(
     columns: Sequence[Column],
     cells: Sequence[ResultCell],
     numbers: Mapping[str, int],
-    notes: Callable[[ResultCell], list[tuple[str, str]]],
+    caption: str,
+    notes: Callable[[ResultCell], Notes] = failure,
 ) -> Table:
-    """Return a table with a row for each cell. A failed cell has no entries."""
-    shown = [column for column in columns if column.shown]
+    """Return a table with a row for each cell, without empty columns. A failed cell has no entries."""
     rows = []
     for cell in cells:
-        entries = [] if cell.status == "failed" else [column.entry(cell) for column in shown]
+        entries = [] if cell.status == "failed" else [column.entry(cell) for column in columns]
         rows.append(replace(arm_row(cell, numbers, entries), notes=notes(cell)))
-    return Table([(column.heading, column.meaning) for column in shown], rows)
+    return Table([(column.heading, column.meaning) for column in columns], rows, caption=caption).filled()
 
 
 def arm_row(cell: ResultCell, numbers: Mapping[str, int], entries: Sequence[Entry]) -> Row:
     """Return a row of an arm, or of one of its comparisons."""
     tags = [tag for tag, holds in (("void", cell.void), ("simulated", cell.simulated is not None)) if holds]
     return Row(cell.arm, entries, numbers[cell.arm], tags=tags)
-
-
-def failure(cell: ResultCell) -> list[tuple[str, str]]:
-    """Return the note of a cell in a table that only repeats why it failed."""
-    return [("failed", f"Failed: {cell.error}")] if cell.status == "failed" else []
 
 
 def named(table: Table, names: Mapping[str, str]) -> Table:

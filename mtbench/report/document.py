@@ -16,20 +16,15 @@ from mtbench.document.formatting import listed
 from mtbench.document.html_page import template
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
-from mtbench.report.acceptance_table import acceptance_table
-from mtbench.report.accuracy_tables import accuracy_table, task_table
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
-from mtbench.report.batch_sweep import Sweep, sweep
-from mtbench.report.cost_tables import cost_table, gaps, latency_table
-from mtbench.report.csv_tables import csv_tables
 from mtbench.report.decided import decided, read_decision
+from mtbench.report.detail_tables import detail_tables, gaps
 from mtbench.report.generation_viewer import ITEMS, viewer
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simulations, suite_name
 from mtbench.report.race import race_parts
-from mtbench.report.speed_tables import engine_table, factor_table, speed_table
-from mtbench.report.summary import remarks, summary, warnings
+from mtbench.report.summary import over_batch_sizes, remarks, summary, warnings
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import ResultCell, Results
@@ -37,12 +32,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan_checks import read_plan
 
 LONGEST_SLUG = 80  # characters of a suite's name in a file's name
-MAIN = "95% intervals in brackets. Bars: speedup on a log scale; the upright line is 1."
-PAPER = {  # tables for papers by the end of the file's name: heading here, and caption there
-    "": ("Methods", "What each arm gains and what it costs"),
-    ".acceptance": ("Acceptance", ""),
-    ".tasks": ("By task", ""),
-}
+SIZES_NEEDED = 3  # batch sizes of a sweep
 
 
 class Naming(NamedTuple):
@@ -55,6 +45,10 @@ class Naming(NamedTuple):
     def of(cls, cells: Sequence[ResultCell]) -> "Naming":
         arms = dict.fromkeys(cell.arm for cell in cells)
         return cls({arm: number for number, arm in enumerate(arms, start=1)}, arm_names(cells))
+
+    def texts(self, sentences: Sequence[str]) -> list[str]:
+        """Return sentences with arms in words."""
+        return [in_words(sentence, self.words) for sentence in sentences]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +75,11 @@ def write_report(run: RunDirectory, results: Results) -> Path:
     naming = Naming.of(results.cells)
     groups = _groups(results, naming)
     for group in groups:
-        for end, table in _paper_tables(group).items():
-            label = f"{group.slug}{end}"
-            notes = [f"{listed(text.facts(group.cells))}.", "95% intervals in brackets.", f"{group.note}."]
-            run.write_text(f"tables/{label}.tex", documents.latex(table, label, notes))
-        of_group = csv_tables(group.cells, group.own.headline, naming.words, results.price_per_hour)
-        for end, written in of_group.items():
-            run.write_text(f"tables/{group.slug}{end}.csv", written)
+        last = [heading for heading, _ in group.main.columns].index("lossless")
+        caption = f"Methods: {group.place}. What each arm gains and what it costs."
+        table = replace(group.main.only(range(last + 1)), caption=caption)
+        notes = [f"{listed(text.facts(group.cells))}.", "95% intervals in brackets.", f"{group.note}."]
+        run.write_text(f"tables/{group.slug}.tex", documents.latex(table, group.slug, notes))
     shown = document(
         results, None if decision is None else cleaned(decision), groups, naming, _viewer(run, results, naming)
     )
@@ -99,38 +91,23 @@ def document(
 ) -> Document:
     """Return what a run shows."""
     headline, texts, _ = decided(results, decision)
-    first = _pictured(groups)
-    picture = first.figures[0] if first else None
-    margin, cells = results.statistics.accuracy_margin, results.cells
+    picture = _picture(groups)
+    cells = results.cells
     sections = [
-        _section(group, texts.get(group.key, "") if len(groups) > 1 else "", picture, margin, naming)
-        for group in groups
+        _section(group, texts.get(group.key, "") if len(groups) > 1 else "", picture, naming) for group in groups
     ]
-    sections += [
-        Section(s.heading, [Points(s.sentences), Beside([s.drawing])], anchor=_anchor(s.slug))
-        for s in _sweeps(results, naming)
-    ]
-    race = [
-        Part(
-            part.heading,
-            [
-                *([Text(part.text)] if part.text else []),
-                *([Pairs(part.rows, [name for name, _ in part.rows] if part.code else ())] if part.rows else []),
-            ],
-            folded=False,
-        )
-        for part in race_parts(results, decision, naming.words)
-    ]
+    race = [] if decision is None else race_parts(results, decision, naming.words)
     return Document(
         title=text.question(cells),
         lead=in_words(headline, naming.words) if groups else "Nothing was run.",
         subject=text.subject(results),
         marks=disclaimers(cells),
-        warnings=[in_words(warning, naming.words) for warning in warnings(cells)],
+        warnings=naming.texts(warnings(cells)),
         picture=picture,
         source="`results.json`; rebuild with `mtbench report DIR`",
         sections=[
             *sections,
+            *_sweeps(results, naming),
             *([Section("How the race went", race, folded=True, anchor="race")] if race else []),
             Section("Generations", [generations], folded=True),
             Section("Environment", [Pairs(text.environment(results), {"Command"})], folded=True),
@@ -139,28 +116,20 @@ def document(
     )
 
 
-def _section(group: Group, own: str, picture: Figure | None, margin: float, naming: Naming) -> Section:
+def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> Section:
     """Return the section of a group. own: what to use here, if the decision covers several groups."""
-
-    def words(sentences: Sequence[str]) -> list[str]:
-        return [in_words(sentence, naming.words) for sentence in sentences]
-
-    cells, key = group.cells, group.key
-    in_short = summary(cells, group.own.headline, suite_name(key.suite), batches(key.batch_size, key.batching), margin)
+    cells = group.cells
+    in_short = summary(cells, group.own.headline, group.place.replace(", ", " at ", 1))
     texts = [
         ("facts", " · ".join(text.facts(cells))),
-        ("own", *words([own])),
-        ("", " ".join(words(in_short))),
-        ("mark", " ".join(words(simulations(cells)))),
+        ("own", *naming.texts([own])),
+        ("", " ".join(naming.texts(in_short))),
+        ("mark", " ".join(naming.texts(simulations(cells)))),
     ]
     blocks: list[Block] = [Text(said, role) for role, said in texts if said]
     blocks.append(group.main)
-    lacking = [Text(" ".join(words(gaps(cells))), "facts")] if gaps(cells) else []
-    tables = [(heading, table) for heading, table in group.details.items() if table.rows]
-    for heading, table in tables:
-        of_part: list[Block] = [table, *(lacking if heading == tables[-1][0] else [])]
-        blocks.append(Part(heading, of_part, open=heading == "Accuracy compared"))
-    said = [Text(remark, "remark") for remark in words(remarks(cells, group.own.same))]
+    blocks += [Part(name, [table], open=name == "Accuracy compared") for name, table in group.details.items()]
+    said = [Text(remark, "remark") for remark in naming.texts([*remarks(cells, group.own.same), *gaps(cells)])]
     drawn = [figure for figure in group.figures if figure is not picture]
     blocks += [Part("Remarks", said)] if said else []
     blocks += [Part("Figures", [Beside(drawn)])] if drawn else []
@@ -172,17 +141,17 @@ def _groups(results: Results, naming: Naming) -> list[Group]:
     for key, cells in groups_of(results.cells).items():
         slug = _unique(_slug(key.suite, key.batching, f"b{key.batch_size}"), [group.slug for group in groups])
         own, note = own_speedups(cells), source(cells, results, key)
-        main = named(main_table(cells, naming.numbers, own, results.price_per_hour), naming.words)
         sound = [cell for cell in cells if cell.status != "failed"]
-        drawn = figures.draw(figures.Scene(sound, naming.numbers, own.same, note, own.headline, naming.words))
+        drawn = figures.draw(figures.Scene(sound, naming.numbers, own.headline, note, naming.words))
+        details = detail_tables(cells, naming.numbers, own)
         groups.append(
             Group(
                 key,
                 slug,
                 cells,
                 own,
-                replace(main, caption=MAIN, leading=True),
-                {heading: named(table, naming.words) for heading, table in _details(cells, naming.numbers, own)},
+                named(main_table(cells, naming.numbers, own, results.price_per_hour), naming.words),
+                {heading: named(table, naming.words) for heading, table in details.items()},
                 [replace(figure, name=f"{slug}.{figure.name}") for figure in drawn],
                 note,
             )
@@ -190,70 +159,12 @@ def _groups(results: Results, naming: Naming) -> list[Group]:
     return groups
 
 
-def _details(cells: list[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> list[tuple[str, Table]]:
-    """Return the tables behind the main table, in the order of the page. Those that a run lacks are empty."""
-    tables = [
-        (
-            "Accuracy compared",
-            accuracy_table(cells, numbers),
-            "Paired differences on the same items, one row for each arm and baseline",
-        ),
-        (
-            "By task",
-            task_table(cells, numbers, own),
-            "Speedup, tokens per forward and acceptance rate, and accuracy if the suite is scored; for a baseline, "
-            "tokens per second instead of a speedup",
-        ),
-        (
-            "Acceptance",
-            acceptance_table(cells, numbers),
-            "Our figures, and those of other projects by their own formulas, from the same commits",
-        ),
-        ("Speed", speed_table(cells, numbers, own), "Rates, and speedups over each kind of baseline"),
-        (
-            "Latency, answers and memory",
-            latency_table(cells, numbers),
-            "Times of a request, how answers ended, and what they took",
-        ),
-        (
-            "Factors of the speedup",
-            factor_table(cells, numbers, own),
-            "Factors over the baseline on the same checkpoint; the rate ratio is the product of the first five",
-        ),
-        (
-            "Speedup over another engine",
-            engine_table(cells, numbers),
-            "These ratios include the gain of the engine; plain decoding on the arm's own engine shows how large that "
-            "gain is",
-        ),
-        (
-            "Cost of the measurement",
-            cost_table(cells, numbers),
-            "Time, memory and disturbances of each arm's measurement",
-        ),
-    ]
-    return [(heading, replace(table, caption=caption)) for heading, table, caption in tables]
-
-
-def _paper_tables(group: Group) -> dict[str, Table]:
-    """Return the tables for papers, by the end of their file's name."""
-    last = [heading for heading, _ in group.main.columns].index("lossless")
-    found = {}
-    for end, (heading, caption) in PAPER.items():
-        table = group.details[heading] if heading in group.details else group.main.only(range(last + 1))
-        said = f"{heading}: {group.place}. {caption or table.caption}."
-        found[end] = replace(table, caption=said)
-    return {end: table for end, table in found.items() if table.rows}
-
-
-def _pictured(groups: Sequence[Group]) -> Group | None:
-    """Return the group whose first figure the page starts with; None if nothing is drawn.
-
-    That is the first suite's largest batch, which has all items, among those with speedups.
-    """
+def _picture(groups: Sequence[Group]) -> Figure | None:
+    """Return the figure that the page starts with: of the first suite's largest batch, which has all items."""
     of_first = [group for group in groups if group.key.suite == groups[0].key.suite and group.figures]
     with_speedups = [group for group in of_first if group.figures[0].name.endswith(figures.SPEEDUPS)]
-    return max(with_speedups or of_first, key=lambda g: (g.key.batch_size, g.key.batching == "static"), default=None)
+    by_size = sorted(with_speedups or of_first, key=lambda g: (g.key.batch_size, g.key.batching == "static"))
+    return by_size[-1].figures[0] if by_size else None
 
 
 def _viewer(run: RunDirectory, results: Results, naming: Naming) -> Widget:
@@ -268,20 +179,27 @@ def _anchor(slug: str) -> str:
     return slug.replace(".", "-")
 
 
-def _sweeps(results: Results, naming: Naming) -> list[Sweep]:
-    """Return the sweep of each suite and way of batching that ran at enough batch sizes."""
-    sweeps: list[Sweep] = []
+def _sweeps(results: Results, naming: Naming) -> list[Section]:
+    """Return a section for each suite and way of batching that ran at enough batch sizes.
+
+    The figure shows only baselines on the arms' own checkpoints if there are any, so that each arm has one curve.
+    """
+    sections, slugs = list[Section](), list[str]()
     for suite, batching in dict.fromkeys((entry.suite, entry.batching) for entry in results.stops_paying):
         cells = [c for c in results.cells if (c.suite, c.batching) == (suite, batching)]
-        entries = [e for e in results.stops_paying if (e.suite, e.batching) == (suite, batching)]
-        slug = _unique(_slug(suite, batching, "batch-sizes"), [s.slug for s in sweeps])
-        heading = f"{suite_name(suite)}, over batch sizes"
-        if batching != "static":
-            heading += f", {batching}"
-        found = sweep(slug, heading, cells, entries, naming.numbers, source(cells, results), naming.words)
-        if found is not None:
-            sweeps.append(found)
-    return sweeps
+        references, roles = {cell.arm for cell in cells if cell.reference}, {cell.arm: cell.on for cell in cells}
+        of_group = [e for e in results.stops_paying if (e.suite, e.batching) == (suite, batching)]
+        swept = [e for e in of_group if len(e.swept) >= SIZES_NEEDED and e.arm not in references]
+        if not swept:
+            continue
+        slug = _unique(_slug(suite, batching, "batch-sizes"), slugs)
+        slugs.append(slug)
+        heading = f"{suite_name(suite)}, over batch sizes{'' if batching == 'static' else f', {batching}'}"
+        scene = figures.Scene(cells, naming.numbers, {}, source(cells, results), naming.words)
+        drawing = figures.sweep(scene, [e for e in swept if roles[e.arm] == roles[e.baseline]] or swept, slug)
+        sentences = Points(naming.texts([over_batch_sizes(entry) for entry in swept]))
+        sections.append(Section(heading, [sentences, Beside([drawing])], anchor=_anchor(slug)))
+    return sections
 
 
 def _slug(suite: str, batching: str, end: str) -> str:

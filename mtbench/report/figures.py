@@ -1,9 +1,8 @@
-"""The figures of a report, one set per suite and batch size: speedups, speed and accuracy, tokens per forward, factors.
+"""The figures of a report: speedups, speed and accuracy, tokens per forward; speedup over batch sizes.
 
 The numbers of the tables tell the arms apart, not the hue (mtbench/document/plots.py).
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,22 +16,14 @@ from mtbench.document import Figure, plots
 from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
 from mtbench.document.plots import ACCENT, INK, MUTED, ON_HIGH, ON_LOW, PAPER, RULE, SHADES, WARN, WIDTH
 from mtbench.results.figure_formats import Speedup
-from mtbench.results.format import ResultCell
+from mtbench.results.format import BreakEven, ResultCell
 from mtbench.results.verdict_words import withheld
-from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
 
 HIGH = 5  # the first shade that needs light text
 SPEEDUPS = "speedups"  # name of the figure that a page starts with
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
 MOST_ROWS = 12  # arms of the figure that a page starts with
 ROW = 26  # points of an arm in a figure with two lines for its name
-FACTORS = {
-    "tokens_per_forward": "tokens per forward",
-    "forward_time": "forward time",
-    "utilisation": "utilisation",
-    "host": "host",
-    "decode_share": "decode share",
-}
 
 
 def shade(tokens: int) -> int:
@@ -46,9 +37,8 @@ class Scene:
 
     cells: Sequence[ResultCell]  # without failed ones
     numbers: Mapping[str, int]  # arm -> its number in the tables
-    own: Mapping[str, Speedup]  # arm -> its speedup over the baseline on its own checkpoint
-    note: str  # printed in every figure, since figures leave the page: its source, and that it is a demonstration
-    headline: Mapping[str, Speedup] = field(default_factory=dict)  # arm -> its speedup in the main table
+    headline: Mapping[str, Speedup]  # arm -> its speedup in the main table
+    note: str = ""  # printed in every figure, since figures leave the page: its source, and that it is a demonstration
     names: Mapping[str, str] = field(default_factory=dict)  # arm -> its words; without them its id
 
     def label(self, cell: ResultCell, longest: int) -> str:
@@ -69,7 +59,7 @@ class Scene:
 
 def draw(scene: Scene) -> list[Figure]:
     """Return the figures of one suite and batch size, without those that nothing was measured for."""
-    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _histogram, _factors]
+    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _histogram]
     with plots.style():
         drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
@@ -93,7 +83,7 @@ def _speedups(scene: Scene) -> Figure | None:
     over = baselines.pop() if len(baselines) == 1 else "the deployed baseline"
     title = f"Speedup over {over}"
     scored = any(cell.accuracy is not None for cell, _ in shown)
-    subtitle = f"95% intervals; right: speedup{_and_accuracy(scene, shown)}"
+    subtitle = f"95% intervals; right: speedup{' and accuracy' if scored else ''}"
     right = 88 if scored else 46
     figure, axes = plots.canvas(title, subtitle, ROW * len(shown) + 6, left=NAMES, right=right, axis=26)
     reach, texts = [1.0], []
@@ -124,16 +114,6 @@ def _speedups(scene: Scene) -> Figure | None:
     )
 
 
-def _and_accuracy(scene: Scene, shown: Sequence[tuple[ResultCell, Speedup]]) -> str:
-    """Return what the figure says of accuracy in its subtitle: that it has it, and that of a common baseline."""
-    if all(cell.accuracy is None for cell, _ in shown):
-        return ""
-    baselines = {speedup.baseline for _, speedup in shown}
-    common = [cell for cell in scene.cells if {cell.arm} == baselines and cell.accuracy is not None]
-    own = "".join(f" (baseline {percent(cell.accuracy.value)}%)" for cell in common if cell.accuracy is not None)
-    return f" and accuracy{own}"
-
-
 def _arm_text(axes: Axes, row: int, scene: Scene, cell: ResultCell, plot: float) -> None:
     """Write an arm's number and words to the left of the plot, in two lines at most. plot: its width in points."""
     name = plots.cut(scene.name(cell.arm), 2 * NAME_LETTERS - 4) + (" (void)" if cell.void else "")
@@ -158,15 +138,14 @@ def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
 
 
 def _frontier(scene: Scene) -> Figure | None:
-    """Draw speed against accuracy, with both intervals; if nothing is scored, speed alone."""
-    timed = [c for c in scene.cells if c.tokens_per_s.value is not None]
+    """Draw accuracy over speed, with both intervals, if the suite is scored."""
     points = [
-        (c, c.tokens_per_s.value, 100 * c.accuracy.value)
-        for c in timed
-        if c.tokens_per_s.value is not None and c.accuracy is not None and c.accuracy.value is not None
+        (cell, cell.tokens_per_s.value, 100 * cell.accuracy.value)
+        for cell in scene.cells
+        if cell.tokens_per_s.value is not None and cell.accuracy is not None and cell.accuracy.value is not None
     ]
     if not points:
-        return _speeds(scene, timed)
+        return None
     scored = [cell for cell, _, _ in points]
     title = "Speed and accuracy of each arm"
     figure, axes = plots.canvas(title, "up and to the right is better", 230, scene.key(scored))
@@ -175,7 +154,11 @@ def _frontier(scene: Scene) -> Figure | None:
     for (cell, x, y), rate, accuracy in zip(points, rates, accuracies, strict=True):
         plots.whisker(axes, y, rate, flat=True)
         plots.whisker(axes, x, accuracy)
-        _mark(axes, x, y, cell, scene.baselines)
+        baseline = cell.arm in scene.baselines
+        color = MUTED if cell.void else INK if baseline else ACCENT
+        mark = {"boxstyle": f"{'square' if baseline else 'circle'},pad=0.2", "facecolor": color, "lw": 0}
+        number_ = str(scene.numbers[cell.arm])
+        axes.text(x, y, number_, ha="center", va="center", fontsize=9, color=PAPER, bbox=mark, zorder=4)
     best = _undominated([(x, y) for cell, x, y in points if not cell.void])
     if len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=ACCENT, lw=1, ls=(0, (4, 3)), alpha=0.7, zorder=1)
@@ -187,7 +170,6 @@ def _frontier(scene: Scene) -> Figure | None:
     axes.set_xlabel("tokens per second")
     axes.set_ylabel("accuracy, %")
     axes.grid()
-    plots.label_points(axes, [(x, y) for _, x, y in points], [scene.numbers[c.arm] for c in scored])
     texts = [f"{scene.name(cell.arm)} {number(x, 0)} tokens/s, {number(y, 1)}%" for cell, x, y in points]
     return plots.finish(
         figure,
@@ -203,35 +185,6 @@ def _frontier(scene: Scene) -> Figure | None:
 def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points that no other point beats in both coordinates, from left to right."""
     return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
-
-
-def _speeds(scene: Scene, timed: Sequence[ResultCell]) -> Figure | None:
-    """Draw tokens per second alone, for a suite that is not scored."""
-    if not timed:
-        return None
-    title = "Speed of each arm"
-    figure, axes = plots.canvas(title, "accuracy was not scored", 30 * len(timed) + 12, left=10)
-    reach: list[float] = []
-    for row, cell in enumerate(timed):
-        rate = cell.tokens_per_s.value or 0.0
-        span = _span(cell.tokens_per_s)
-        plots.whisker(axes, row, span, flat=True)
-        _mark(axes, rate, row, cell, scene.baselines)
-        plots.above(axes, row - 0.34, scene.label(cell, 52), bbox=None)
-        reach += [rate, *span]
-    plots.no_rows(axes, len(timed) - 0.4, -0.8)
-    axes.set_xlim(*_range(reach))
-    axes.set_xlabel("tokens per second")
-    axes.grid(axis="x")
-    texts = [f"{scene.name(cell.arm)} {number(cell.tokens_per_s.value, 1)}" for cell in timed]
-    return plots.finish(
-        figure,
-        scene.note,
-        name="frontier",
-        title=title,
-        caption="Squares are baselines. Lines are 95% intervals.",
-        alt=f"Tokens per second: {'; '.join(texts)}.",
-    )
 
 
 def _histogram(scene: Scene) -> Figure | None:
@@ -306,95 +259,6 @@ def _stacked_bar(axes: Axes, row: int, shares: Mapping[int, float]) -> None:
         left += share
 
 
-def _factors(scene: Scene) -> Figure | None:
-    """Draw a waterfall per arm: each factor starts where the last one ended, on a log scale."""
-    steps = {cell.arm: _steps(scene.own[cell.arm]) for cell in scene.cells if cell.arm in scene.own}
-    explained = [cell for cell in scene.cells if steps.get(cell.arm)]
-    if not explained:
-        return None
-    title = "Factors of the speedup"
-    lines = sum(len(steps[cell.arm]) + 1 for cell in explained) + 0.9 * len(explained)
-    subtitle = "over the baseline on the same checkpoint; factors multiply"
-    figure, axes = plots.canvas(title, subtitle, 15.5 * lines, left=118, right=46, axis=26)
-    y, reach, texts = 0.0, [1.0], []
-    for cell in explained:
-        speedup, of_arm = scene.own[cell.arm], steps[cell.arm]
-        _waterfall(axes, y, scene.label(cell, 50), of_arm, speedup)
-        ends = itertools.accumulate((factor for _, factor in of_arm), lambda at, factor: at * factor)
-        reach += [*ends, *(bounds(speedup) or ())]
-        shown = listed(f"{name} {number(factor, 2)}" for name, factor in of_arm)
-        texts.append(f"{scene.name(cell.arm)}: {shown}, {times(speedup.value, 2)}")
-        y += len(of_arm) + 2.9
-    span = max(1.25, *(max(r, 1 / r) for r in reach if r > 0))
-    low, high = min(0.97, min(reach) / 1.06), max(1.03, max(reach) * 1.06)
-    plots.factor_axis(axes, min(low, span**-0.15), max(high, span**0.15))
-    plots.no_rows(axes, y - 1.2, -0.8)
-    return plots.finish(
-        figure,
-        scene.note,
-        name="factors",
-        title=title,
-        caption="Each bar starts where the last one ended. On this logarithmic scale their lengths add up to the "
-        "speedup. The dot is the measured speedup with its 95% interval.",
-        alt=f"Factors of the speedup over the baseline on the same checkpoint. {'; '.join(texts)}.",
-    )
-
-
-def _steps(speedup: Speedup) -> list[tuple[str, float]]:
-    """Return the factors whose product is the speedup, by name; the answer length only if it matters."""
-    if speedup.factors is None or not speedup.value:
-        return []
-    steps = [(label, getattr(speedup.factors, name)) for name, label in FACTORS.items()]
-    length = speedup.length_ratio
-    if length and abs(length - 1) > LENGTH_RATIO_SHOWN_BEYOND:
-        steps.append(("answer length", 1 / length))
-    return [(label, factor) for label, factor in steps if factor > 0]
-
-
-def _waterfall(axes: Axes, y: float, label: str, steps: Sequence[tuple[str, float]], speedup: Speedup) -> None:
-    """Draw one arm's factors from row y on, and below them its speedup."""
-    edge = axes.get_yaxis_transform()
-    axes.text(
-        -114 / (WIDTH - 164),
-        y,
-        label,
-        transform=edge,
-        fontsize=10.5,
-        fontweight="bold",
-        va="center_baseline",
-        bbox={"facecolor": PAPER, "lw": 0, "pad": 1.5},
-    )
-    at = 1.0
-    for row, (name, factor) in enumerate(steps, start=1):
-        color = ACCENT if factor >= 1 else WARN
-        axes.barh(y + row, at * factor - at, left=at, height=0.62, color=color, alpha=0.85, lw=0)
-        axes.plot([at * factor, at * factor], [y + row, y + row + 1], color=MUTED, lw=0.7, zorder=1)
-        _beside(axes, y + row, name, times(factor, 2), color=MUTED)
-        at *= factor
-    y += len(steps) + 1
-    limits = bounds(speedup)
-    plots.whisker(axes, y, limits, flat=True, color=INK, lw=1.4, zorder=3)
-    axes.plot([speedup.value or 0.0], [y], "o", color=INK, ms=5.5, zorder=4)
-    _beside(axes, y, "speedup", times(speedup.value, 2), fontweight="bold")
-
-
-def _beside(axes: Axes, y: float, name: str, value: str, color: str = INK, fontweight: str = "normal") -> None:
-    """Write a name to the left of the plot and a value to the right of it."""
-    edge = axes.get_yaxis_transform()
-    style: dict[str, Any] = {"transform": edge, "va": "center_baseline", "fontsize": 10, "color": color}
-    axes.text(-0.02, y, name, ha="right", **style)
-    axes.text(1.02, y, value, fontweight=fontweight, **style)
-
-
-def _mark(axes: Axes, x: float, y: float, cell: ResultCell, baselines: set[str]) -> None:
-    """Draw an arm's point: a cross if it is void, a square if it is a baseline."""
-    if cell.void:
-        axes.plot([x], [y], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
-        return
-    marker, color = ("s", INK) if cell.arm in baselines else ("o", ACCENT)
-    axes.plot([x], [y], marker, ms=7.5, mec=color, mfc=color, zorder=4)
-
-
 def _shade_key(figure: Canvas, sizes: Sequence[int]) -> None:
     """Draw the key of the shades under the plot."""
     height = figure.get_size_inches()[1] * 72
@@ -438,3 +302,49 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     space = 0.09 * (high - low) or 0.1 * abs(high) or 1.0
     return low - space, high + space
+
+
+def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
+    """Draw speedup over batch size, both axes logarithmic. Filled points are `faster` by their verdicts.
+
+    entries: the arms that are drawn, and the baseline of each. The cells of `scene` are those of all batch sizes.
+    """
+    title, subtitle = "Speedup over batch size", "over the baseline on the same checkpoint"
+    reach, texts, ends = [1.0], [], []
+    with plots.style():
+        key = [plots.label(scene.numbers[arm], scene.name(arm)) for arm in dict.fromkeys(e.arm for e in entries)]
+        figure, axes = plots.canvas(title, subtitle, 220, key)
+        for entry in entries:
+            curve = _curve(scene.cells, entry)
+            axes.plot(list(curve), [s.value or 1.0 for s in curve.values()], color=ACCENT, lw=1, alpha=0.6, zorder=2)
+            for size, speedup in curve.items():
+                plots.whisker(axes, size, bounds(speedup), color=MUTED, lw=1, zorder=1)
+                fill = ACCENT if speedup.verdict.startswith("faster") else PAPER
+                axes.plot([size], [speedup.value or 1.0], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
+                reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
+            ends += [(size, s.value or 1.0, str(scene.numbers[entry.arm]), INK) for size, s in [*curve.items()][-1:]]
+            values = listed(f"{times(speedup.value)} at {size}" for size, speedup in curve.items())
+            texts.append(f"{scene.name(entry.arm)}: {values}")
+        ticks = sorted({size for entry in entries for size in entry.swept})
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.35)
+        plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_xlabel("batch size")
+        plots.label_ends(axes, ends)
+        return plots.finish(
+            figure,
+            scene.note,
+            name=name,
+            title=title,
+            caption="Filled points are faster by their verdict; hollow points are not shown to be faster. Lines "
+            "through points are 95% intervals.",
+            alt=f"{title}, {subtitle}. {'; '.join(texts)}.",
+        )
+
+
+def _curve(cells: Sequence[ResultCell], entry: BreakEven) -> dict[int, Speedup]:
+    """Return the measured speedups of an entry, by batch size."""
+    by_size = {cell.batch_size: cell.speedup for cell in cells if cell.arm == entry.arm}
+    found = ((size, speedup) for size in entry.swept for speedup in by_size[size])
+    return {size: speedup for size, speedup in found if speedup.baseline == entry.baseline and speedup.value}

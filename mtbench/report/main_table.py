@@ -4,13 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mtbench import statistics
 from mtbench.document import Entry, Table
-from mtbench.document.formatting import bounds, counted, interval, listed, number, times
+from mtbench.document.formatting import bounds, counted, interval, number, times
 from mtbench.document.model import Bar
-from mtbench.report.acceptance_table import without_loops
-from mtbench.report.accuracy_tables import percent_entry
-from mtbench.report.arm_table import Column, table_of
+from mtbench.report.arm_table import Column, Notes, table_of
+from mtbench.report.detail_tables import length_detail, percent_entry
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     cost_per_million,
@@ -21,12 +19,12 @@ from mtbench.report.phrases import (
     ungraded,
 )
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
-from mtbench.results.figure_formats import Speedup
+from mtbench.results.figure_formats import Speedup, Spread
 from mtbench.results.format import ResultCell
 
+CAPTION = "95% intervals in brackets. Bars: speedup on a log scale; the upright line is 1."
 IMPORTANT = ("speedup", "cost", "accuracy", "lossless", "tokens per forward")  # of the headings, for a terminal
 LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
-PREFILL_WEIGHS = 0.5  # share of wall time from which on the speed of decoding alone is given, too
 
 
 def main_table(
@@ -38,25 +36,28 @@ def main_table(
     """Return accuracy, speedup, tokens per forward, grade and notes of each arm; its price if the machine has one."""
     baselines = {speedup.baseline for speedup in own.headline.values()}
     common = baselines.pop() if len(baselines) == 1 else None
-    by_arm = {cell.arm: cell for cell in cells}
-    drawn = _bars([speedup for arm, speedup in own.headline.items() if arm in by_arm and not by_arm[arm].void])
+    sound = {cell.arm for cell in cells if not cell.void}
+    drawn = _bars([speedup for arm, speedup in own.headline.items() if arm in sound])
     columns = [
         Column(
             "accuracy, %",
             "share of items answered correctly; the verdict compares it with the baseline's, on the same items",
             lambda cell: _accuracy_entry(cell, own.headline.get(cell.arm)),
-            shown=any(cell.accuracy is not None for cell in cells),
         ),
         Column(
             f"speedup over {common}" if common else "speedup",
             "wall time of plain decoding, on the checkpoint that one would deploy without the method, over that of the "
             "arm, on the same prompts",
-            lambda cell: _headline_entry(cell, by_arm, own, drawn, named=common is None),
+            lambda cell: _headline_entry(cell, own.headline.get(cell.arm), drawn, named=common is None),
         ),
         Column(
             "tokens per forward",
-            "committed tokens per forward pass of the model, and those without the answers that end in a loop",
-            _per_forward_entry,
+            "committed tokens per forward pass of the model",
+            lambda cell: Entry(
+                number(cell.tokens_per_forward),
+                interval(cell.tokens_per_forward_ci),
+                detail=_by_task(cell, cell.tokens_per_forward_spread),
+            ),
         ),
         Column(
             "lossless",
@@ -68,13 +69,12 @@ def main_table(
             "cost per 1M tokens",
             "price of the machine over the tokens that it decodes in an hour, prefill included",
             lambda cell: Entry(number(cost_per_million(cell, price_per_hour))),
-            shown=price_per_hour is not None,
         ),
     ]
-    table = table_of(columns, cells, numbers, notes_of)
+    table = table_of(columns, cells, numbers, CAPTION, notes_of)
     headings = [heading for heading, _ in table.columns]
     important = sorted(headings, key=lambda heading: next(n for n, word in enumerate(IMPORTANT) if word in heading))
-    return replace(table, brief=important)
+    return replace(table, brief=important, leading=True)
 
 
 def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
@@ -105,26 +105,12 @@ def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
 
 
 def _headline_entry(
-    cell: ResultCell,
-    by_arm: Mapping[str, ResultCell],
-    own: OwnSpeedups,
-    drawn: Callable[[Speedup], Bar | None],
-    *,
-    named: bool,
+    cell: ResultCell, speedup: Speedup | None, drawn: Callable[[Speedup], Bar | None], *, named: bool
 ) -> Entry:
-    """Return the speedup with its interval, drawn; its worst and best task; and its part without the prompts."""
-    speedup = own.headline.get(cell.arm)
+    """Return the speedup with its interval, drawn, and its worst and best task."""
     if speedup is None or speedup.value is None:
         return _other_engine_entry(cell)
-    details = []
-    over_tasks = None if cell.void else spread_over_tasks(speedup.spread)
-    if over_tasks:
-        details.append(f"by task {over_tasks}")
-    length = speedup.length_ratio
-    if length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND:
-        details.append(f"length {times(length)}")
-    if speedup.decode is not None and _prefill_weighs([cell, *filter(None, [by_arm.get(speedup.baseline)])]):
-        details.append(f"decoding alone {times(speedup.decode.value)}")
+    details = [detail for detail in (_by_task(cell, speedup.spread), length_detail(speedup)) if detail]
     return Entry(
         times(speedup.value),
         interval(bounds(speedup)),
@@ -143,18 +129,9 @@ def _other_engine_entry(cell: ResultCell) -> Entry:
     return Entry(times(over.value), interval(bounds(over)), against=over.baseline, detail="includes the engine")
 
 
-def _prefill_weighs(cells: Sequence[ResultCell]) -> bool:
-    """Return whether reading the prompts takes most of the time of one of these cells."""
-    return any(c.prefill_s is not None and c.wall_s and c.prefill_s > PREFILL_WEIGHS * c.wall_s for c in cells)
-
-
-def _per_forward_entry(cell: ResultCell) -> Entry:
-    details = [without_loops(cell, cell.tokens_per_forward, "tokens_per_forward", number)]
-    over_tasks = None if cell.void else spread_over_tasks(cell.tokens_per_forward_spread)
-    if over_tasks:
-        details.append(f"by task {over_tasks}")
-    known = listed(detail for detail in details if detail)
-    return Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci), detail=known or None)
+def _by_task(cell: ResultCell, spread: Spread | None) -> str | None:
+    over_tasks = None if cell.void else spread_over_tasks(spread)
+    return f"by task {over_tasks}" if over_tasks else None
 
 
 def _lossless_entry(cell: ResultCell) -> Entry:
@@ -168,15 +145,13 @@ def _lossless_entry(cell: ResultCell) -> Entry:
     return Entry(graded.grade, against=graded.against, detail=f"{same}{floor}")
 
 
-def notes_of(cell: ResultCell) -> list[tuple[str, str]]:
+def notes_of(cell: ResultCell) -> Notes:
     """Return what a reader must know of an arm, the gravest first."""
     notes = []
     if cell.error:
         notes.append(("failed", f"Failed: {cell.error}"))
     elif cell.status == "partial":
-        notes.append(
-            ("failed", f"Unfinished ({cell.status}): some items have no answer yet; continue with `--resume`.")
-        )
+        notes.append(("failed", "Unfinished (partial): some items have no answer yet; continue with `--resume`."))
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
     if cell.left is not None:
         notes.append(("flag", f"Left after {counted(cell.left.block, 'block')}: {cell.left.reason}."))

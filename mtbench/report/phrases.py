@@ -9,7 +9,6 @@ from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
 from mtbench.results import verdict_words
 from mtbench.results.figure_formats import SameItems, Speedup, Spread
 from mtbench.results.format import ResultCell
-from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
 
 DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
@@ -78,30 +77,17 @@ def _short(source: str) -> str:
 
 
 def simulations(cells: Sequence[ResultCell]) -> list[str]:
-    """Return what is simulated in the cells of a group.
-
-    A run has one script of acceptance, and random weights of one shape. References accept no drafts; if acceptance is
-    replayed from a run, they take its answer lengths.
-    """
-    simulated = [(cell, cell.simulated) for cell in cells if cell.simulated]
-    weights = dict.fromkeys(mark.weights for _, mark in simulated if mark.weights)
-    found = [f"Simulated weights: {source}." for source in weights]
-    arms = {False: dict[str, list[str]](), True: dict[str, list[str]]()}  # reference? -> note -> arms
-    for cell, mark in simulated:
-        drawn = ":" in (mark.note or "")  # a note on drawn acceptance, which references do not have
-        if mark.accept and not (cell.reference and drawn):
-            arms[cell.reference].setdefault(_simulation_note(cell, mark), []).append(cell.arm)
-    for reference, subject in ((False, "Simulated acceptance"), (True, "Answer lengths")):
-        for note, names in arms[reference].items():
-            remark = f" ({note})" if note else ""
-            found.append(f"{subject} of {listed(names)}: {simulated[0][1].accept}{remark}.")
-    return found
-
-
-def _simulation_note(cell: ResultCell, mark: Simulated) -> str:
-    """Return the note on a cell's acceptance. The part after its colon applies only to static batches."""
-    note = mark.note or ""
-    return note.partition(":")[0] if cell.batching == "refill" else note
+    """Return what is simulated in the cells of a group. References accept no drafts."""
+    found = []
+    for cell, mark in ((cell, cell.simulated) for cell in cells if cell.simulated):
+        if mark.weights:
+            found.append(f"Simulated weights: {mark.weights}.")
+        if mark.accept and not cell.reference:
+            note = mark.note or ""
+            if cell.batching == "refill":
+                note = note.partition(":")[0]  # the rest applies to static batches
+            found.append(f"Simulated acceptance: {mark.accept}{f' ({note})' if note else ''}.")
+    return list(dict.fromkeys(found))
 
 
 def flags_of_measurement(cell: ResultCell) -> list[str]:
@@ -157,17 +143,6 @@ def ungraded(cell: ResultCell) -> str:
     return reasons[cell.claims]
 
 
-def floors(cells: Sequence[ResultCell]) -> list[str]:
-    """Return how well reference arms agree with themselves. No grade is expected to be higher."""
-    found = [cell.lossless.floor for cell in cells if cell.lossless and cell.lossless.floor]
-    sentences = [
-        f"{floor.arm} against itself, batch size {floor.batch_sizes[0]} and {floor.batch_sizes[1]}: "
-        f"{floor.identical:,} of {floor.items:,} items have the same tokens"
-        for floor in found
-    ]
-    return list(dict.fromkeys(sentences))
-
-
 def fewer_items(cells: Sequence[ResultCell]) -> list[str]:
     """Return that the accuracies of a batch size are those of fewer items, and what they are elsewhere on these items.
 
@@ -186,14 +161,6 @@ def fewer_items(cells: Sequence[ResultCell]) -> list[str]:
 
 def _elsewhere(arms: Sequence[tuple[str, SameItems]]) -> str:
     """Return the accuracies elsewhere that differ from those here."""
-    other = [f"{percent(same.there)}% in {arm} (here {percent(same.here)}%)" for arm, same in arms if _changed(same)]
-    if not other:
-        return "the same accuracy" if len(arms) == 1 else "the same accuracies"
-    rest = len(arms) - len(other)
-    if not rest:
-        return listed(other)
-    return f"{listed(other)}, and the same accuracy in {'the other arm' if rest == 1 else 'the other arms'}"
-
-
-def _changed(same: SameItems) -> bool:
-    return percent(same.there) != percent(same.here)
+    values = [(arm, percent(same.here), percent(same.there)) for arm, same in arms]
+    changed = [f"{there}% in {arm} (here {here}%)" for arm, here, there in values if here != there]
+    return listed(changed) or "the same accuracies"

@@ -8,7 +8,6 @@ from pathlib import Path
 from mtbench.document.formatting import NONE, counted, listed, memory, number
 from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
 from mtbench.results.acceptance import OWNERS
-from mtbench.results.degenerate import FLAGGED_SHARE, LAST_TOKENS, LONGEST_PERIOD
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.formats import GpuInfo, Machine, SessionRecord
 
@@ -100,18 +99,15 @@ def weights(results: Results) -> list[str]:
 
 
 def _gpu_text(gpu: GpuInfo) -> str:
-    parts = [gpu.name]
-    if gpu.memory_bytes is not None:
-        parts.append(memory(gpu.memory_bytes))
-    if gpu.driver is not None:
-        parts.append(f"driver {gpu.driver}")
-    if gpu.power_cap_w is not None:
-        parts.append(f"power cap {number(gpu.power_cap_w)} W")
-    if gpu.max_clock_mhz is not None:
-        parts.append(f"at most {gpu.max_clock_mhz} MHz")
-    if gpu.mig:
-        parts.append("a MIG part: power, energy, clock and heat are those of the whole GPU")
-    return listed(part for part in parts if part is not None)
+    parts = (
+        gpu.name,
+        gpu.memory_bytes and memory(gpu.memory_bytes),
+        gpu.driver and f"driver {gpu.driver}",
+        gpu.power_cap_w and f"power cap {number(gpu.power_cap_w)} W",
+        gpu.max_clock_mhz and f"at most {gpu.max_clock_mhz} MHz",
+        gpu.mig and "a MIG part: power, energy, clock and heat are those of the whole GPU",
+    )
+    return listed(filter(None, parts))
 
 
 def _probe_text(session: SessionRecord, gpu: GpuInfo | None) -> str | None:
@@ -154,18 +150,6 @@ def _tail(source: str) -> str:
 
 def method_notes(results: Results) -> list[tuple[str, str]]:
     """Return the notes on how to read the report, each with its heading."""
-    cells = results.cells
-    left_out = set()
-    if not any(speedup.includes_engine for cell in cells for speedup in cell.speedup):
-        left_out.add("Incl. engine")
-    if not any(cell.tasks for cell in cells):
-        left_out.add("By task")
-    if results.price_per_hour is None:
-        left_out.add("Cost per million tokens")
-    if not any(cell.request_latency_s is not None for cell in cells):
-        left_out.add("Request times")
-    if not any(cell.degenerate is not None and cell.degenerate.answers for cell in cells):
-        left_out.add("Degenerate answers")
     choice = "Greedy decoding."
     if results.temperature:
         choice = (
@@ -175,13 +159,10 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         "level": f"{100 * results.statistics.level:g}%",
         "speed_margin": f"{100 * results.statistics.speed_margin:g}%",
         "accuracy_margin": f"{100 * results.statistics.accuracy_margin:g} points",
-        "last_tokens": LAST_TOKENS,
-        "longest_period": LONGEST_PERIOD,
-        "flagged": f"{100 * FLAGGED_SHARE:g}%",
         "owners": "; ".join(f"{owner}: {formula}" for owner, formula in OWNERS.values()),
         "choice": choice,
     }
-    return [(heading, note.format(**values)) for heading, note in NOTES.items() if heading not in left_out]
+    return [(heading, note.format(**values)) for heading, note in NOTES.items()]
 
 
 NOTES: Mapping[str, str] = {
@@ -197,22 +178,7 @@ NOTES: Mapping[str, str] = {
         "and ratio is a ratio of totals. The main table has the speedup over plain decoding on the checkpoint that one "
         "would deploy. It contains the effect of training, if the arm has a checkpoint of its own. Over the baseline "
         "on the same checkpoint it is the gain of decoding; the table Speed has both. Both baselines ran by the "
-        "arm's own engine. Where reading the prompts takes more than half of the time, the ratio of decoding times "
-        "stands beside it."
-    ),
-    "Cost per million tokens": (
-        "The given price of the machine per hour, over the tokens that it decodes in an hour of wall time at this "
-        "batch size, prefill included. With several workers it is the price of the machine of one of them."
-    ),
-    "Request times": (
-        "From the start of a batch to the forward that ended the answer, prefill included. The requests of a batch "
-        "start together, so waiting for a free row is not in it."
-    ),
-    "Incl. engine": (
-        "The same ratio over a reference by another engine; the table Speed has the fastest of these references. The "
-        "ratio contains the part of the engine, so it is not the gain of a method. Plain is the part of the engine "
-        "alone: the same ratio for `ar` by the arm's own engine, on the checkpoint in the reference's role. A dash is "
-        "a value that an engine does not report."
+        "arm's own engine."
     ),
     "Tokens per forward": (
         "Committed tokens over forward passes of the model, including those that committed nothing. Prefill commits "
@@ -224,25 +190,6 @@ NOTES: Mapping[str, str] = {
         "least 1, 2, … guesses. Other projects define acceptance in other ways. Their figures stand under their names, "
         "computed from the same commits by the owner's formula. Compare such a figure only with the same owner's: "
         "{owners}."
-    ),
-    "By task": (
-        "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
-        "the whole suite, and not for several tasks. The main table names the worst and the best task for the speedup "
-        "and tokens per forward of an arm. Tasks measured too little for a verdict or an interval do not count. The "
-        "two are extremes of measured values, so they tend to lie further apart than the true ones; results.json has "
-        "their intervals."
-    ),
-    "Degenerate answers": (
-        "An answer ends in a loop if the budget cut it and its last {last_tokens} tokens repeat with a period of at "
-        "most {longest_period} tokens; longer loops are not counted. A loop is easy to guess, so it inflates tokens "
-        "per forward, acceptance and speedup. An arm has a note if more than {flagged} of its answers end in a loop. "
-        "Figures without loops are those of its other answers. A speedup has no such figure, since a batch decodes "
-        "both kinds together."
-    ),
-    "Factors of the speedup": (
-        "Tokens per second over the baseline's are exactly the product of five factors: tokens per forward, time of a "
-        "forward, live rows per forward, device share of decode time, decode share of wall time. The speedup is this "
-        "product over the ratio of answer lengths."
     ),
     "Intervals": (
         "In brackets, at {level}. Speed: a t interval on the log scale over blocks of prompts. A block is one batch, "

@@ -25,7 +25,7 @@ from mtbench.cli import main
 from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.report.cost_tables import gaps
+from mtbench.report.detail_tables import gaps
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate

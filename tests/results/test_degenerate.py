@@ -10,14 +10,9 @@ from made_records import cell_data, generation_line, made_results, result_cell
 from rich.console import Console
 
 from mtbench.records import dump
-from mtbench.report.acceptance_table import acceptance_table
-from mtbench.report.cost_tables import latency_table
-from mtbench.report.main_table import main_table
 from mtbench.report.terminal import results_tables
-from mtbench.report.text import method_notes
 from mtbench.results import degenerate
 from mtbench.results.aggregate import assemble
-from mtbench.results.comparisons import OwnSpeedups
 from mtbench.results.figure_formats import AcceptanceFigures, Degenerate, DerivedAcceptance, Finish
 from mtbench.results.format import ResultCell
 from mtbench.runs.directory import RunDirectory
@@ -163,61 +158,12 @@ def looping(**given: Any) -> ResultCell:
     return result_cell(**values | given)
 
 
-def shown(table: Any) -> dict[str, str]:
-    """The first row of a table by heading."""
-    [row] = table.rows
-    return {heading: entry.line() for (heading, _), entry in zip(table.columns, row.entries, strict=True)}
-
-
-def test_tables_show_the_figures_without_loops_next_to_those_of_all_answers() -> None:
-    """And the part of the cut answers that are in a loop."""
-    cell = looping()
-    main = shown(main_table([cell], {cell.arm: 1}, OwnSpeedups({}, {})))
-    assert main["tokens per forward"] == "1.91, 1.63 without loops"
-    assert shown(latency_table([cell], {cell.arm: 1}))["cut by budget, %"] == "50.0, 12.5 in a loop"
-    acceptance = shown(acceptance_table([cell], {cell.arm: 1}))
-    assert acceptance["acceptance length"] == "2.00, 1.70 without loops"
-    assert acceptance["acceptance rate, %"] == "15.0, 10.0 without loops"
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        None,
-        Degenerate(answers=0, share=0.0, tokens_per_forward=1.8, acceptance_length=1.8, acceptance_rate=0.1),
-    ],
-    ids=["not known", "no loop"],
-)
-def test_without_loops_tables_have_the_figures_alone(found: Degenerate | None) -> None:
-    cell = looping(degenerate=found)
-    main = shown(main_table([cell], {cell.arm: 1}, OwnSpeedups({}, {})))
-    acceptance = shown(acceptance_table([cell], {cell.arm: 1}))
-    assert main["tokens per forward"] == "1.91"
-    assert shown(latency_table([cell], {cell.arm: 1}))["cut by budget, %"] == "50.0"
-    assert (acceptance["acceptance length"], acceptance["acceptance rate, %"]) == ("2.00", "15.0")
-
-
-def test_a_figure_that_is_hidden_or_written_alike_is_left_out() -> None:
-    """The share stays."""
-    alike = Degenerate(answers=1, share=0.125, tokens_per_forward=1.912, acceptance_length=None, acceptance_rate=None)
-    cell = looping(degenerate=alike)
-    main = shown(main_table([cell], {cell.arm: 1}, OwnSpeedups({}, {})))
-    assert main["tokens per forward"] == "1.91"
-    assert shown(latency_table([cell], {cell.arm: 1}))["cut by budget, %"] == "50.0, 12.5 in a loop"
-    assert shown(acceptance_table([cell], {cell.arm: 1}))["acceptance length"] == "2.00"
-
-
-def test_the_terminal_and_the_notes_of_the_page_say_it() -> None:
-    """The terminal gives the flag. The page defines a loop only if an answer ends in one."""
+def test_the_terminal_gives_the_flag() -> None:
     console = Console(width=200)
     with console.capture() as printed:
         console.print(*results_tables(made_results([looping()]), 200))
     sentence = "12% of the answers end in a loop (1.91 tokens per forward, 1.63 without them)"
     assert f"¹ {sentence}" in printed.get()
-    notes = dict(method_notes(made_results([looping()])))
-    assert "last 64 tokens repeat with a period of at most 16 tokens" in notes["Degenerate answers"]
-    assert "more than 5% of its answers" in notes["Degenerate answers"]
-    assert "Degenerate answers" not in dict(method_notes(made_results([looping(degenerate=hidden(0, 0.0))])))
 
 
 def test_results_of_earlier_versions_are_read() -> None:

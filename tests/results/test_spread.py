@@ -13,7 +13,6 @@ from mtbench import statistics
 from mtbench.records import dump
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import spread_over_tasks
-from mtbench.report.summary import summary
 from mtbench.report.terminal import results_tables
 from mtbench.results import subtasks
 from mtbench.results.aggregate import assemble
@@ -178,14 +177,6 @@ def cells(**given: Any) -> list[ResultCell]:
         "lossless": lossless | unknown,
     }
     return [result_cell(arm=AR, accuracy=accuracy, reference=True), result_cell(**values | given)]
-
-
-def test_the_summary_says_it_beside_the_headline() -> None:
-    """Once for the speedup, and once for tokens per forward."""
-    both = cells()
-    said = " ".join(summary(both, own_speedups(both).same, "chats", "batch size 1", 0.02))
-    assert "1.90 [1.80, 2.00] times as fast (from 1.20 on chat to 2.60 on code). " in said
-    assert "at 2.00 tokens per forward (from 1.50 on chat to 2.40 on code)." in said
 
 
 def test_the_row_of_an_arm_says_it() -> None:

@@ -236,7 +236,7 @@ def test_a_disturbed_comparison_has_no_bold_figure_and_is_told_above_all_figures
     numbers = {"ar@ar/graph": 1, "mars": 2}
     entries = [entry for entry in main_table(cells, numbers, found).rows[1].entries if entry.value == "×3.14"]
     assert [entry.light for entry in entries] == [light]
-    [drawn] = [d for d in figures.draw(figures.Scene(cells, numbers, {}, "", found.headline)) if "3.14" in d.svg]
+    [drawn] = [d for d in figures.draw(figures.Scene(cells, numbers, found.headline)) if "3.14" in d.svg]
     style = drawn.svg[: drawn.svg.index(">×3.14<")].rpartition("<text")[2]
     assert ("bold" in style or "700" in style) is not light
 

@@ -14,7 +14,7 @@ from mtbench.experiments.choose.terminal import candidate_tables, decision_table
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import show_estimate
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.race import deploy_parts
+from mtbench.report.race import DEPLOY, deployment
 from mtbench.report.terminal import decision_lines
 from mtbench.report.text import weights
 from mtbench.results.decision_format import FILE, Decision
@@ -128,10 +128,11 @@ def _execution(request: RaceRequest, session: RaceSession) -> Execution:
 
 def deployment_lines(decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
     """Yield the commands that start a serving engine with the recommended arms."""
-    for part in deploy_parts(decision):
-        yield f"{part.heading}:"
-        yield from (f"{in_words(name, names)}: {command}" for name, command in part.rows)
-        yield from filter(None, [in_words(part.text, names)])
+    rows, notes = deployment(decision)
+    if rows or notes:
+        yield f"{DEPLOY}:"
+    yield from (f"{in_words(name, names)}: {command}" for name, command in rows)
+    yield from (in_words(note, names) for note in notes)
 
 
 EXPERIMENT = ChooseExperiment()
