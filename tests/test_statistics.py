@@ -234,19 +234,6 @@ def test_rate_ratio_is_the_product_of_five_factors(arm: Totals, baseline: Totals
     assert math.prod(factors) == pytest.approx(rate_ratio, rel=1e-9)
 
 
-@settings(deadline=None)  # the first call imports scipy
-@given(st.lists(st.tuples(counts, counts, seconds, seconds), min_size=6, max_size=20))
-def test_rate_ratio_is_speedup_times_length_ratio(blocks: list[tuple[int, int, float, float]]) -> None:
-    """Exactly, up to 1e-9."""
-    tokens, tokens0, wall, wall0 = (list(column) for column in zip(*blocks, strict=True))
-    rate_ratio = stat.ratio_of_totals([tokens, wall0], [wall, tokens0]).value
-    speedup = stat.ratio_of_totals([wall0], [wall]).value
-    length_ratio = stat.ratio_of_totals([tokens], [tokens0]).value
-    assert speedup
-    assert length_ratio
-    assert rate_ratio == pytest.approx(speedup * length_ratio, rel=1e-9)
-
-
 def test_parts_by_hand() -> None:
     """Blocks of 8, 8 and 4 rows, 100 forward passes each, 10 % of the rows idle."""
     arm = Totals(tokens=3600, row_forwards=1800, batch_forwards=300, row_slots=2000, device_s=6, decode_s=8, wall_s=10)

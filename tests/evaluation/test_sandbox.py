@@ -1,7 +1,8 @@
-"""The sandbox: hostile programs achieve nothing and harm only themselves; honest programs pass.
+"""The sandbox: hostile programs achieve nothing and harm only themselves; what passes in `code_eval` passes here.
 
-Hostile programs (helpers/hostile.py) run together with honest ones: one program for each kind of attack, and all
-of them in `make slow`. Without a sandbox these tests are skipped, except where the environment variable CI is set.
+Hostile programs (helpers/hostile.py) run together with honest ones: one program for each kind of attack, and all of them
+in `make slow`. Programs in the style of generated answers with their tests are in honest.txt. Without a sandbox these
+tests are skipped, except where the environment variable CI is set.
 """
 
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confinement import confined
+from confinement import confined, programs
 from hostile import KINDS, PROGRAMS, REPRESENTATIVE
 
 from mtbench.errors import UserError
@@ -168,6 +169,22 @@ def test_nothing_outside_the_sandbox_changes(aftermath: Aftermath) -> None:
     assert all_ended(MARKER)
     assert not Path("/usr/mtbench_hostile").exists()
     assert not (Path.home() / "mtbench_hostile").exists()
+
+
+GENERATED = programs("honest.txt")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    """Run all honest programs at once."""
+    return dict(zip(GENERATED, run_all(list(GENERATED.values())), strict=True))
+
+
+@confined
+@pytest.mark.parametrize("name", GENERATED)
+def test_an_honest_program_passes(name: str, outcomes: dict[str, Outcome]) -> None:
+    """It has packages, threads, memory, files and children; what it closes or locks does not change its result."""
+    assert outcomes[name] == Outcome(True)
 
 
 @confined
