@@ -1,7 +1,7 @@
 """The sandbox: hostile programs achieve nothing and harm only themselves; what passes in `code_eval` passes here.
 
-Hostile programs (helpers/hostile.py) run together with honest ones: one program for each kind of attack, and all of them
-in `make slow`. Programs in the style of generated answers with their tests are in honest.txt. Without a sandbox these
+Hostile programs (helpers/hostile.py) run together with honest ones: one program for each kind of attack, and all of
+them in `make slow`. Programs in the style of generated answers are in honest.txt. Without a sandbox these
 tests are skipped, except where the environment variable CI is set.
 """
 
