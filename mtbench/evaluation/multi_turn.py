@@ -176,35 +176,26 @@ class QuestionSuite(Suite):
     def _find_data(self, source: Source) -> bytes:
         """Return the file's content: from the data folder, the cache or `url`. Raise UserError if there is none."""
         if source.data_dir is not None:
-            return self._read_data(source.data_dir)
+            paths = [source.data_dir / file for file in self.files]
+            path = next((path for path in paths if path.is_file()), paths[0])
+            try:
+                return files.read_bytes(path)
+            except FileNotFoundError:
+                raise UserError(
+                    f"suite {self.name!r}: no file {path}; --data-dir DIR must hold {self.files[0]} ({self.origin})"
+                ) from None
         remedy = f"pass --data-dir DIR with {self.files[0]} in it ({self.origin})"
         if self.url is None:
             raise UserError(f"suite {self.name!r} cannot be downloaded: {remedy}")
         cached = cache_home() / "data" / self.files[0]
-        try:
-            data = files.read_bytes(cached)
-            if self._is_published(data):
+        with suppress(OSError, UserError):  # not downloaded yet
+            if self._is_published(data := files.read_bytes(cached)):
                 return data
-        except (OSError, UserError):
-            pass  # not downloaded yet
         if source.offline:
             raise UserError(
                 f"suite {self.name!r}: no usable data in the cache; {remedy}, or run once without --offline"
             )
         return self._download(self.url, cached, remedy)
-
-    def _read_data(self, data_dir: Path) -> bytes:
-        """Return the content of the first of `files` in the folder. Raise UserError if it cannot be read."""
-        paths = [data_dir / file for file in self.files]
-        existing = [path for path in paths if path.is_file()]
-        path = existing[0] if existing else paths[0]
-        try:
-            return files.read_bytes(path)
-        except (FileNotFoundError, UserError) as error:
-            reason = error if isinstance(error, UserError) else f"cannot read {path}: {error.strerror};"
-            raise UserError(
-                f"suite {self.name!r}: {reason} --data-dir DIR must hold {self.files[0]} ({self.origin})"
-            ) from None
 
     def _is_published(self, data: bytes) -> bool:
         """Return whether the data are the file that was published at `url`."""

@@ -31,21 +31,16 @@ Base classes: `HarnessSuite` (lm_eval.py) for tasks of lm-evaluation-harness, `P
 tasks whose answers are programs, and `QuestionSuite` (multi_turn.py) for questions with several turns.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from mtbench.errors import UserError, first_line
 
 Messages = Sequence[Mapping[str, str]]  # [{"role": "user", "content": "..."}]
-
-
-class Template(Protocol):
-    """The checkpoint's chat template: renders a conversation as prompt text, ready for the assistant's answer."""
-
-    def __call__(self, messages: Messages) -> str: ...
+Template = Callable[[Messages], str]  # the chat template: a conversation as text, ready for the assistant's answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
