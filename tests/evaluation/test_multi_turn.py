@@ -256,12 +256,18 @@ def test_speed_bench_is_not_downloaded(tmp_path: Path) -> None:
 
 
 @real
-def test_all_questions_are_there() -> None:
-    """80 questions with both turns, ten of each category, from the authors' unchanged file."""
-    suite = opened(Path(REAL or ""))
+@pytest.mark.parametrize(
+    ("name", "tasks", "prompts_each", "later_turns"),
+    [
+        ("mt-bench", CATEGORIES, 20, 80),
+        ("spec-bench", ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"], 80, 0),
+    ],
+)
+def test_all_questions_are_there(name: str, tasks: list[str], prompts_each: int, later_turns: int) -> None:
+    """Of the authors' unchanged files: MT-Bench with both turns, and the first turns of Spec-Bench."""
+    suite = opened(Path(REAL or ""), name)
     prompts = suite.prompts(compiled(CHATML), None)
 
-    assert Counter(p.item.split("/")[0] for p in prompts) == dict.fromkeys(CATEGORIES, 20)
-    assert sum(p.follows is not None for p in prompts) == 80
-    assert suite.task["sha256"] == SUITES["mt-bench"].sha256
-    assert suite.task["turns"] == "all"
+    assert Counter(p.item.split("/")[0] for p in prompts) == dict.fromkeys(tasks, prompts_each)
+    assert sum(p.follows is not None for p in prompts) == later_turns
+    assert suite.task["sha256"] == SUITES[name].sha256

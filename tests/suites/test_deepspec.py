@@ -5,7 +5,6 @@ files, question by question.
 """
 
 import random
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,44 +127,6 @@ def test_gsm8k_draws_500_and_scores_each_by_its_own_answer(tmp_path: Path) -> No
     assert set(suite.score(dict.fromkeys(answers, "so $\\boxed{511}$")).values()) == {0.0}
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        ("Half of $6$ is $\\boxed{3}$.", 1),
-        ("$\\boxed{6}$? No: $\\boxed{3}$", 1),
-        ("\\boxed{ 3 }", 1),
-        ("3", 1),
-        ("Half of $6$ is $\\boxed{6}$, not $3$.", 0),
-        ("\\boxed{3", 0),
-        ("\\boxed 3", 1),
-        ("\\boxed\\frac{3}{1}", 0),
-        ("\\fbox{3}", 0),
-        ("", 0),
-    ],
-)
-def test_math500_compares_the_last_box(answer: str, score: float, folder: Path) -> None:
-    """The dollar signs around it do not matter; an answer without a box is compared as a whole."""
-    assert opened("math500", folder).score({"hendrycks_math500/3/0": answer}) == {"hendrycks_math500/3/0": score}
-
-
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        ("Here it is:\n```python\ndef add3(x: int) -> int:\n    return x + 3\n```\nIt adds.", 1),
-        ("```\ndef add3(x):\n    return x + 3", 1),
-        ("def add3(x):\n    return x + 3\n", 1),
-        ("```python\ndef add3(x):\n    return x\n```\n```python\ndef add3(x):\n    return x + 3\n```", 0),
-        ("Add three.", 0),
-        ("", 0),
-    ],
-)
-def test_humaneval_runs_the_first_fenced_block(answer: str, score: float, folder: Path) -> None:
-    """Behind the beginning of the function; a fence cut by the budget counts, an answer without one is code."""
-    item = "humaneval_instruct/3/0"
-
-    assert opened("humaneval-deepspec", folder).score({item: answer}) == {item: score}
-
-
 @pytest.mark.parametrize("row", [{"text": "Why?"}, {"turns": []}, 3])
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_row_that_is_no_question_is_named(name: str, row: Any, tmp_path: Path) -> None:
@@ -185,29 +146,40 @@ def test_a_file_is_known_by_gits_own_hash(monkeypatch: pytest.MonkeyPatch) -> No
     assert not alpaca._is_published(alpaca.__new__(alpaca), b"hello world")
 
 
-def test_every_scored_suite_says_its_words(folder: Path) -> None:
-    """What lm-eval's task does not say stands in the results."""
-    said: Mapping[str, Any] = opened("math500", folder).task
-
-    assert said["wording"] == "{{problem}}" + BOXED
-    assert said["name"] == "hendrycks_math500"
-
-
 @pytest.mark.parametrize(
-    ("answer", "score"),
+    ("item", "answer", "score"),
     [
-        ("def add(x):\n    return x + 3\n```\nIt adds.", 1),
-        ("```python\ndef add(x):\n    return x + 3\n```", 1),
-        ("def add(x):\n    return x + 3", 1),
-        ("def add(x):\n    return x\n```", 0),
-        ("", 0),
+        # the content of the last box, without dollar signs; an answer without a box is compared as a whole
+        ("math500: hendrycks_math500/3/0", "$\\boxed{6}$? No: $\\boxed{3}$", 1),
+        ("math500: hendrycks_math500/3/0", "\\boxed{ 3 }", 1),
+        ("math500: hendrycks_math500/3/0", "3", 1),
+        ("math500: hendrycks_math500/3/0", "Half of $6$ is $\\boxed{6}$, not $3$.", 0),
+        ("math500: hendrycks_math500/3/0", "\\boxed{3", 0),
+        ("math500: hendrycks_math500/3/0", "\\boxed\\frac{3}{1}", 0),
+        # the first block in a fence, which the budget may cut, behind the beginning of the function
+        (
+            "humaneval-deepspec: humaneval_instruct/3/0",
+            "So:\n```\ndef add3(x):\n    return x + 3\n```\nIt adds.",
+            1,
+        ),
+        ("humaneval-deepspec: humaneval_instruct/3/0", "```\ndef add3(x):\n    return x + 3", 1),
+        ("humaneval-deepspec: humaneval_instruct/3/0", "def add3(x):\n    return x + 3\n", 1),
+        ("humaneval-deepspec: humaneval_instruct/3/0", "```\n    return x\n```\n```\n    return x + 3\n```", 0),
+        # the answer begins in a fence
+        ("mbpp: mbpp_instruct/3/0", "def add(x):\n    return x + 3\n```\nIt adds.", 1),
+        ("mbpp: mbpp_instruct/3/0", "```python\ndef add(x):\n    return x + 3\n```", 1),
+        ("mbpp: mbpp_instruct/3/0", "def add(x):\n    return x\n```", 0),
     ],
 )
-def test_mbpp_shows_the_tests_and_runs_them(answer: str, score: float, folder: Path) -> None:
-    """After three examples; the answer begins in a code fence and ends at the next one."""
-    suite = opened("mbpp", folder)
-    text = suite.prompts(chat, 4)[3].text
+def test_answers_are_read_as_they_are_asked_for(item: str, answer: str, score: float, folder: Path) -> None:
+    name, _, item = item.partition(": ")
+
+    assert opened(name, folder).score({item: answer}) == {item: score}
+
+
+def test_mbpp_shows_the_tests(folder: Path) -> None:
+    """After three examples; the answer begins in a code fence."""
+    text = opened("mbpp", folder).prompts(chat, 4)[3].text
 
     assert text.count("<user>") == 4
     assert text.endswith("assert add(2) == 5</><assistant>\n```python\n")
-    assert suite.score({"mbpp_instruct/3/0": answer}) == {"mbpp_instruct/3/0": score}

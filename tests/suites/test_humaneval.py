@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from made_up import chat, write_lines
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.sandbox import Limits, run_all, unavailable
+from mtbench.evaluation.sandbox import unavailable
 from mtbench.evaluation.suite import Prompt, Source, Suite
 
 SUITE_NAMES = ("humaneval", "humaneval-paper")
@@ -41,18 +41,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def made_up(folder: Path) -> Callable[[str], tuple[Suite, list[Prompt]]]:
-    """Return a function that opens a suite with the made-up questions."""
-    suites: dict[str, tuple[Suite, list[Prompt]]] = {}
-
-    def make(name: str) -> tuple[Suite, list[Prompt]]:
-        if name not in suites:
-            suite = SUITES[name]("", Source(data_dir=folder))
-            suites[name] = suite, suite.prompts(chat, None)
-        return suites[name]
-
-    return make
+@cache
+def open_suite(name: str, folder: Path) -> Suite:
+    suite: Suite = SUITES[name]("", Source(data_dir=folder))
+    return suite
 
 
 def test_a_prompt_is_the_beginning_of_a_function(folder: Path) -> None:
@@ -109,27 +101,13 @@ WHOLE = "\ndef {name}(x):\n    return x + 1\n"
     ],
 )
 def test_an_answer_scores_one_if_its_program_reaches_its_end(
-    suite: str, answer: str, score: float, made_up: Callable[[str], tuple[Suite, list[Prompt]]]
+    suite: str, answer: str, score: float, folder: Path
 ) -> None:
     """The program is the question's code, then the answer (for humaneval-paper up to the fence), then the tests."""
-    opened, prompts = made_up(suite)
-    item = prompts[1].item
+    opened = open_suite(suite, folder)
+    item = opened.prompts(chat, 2)[1].item
 
     assert opened.score({item: answer.replace("{name}", ROWS[1]["entry_point"])}) == {item: score}
-
-
-@pytest.mark.whole
-@confined
-def test_a_wrong_answer_fails_only_its_own_item(
-    made_up: Callable[[str], tuple[Suite, list[Prompt]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each item has the score of its own program, in any order; an endless program fails by its time limit."""
-    monkeypatch.setattr("mtbench.evaluation.code_tasks.run_all", partial(run_all, limits=Limits(cpu_s=1)))
-    suite, prompts = made_up("humaneval")
-    first, second, third = (prompt.item for prompt in prompts)
-
-    assert suite.score({third: BODY, first: BODY, second: "    while True: pass\n"}) == {first: 1, second: 0, third: 1}
-    assert suite.score({}) == {}
 
 
 @pytest.mark.whole

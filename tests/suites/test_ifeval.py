@@ -4,10 +4,8 @@ Tests of instructions that need NLTK's `punkt_tab` run where this machine has it
 """
 
 import json
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,27 +160,6 @@ def test_empty_tables_count_as_missing(folder: Path, tmp_path: Path) -> None:
     write_lines(tmp_path / "ifeval/input_data.jsonl", [row(0, "length_constraints:number_sentences")])
     with pytest.raises(UserError, match="1 of 1 prompts"):
         opened(tmp_path)
-
-
-def test_with_a_network_the_tables_are_requested(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The suite uses NLTK's download, and reports its failure once."""
-    with suppress(UserError):
-        opened(folder)
-        pytest.skip("NLTK's punkt_tab is on this machine: nothing to download")
-    requested: list[str] = []
-
-    def unreachable(host: str, *args: Any, **kwargs: Any) -> None:
-        requested.append(host)
-        raise socket.gaierror("no such host")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
-    with pytest.raises(UserError, match="and cannot be downloaded"):
-        SUITES["ifeval"]("", Source(data_dir=folder))
-
-    assert requested
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.whole

@@ -1,6 +1,6 @@
 """Spec-Bench: its questions, their order and download; and batches that hold one kind of question each.
 
-The questions are made up. Tests of the real 480 need MTBENCH_DATA_DIR, a folder with spec_bench/question.jsonl.
+The questions are made up; evaluation/test_multi_turn.py reads the real ones.
 """
 
 import hashlib
@@ -29,8 +29,6 @@ from mtbench.runs.run_request import REFILLS
 
 KINDS = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 SUBJECTS = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
-REAL = os.environ.get("MTBENCH_DATA_DIR")
-real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with spec_bench/question.jsonl")
 
 
 def questions() -> list[dict[str, Any]]:
@@ -180,19 +178,3 @@ def test_one_task_alone_is_shuffled_and_cut(batching: str, sizes: list[int]) -> 
 
     assert [i for block in blocks for i in block] == order
     assert [len(block) for block in blocks] == sizes
-
-
-# --- The real questions -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.whole
-@real
-def test_all_questions_are_there() -> None:
-    """480 questions, 80 of each kind, from the authors' unchanged file."""
-    suite = open_suite(Path(REAL or ""))
-    prompts = suite.prompts(chat, None)
-
-    assert Counter(p.item.split("/")[0] for p in prompts) == dict.fromkeys(KINDS, 80)
-    assert len({p.item for p in prompts}) == 480
-    assert suite.task["sha256"] == SUITES["spec-bench"].sha256
-    assert [p.item for p in prompts[:12:6]] == ["mt_bench/81/0", "mt_bench/91/0"]
