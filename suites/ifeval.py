@@ -27,7 +27,6 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
 
 PUNKT = "punkt_tab"
-TABLES = f"tokenizers/{PUNKT}"  # below an NLTK data folder
 NEED_PUNKT = {"change_case:capital_word_frequency", "length_constraints:number_sentences"}
 
 

@@ -597,21 +597,12 @@ class Pair(Suite):
         return dict.fromkeys(answers, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("parts", "says"),
-    [
-        ({"__init__": raises}, "suite 'pair' failed: RuntimeError: this is broken"),
-        ({"prompts": raises}, "suite 'pair' failed: RuntimeError: this is broken"),
-        ({"prompts": lambda *_: ["a"]}, "suite 'pair' failed: AttributeError"),
-    ],
-)
-def test_a_suite_that_cannot_ask_is_one_line(
-    parts: dict[str, Any], says: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("part", ["__init__", "prompts"])
+def test_a_suite_that_cannot_ask_is_one_line(part: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to run, and the user reads why."""
     SUITES["arithmetic"]
-    monkeypatch.setitem(SUITES._classes, "pair", type("Odd", (Pair,), parts))
-    with pytest.raises(UserError, match=says) as caught:
+    monkeypatch.setitem(SUITES._classes, "pair", type("Odd", (Pair,), {part: raises}))
+    with pytest.raises(UserError, match="suite 'pair' failed: RuntimeError: this is broken") as caught:
         make_plan(asked(checkpoint, suite=["arithmetic", "pair"], method=["ar"]))
 
     assert "\n" not in str(caught.value)
@@ -624,8 +615,6 @@ def test_a_suite_that_cannot_ask_is_one_line(
         (raises, "suite 'pair' could not score it: RuntimeError: this is broken"),
         (lambda self, answers: {}, "suite 'pair' could not score it: ValueError: no score of pair/0/0"),
         (lambda self, answers: dict.fromkeys(answers, float("nan")), "pair/0/0 has the score nan, not 0 to 1"),
-        (lambda self, answers: dict.fromkeys(answers, "yes"), "pair/0/0 has the score 'yes', not 0 to 1"),
-        (lambda self, answers: None, "suite 'pair' could not score it: AttributeError"),
     ],
 )
 def test_a_suite_that_cannot_score_costs_its_own_cells(

@@ -483,23 +483,6 @@ def test_speed_verdicts_without_variance(value: float, word: str) -> None:
     assert speed(ratio(value, 0)) == [word]
 
 
-@settings(deadline=None)  # the first call imports scipy
-@given(st.lists(st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)), min_size=6, max_size=12), st.floats(0.9, 1.1))
-def test_a_single_arm_gets_the_verdict_of_its_intervals(blocks: list[tuple[float, float]], faster: float) -> None:
-    """Without other arms to adjust for, the 95 % and 90 % intervals give the verdict."""
-    baseline, arm = [w0 * faster for w0, _ in blocks], [w for _, w in blocks]
-    _, low_95, high_95, *_ = stat.ratio_of_totals([baseline], [arm])
-    _, low_90, high_90, *_ = speedup = stat.ratio_of_totals([baseline], [arm], level=0.9)
-    assert low_95 and high_95 and low_90 and high_90  # noqa: PT018
-    if low_95 > 1.02:
-        word = "faster"
-    elif high_95 < 0.98:
-        word = "slower"
-    else:
-        word = "same" if low_90 > 0.98 and high_90 < 1.02 else "inconclusive"
-    assert speed(speedup) == [word]
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 3000), st.floats(0, 0.3), st.floats(0, 0.3))
 def test_a_single_arm_gets_the_accuracy_verdict_of_its_intervals(n: int, gained: float, lost: float) -> None:

@@ -58,15 +58,10 @@ MATH500: Rows = [
         "problem": f"What is half of ${2 * n}$?",
         "solution": f"Half of ${2 * n}$ is $\\boxed{{{n}}}.$",
         "answer": f"{n}",
-        "subject": "Prealgebra",
-        "level": 1,
-        "unique_id": f"test/prealgebra/{n}.json",
     }
     for n in range(COUNT)
 ]
-AIME25: Rows = [
-    {"problem_idx": n, "answer": n, "problem": f"Find ${n}$.", "problem_type": ["Algebra"]} for n in range(COUNT)
-]
+AIME25: Rows = [{"answer": n, "problem": f"Find ${n}$."} for n in range(COUNT)]
 MBPP: Rows = [
     {
         "task_id": n,
@@ -105,10 +100,8 @@ def mmlu_rows(count: int, validation: bool = False) -> Rows:
             "question": f"Which is {n}, asks {subject}?",
             "options": [f"{n + k}" for k in range(4)],
             "answer": "A",
-            "answer_index": 0,
             "cot_content": f"A: Let's think step by step. {n} is {n}. The answer is (A)." if validation else "",
             "category": subject.replace("_", " "),
-            "src": "made up",
         }
         for n in range(count)
         for k, subject in enumerate(mmlu_pro.SUBJECTS)
