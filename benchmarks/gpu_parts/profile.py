@@ -121,8 +121,8 @@ def estimate(plan: Plan, cell: Cell, pool: ModelPool) -> dict[str, float]:
     positions, judged = (window.pending or 1) + window.guesses, window.guesses + 1
     context = len(suite.items[0].prompt_ids) + suite.max_new_tokens
     code = step_time.code_of(cell.engine, rows * positions)
-    lines = step_time.lines(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context)
-    return {line.what: 1e6 * line.s for line in lines}
+    parts = step_time.parts(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context)
+    return {part: 1e6 * s for part, s in parts.items()}
 
 
 def _replay(pool: ModelPool, cell: Cell) -> Callable[[], object] | None:

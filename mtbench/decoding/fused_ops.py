@@ -3,7 +3,7 @@
 They are dozens of small operations on (rows, window) tensors, each a kernel of a few microseconds on a GPU. A function
 is traced with its real tensors (`make_fx`), as a CUDA graph captures it. What Python decides is frozen. A tensor that
 it takes from elsewhere keeps its address, and a write in place stays one. Inductor then fuses what was recorded. So the
-hooks of a method may be any Python that a CUDA graph can capture. benchmarks/step_operations.py counts operations.
+hooks of a method may be any Python that a CUDA graph can capture.
 """
 
 import warnings

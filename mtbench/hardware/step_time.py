@@ -1,13 +1,12 @@
-"""The time of a decode step on a named GPU, estimated line by line from what the step reads, computes and launches.
+"""The time of a decode step on a named GPU, estimated part by part from what the step reads, computes and launches.
 
 The roofline (probe.py) is the least time. A step takes longer for reasons that the generated code shows
 (benchmarks/codegen.py counts kernels and instructions) and that a profile of one step can confirm or refute
-(benchmarks/gpu.py). No GPU has measured these figures yet: expect ±12 %. benchmarks/model_step.py prints the lines.
+(benchmarks/gpu.py). No GPU has measured these figures yet: expect ±12 %.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mtbench.hardware.probe import Shape
 from mtbench.models import fused_decoder
@@ -60,18 +59,10 @@ def code_of(engine: str, fed: int) -> Code:
     return FEW if fed <= fused_decoder.FEW or engine == "invariant" else WIDE
 
 
-class Line(NamedTuple):
-    """A part of a step's time, and the assumption it rests on."""
-
-    what: str
-    s: float
-    because: str
-
-
-def lines(
+def parts(
     shape: Shape, gpu: Gpu, code: Code, *, rows: float, positions: float, judged: float, context: float
-) -> list[Line]:
-    """Return the parts of the time of one step; their sum is its estimate.
+) -> dict[str, float]:
+    """Return the seconds of each part of a step; their sum is its estimate.
 
     It feeds `positions` to each of `rows`, each after `context` cached tokens, and computes the logits of the last
     `judged` positions, as in `probe.floor_s`.
@@ -82,39 +73,24 @@ def lines(
     body_s, head_s = shape.body_bytes / reached, shape.head_bytes / reached
     flop_s = 2 * (shape.body * fed + shape.head * logits) / speed
     kv_bytes = (rows * shape.seen(context) + 2 * fed) * shape.kv_bytes_per_token
-    logit_bytes = 2 * logits * shape.vocabulary * shape.logit_bytes
-    kernels = code.layer_kernels * shape.layers + code.other_kernels
-    found = [
-        Line(
-            "layers' weights", body_s, f"{shape.body_bytes / 1e9:.2f} GB at {code.product_share:.0%} of the bandwidth"
-        ),
-        Line("LM head's weights", head_s, f"{shape.head_bytes / 1e9:.2f} GB, as well"),
-        Line(
-            "FLOPs", max(0.0, flop_s - body_s - head_s), f"{speed / 1e12:.0f} TFLOP/s, beyond the time of the weights"
-        ),
-        Line(
-            "keys and values",
-            kv_bytes / (bandwidth * code.attention_share),
-            f"{code.attention_share:.0%} of the bandwidth",
-        ),
-        Line("logits", logit_bytes / bandwidth, "written and read once"),
-    ]
-    launches_s = kernels * code.kernel_s
+    logit_bytes = 2 * logits * shape.vocabulary * shape.logit_bytes  # written and read once
+    found = {
+        "layers' weights": body_s,
+        "LM head's weights": head_s,
+        "FLOPs": max(0.0, flop_s - body_s - head_s),  # beyond the time of the weights
+        "keys and values": kv_bytes / (bandwidth * code.attention_share),
+        "logits": logit_bytes / bandwidth,
+    }
+    launches_s = (code.layer_kernels * shape.layers + code.other_kernels) * code.kernel_s
     if code.launched_by_host:
-        launches_s = max(0.0, launches_s - sum(line.s for line in found))
-        return [
-            *found,
-            Line("launches", launches_s, f"{kernels} by the host at {1e6 * code.kernel_s:g} us, beyond the work"),
-        ]
-    return [*found, Line("starts of kernels", launches_s, f"{kernels} of {1e6 * code.kernel_s:g} us")]
+        launches_s = max(0.0, launches_s - sum(found.values()))  # beyond the work
+    return {**found, "launches": launches_s}
 
 
 def step_s(shape: Shape, gpu: Gpu, engine: str, *, rows: int, positions: int, judged: int, context: float) -> float:
     """Return the estimated seconds of one step of an engine."""
     code = code_of(engine, rows * positions)
-    return sum(
-        line.s for line in lines(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context)
-    )
+    return sum(parts(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context).values())
 
 
 def prefill_s(shape: Shape, gpu: Gpu, *, rows: int, prompt: float) -> float:

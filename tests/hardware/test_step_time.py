@@ -1,11 +1,11 @@
-"""The estimated time of a step: its lines add up, follow the assumptions, and stay above the floor."""
+"""The estimated time of a step: its parts add up, follow the assumptions, and stay above the floor."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mtbench.hardware.probe import Probe, Shape, count, floor_s
-from mtbench.hardware.step_time import FEW, GPUS, WIDE, Code, code_of, lines, named, prefill_s, step_s
+from mtbench.hardware.step_time import FEW, GPUS, WIDE, Code, code_of, named, parts, prefill_s, step_s
 from mtbench.models import fused_decoder
 from mtbench.models.random_shapes import SHAPES
 
@@ -22,11 +22,6 @@ def qwen() -> dict[str, Shape]:
         }
 
 
-def of(parts: list[object], what: str) -> float:
-    [found] = [part.s for part in parts if part.what == what]  # type: ignore[attr-defined]
-    return float(found)
-
-
 @pytest.mark.parametrize(
     ("name", "rows", "positions", "judged", "ms"),
     [("qwen2.5-7b", 1, 1, 1, 3.74), ("qwen2.5-7b", 16, 1, 1, 4.2), ("qwen2.5-7b", 16, 7, 4, 4.2)],
@@ -39,7 +34,7 @@ def test_estimates_agree_with_those_made_by_hand(
     assert 1e3 * found == pytest.approx(ms, rel=0.12)
 
 
-def test_lines_by_hand() -> None:
+def test_parts_by_hand() -> None:
     """A model of round numbers on a GPU of round numbers."""
     shape = Shape(
         body=1000,
@@ -57,15 +52,15 @@ def test_lines_by_hand() -> None:
     )
     gpu = type(H200)(name="", bandwidth_bytes_per_s=1e3, matmul_flop_per_s=1e4)
     code = Code(layer_kernels=3, other_kernels=4, kernel_s=0.1, product_share=0.5)
-    parts = lines(shape, gpu, code, rows=4, positions=10, judged=2, context=6)
-    assert {part.what: pytest.approx(part.s) for part in parts} == {
+    expected = {
         "layers' weights": 4.0,
         "LM head's weights": 2.0,
         "FLOPs": 2 * (1000 * 40 + 500 * 8) / 1e4 - 6.0,
         "keys and values": (4 * 6 + 2 * 40) * 8 / 500,
         "logits": 2 * 8 * 10 * 2 / 1e3,
-        "starts of kernels": (2 * 3 + 4) * 0.1,
+        "launches": (2 * 3 + 4) * 0.1,
     }
+    assert parts(shape, gpu, code, rows=4, positions=10, judged=2, context=6) == pytest.approx(expected)
 
 
 def test_a_step_takes_longer_than_its_floor(qwen: dict[str, Shape]) -> None:
