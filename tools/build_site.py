@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from typing import Any
 import typer
 
 import mtbench
+from mtbench.cli import ls
 from mtbench.cli.main import COMMANDS, load
 from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.decoding.registry import METHODS
-from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce import rerun
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
 from mtbench.models.random_shapes import SHAPES
-from mtbench.options import options_of, roles_of, show
+from mtbench.options import options_of, show
 from mtbench.plugins import Registry
 
 ROOT = Path(__file__).parents[1]
@@ -117,53 +116,29 @@ def methods() -> str:
     found.append(methods_table())
     for name in _own(METHODS):
         method = METHODS[name]
-        found += [f"## {name}", _docstring(method)]
-        roles = [*method.roles, *roles_of(method, {})]
-        found.append(
-            table(
-                ("", ""),
-                [
-                    ("claims", _claims(method)),
-                    ("checkpoints", ", ".join(map(code, roles)) or NONE),
-                    ("default arms", ", ".join(map(code, method.default_arms)) or NONE),
-                ],
-            )
-        )
+        found += [f"## {name}", prose(ls.docstring(method)), _facts(ls.method_facts(method))]
         if rows := [(code(o.name), code(show(o.default)), code(o.kind), prose(o.help)) for o in options_of(method)]:
             found.append(table(("option", "default", "allowed", "what it does"), rows))
     return joined(found)
 
 
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    return table(("", ""), [(name, plain(value.replace("\n", ", "))) for name, value in facts])
+
+
 def methods_table() -> str:
     """One row per method."""
-    rows = [(f"[`{name}`](#{anchor(name)})", _claims(METHODS[name]), _summary(METHODS[name])) for name in _own(METHODS)]
+    rows = [
+        (f"[`{name}`](#{anchor(name)})", ls.claims(METHODS[name]), _summary(METHODS[name])) for name in _own(METHODS)
+    ]
     return table(("method", "claims", "what it does"), rows)
-
-
-def _claims(method: Any) -> str:
-    return method.claims if isinstance(method.claims, str) else "by options"
 
 
 def suites() -> str:
     """Every suite: its docstring, budget, metric and subtasks."""
     found = ["# Suites", "`mtbench ls suites NAME` prints the same.", suites_table()]
     for name in _own(SUITES):
-        suite = SUITES[name]
-        facts = [
-            ("family", f"{code(suite.family)}, unless `--family`, `--model` or `--weights` names another"),
-            ("new tokens", f"at most {suite.max_new_tokens:,}"),
-            ("scored by", code(suite.metric) if suite.metric else "nothing: measures speed and agreement"),
-            ("stored text", "answers only: the prompts are private" if suite.private else "prompts and answers"),
-            ("subtasks", ", ".join(map(code, suite.subtasks)) or NONE),
-        ]
-        if issubclass(suite, HarnessSuite):
-            facts += [
-                ("lm-eval tasks", code(suite.group or ", ".join(suite.tasks))),
-                ("few-shot", f"{suite.num_fewshot} examples"),
-                ("chat template", "yes" if suite.chat_template else "no"),
-                ("filter", code(suite.filter)),
-            ]
-        found += [f"## {name}", _docstring(suite), table(("", ""), facts)]
+        found += [f"## {name}", prose(ls.docstring(SUITES[name])), _facts(ls.suite_facts(SUITES[name]))]
     return joined(found)
 
 
@@ -335,14 +310,9 @@ def write(site: Path) -> None:
         (site / name).write_text(text, encoding="utf-8")
 
 
-def _docstring(registered: type) -> str:
-    """Return the docstring of the file that registered a method or a suite."""
-    return prose(sys.modules[registered.__module__].__doc__ or "")
-
-
 def _summary(registered: type) -> str:
     """Return the first sentence of that docstring."""
-    return _docstring(registered).partition("\n")[0].partition(". ")[0].rstrip(".")
+    return prose(ls.docstring(registered)).partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 # Markdown: prose that survives a Markdown parser, code, tables.

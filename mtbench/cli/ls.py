@@ -81,7 +81,7 @@ def _methods() -> Registry[Any]:
 
 def _list_methods() -> None:
     methods = _methods()
-    rows = [(name, _claims(methods[name]), _first_line(methods[name])) for name in methods]
+    rows = [(name, claims(methods[name]), _first_line(methods[name])) for name in methods]
     _print_list(("method", "claims", "what it does"), rows)
     _print_broken(methods)
     say("")
@@ -93,13 +93,7 @@ def _show_method(name: str) -> None:
 
     method = _methods()[name]
     _print_docstring(method)
-    facts = [
-        ("claims", _claims(method)),
-        ("checkpoints", ", ".join([*method.roles, *roles_of(method, {})])),
-        ("default arms", "\n".join(method.default_arms) or NONE),
-        ("arms in a choice", "\n".join(method.choices or method.default_arms or (method.name,))),
-    ]
-    _print_facts(facts)
+    _print_facts(method_facts(method))
     its_options = options_of(method)
     if its_options:
         say("")
@@ -112,9 +106,19 @@ def _show_method(name: str) -> None:
     _wrapped(f"Every method also takes: on=ROLE{engines}. 'a|b' makes two arms; quote it in a shell.")
 
 
-def _claims(method: Any) -> str:
+def claims(method: Any) -> str:
     """Return a method's claim; `by options` if the claim depends on them."""
     return method.claims if isinstance(method.claims, str) else "by options"
+
+
+def method_facts(method: Any) -> list[tuple[str, str]]:
+    """Return what is said of a method besides its docstring and its options."""
+    return [
+        ("claims", claims(method)),
+        ("checkpoints", ", ".join([*method.roles, *roles_of(method, {})]) or NONE),
+        ("default arms", "\n".join(method.default_arms) or NONE),
+        ("arms in a choice", "\n".join(method.choices or method.default_arms or (method.name,))),
+    ]
 
 
 def _list_suites() -> None:
@@ -134,8 +138,12 @@ def _list_suites() -> None:
 
 
 def _show_suite(name: str) -> None:
-    suite = SUITES[name]
-    _print_docstring(suite)
+    _print_docstring(SUITES[name])
+    _print_facts(suite_facts(SUITES[name]))
+
+
+def suite_facts(suite: Any) -> list[tuple[str, str]]:
+    """Return what is said of a suite besides its docstring."""
     facts = [
         ("family", f"{suite.family} (without --family, --model or --weights)"),
         ("new tokens", f"at most {suite.max_new_tokens}"),
@@ -150,7 +158,7 @@ def _show_suite(name: str) -> None:
             ("chat template", "yes" if suite.chat_template else "no"),
             ("filter", suite.filter),
         ]
-    _print_facts(facts)
+    return facts
 
 
 def _list_families() -> None:
@@ -175,17 +183,17 @@ def _show_family(name: str) -> None:
 
 
 def _first_line(registered: type) -> str:
-    return _docstring(registered).partition("\n")[0]
+    return docstring(registered).partition("\n")[0]
 
 
-def _docstring(registered: type) -> str:
+def docstring(registered: type) -> str:
     """Return the docstring of the file that registered a method or a suite."""
     return inspect.cleandoc(sys.modules[registered.__module__].__doc__ or "")
 
 
 def _print_docstring(registered: type) -> None:
     """Print a docstring. Wrap paragraphs again, unless they contain indented lines."""
-    for paragraph in _docstring(registered).split("\n\n"):
+    for paragraph in docstring(registered).split("\n\n"):
         if re.search("^ {4}", paragraph, re.MULTILINE):
             say(paragraph)
         else:
