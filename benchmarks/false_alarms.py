@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import stdev
 
-from mtbench.experiments.gate import decision, timing
+from mtbench.experiments.gate import decision
 from mtbench.experiments.gate.pairs import read_pairs
 from mtbench.statistics import wilson
 
@@ -27,7 +27,8 @@ def main() -> None:
     arguments = parser.parse_args()
     pairs = read_pairs(arguments.directory / "pairs")
     cells = sorted(set.intersection(*(set(pair.cells) for pair in pairs)))
-    processes = [{cell: pair.processes[cell][side] for cell in cells} for pair in pairs for side in (0, 1)]
+    sides = [({c: p.cells[c].base_s for c in cells}, {c: p.cells[c].head_s for c in cells}) for p in pairs]
+    processes = [process for pair in sides for process in pair]
     chance = random.Random(0)
     noise = {cell: stdev(_drawn(processes, cells, chance)[cell]) for cell in cells}
     print(f"{len(processes)} processes; standard deviation of a pair:", {c: f"{sd:.2%}" for c, sd in noise.items()})
@@ -50,14 +51,10 @@ def main() -> None:
         )
 
 
-def _drawn(
-    processes: list[dict[str, timing.Process]], cells: list[str], chance: random.Random
-) -> dict[str, list[float]]:
-    """Return log ratios by cell of the processes in random order, two by two."""
+def _drawn(processes: list[dict[str, float]], cells: list[str], chance: random.Random) -> dict[str, list[float]]:
+    """Return log ratios by cell of the seconds of processes in random order, two by two."""
     order = chance.sample(range(len(processes)), len(processes))
-    seconds = {
-        cell: [sum(block.wall_s for block in process[cell].blocks.values()) for process in processes] for cell in cells
-    }
+    seconds = {cell: [process[cell] for process in processes] for cell in cells}
     return {
         cell: [math.log(of_cell[b] / of_cell[a]) for a, b in zip(order[::2], order[1::2], strict=False)]
         for cell, of_cell in seconds.items()

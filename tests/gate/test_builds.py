@@ -23,6 +23,7 @@ from mtbench.programs import environments
 
 ROOT = Path(__file__).parents[2]
 ANSWER = {"mtbench": "0.0.7", "folder": "/", "prefix": "/", "commit": None, "packages": {"torch": "9.9"}}
+ANSWER |= {"code": "0" * 64}
 
 
 def quiet(text: str) -> None: ...
@@ -67,7 +68,7 @@ def test_a_virtual_environment_is_asked_for_its_versions(make: Callable[[str], P
         mtbench="0.0.7",
         git=None,
         packages={"torch": "9.9"},
-        code_sha256=None,
+        code_sha256="0" * 64,
     )
 
 
@@ -159,23 +160,6 @@ def test_without_a_name_it_is_this_environment() -> None:
     assert found.packages["torch"] == version("torch")
 
 
-def test_a_server_is_asked_by_this_environment() -> None:
-    """Its address is the label."""
-    build = resolve("url:http://gpu7:8000/v1", quiet)
-
-    assert build == Build("url:http://gpu7:8000/v1", "gpu7:8000", Path(sys.executable), "http://gpu7:8000/v1")
-    assert describe(build).packages["torch"] == version("torch")
-
-
-@pytest.mark.parametrize("address", ["gpu7:8000", "ftp://gpu7/v1", "http://", "http://[", "http://me:secret@gpu7/v1"])
-def test_what_is_no_address_is_one_line(address: str) -> None:
-    """A password is neither taken nor shown."""
-    with pytest.raises(UserError, match="url:") as caught:
-        resolve(f"url:{address}", quiet)
-
-    assert "secret" not in str(caught.value)
-
-
 # --- What a process of a build imports ----------------------------------------------------------------------------
 
 
@@ -234,20 +218,6 @@ def test_a_build_with_changes_in_no_commit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("same", "changes"),
-    [
-        (True, {}),
-        (True, {"git": None}),  # of one environment
-        (False, {"python": "/b/bin/python"}),  # nothing tells that it has the same code
-        (False, {"env": "url:http://a/v1"}),
-    ],
-)
-def test_two_builds_are_the_same(same: bool, changes: dict[str, object]) -> None:
-    """One environment. A server is not the environment that asks it."""
-    assert same_build(record(), record(**changes)) is same
-
-
-@pytest.mark.parametrize(
     ("same", "changes"), [(True, {}), (False, {"code_sha256": "f" * 64}), (False, {"packages": {"torch": "9"}})]
 )
 def test_two_environments_with_the_same_code_are_one_build(same: bool, changes: dict[str, object]) -> None:
@@ -262,35 +232,6 @@ def test_the_code_of_a_build_is_that_of_core_methods_and_plugins(tmp_path: Path)
     told = [describe(resolve(str(folder), quiet)).code_sha256 for folder in (plain, faulty, again)]
     assert None not in told
     assert told[0] == told[2] != told[1]
-
-
-@pytest.mark.parametrize("parts", [{"mtbench.methods": "/b/methods"}, {"mtbench.suites": "/a/other/suites"}])
-def test_a_build_of_two_trees_is_refused(parts: dict[str, str], make: Callable[[str], Path]) -> None:
-    """Its commit would be that of the core only. A checkout has the methods beside the core, a wheel inside it."""
-    good = {"mtbench": "/a/mtbench", "mtbench.methods": "/a/methods", "mtbench.suites": "/a/mtbench/suites"}
-    build = resolve(str(make(answering(folder="/a/mtbench", parts=good))), quiet)
-    describe(build)
-    make_again = Path(build.python)
-    make_again.write_text(f"#!/bin/sh\n{answering(folder='/a/mtbench', parts=good | parts)}\n")
-    with pytest.raises(UserError, match=r"takes mtbench from /a/mtbench and mtbench.* from .*; install it anew"):
-        describe(build)
-
-
-def test_two_names_of_one_python_are_one_build(make: Callable[[str], Path]) -> None:
-    """As `bin/python` and `bin/python3` of an environment are."""
-    folder = make("")
-    (folder / "bin" / "python3").symlink_to("python")
-    a, b = (record(python=str(folder / "bin" / name), git=None) for name in ("python", "python3"))
-
-    assert same_build(a, b)
-
-
-def test_two_servers_are_two_builds() -> None:
-    """One environment asks both."""
-    a, b = (record(env=f"url:http://{name}/v1") for name in "ab")
-
-    assert not same_build(a, b)
-    assert same_build(a, a)
 
 
 # --- git: -------------------------------------------------------------------------------------------------------------

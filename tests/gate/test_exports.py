@@ -1,15 +1,10 @@
 """A gate in the formats of other tools: what each tool reads, it finds, whatever strangers wrote into the record."""
 
-import json
-import re
-
 import pytest
-from jsonschema import Draft7Validator
-from junitparser import Error, Failure, JUnitXml, Skipped, TestCase
+from junitparser import Error, Failure, JUnitXml, TestCase
 from made_gates import (
     GATES,
     HOSTILE,
-    allowed,
     changed,
     counts_only,
     finding,
@@ -26,12 +21,6 @@ from mtbench.experiments.gate.format import Gate
 from mtbench.experiments.gate.tables import ALL_CELLS
 
 EVERY = pytest.mark.parametrize("made", [pytest.param(make(), id=name) for name, make in GATES.items()])
-METRIC = {  # as bencher.dev/bmf.json has it, and closed: an unknown key would be ignored
-    "type": "object",
-    "properties": {key: {"type": "number"} for key in ("value", "lower_value", "upper_value")},
-    "required": ["value"],
-    "additionalProperties": False,
-}
 
 
 def read(xml: str) -> dict[tuple[str, str], TestCase]:
@@ -42,53 +31,6 @@ def read(xml: str) -> dict[tuple[str, str], TestCase]:
 
 def kinds(case: TestCase) -> list[type]:
     return [type(result) for result in case.result]
-
-
-@EVERY
-def test_bencher_takes_every_gate(made: Gate) -> None:
-    """Names and measures are within Bencher's lengths; every measure has a value."""
-    found = json.loads(json.dumps(exports.bencher(made), allow_nan=False))
-    for name, measures in found.items():
-        assert 0 < len(name.encode()) <= 1024
-        assert measures
-        for measure, metric in measures.items():
-            assert re.fullmatch("[a-z]+(-[a-z]+)*", measure)  # a slug: the measure is found again by it
-            assert len(measure) <= 64
-            Draft7Validator(METRIC).validate(metric)
-            if {"lower_value", "upper_value"} <= metric.keys():
-                assert metric["lower_value"] <= metric["value"] <= metric["upper_value"]
-
-
-def test_bencher_gets_the_ratio_with_its_interval_and_nanoseconds() -> None:
-    cell = timed_cell(0, test=time_test(0.03, 0.01), head_s=[2.0, 8.0], base_s=[2.0, 8.0])
-    found = exports.bencher(gate(timed=[cell, timed_cell(1)], all_cells=time_test(0.02, 0.005)))
-    measures = found[cell.cell]
-    assert measures["time-ratio"] == pytest.approx({"value": 1.03, "lower_value": 1.02, "upper_value": 1.04})
-    assert measures["latency"] == pytest.approx({"value": 4e9, "lower_value": 2e9, "upper_value": 8e9})
-    assert found[ALL_CELLS]["time-ratio"]["value"] == pytest.approx(1.02)
-
-
-def test_what_has_no_value_is_left_out() -> None:
-    """One pair has no interval, no pair no ratio; a cell without any measure is not named."""
-    one = timed_cell(
-        0, test=time_test(ci_low=None, ci_high=None, fail_low=None, pass_high=None), base_s=[2.0], head_s=[2.0]
-    )
-    none = timed_cell(
-        1, test=time_test(ratio=None, ci_low=None, ci_high=None), base_s=[], head_s=[], head_over_reference=None
-    )
-    made = gate(timed=[one, none], all_cells=None)
-    found = exports.bencher(made)
-    assert found[one.cell]["time-ratio"] == {"value": 1.001}
-    assert none.cell not in found
-
-
-def test_bencher_gets_what_changed_by_permission() -> None:
-    made = allowed()
-    first, second = (exports.bencher(made)[cell.cell] for cell in made.changed_cells)
-    assert first["items-with-other-tokens"] == {"value": 5}
-    assert first["accuracy-difference"] == {"value": -0.0156, "lower_value": -0.061, "upper_value": 0.024}
-    assert first["tokens-per-forward-ratio"]["value"] == 1.021
-    assert "accuracy-difference" not in second
 
 
 @EVERY
@@ -112,10 +54,10 @@ def test_junit_has_a_case_for_each_cell_and_stage() -> None:
     cases = read(exports.junit(slower()))
     cells = [cell.cell for cell in slower().timed]
     both = [("gate.exact", cell) for cell in cells] + [("gate.timed", cell) for cell in cells]
-    assert set(cases) == {("gate.comparable", "both builds"), *both, ("gate.timed", ALL_CELLS)}
+    assert set(cases) == {("gate.comparable", "both builds"), *both}
     failed, undecided = cases["gate.timed", cells[1]], cases["gate.timed", cells[2]]
     assert kinds(failed) == [Failure]
-    assert failed.result[0].message == slower().findings[0].text
+    assert slower().findings[0].text in failed.result[0].message
     assert "+3.4% [2.6, 4.2]" in failed.result[0].text
     assert kinds(undecided) == [Error]
     assert "61 pairs needed" in undecided.result[0].text
@@ -128,7 +70,7 @@ def test_junit_fails_the_stage_that_failed() -> None:
     names = changed().compared
     assert kinds(cases["gate.exact", names[0]]) == []  # a note
     assert kinds(cases["gate.exact", names[1]]) == [Failure]
-    assert cases["gate.exact", names[2]].result[0].text.startswith("fail, more work: the same tokens")
+    assert cases["gate.exact", names[2]].result[0].text.startswith("fail, more work: gsm8k")
     assert kinds(cases["gate.comparable", "gsm8k.echo.graph.b1"]) == [Failure]
     assert kinds(cases["gate.timed", "both builds"]) == []
 
@@ -140,8 +82,8 @@ def test_the_gravest_finding_of_a_cell_is_its_result() -> None:
     fails = finding(stage="exact", kind="memory", cell=cell, text="second")
     case = read(exports.junit(gate(word="FAIL", findings=[note, fails])))["gate.exact", cell]
     assert kinds(case) == [Failure]
-    assert case.result[0].message == "second"
-    assert case.result[0].text.splitlines() == ["fail, memory: second", "note, unstable: first"]
+    assert case.result[0].message.endswith("second")
+    assert case.result[0].text.splitlines() == [f"fail, memory: {cell}: second", f"note, unstable: {cell}: first"]
 
 
 def test_junit_counts_only_has_the_compared_cells() -> None:
@@ -150,10 +92,10 @@ def test_junit_counts_only_has_the_compared_cells() -> None:
     assert not any(suite == "gate.timed" for suite, _ in cases)
 
 
-def test_a_mean_without_a_word_is_skipped() -> None:
+def test_a_mean_that_is_undecided_is_no_case() -> None:
     """The mean of all cells can fail a gate; a gate that passes does not need it."""
     made = gate(all_cells=time_test(0.01, 0.02, word="INCONCLUSIVE"))
-    assert kinds(read(exports.junit(made))["gate.timed", ALL_CELLS]) == [Skipped]
+    assert ("gate.timed", ALL_CELLS) not in read(exports.junit(made))
     made = gate(word="FAIL", all_cells=time_test(0.03, 0.002, word="FAIL"))
     assert kinds(read(exports.junit(made))["gate.timed", ALL_CELLS]) == [Failure]
 
@@ -195,7 +137,7 @@ def test_the_step_summary_says_the_word_first() -> None:
     text = exports.step_summary(slower())
     first, *rest = text.splitlines()
     assert first.startswith("## ✗ FAIL: gsm8k.mars-tau0.9.graph.b1 is slower")
-    assert any(line.startswith("- **FAIL** timed, slower: ") for line in rest)
+    assert any(line.startswith("- **FAIL** slower: ") for line in rest)
     assert "| gsm8k.mars-tau0.9.graph.b1 | ✓ same | +3.4% \\[2.6, 4.2\\], FAIL | 14 |" in rest
     assert exports.step_summary(inconclusive()).startswith("## ? INCONCLUSIVE: ")
     assert exports.step_summary(gate()).startswith("## ✓ PASS: ")

@@ -1,23 +1,138 @@
-"""Pairs of processes: what they say of each cell, and of the mean of all cells."""
+"""Pairs of processes: medians over rounds, shared blocks, parts that add up, means of all cells, a machine's noise."""
 
 import math
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from made_gates import time_test, timed_cell
+from made_records import timing_line
 
+from mtbench.experiments.gate.calibrate import noise_of
 from mtbench.experiments.gate.format import Attribution
-from mtbench.experiments.gate.pairs import PairTimes, differences, mean_differences
-from mtbench.experiments.gate.timing import Pair
+from mtbench.experiments.gate.pairs import (
+    Block,
+    Pair,
+    PairTimes,
+    differences,
+    mean_attribution,
+    mean_differences,
+    pair_of,
+    read_blocks,
+)
+from mtbench.experiments.gate.timed import undecided
+from mtbench.records import dump
+from mtbench.runs.directory import RunDirectory
+
+CELL = "arithmetic.ar.ar.graph.b1"
 
 
-def pair(**ratios: float) -> PairTimes:
+def timed(folder: Path, lines: list[dict[str, Any]]) -> tuple[dict[int, Block], str | None]:
+    """What a process timed of a cell, and why it is void."""
+    run = RunDirectory(folder)
+    run.append(f"timings/{CELL}.jsonl", [dump(timing_line(**line)) for line in lines])
+    return read_blocks(run, CELL)
+
+
+def process(folder: Path, lines: list[dict[str, Any]]) -> dict[int, Block]:
+    return timed(folder, lines)[0]
+
+
+def rounds(block: int, *walls: float, **parts: float) -> list[dict[str, Any]]:
+    return [{"block": block, "round": i + 1, "wall_s": wall} | parts for i, wall in enumerate(walls)]
+
+
+def test_the_time_of_a_cell_is_the_sum_of_the_medians(tmp_path: Path) -> None:
+    """One outlier in three rounds changes nothing."""
+    base = process(tmp_path / "a", rounds(0, 1.0, 1.1, 9.0) + rounds(1, 2.0, 2.0, 2.0))
+    head = process(tmp_path / "b", rounds(0, 1.21, 1.21, 1.21) + rounds(1, 2.2, 9.0, 2.2))
+    pair = pair_of(base, head)
+    assert pair is not None
+    assert pair.base_s == pytest.approx(3.1)
+    assert pair.head_s == pytest.approx(3.41)
+    assert pair.difference == pytest.approx(math.log(1.1))
+
+
+def test_only_blocks_of_both_processes_count(tmp_path: Path) -> None:
+    """A block whose samples are all dropped in one process leaves the other's sum, too."""
+    many = [line for block in range(6) for line in rounds(block, 1.0, 1.0)]
+    dropped = [
+        line | {"dropped": "device shared with another process"} if line["block"] == 5 else line for line in many
+    ]
+    pair = pair_of(process(tmp_path / "a", many), process(tmp_path / "b", dropped))
+    assert pair is not None
+    assert (pair.base_s, pair.head_s) == (5.0, 5.0)
+
+
+def test_a_process_that_lost_a_fifth_of_its_samples_is_void(tmp_path: Path) -> None:
+    lines = [line for block in range(4) for line in rounds(block, 1.0)]
+    lines[0]["dropped"] = "hardware slowdown"
+    _, void = timed(tmp_path / "a", lines)
+    assert void == "3 of 4 samples left: hardware slowdown"
+    assert timed(tmp_path / "b", [])[1] is not None
+
+
+def test_too_few_shared_blocks_are_no_pair(tmp_path: Path) -> None:
+    base = process(tmp_path / "a", [line for block in range(4) for line in rounds(block, 1.0)])
+    assert pair_of(base, process(tmp_path / "b", rounds(0, 1.0) + rounds(1, 1.0))) is None
+    assert pair_of(base, process(tmp_path / "c", [])) is None
+
+
+def test_the_parts_add_up(tmp_path: Path) -> None:
+    """Prefill, forward passes and the host's part are shares of base's wall time and sum to the whole difference."""
+    base = process(
+        tmp_path / "a", rounds(0, 2.0, prefill_s=0.5, device_s=1.0) + rounds(1, 2.0, prefill_s=0.5, device_s=1.0)
+    )
+    head = process(
+        tmp_path / "b", rounds(0, 2.4, prefill_s=0.7, device_s=1.1) + rounds(1, 2.0, prefill_s=0.5, device_s=1.0)
+    )
+    pair = pair_of(base, head)
+    assert pair is not None
+    mean = mean_attribution([pair, pair])
+    assert mean is not None
+    assert mean.forward is not None
+    assert mean.host is not None
+    assert (mean.prefill, mean.forward, mean.total) == pytest.approx((0.05, 0.025, 0.1))
+    assert mean.prefill + mean.forward + mean.host == pytest.approx(mean.total)
+
+
+def test_hidden_parts_are_not_made_up(tmp_path: Path) -> None:
+    """A server tells no time of its forward passes: null, and no host's part."""
+    one, other = (process(tmp_path / name, rounds(0, 1.0)) for name in "ab")
+    pair = pair_of(one, other)
+    assert pair is not None
+    assert pair.attribution.forward is None
+    assert pair.attribution.host is None
+
+
+def test_the_floor_of_known_noise() -> None:
+    """sd of the pairs, and its bound ×1.29 at ten pairs."""
+    d = np.random.default_rng(0).normal(0, 0.01, 10)
+    floor = noise_of(CELL, d.tolist())
+    assert floor.pair_sd == pytest.approx(np.std(d, ddof=1))
+    assert floor.pair_sd_high / floor.pair_sd == pytest.approx(1.293, abs=1e-3)
+
+
+def test_the_noise_is_said_of_a_noisy_cell() -> None:
+    """Even if another undecided cell may be slower."""
+    tests = [time_test(change, word="INCONCLUSIVE", pairs_needed=9) for change in (0.03, 0.01, 0.02)]
+    cells = [timed_cell(number, test=test) for number, test in enumerate(tests)]
+    found = [*undecided(cells, [cells[1].cell], "pairs differ by 8 %")]
+    assert [finding.cell for finding in found] == [cells[n].cell for n in (1, 0, 2)]
+    assert ["pairs differ by 8 %" in finding.text for finding in found] == [True, False, False]
+    assert ["about 9 pairs" in finding.text for finding in found] == [False, True, True]
+
+
+def a_pair(**ratios: float) -> PairTimes:
     """A pair with head's time over base's by cell; the other cells have no valid times."""
     none = Attribution(prefill=0.0, forward=None, host=None, total=0.0)
-    return PairTimes({cell: Pair(1.0, ratio, none) for cell, ratio in ratios.items()}, {}, {})
+    return PairTimes({cell: Pair(1.0, ratio, none) for cell, ratio in ratios.items()}, {})
 
 
 def test_the_mean_is_over_the_cells_of_one_pair() -> None:
     """A pair in which a cell has no valid time has no mean, and shifts no other."""
-    pairs = [pair(a=1.1, b=1.1), pair(a=2.0), pair(a=1.2, b=1.0)]
+    pairs = [a_pair(a=1.1, b=1.1), a_pair(a=2.0), a_pair(a=1.2, b=1.0)]
     assert differences(pairs, ["a", "b"])["a"] == pytest.approx([math.log(1.1), math.log(2.0), math.log(1.2)])
     assert differences(pairs, ["a", "b"])["b"] == pytest.approx([math.log(1.1), 0.0])
     assert mean_differences(pairs, ["a", "b"]) == pytest.approx([math.log(1.1), math.log(1.2) / 2])

@@ -1,14 +1,12 @@
-"""The plans of two builds: cut to what a process runs, pointed at a server, and hashed by the work they ask for."""
+"""The plans of two builds: cut to what a process runs, and hashed by the work they ask for."""
 
 import json
-from pathlib import Path
 
 import pytest
 from whole import plan_of
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate import plans
-from mtbench.experiments.gate.builds import Build
 from mtbench.experiments.gate.plans import Planned
 from mtbench.records import dump
 from mtbench.runs.plan import Plan, RunRequest
@@ -16,18 +14,11 @@ from mtbench.runs.plan_checks import refuse_faulty
 from mtbench.runs.planner import begin_run, make_plan
 
 AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
-SERVER = Build("url:http://one/v1", "one", Path("python"), "http://one/v1")
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     return Planned.read(begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path)
-
-
-@pytest.fixture(scope="module")
-def with_server(tmp_path_factory: pytest.TempPathFactory) -> Planned:
-    plan = make_plan(RunRequest(limit=2, batch_size=(1,), method=("ar", "openai")))
-    return Planned.read(begin_run(tmp_path_factory.mktemp("server") / "run", plan, ["mtbench"]).path)
 
 
 def test_a_cut_plan_is_a_plan(planned: Planned) -> None:
@@ -57,24 +48,6 @@ def test_fields_of_other_versions_stay(planned: Planned) -> None:
     assert plans.only(stored, [AR])["newer"] == 1
 
 
-def test_cells_that_ask_a_server_get_its_address(with_server: Planned) -> None:
-    """And the plans of two servers ask for the same work."""
-    one = with_server.asking(SERVER)
-    other = with_server.asking(Build("url:http://two/v1", "two", Path("python"), "http://two/v1"))
-    assert [cell.options.get("url") for cell in one.plan.cells] == [None, "http://one/v1"]
-    assert one.stored["cells"][1]["options"]["url"] == "http://one/v1"
-    assert plans.compare(one, other) == []
-
-
-def test_another_address_hides_no_other_option(with_server: Planned) -> None:
-    one = with_server.asking(SERVER)
-    stored = json.loads(json.dumps(one.stored))
-    stored["cells"][1]["options"] = {"url": "http://two/v1", **stored["cells"][1]["options"], "model": "another"}
-    stored["cells"][1]["options"]["url"] = "http://two/v1"
-    with pytest.raises(UserError, match=r"options\.model of .* in base and 'another' in head"):
-        plans.compare(one, one._replace(plan=Plan.model_validate(stored), stored=stored))
-
-
 def test_other_private_prompts_are_other_work(planned: Planned) -> None:
     """The plan of a private suite has no prompts, only their hash."""
 
@@ -90,11 +63,6 @@ def test_other_private_prompts_are_other_work(planned: Planned) -> None:
     assert plans.sha256(one.stored) != plans.sha256(other.stored)
     with pytest.raises(UserError, match="the prompts of arithmetic differ"):
         plans.compare(one, other)
-
-
-def test_a_server_that_no_arm_asks_is_refused(planned: Planned) -> None:
-    with pytest.raises(UserError, match=r"no arm asks one; add `--method` with one of: openai"):
-        planned.asking(SERVER)
 
 
 def test_the_hash_is_of_the_work(planned: Planned) -> None:

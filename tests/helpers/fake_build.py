@@ -9,7 +9,6 @@
     fails         cells that fail
     gone          arms that `plan` refuses, by the start of their name
     memory        factor on the peak memory
-    computing     share of the wall time in which it computes; default: not measured
     dropped       share of samples that are dropped
     drops_in      pairs, such as "fresh/0001", in which all samples are dropped
     crash         stages that die: "exact", "timed"; "timed once": only the first time
@@ -25,6 +24,7 @@
 Every call is appended to `calls` in the folder, with the run directory.
 """
 
+import hashlib
 import itertools
 import json
 import os
@@ -57,7 +57,7 @@ def main(folder: Path, words: list[str]) -> None:
     faults = json.loads((folder / "faults.json").read_text())
     if words[0].endswith("build_probe.py"):
         answer = {"mtbench": "0.1.0", "folder": str(folder), "prefix": str(folder)}
-        answer["commit"] = faults.get("commit")
+        answer |= {"commit": faults.get("commit"), "code": hashlib.sha256(str(folder).encode()).hexdigest()}
         print(json.dumps({**answer, "packages": {"torch": faults.get("torch", TORCH)}}))
         return
     with (folder / "calls").open("a") as file:
@@ -125,8 +125,7 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
                     dropped = "planted" if chance.random() < share and timed else None
                     append(
                         run / f"timings/{cell}.jsonl",
-                        timing(round_, block, len(group["blocks"][block]), wall_s, dropped)
-                        | {"cpu_s": wall_s * faults["computing"] if "computing" in faults else None},
+                        timing(round_, block, len(group["blocks"][block]), wall_s, dropped),
                     )
                     for place, number in enumerate(group["blocks"][block] if round_ == 1 else []):
                         first = block == 0 and place == 0

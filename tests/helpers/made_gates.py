@@ -7,7 +7,6 @@ from mtbench.experiments.gate.format import (
     Attribution,
     BuildRecord,
     CellFloor,
-    ChangedCell,
     Finding,
     FloorFile,
     Gate,
@@ -103,8 +102,6 @@ def timed_cell(number: int = 0, change: float = 0.001, **given: Any) -> TimedCel
         "attribution": Attribution(
             prefill=0.2 * change + 0.002, forward=0.5 * change, host=0.3 * change - 0.002, total=change
         ),
-        "base_over_reference": None if number % 4 == 0 else 2.314,
-        "head_over_reference": None if number % 4 == 0 else 2.271,
     }
     return TimedCell(**values | given)
 
@@ -115,9 +112,6 @@ def floor(**given: Any) -> NoiseFloor:
             cell=timed_cell(n).cell,
             pair_sd=0.008,
             pair_sd_high=0.0103,
-            block_sd=0.011,
-            outliers=0.01,
-            drift_per_pair=1e-4,
         )
         for n in range(2)
     ]
@@ -157,7 +151,6 @@ def gate(**given: Any) -> Gate:
         "compared": [cell.cell for cell in cells],
         "timed": cells,
         "all_cells": time_test(-0.0005, 0.003) if len(cells) > 1 else None,
-        "changed_cells": [],
     }
     return Gate(**values | given)
 
@@ -184,8 +177,9 @@ def unconfirmed() -> Gate:
     """A FAIL by time that fresh pairs did not confirm: the test said FAIL, the gate does not."""
     made = slower()
     found = finding(cell=made.timed[1].cell, level="inconclusive", text="9 fresh pairs do not confirm it")
-    mean = time_test(0.025, 0.004, word="FAIL")
-    return made.changed(word="INCONCLUSIVE", reason=found.text, findings=[found], all_cells=mean)
+    cells = [made.timed[0], made.timed[1].changed(test=time_test(0.034, 0.008, word="INCONCLUSIVE")), *made.timed[2:]]
+    mean = time_test(0.025, 0.004, word="INCONCLUSIVE")
+    return made.changed(word="INCONCLUSIVE", reason=found.text, timed=cells, findings=[found], all_cells=mean)
 
 
 def changed() -> Gate:
@@ -238,23 +232,10 @@ def counts_only() -> Gate:
 def allowed() -> Gate:
     """Other tokens, by permission."""
     cell = timed_cell(1)
-    one = ChangedCell(
-        cell=cell.cell,
-        items=64,
-        differing=5,
-        accuracy_difference=-0.0156,
-        accuracy_ci_low=-0.061,
-        accuracy_ci_high=0.024,
-        tokens_per_forward_ratio=1.021,
-        tokens_per_forward_ci_low=1.004,
-        tokens_per_forward_ci_high=1.038,
-    )
-    unscored = dict.fromkeys(("accuracy_difference", "accuracy_ci_low", "accuracy_ci_high"))
     text = "head has other tokens in 5 of 64 items, first in gsm8k/3/0"
     return gate(
         request=request(allow_changed=True),
         findings=[finding(stage="exact", kind="changed", level="note", cell=cell.cell, text=text)],
-        changed_cells=[one, one.changed(cell=timed_cell(2).cell, **unscored)],
     )
 
 

@@ -25,12 +25,10 @@ def main(packages: list[str]) -> None:
         command.load()
     entries = [entry for group in PLUGINS for entry in metadata.entry_points(group=group)]
     plugins = {entry.dist.name for entry in entries if entry.dist is not None}
-    parts = _places(["mtbench", *PLUGINS])
     answer = {
         "mtbench": mtbench.__version__,
         "folder": str(Path(mtbench.__file__).parent),
-        "parts": {name: str(place) for name, place in parts.items()},
-        "code": _sha256(parts | _places([entry.module for entry in entries])),
+        "code": _sha256({"mtbench", *PLUGINS, *(entry.module for entry in entries)}),
         "prefix": sys.prefix,
         "commit": _commit(),
         "packages": {name: _version(name) for name in [*packages, *sorted(plugins)]},
@@ -59,19 +57,14 @@ def _place(module: str) -> Path | None:
     return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
 
 
-def _places(modules: list[str]) -> dict[str, Path]:
-    found = {module: _place(module) for module in modules}
-    return {module: place for module, place in found.items() if place is not None}
-
-
-def _sha256(places: dict[str, Path]) -> str:
-    """Return the hash of all Python files in some places."""
+def _sha256(modules: set[str]) -> str:
+    """Return the hash of all Python files of some packages and modules."""
     digest = hashlib.sha256()
-    for name, place in sorted(places.items()):
-        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-        for file in files:
-            digest.update(f"{name}/{file.relative_to(place)}\n".encode())
-            digest.update(file.read_bytes())
+    for name in sorted(modules):
+        if (place := _place(name)) is not None:
+            for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+                digest.update(f"{name}/{file.relative_to(place)}\n".encode())
+                digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -3,7 +3,6 @@
     PATH             a virtual environment or a Python executable
     git:REV          a commit of the repository in the current directory, with the versions of its constraints.txt
     pip:REQUIREMENT  a release, with this environment's version of torch
-    url:ADDRESS      a server of an external engine; this environment sends the requests
 
 Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A
 marker file is written last, so that an interrupted installation is made again.
@@ -21,9 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import urlsplit
-
-from pydantic import Field
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate import build_probe
@@ -36,7 +32,7 @@ from mtbench.programs.environments import MARKER, Note, Pip, installed
 from mtbench.records import Record
 
 ANSWER_S = 60.0  # time in which an environment must say what is installed
-CHOICES = "give a virtual environment, a Python executable, git:REV, pip:REQUIREMENT or url:ADDRESS"
+CHOICES = "give a virtual environment, a Python executable, git:REV or pip:REQUIREMENT"
 SHORT = 7  # digits of a commit in a label
 ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
 PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._,-]*\])?==[A-Za-z0-9.!+_-]+")
@@ -49,7 +45,6 @@ class Build:
     env: str  # as asked for
     label: str
     python: Path
-    url: str | None = None  # of a server
     plugins: tuple[str, ...] = ()  # files of `--plugin`
 
     def command(self, *arguments: str) -> list[str]:
@@ -71,8 +66,7 @@ class Answer(Record):
     prefix: str  # of the environment
     commit: str | None
     packages: dict[str, str | None]
-    parts: dict[str, str] = Field(default_factory=dict)  # folder of mtbench, of its methods and of its suites
-    code: str | None = None  # hash of their Python files, and of those of plugins
+    code: str  # hash of the Python files of mtbench, its methods, its suites and plugins
 
 
 def resolve(env: str | None, note: Note) -> Build:
@@ -85,7 +79,7 @@ def resolve(env: str | None, note: Note) -> Build:
         record = describe(build)
         return replace(build, label=f"this environment ({', '.join(filter(None, (record.mtbench, _short(record))))})")
     kind, _, rest = env.partition(":")
-    make = {"git": _from_git, "pip": _from_pip, "url": _from_url}.get(kind)
+    make = {"git": _from_git, "pip": _from_pip}.get(kind)
     build = make(env, rest, note) if make and rest else _from_path(env)
     describe(build)
     return build
@@ -113,7 +107,6 @@ def describe(build: Build) -> BuildRecord:
         commit = _commit(answer)
     except (OSError, ValueError):  # another answer, or one with paths that cannot be
         raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
-    _refuse_two_trees(build, answer)
     return BuildRecord(
         env=build.env,
         label=build.label,
@@ -124,20 +117,6 @@ def describe(build: Build) -> BuildRecord:
         code_sha256=answer.code,
         plugins={file: read_file(file).sha256 for file in build.plugins},
     )
-
-
-def _refuse_two_trees(build: Build, answer: Answer) -> None:
-    """Raise UserError if methods or suites of a build lie neither in its mtbench (a wheel) nor beside it (a checkout).
-
-    An environment that borrows from another can import the core from one tree and the methods from the other.
-    """
-    core = Path(answer.folder)
-    for name, folder in answer.parts.items():
-        if core not in (Path(folder), Path(folder).parent) and Path(folder).parent != core.parent:
-            raise UserError(
-                f"{build.env!r} takes mtbench from {core} and {name} from {folder}; install it anew with "
-                f"`{build.python} -m pip install`."
-            )
 
 
 def environment_of(build: Build) -> dict[str, str]:
@@ -155,20 +134,9 @@ def refuse_dirty(record: BuildRecord) -> None:
 
 
 def same_build(a: BuildRecord, b: BuildRecord) -> bool:
-    """Return whether two builds run the same code: one environment or equal files and packages; not two servers."""
-    if sorted(a.plugins.values()) != sorted(b.plugins.values()):
-        return False
-    same_files = a.code_sha256 is not None and (a.code_sha256, a.packages) == (b.code_sha256, b.packages)
-    return _server(a) == _server(b) and (same_files or _environment(a.python) == _environment(b.python))
-
-
-def _server(record: BuildRecord) -> str | None:
-    return record.env if record.env.startswith("url:") else None
-
-
-def _environment(python: str) -> tuple[Path, Path]:
-    """Return what two names of one environment's Python share: `bin/python` and `bin/python3` differ in name only."""
-    return Path(python).parent.resolve(), Path(python).resolve()
+    """Return whether two builds run the same code with the same packages and plugins."""
+    one, other = ((r.code_sha256, r.packages, sorted(r.plugins.values())) for r in (a, b))
+    return one == other
 
 
 # --- The kinds of ENV ---------------------------------------------------------------------------------------------
@@ -192,18 +160,6 @@ def _from_path(env: str) -> Build:
 def _folder_name(folder: Path) -> str:
     """Return a folder's name, with its parent's if the name is a usual one: `base/.venv`."""
     return "/".join(folder.parts[-2:]) if folder.name in {".venv", "venv", "env", ".env"} else folder.name
-
-
-def _from_url(env: str, address: str, note: Note) -> Build:
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UserError(f"{env!r} is no server; write url:http://HOST:PORT/v1.")
-    if "@" in parts.netloc:
-        raise UserError("url: takes no user and no password, because gate.json would show them.")
-    return Build(env, parts.netloc, Path(sys.executable), address)
 
 
 def _from_git(env: str, revision: str, note: Note) -> Build:

@@ -3,115 +3,129 @@
 Everything is made from one record (mtbench/experiments/gate/format.py). It shows, and decides nothing.
 """
 
-from pathlib import Path
+import shlex
 
-from mtbench import document as documents
-from mtbench import files
-from mtbench.document import Beside, Block, Document, Entry, Notes, Pairs, Part, Points, Row, Section, Table, Text
-from mtbench.document.formatting import NONE, count, interval, number, points, times
-from mtbench.experiments.gate import exports, tables
-from mtbench.experiments.gate.figures import draw
-from mtbench.experiments.gate.format import STAGES, Gate, StageName
+from mtbench.document import Block, Document, Entry, Notes, Pairs, Part, Points, Row, Section, Table, Verdict
+from mtbench.document.formatting import NONE, counted, listed, number
+from mtbench.experiments.gate import tables
+from mtbench.experiments.gate.figures import forest
+from mtbench.experiments.gate.format import STAGES, BuildRecord, Finding, Gate, NoiseFloor, StageName
 from mtbench.experiments.gate.tables import LEVEL_WORDS, Status
-from mtbench.records import cleaned, dump
+from mtbench.records import cleaned
 
-NOT_CALIBRATED = (
-    "Not calibrated: the smallest slowdown that the gate can find on this machine is not known. This command "
-    "calibrates it:"
-)
 STAGE_NAMES: dict[StageName, str] = {
     "comparable": "Can they be compared?",
     "exact": "Tokens and counts",
     "timed": "Times",
 }
-
-
-def write(directory: Path, gate: Gate) -> Path:
-    """Write all files of the gate into `directory` and return the path of the page."""
-    files.write_json(directory / "gate.json", dump(gate))
-    files.write_text(directory / "gate.junit.xml", exports.junit(gate))
-    files.write_json(directory / "bencher.json", exports.bencher(cleaned(gate)))
-    return documents.write(directory, "gate", document(gate))
+ORDERS = {True: "take turns block by block", False: "one process after the other"}  # of the processes of a pair
 
 
 def document(gate: Gate, *, drawn: bool = True) -> Document:
-    """Return what a gate shows; the terminal needs no figures."""
+    """Return what a gate shows; the terminal needs no figure."""
     gate = cleaned(gate)
-    figures = draw(gate) if drawn else []
-    cells, changed, findings = tables.cells(gate), _changed(gate), _findings(gate)
+    cells, found = tables.cells(gate), [(stage, tables.findings_of(gate, stage)) for stage in STAGES]
+    findings: list[Block] = [
+        Part(STAGE_NAMES[stage], [Points(list(map(_point, of_stage)))], folded=False)
+        for stage, of_stage in found
+        if of_stage
+    ]
     return Document(
         title=gate.reason.rstrip("."),
-        lead=" ".join(tables.summary(gate)),
+        lead=tables.summary(gate),
         subject=f"{tables.subject(gate)}.",
-        verdict=tables.verdict(gate),
+        verdict=Status(gate.word, gate.word).verdict,
         source="`gate.json`",
         sections=[
-            *([Section("Times", [Beside(figures)])] if figures else []),
+            *([Section("Times", [forest(gate)])] if drawn and gate.timed else []),
             *([Section("Cells", [cells])] if cells.rows else []),
-            *([Section("Other tokens, by permission", [changed], link="Other tokens")] if changed.rows else []),
             *([Section("Findings", findings)] if findings else []),
             Section("Builds", [_builds(gate)], folded=True),
-            Section("Machine and plan", [Pairs(tables.machine(gate), {"Plan options"})], folded=True, link="Machine"),
-            Section("Noise of the machine", _noise(gate), folded=True, link="Noise"),
-            Section("How to read it", [Notes(tables.reading(gate))], folded=True),
+            Section("Machine and plan", [Pairs(_machine(gate), {"Plan options"})], folded=True, link="Machine"),
+            *([Section("Noise of the machine", [noise(gate.floor)], folded=True, link="Noise")] if gate.floor else []),
+            Section("How to read it", [Notes(_reading(gate))], folded=True),
         ],
     )
 
 
-def _findings(gate: Gate) -> list[Part]:
-    """Return the findings of each stage that has any, the gravest first."""
-    found = []
-    for stage in STAGES:
-        of_stage = [finding for finding in gate.findings if finding.stage == stage]
-        of_stage.sort(key=lambda finding: tables.LEVELS.index(finding.level))
-        listed = [
-            Status(word := LEVEL_WORDS[f.level], word or "note").verdict._replace(
-                reason=f"{f.kind}: {tables.finding_line(f)}"
-            )
-            for f in of_stage
-        ]
-        found += [Part(STAGE_NAMES[stage], [Points(listed)], folded=False)] if listed else []
-    return found
+def noise(floor: NoiseFloor) -> Table:
+    """Return the calibrated noise of every cell, in percent."""
+    rows = [
+        Row(cell.cell, [Entry(f"{number(100 * sd, 2)}%") for sd in (cell.pair_sd, cell.pair_sd_high)])
+        for cell in floor.cells
+    ]
+    pairs = f"{counted(floor.pairs, 'pair')} of processes of one build, {floor.measured}"
+    caption = f"smallest detectable slowdown {100 * floor.smallest_detectable:.1f}%, from {pairs}"
+    return Table([("pairs", "standard deviation of log(time / time)"), ("at most", "")], rows, "cell", caption)
 
 
-def _changed(gate: Gate) -> Table:
-    """Return the cells with other tokens."""
-    rows = []
-    for cell in gate.changed_cells:
-        accuracy, per_forward = None, None
-        if cell.accuracy_ci_low is not None and cell.accuracy_ci_high is not None:
-            accuracy = interval((cell.accuracy_ci_low, cell.accuracy_ci_high), 100, 1)
-        if cell.tokens_per_forward_ci_low is not None and cell.tokens_per_forward_ci_high is not None:
-            per_forward = interval((cell.tokens_per_forward_ci_low, cell.tokens_per_forward_ci_high), digits=3)
-        entries = [
-            Entry(count(cell.items)),
-            Entry(count(cell.differing)),
-            Entry(points(cell.accuracy_difference), accuracy),
-            Entry(times(cell.tokens_per_forward_ratio, 3), per_forward),
-        ]
-        rows.append(Row(cell.cell, entries))
-    columns = [(heading, "") for heading in ("items", "with other tokens", "accuracy, points", "tokens per forward")]
-    return Table(columns, rows, "cell", "Head against base on the same items; 95% intervals in brackets")
+def _point(finding: Finding) -> Verdict:
+    word = LEVEL_WORDS[finding.level]
+    return Status(word, word or "note").verdict._replace(reason=tables.finding_line(finding))
 
 
 def _builds(gate: Gate) -> Table:
-    rows = [Row(name, [Entry(base), Entry(head)], strong=base != head) for name, base, head in tables.builds(gate)]
+    """Return the properties of base and head, side by side."""
+    base, head = _properties(gate.base), _properties(gate.head)
+    values = {name: (base.get(name) or NONE, head.get(name) or NONE) for name in base | head}
+    rows = [Row(name, [Entry(a), Entry(b)], strong=a != b) for name, (a, b) in values.items() if {a, b} != {NONE}]
     return Table([("base", ""), ("head", "")], rows, "property", "What differs is bold", text=True)
 
 
-def _noise(gate: Gate) -> list[Block]:
-    """Return the calibrated noise, as a whole and by cell, in percent; else the command that calibrates."""
-    if gate.floor is None:
-        return [Text(NOT_CALIBRATED), Text(tables.calibrate_command(gate), "code")]
+def _properties(build: BuildRecord) -> dict[str, str | None]:
+    plugins = listed(f"{path} {sha256[:12]}" for path, sha256 in build.plugins.items())
+    return {
+        "Label": build.label,
+        "Environment": build.env,
+        "mtbench": build.mtbench,
+        "Commit": build.git,
+        "Python": build.python,
+        "Plugins": plugins,
+        **build.packages,
+    }
 
-    def percents(*shares: float | None) -> list[Entry]:
-        return [Entry(NONE if share is None else f"{number(100 * share, 2)}%") for share in shares]
 
-    rows = [
-        Row(c.cell, percents(c.pair_sd, c.pair_sd_high, c.block_sd, c.outliers, c.drift_per_pair))
-        for c in gate.floor.cells
-    ]
-    headings = ("pairs", "pairs, upper bound", "rounds of a block", "outliers", "drift per pair")
-    caption = "Two processes of one build; standard deviations of log time"
-    by_cell = Table([(heading, "") for heading in headings], rows, "cell", caption)
-    return [Pairs(tables.floor_facts(gate)), Part("By cell", [by_cell])]
+def _machine(gate: Gate) -> list[tuple[str, str]]:
+    """Return the machine that both builds ran on, and the plan."""
+    key = gate.key
+    values = {
+        "GPU": key.gpu_uuid or "none: decoded on the processor",
+        "Driver": key.driver,
+        "Power cap": None if key.power_cap_w is None else f"{number(key.power_cap_w, 0)} W",
+        "Processor": key.processor,
+        "Kernel": key.kernel,
+        "torch": key.torch,
+        "Plan": f"{key.plan_sha256[:16]}…",
+        "Plan options": shlex.join(gate.request.plan_arguments) or "none",
+        "Process pairs": f"{ORDERS[gate.request.interleave]}, order by seed {gate.request.seed}",
+    }
+    return [(name, value) for name, value in values.items() if value is not None]
+
+
+def _reading(gate: Gate) -> list[tuple[str, str]]:
+    """Return how to read the page, each note with its heading."""
+    values = {"margin": f"{100 * gate.request.margin:g}%", "looks": listed(gate.looks)}
+    return [(heading, note.format(**values)) for heading, note in NOTES.items()]
+
+
+NOTES = {
+    "Pairs": (
+        "A pair is one process of each build, and the unit of every interval: two processes of one build differ by "
+        "more than the blocks inside a process. Base and head begin in the order ABBA. The time of a cell in a process "
+        "is the sum over blocks of the median over rounds."
+    ),
+    "FAIL": (
+        "Time: a cell, or the mean of all cells, is slower by at least {margin}, the margin, as an estimate; its lower "
+        "bound is above 0; and fresh pairs confirm it. The bound has an error of 1% over all looks and cells (Holm). "
+        "Without timing: other tokens, more work for the same tokens, more memory, or a cell that only head lost."
+    ),
+    "PASS": (
+        "Tokens and counts agree, and every timed cell has an upper bound below {margin}, the margin, with an error of "
+        "2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
+    ),
+    "INCONCLUSIVE": (
+        "Neither. It is not a pass. If a number of pairs is given, so many would decide if estimate and noise stayed. "
+        "The times are tested after {looks} pairs, each time with an equal share of the error. The gate ends early "
+        "where the noise of the pairs leaves no hope for the last look."
+    ),
+}

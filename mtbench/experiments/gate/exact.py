@@ -24,10 +24,6 @@ WORK: Mapping[str, str] = {  # fields that count work -> in words; more of it ma
     "positions_fed": "positions fed",
     "draft_forwards": "forward passes of draft models",
 }
-STEPS: Mapping[str, str] = {  # fields that say how the same tokens were committed -> in words
-    "commits": "tokens committed by each forward",
-    "surplus": "tokens accepted behind the end",
-}
 
 
 class Read(NamedTuple):
@@ -57,8 +53,6 @@ class ExactCell:
 
     findings: list[Finding]
     changed: bool = False  # head has other tokens
-    differing: int = 0  # items with other tokens
-    items: int = 0
     decoded: bool = True  # by both builds
 
 
@@ -89,7 +83,6 @@ def compare(
         text = f"base disagrees with itself in: {', '.join(unstable.values())}; head is not compared in "
         text += "tokens and work" if unstable.keys() & ANSWER.keys() else "work"
         findings.append(finding("unstable", "note", text))
-    differing = _differing("token_ids", base.answers, head.answers)
     changed = [name for name in ANSWER if _differing(name, base.answers, head.answers)]
     if unstable.keys() & ANSWER.keys():
         changed = []
@@ -103,7 +96,7 @@ def compare(
     if not changed and not unstable:
         findings += [finding(*found) for found in _work(base, head)]
     findings += [finding(*found) for found in _memory(base, again, head)]
-    return ExactCell(findings, bool(changed), len(differing), len(base.answers))
+    return ExactCell(findings, bool(changed))
 
 
 def _first_difference(base: Sequence[int], head: Sequence[int]) -> str:
@@ -119,8 +112,9 @@ def _first_difference(base: Sequence[int], head: Sequence[int]) -> str:
 
 def _unstable(base: Read, again: Read) -> dict[str, str]:
     """Return the fields in which base's two runs differ, in words."""
-    fields = {**ANSWER, **WORK, **STEPS}
-    unstable = {name: words for name, words in fields.items() if _differing(name, base.answers, again.answers)}
+    unstable = {
+        name: words for name, words in {**ANSWER, **WORK}.items() if _differing(name, base.answers, again.answers)
+    }
     if _batch_changes(base.blocks, again.blocks):
         unstable["batch_forwards"] = "forward passes of a batch"
     return unstable
@@ -170,12 +164,6 @@ def _work(base: Read, head: Read) -> Iterator[tuple[Kind, Level, str]]:
         yield "more work", "fail", f"the same tokens from more work: {', '.join([*more, *less])}"
     elif less:
         yield "less work", "note", f"the same tokens from less work: {', '.join(less)}"
-    else:
-        for name, words in STEPS.items():
-            items = _differing(name, base.answers, head.answers)
-            if items:
-                where = counted(len(items), "item")
-                yield "changed", "note", f"the same tokens and as much work, but other {words} in {where}"
 
 
 def _memory(base: Read, again: Read, head: Read) -> Iterator[tuple[Kind, Level, str]]:

@@ -5,18 +5,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from mtbench import files, plugins, records
-from mtbench.document import show
+from mtbench.document import Document, Section, show
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.gate import exports, floor
 from mtbench.experiments.gate.builds import Build, resolve
-from mtbench.experiments.gate.calibrate import Calibration
-from mtbench.experiments.gate.document import document, write
+from mtbench.experiments.gate.calibrate import calibrate
+from mtbench.experiments.gate.document import document, noise
 from mtbench.experiments.gate.format import EXIT_CODES, Gate, GateRequest, NoiseFloor
 from mtbench.experiments.gate.request import ENV, BuildsRequest, CalibrationOptions, GateOptions, GateSession
 from mtbench.experiments.gate.stages import FILE, GateRun
@@ -91,7 +88,7 @@ class GateExperiment(_BuildsExperiment):
     def run(self, job: Job[Any, GateSession]) -> Gate:
         """Run what is missing of the gate, and write what it found."""
         gate = self._working(job).run()
-        write(job.path, gate)
+        exports.write(job.path, gate)
         return gate
 
     def show(self, job: Job[Any, GateSession], found: Gate, console: Terminal) -> None:
@@ -129,7 +126,7 @@ class CalibrateExperiment(_BuildsExperiment):
         gate_run = self._working(job)
         if gate_run.request.pairs is None:
             raise UserError(f"{job.path / CALIBRATION}: pairs is null: a number is needed; start anew.")
-        measured = Calibration(gate_run, gate_run.request.pairs).measure(job.note)
+        measured = calibrate(gate_run, gate_run.request.pairs)
         return Calibrated(measured, floor.add(job.path.parent, measured))
 
     def page_of(self, job: Job[Any, GateSession]) -> Path:
@@ -138,7 +135,9 @@ class CalibrateExperiment(_BuildsExperiment):
 
     def show(self, job: Job[Any, GateSession], found: Calibrated, console: Terminal) -> None:
         """Print the noise of every cell."""
-        console.print(floor_table(found.floor))
+        lead = f"The smallest slowdown that a gate finds is {found.floor.smallest_detectable:.1%}."
+        title = "Two processes of one build"
+        show(Document(title, lead, sections=[Section("Noise", [noise(found.floor)])]), console)
 
 
 def _plan_arguments(request: BuildsRequest) -> list[str]:
@@ -165,24 +164,6 @@ def _tell_github(gate: Gate) -> list[str]:
         with files.write_errors(Path(summary)), open(summary, "a", encoding="utf-8") as file:
             file.write(exports.step_summary(gate))
     return exports.workflow_commands(gate)
-
-
-def floor_table(measured: NoiseFloor) -> Table:
-    """Return the noise of every cell as a table."""
-    table = Table(
-        box=SIMPLE_HEAD,
-        title=f"{measured.pairs} pairs of processes of one build; smallest detectable slowdown "
-        f"{measured.smallest_detectable:.1%}",
-        title_justify="left",
-    )
-    for heading in ("cell", "sd of a pair", "at most", "sd in a block", "outliers", "drift per pair"):
-        table.add_column(heading, justify="left" if heading == "cell" else "right", overflow="fold")
-    for cell in measured.cells:
-        block_sd = "–" if cell.block_sd is None else f"{cell.block_sd:.2%}"
-        drift = "–" if cell.drift_per_pair is None else f"{cell.drift_per_pair:+.3%}"
-        sds = f"{cell.pair_sd:.2%}", f"{cell.pair_sd_high:.2%}"
-        table.add_row(cell.cell, *sds, block_sd, f"{cell.outliers:.1%}", drift)
-    return table
 
 
 EXPERIMENT = GateExperiment()

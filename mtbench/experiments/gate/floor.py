@@ -37,15 +37,16 @@ def read(folder: Path) -> list[NoiseFloor]:
 
 
 def find(floors: list[NoiseFloor], key: Key, *, interleave: bool) -> tuple[NoiseFloor | None, str | None]:
-    """Return the floor of this machine and plan, and why the nearest one does not hold if there is none."""
+    """Return the floor of this machine and plan, or why there is none."""
     of_kind = [floor for floor in floors if floor.interleave == interleave]
     for floor in of_kind:
         if floor.key == key:
             return (floor, None) if is_recent(floor) else (None, f"the floor of {floor.measured} is too old")
     if not of_kind:
-        return None, None
-    nearest = min(of_kind, key=lambda floor: len(_changes(floor.key, key)))
-    return None, f"the floor of {nearest.measured} does not hold: {', '.join(_changes(nearest.key, key))}"
+        return None, "this machine is not calibrated for this plan"
+    latest = max(of_kind, key=lambda floor: floor.measured)
+    changes = [name for name in Key.model_fields if getattr(latest.key, name) != getattr(key, name)]
+    return None, f"the floor of {latest.measured} does not hold: other {', '.join(changes)}"
 
 
 def add(folder: Path, floor: NoiseFloor) -> Path:
@@ -73,10 +74,3 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _changes(before: Key, now: Key) -> list[str]:
-    a, b = dump(before), dump(now)
-    return [
-        "another plan" if name == "plan_sha256" else f"{name} {a[name]} → {b[name]}" for name in a if a[name] != b[name]
-    ]

@@ -8,7 +8,7 @@ the pair: two processes of one build differ by more than the blocks inside a pro
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from mtbench.records import (
     CellName,
@@ -18,13 +18,13 @@ from mtbench.records import (
     Record,
     Seconds,
     Sha256,
-    Share,
     Size,
     Upgraded,
     VersionOne,
 )
 
 SCHEMA_VERSION: Literal[1] = 1
+LARGER = ConfigDict(extra="ignore")  # of a record that had more keys in earlier files
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 StageName = Literal["comparable", "exact", "timed"]
@@ -44,7 +44,6 @@ Kind = Literal[
     "not timed",
     "environment",
 ]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 STAGES: tuple[StageName, ...] = get_args(StageName)
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
@@ -52,7 +51,7 @@ EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 class BuildRecord(Record):
     """One build: an environment with mtbench installed."""
 
-    env: str = Field(description="the build as it was asked for: a path, git:REV, pip:REQUIREMENT or url:ADDRESS")
+    env: str = Field(description="the build as it was asked for: a path, git:REV or pip:REQUIREMENT")
     label: str = Field(description="short name of the build for reports")
     python: str = Field(description="its Python executable")
     mtbench: str | None = Field(description="version of mtbench")
@@ -79,14 +78,11 @@ class Key(Record):
 class CellFloor(Record):
     """How two processes of one build differ in one cell."""
 
+    model_config = LARGER
+
     cell: CellName = Field(description="name of the cell")
     pair_sd: NonNegative = Field(description="standard deviation of log(time / time) over pairs of processes")
     pair_sd_high: NonNegative = Field(description="its upper bound, one-sided, 80 %")
-    block_sd: NonNegative | None = Field(
-        description="standard deviation of log time over the rounds of a block; null: one round"
-    )
-    outliers: Share = Field(description="share of samples over 1.5 times the median of their block")
-    drift_per_pair: float | None = Field(description="slope of log time over pairs; null: under 3 pairs")
 
 
 class NoiseFloor(Upgraded):
@@ -167,7 +163,7 @@ class TimeTest(Record):
         description="lower bound at the level of FAIL: 1 % over all looks, adjusted for the number of cells"
     )
     pass_high: NonNegative | None = Field(description="upper bound at the level of PASS: 2.5 % over all looks")
-    word: Verdict = Field(description="word on it")
+    word: Verdict = Field(description="word on it, after fresh pairs have tested a FAIL once more")
     pairs_needed: Size | None = Field(
         description="pairs at which it would be decided if its ratio and noise stayed; null: decided, too few pairs to "
         "tell, or no such number"
@@ -177,6 +173,8 @@ class TimeTest(Record):
 class TimedCell(Record):
     """The times of one cell in both builds."""
 
+    model_config = LARGER
+
     cell: CellName = Field(description="name of the cell")
     suite: str = Field(description="suite of the cell")
     arm: str = Field(description="arm of the cell")
@@ -185,28 +183,12 @@ class TimedCell(Record):
     head_s: list[Seconds] = Field(description="per pair, head's seconds")
     test: TimeTest = Field(description="head's time over base's")
     attribution: Attribution | None = Field(description="where the difference lies; null: not measured")
-    base_over_reference: NonNegative | None = Field(
-        description="base's speedup over the reference arm in the same process; shown, never decided on; null: none"
-    )
-    head_over_reference: NonNegative | None = Field(description="head's speedup over the reference arm")
-
-
-class ChangedCell(Record):
-    """A cell whose tokens differ by permission."""
-
-    cell: CellName = Field(description="name of the cell")
-    items: Count = Field(description="items that both builds answered")
-    differing: Count = Field(description="items with other tokens")
-    accuracy_difference: float | None = Field(description="head's accuracy less base's, as a share; null: no scores")
-    accuracy_ci_low: float | None = Field(description="lower bound of its 95 % interval")
-    accuracy_ci_high: float | None = Field(description="upper bound of its 95 % interval")
-    tokens_per_forward_ratio: NonNegative | None = Field(description="head's tokens per forward over base's")
-    tokens_per_forward_ci_low: NonNegative | None = Field(description="lower bound of its 95 % interval, over blocks")
-    tokens_per_forward_ci_high: NonNegative | None = Field(description="upper bound of its 95 % interval")
 
 
 class Gate(Record):
     """gate.json: the word, why, and everything that it rests on."""
+
+    model_config = LARGER
 
     schema_version: VersionOne = Field(description="version of this format")
     word: Verdict = Field(description="PASS, FAIL or INCONCLUSIVE")
@@ -225,4 +207,3 @@ class Gate(Record):
     compared: list[CellName] = Field(description="cells whose tokens and counts were compared")
     timed: list[TimedCell] = Field(description="times by cell; empty: nothing was timed")
     all_cells: TimeTest | None = Field(description="the mean over all cells, tested like a cell; null: under 2 cells")
-    changed_cells: list[ChangedCell] = Field(description="cells whose tokens differ by permission")

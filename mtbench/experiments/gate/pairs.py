@@ -1,59 +1,36 @@
 """Pairs of processes: run one of each build over the same plan, and read what they timed.
 
 A pair is a folder with the run directories `base` and `head`. It gets its name, its number, when both processes have
-ended: what a kill leaves behind is run again.
+ended: what a kill leaves behind is run again. The time of a cell in a process is the sum over blocks of the median over
+rounds; only blocks count that both processes of a pair have timed.
 """
 
 import itertools
+import math
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
+from typing import NamedTuple
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.experiments.gate import plans, timing
+from mtbench.experiments.gate import plans
 from mtbench.experiments.gate.builds import Build
-from mtbench.experiments.gate.format import GateRequest
+from mtbench.experiments.gate.format import Attribution, GateRequest
 from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, generate_in_turns
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import FailureLine
+from mtbench.runs.formats import FailureLine, TimingLine
+from mtbench.statistics import SAMPLES_NEEDED_SHARE
 
 ATTEMPTS = 2  # of a pair whose process ends wrongly
 SIDES = ("base", "head")
 
 
-@dataclass(frozen=True, slots=True)
-class PairTimes:
-    """What a pair timed, by cell."""
-
-    cells: Mapping[str, timing.Pair]
-    void: Mapping[str, tuple[str | None, str | None]]  # why base's or head's times do not count
-    processes: Mapping[str, tuple[timing.Process, timing.Process]]
-
-
-def read_pairs(folder: Path) -> list[PairTimes]:
-    """Return the complete pairs of a folder in order."""
-    return [_read_pair(folder / f"{number:04}") for number in range(1, missing_pair(folder))]
-
-
-def missing_pair(folder: Path) -> int:
-    """Return the number of the first pair that is missing. Pairs behind it, as after a deletion, are run again."""
-    return next(number for number in itertools.count(1) if not (folder / f"{number:04}").is_dir())
-
-
-def differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> dict[str, list[float]]:
-    """Return log(head's time / base's time) by cell, in the order of the pairs in which the cell has valid times."""
-    return {cell: [pair.cells[cell].difference for pair in pairs if cell in pair.cells] for cell in cells}
-
-
-def mean_differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> list[float]:
-    """Return the mean over cells of log(head's time / base's time), by pair, where all cells have valid times."""
-    whole = [pair for pair in pairs if all(cell in pair.cells for cell in cells)]
-    return [fmean(pair.cells[cell].difference for cell in cells) for pair in whole] if cells else []
+# --- Run ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +85,127 @@ class PairRunner:
             generate(self.builds[place], runs[place], timed_only=True, limit_s=self.request.process_limit_s)
 
 
+# --- Read ---------------------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """Medians over the rounds of a block, in seconds. None: not measured apart."""
+
+    wall_s: float
+    prefill_s: float | None
+    forward_s: float | None
+
+
+class Pair(NamedTuple):
+    """A cell in both processes of a pair, in seconds."""
+
+    base_s: float
+    head_s: float
+    attribution: Attribution
+
+    @property
+    def difference(self) -> float:
+        """log(head's time / base's time)."""
+        return math.log(self.head_s / self.base_s)
+
+
+class PairTimes(NamedTuple):
+    """What a pair timed, by cell."""
+
+    cells: Mapping[str, Pair]
+    void: Mapping[str, tuple[str | None, str | None]]  # why base's or head's times do not count
+
+
+def read_pairs(folder: Path) -> list[PairTimes]:
+    """Return the complete pairs of a folder in order. Those behind a missing one are run again."""
+    numbered = (folder / f"{number:04}" for number in itertools.count(1))
+    return [_read_pair(path) for path in itertools.takewhile(Path.is_dir, numbered)]
+
+
+def differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> dict[str, list[float]]:
+    """Return log(head's time / base's time) by cell, in the order of the pairs in which the cell has valid times."""
+    return {cell: [pair.cells[cell].difference for pair in pairs if cell in pair.cells] for cell in cells}
+
+
+def mean_differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> list[float]:
+    """Return the mean over cells of log(head's time / base's time), by pair, where all cells have valid times."""
+    whole = [pair for pair in pairs if all(cell in pair.cells for cell in cells)]
+    return [fmean(pair.cells[cell].difference for cell in cells) for pair in whole] if cells else []
+
+
+def mean_attribution(pairs: Sequence[Pair]) -> Attribution | None:
+    """Return the mean attribution of some pairs; None without pairs."""
+    if not pairs:
+        return None
+    parts = [pair.attribution for pair in pairs]
+    forward = [part.forward for part in parts if part.forward is not None]
+    host = [part.host for part in parts if part.host is not None]
+    apart = len(forward) == len(host) == len(parts)
+    return Attribution(
+        prefill=fmean(part.prefill for part in parts),
+        forward=fmean(forward) if apart else None,
+        host=fmean(host) if apart else None,
+        total=fmean(part.total for part in parts),
+    )
+
+
 def _read_pair(path: Path) -> PairTimes:
     runs = [RunDirectory(path / side) for side in SIDES]
     failed = [{line.cell: line.error for line in run.read_lines("failures.jsonl", FailureLine)} for run in runs]
-    names = {file.stem for run in runs for file in (run.path / "timings").glob("*.jsonl")} | failed[0].keys()
-    cells, void, processes = {}, {}, {}
-    for name in sorted(names | failed[1].keys()):
-        base, head = (timing.read(run, name) for run in runs)
-        faults = (failed[0].get(name) or base.void, failed[1].get(name) or head.void)
-        pair = None if any(faults) else timing.pair(base, head)
+    timed = {file.stem for run in runs for file in (run.path / "timings").glob("*.jsonl")}
+    cells, void = {}, {}
+    for name in sorted(timed.union(*failed)):
+        (base, base_void), (head, head_void) = (read_blocks(run, name) for run in runs)
+        faults = (failed[0].get(name) or base_void, failed[1].get(name) or head_void)
+        pair = None if any(faults) else pair_of(base, head)
         if pair is None:
             void[name] = faults if any(faults) else ("the processes share too few blocks",) * 2
         else:
-            cells[name], processes[name] = pair, (base, head)
-    return PairTimes(cells, void, processes)
+            cells[name] = pair
+    return PairTimes(cells, void)
+
+
+def read_blocks(run: RunDirectory, cell: str) -> tuple[dict[int, Block], str | None]:
+    """Return what a process timed of a cell, by block, and why it is void: under 80 % of the samples are left."""
+    lines = run.read_lines(f"timings/{cell}.jsonl", TimingLine)
+    kept = [line for line in lines if line.dropped is None]
+    rounds: dict[int, list[TimingLine]] = {}
+    for line in kept:
+        rounds.setdefault(line.block, []).append(line)
+    blocks = {
+        block: Block(
+            median(line.wall_s for line in of_block),
+            _median([line.prefill_s for line in of_block]),
+            _median([line.device_s for line in of_block]),
+        )
+        for block, of_block in rounds.items()
+    }
+    if kept and len(kept) >= SAMPLES_NEEDED_SHARE * len(lines):
+        return blocks, None
+    reasons = sorted({line.dropped for line in lines if line.dropped}) or ["nothing was timed"]
+    return blocks, f"{len(kept)} of {len(lines)} samples left: {reasons[0]}"
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def pair_of(base: Mapping[int, Block], head: Mapping[int, Block]) -> Pair | None:
+    """Return the times over the blocks that both processes have; None if they share too few."""
+    shared = sorted(base.keys() & head.keys())
+    if not shared or len(shared) < SAMPLES_NEEDED_SHARE * max(len(base), len(head)):
+        return None
+    a, b = ([process[block] for block in shared] for process in (base, head))
+    base_s, head_s = (sum(block.wall_s for block in blocks) for blocks in (a, b))
+    total = (head_s - base_s) / base_s
+    prefill = _change([x.prefill_s for x in a], [x.prefill_s for x in b], base_s) or 0.0
+    forward = _change([x.forward_s for x in a], [x.forward_s for x in b], base_s)
+    host = None if forward is None else total - prefill - forward
+    return Pair(base_s, head_s, Attribution(prefill=prefill, forward=forward, host=host, total=total))
+
+
+def _change(base: Sequence[float | None], head: Sequence[float | None], base_s: float) -> float | None:
+    """Return how much a part grew, as a share of base's wall time; None if it was not measured."""
+    known = [(a, b) for a, b in zip(base, head, strict=True) if a is not None and b is not None]
+    return sum(b - a for a, b in known) / base_s if len(known) == len(base) else None

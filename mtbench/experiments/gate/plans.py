@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from mtbench.decoding.external import ExternalEngine
-from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.experiments.gate.builds import Build
 from mtbench.experiments.gate.format import Finding
 from mtbench.records import NonNegative, dump
 from mtbench.runs.directory import JsonObject, RunDirectory
@@ -26,7 +23,7 @@ CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "
 GROUP_WORK = ("blocks", "rounds")
 
 
-LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+LOOSE = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class AnyObject(RootModel[dict[str, Any]]):
@@ -34,7 +31,7 @@ class AnyObject(RootModel[dict[str, Any]]):
 
 
 class Gpu(BaseModel):
-    """What a floor holds for of the GPU in environment.json."""
+    """A GPU in environment.json."""
 
     model_config = LOOSE
 
@@ -44,7 +41,7 @@ class Gpu(BaseModel):
 
 
 class Machine(BaseModel):
-    """What a floor holds for of environment.json, whose other keys differ between versions."""
+    """environment.json: what a floor holds for; its other keys differ between versions."""
 
     model_config = LOOSE
 
@@ -59,36 +56,16 @@ class Planned(NamedTuple):
 
     plan: Plan
     stored: JsonObject  # plan.json
-    environment: JsonObject  # environment.json: versions and machine of the build
+    machine: Machine
 
     @classmethod
     def read(cls, directory: Path) -> "Planned":
         """Read the plan in a run directory. Raises UserError if it cannot be read."""
         run = RunDirectory(directory)
         plan = run.read("plan.json", Plan)
-        stored, environment = (run.read(name, AnyObject).root for name in ("plan.json", "environment.json"))
-        run.read("environment.json", Machine)
         if not plan.cells:
             raise UserError("it has no cell; name arms by `--method` that the suite can run.")
-        return cls(plan, stored, environment)
-
-    def asking(self, build: Build) -> "Planned":
-        """Return the plan with the address of the build's server in the cells that ask one."""
-        if build.url is None:
-            return self
-        stored = json.loads(json.dumps(self.stored))
-        asking = [cell for cell in stored["cells"] if _asks(cell["method"])]
-        if not asking:
-            known = ", ".join(name for name in METHODS if _asks(name))
-            raise UserError(f"{build.env!r} is a server, and no arm asks one; add `--method` with one of: {known}.")
-        for cell in asking:
-            cell["options"]["url"] = build.url
-        return self._replace(plan=Plan.model_validate(stored), stored=stored)
-
-
-def _asks(method: str) -> bool:
-    known = METHODS[method] if method in list(METHODS) else object
-    return issubclass(known, ExternalEngine) and "url" in known.__annotations__
+        return cls(plan, run.read("plan.json", AnyObject).root, run.read("environment.json", Machine))
 
 
 def compare(base: Planned, head: Planned) -> list[Finding]:
@@ -98,12 +75,12 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
     for cell in base.plan.cells:
         if cell.cell not in cells:
             text = f"head plans no cell {cell.cell}: its arm {cell.arm} is gone"
-            findings.append(Finding(stage="exact", kind="vanished", level="fail", cell=cell.cell, text=text))
+            findings.append(Finding(stage="comparable", kind="vanished", level="fail", cell=cell.cell, text=text))
             continue
         findings += _compare_work(cell, cells.pop(cell.cell))
-    findings += [
-        Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}") for name in cells
-    ]
+    for name in cells:
+        text = f"base plans no cell {name}"
+        findings.append(Finding(stage="comparable", kind="new", level="note", cell=name, text=text))
     suites = {suite.suite: suite for suite in head.plan.suites}
     for suite in base.plan.suites:
         other = suites.get(suite.suite)
@@ -134,7 +111,7 @@ def items_of(plan: Plan, cell: Cell) -> set[str]:
 def _compare_work(base: Cell, head: Cell) -> list[Finding]:
     """Return a remark for every option that only one build knows: what it changes, the stage `exact` finds.
 
-    Raises UserError for the first other part of a cell's work that differs. Two servers have two addresses.
+    Raises UserError for the first other part of a cell's work that differs.
     """
     a, b = _work(base), _work(head)
     findings = []
@@ -143,7 +120,7 @@ def _compare_work(base: Cell, head: Cell) -> list[Finding]:
             side, value = ("head", b[name]) if name in b else ("base", a[name])
             text = f"{name} is known in {side} only, where it is {value!r}"
             findings.append(Finding(stage="comparable", kind="new", level="note", cell=base.cell, text=text))
-        elif name != "options.url" and a.get(name) != b.get(name):
+        elif a.get(name) != b.get(name):
             raise _other_work(f"{name} of {base.cell} is {a.get(name)!r} in base and {b.get(name)!r} in head")
     return findings
 
@@ -206,7 +183,6 @@ def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -
 
     `runs`: cell -> the run that has its answers.
     """
-    suites = {suite.suite: suite for suite in plan.suites}
     cells = []
     for cell in stored["cells"]:
         run = runs.get(cell["cell"])
@@ -214,7 +190,7 @@ def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -
             cells.append(cell)
             continue
         lines = {line.item: line for line in run.read_lines(f"generations/{cell['cell']}.jsonl", GenerationLine)}
-        answers = [lines.get(item.item) for item in suites[cell["suite"]].items]
+        answers = [lines.get(item.item) for item in plan.suite(cell["suite"]).items]
         commits_of = [[1] if line is None or line.commits is None else line.commits for line in answers]
         several = any(max(commits, default=1) > 1 for commits in commits_of)
         script = Script(
@@ -231,6 +207,6 @@ def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -
 def write(directory: Path, planned: Planned, stored: Mapping[str, Any]) -> RunDirectory:
     """Write a run directory with this plan."""
     run = RunDirectory.create(directory)
-    run.write_json("environment.json", planned.environment)
+    run.write_json("environment.json", dump(planned.machine))
     run.write_json("plan.json", stored, indent=None)
     return run

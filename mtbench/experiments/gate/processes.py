@@ -96,7 +96,6 @@ def _generating(
     arguments = ["generate", str(run.path)]
     arguments += ["--timed-only"] if timed_only else ["--peak-memory"]
     arguments += ["--turns"] if turns else []
-    arguments += ["--server", build.url] if build.url else []
     what = "mtbench generate"
     with _started(build, what, arguments, _log(run.path), limit_s, failing=run, turns=turns) as process:
         yield process

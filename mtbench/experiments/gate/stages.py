@@ -10,7 +10,6 @@ A folder gets its name when its processes have ended. What is decided depends on
 killed goes on where it stopped and says the same.
 """
 
-import itertools
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ from mtbench.document.formatting import counted
 from mtbench.errors import UserError
 from mtbench.experiments.gate import decision, exact, floor, plans
 from mtbench.experiments.gate.builds import Build, describe, refuse_dirty, same_build
-from mtbench.experiments.gate.changes import changed_cells
 from mtbench.experiments.gate.format import (
     SCHEMA_VERSION,
     BuildRecord,
@@ -31,18 +29,16 @@ from mtbench.experiments.gate.format import (
     Gate,
     GateRequest,
     Key,
-    Kind,
-    Level,
     NoiseFloor,
     Verdict,
 )
 from mtbench.experiments.gate.pairs import PairRunner
-from mtbench.experiments.gate.plans import Planned
+from mtbench.experiments.gate.plans import Gpu, Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, make_plan
 from mtbench.experiments.gate.timed import TimedStage
 from mtbench.hardware import machine
 from mtbench.records import dump
-from mtbench.runs.directory import JsonObject, RunDirectory
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
@@ -54,15 +50,10 @@ class Comparable(NamedTuple):
     """Two builds that can be compared."""
 
     builds: tuple[BuildRecord, BuildRecord]  # base, head
-    base: Planned
-    head: Planned
+    planned: tuple[Planned, Planned]
+    cells: list[Cell]  # that both builds plan
     key: Key
     findings: list[Finding]
-
-    @property
-    def cells(self) -> list[Cell]:
-        """The cells that both builds plan."""
-        return _common(self.base, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,56 +73,38 @@ class GateRun:
         Raises UserError if the builds cannot be compared or base cannot decode.
         """
         compared = self.comparable()
-        gate = self._begun(compared)
+        gate = self._resumed(compared) if (self.directory / FILE).is_file() else self._begun(compared)
         if gate.word != "INCONCLUSIVE":
             return gate
         files.write_json(self.directory / FILE, dump(gate))
-        gate, cells = self._exact(gate, compared)
+        gate, cells, replayed = self._exact(gate, compared)
         if cells and not self.request.counts_only and not _levels(gate, "fail"):
-            replayed = {c.cell: RunDirectory(self.directory / "exact" / "base") for c in gate.changed_cells}
-            planned = compared.base, compared.head
-            runner = PairRunner(self.request, (self.base, self.head), planned, replayed, self.note)
+            runner = PairRunner(self.request, (self.base, self.head), compared.planned, replayed, self.note)
             gate = TimedStage(self.directory, runner, gate.looks, self.deadline).run(gate, cells)
         return conclude(gate)
 
     def _begun(self, compared: Comparable) -> Gate:
-        """Return the gate before its first process decodes. A resumed gate keeps its floor and looks, and any word.
-
-        Raises UserError if the margin is below the floor, or if the gate began with other builds or on another machine.
-        """
-        began = read_gate(self.directory) if (self.directory / FILE).is_file() else None
-        findings = [finding for finding in compared.findings if finding.stage == "comparable"]
-        if began is None:
-            found, why_none = floor.find(
-                floor.read(self.directory.parent), compared.key, interleave=self.request.interleave
-            )
-            if found is None and not self.request.counts_only:
-                why_none = why_none or "this machine is not calibrated for this plan"
+        """Return the gate before its first process decodes. Raises UserError if the margin is below the floor."""
+        found, findings = None, [*compared.findings]
+        if not self.request.counts_only:
+            found, why = floor.find(floor.read(self.directory.parent), compared.key, interleave=self.request.interleave)
+            if why is not None:
                 where = self.directory.parent / "calibration"
                 command = f"`mtbench gate calibrate -o {where}` with the gate's other options measures its noise"
-                findings.append(_remark("environment", f"{why_none}; {command}"))
-        else:
-            self._refuse_other_beginning(began, compared)
-            if began.word != "INCONCLUSIVE":
-                return began
-            found = began.floor
-            findings = [finding for finding in began.findings if finding.stage == "comparable"]
-        findings += [finding for finding in compared.findings if finding.stage != "comparable"]
-        if not self.request.counts_only:
+                findings.insert(0, _remark(f"{why}; {command}"))
             self._refuse_small_margin(found)
         worst = None if found is None else max((cell.pair_sd for cell in found.cells), default=None)
-        looks = decision.looks(worst, self.request.margin, self.request.pairs)
         return Gate(
             schema_version=SCHEMA_VERSION,
             word="INCONCLUSIVE",
             reason=UNFINISHED,
-            started=time.strftime(floor.TIME, time.gmtime()) if began is None else began.started,
+            started=time.strftime(floor.TIME, time.gmtime()),
             request=self.request,
             base=compared.builds[0],
             head=compared.builds[1],
             same_build=same_build(*compared.builds),
             key=compared.key,
-            looks=list(looks),
+            looks=list(decision.looks(worst, self.request.margin, self.request.pairs)),
             pairs=0,
             confirmation_pairs=0,
             floor=found,
@@ -139,8 +112,16 @@ class GateRun:
             compared=[],
             timed=[],
             all_cells=None,
-            changed_cells=[],
         )
+
+    def _resumed(self, compared: Comparable) -> Gate:
+        """Return the gate as it began, or with its word. Raises UserError if builds, machine or plan are others now."""
+        began = read_gate(self.directory)
+        self._refuse_other_beginning(began, compared)
+        if began.word != "INCONCLUSIVE":
+            return began
+        first = [finding for finding in began.findings if finding.stage == "comparable"]
+        return began.changed(reason=UNFINISHED, findings=first)
 
     def _refuse_other_beginning(self, began: Gate, compared: Comparable) -> None:
         for what, before, now in (
@@ -168,84 +149,58 @@ class GateRun:
 
     def comparable(self) -> Comparable:
         """Return both builds with their plans. Raises UserError if they cannot be compared."""
+        one_build = self.head == self.base
         base_record = describe(self.base)
-        builds = base_record, (base_record if self.head == self.base else describe(self.head))
+        builds = base_record, (base_record if one_build else describe(self.head))
         if not self.request.allow_dirty:
             for build in builds:
                 refuse_dirty(build)
-        findings = _compare_torch(*builds, allowed=self.request.allow_torch)
+        findings = _compare_packages(*builds, other_torch=self.request.allow_torch)
         base = self._plan("base", self.base)
-        head = base if self.head == self.base else self._plan("head", self.head)
+        head = base if one_build else self._plan("head", self.head)
         _refuse_other_gpu(base, head)
         if base.plan.request.device != "cpu":
             refuse_busy_gpu(_gpu_of(base))
-        findings += [*_compare_packages(*builds), *plans.compare(base, head)]
-        key = key_of(base, [cell.cell for cell in _common(base, head)], self.request)
-        return Comparable(builds, base, head, key, findings)
+        findings += plans.compare(base, head)
+        of_head = {cell.cell for cell in head.plan.cells}
+        cells = [cell for cell in base.plan.cells if cell.cell in of_head]
+        key = key_of(base, [cell.cell for cell in cells], self.request)
+        return Comparable(builds, (base, head), cells, key, findings)
 
     def _plan(self, side: str, build: Build) -> Planned:
         """Return the plan as a build makes it. Raises UserError if it makes none, or one that cannot be read."""
         directory = self.directory / "plans" / side
         if not (directory / "plan.json").is_file():
             self.note(f"stage comparable: {side} plans, {build.label}")
+            shutil.rmtree(directory, ignore_errors=True)
             try:
-                self._make_plan(side, build, directory)
+                make_plan(build, self.request.plan_arguments, directory, self.request.process_limit_s)
             except BuildFailed as failure:
                 who = "the build" if self.head == self.base else side
                 raise UserError(f"{who} makes no plan: {failure}.") from None
         try:
-            return Planned.read(directory).asking(build)
+            return Planned.read(directory)
         except UserError as error:
             raise UserError(f"the plan of {side} ({build.label}) cannot be read: {error}") from None
 
-    def _make_plan(self, side: str, build: Build, directory: Path) -> None:
-        """Make a plan. Arms that head refuses and base plans are left out of head's: they have vanished."""
-        arguments = self.request.plan_arguments
-        shutil.rmtree(directory, ignore_errors=True)
-        try:
-            make_plan(build, arguments, directory, self.request.process_limit_s)
-        except BuildFailed:
-            arms = [value for name, value in itertools.pairwise(arguments) if name == "--method"]
-            kept = [arm for arm in arms if self._plans_arm(build, arm)] if side == "head" else []
-            if not kept or kept == arms:
-                raise
-            shutil.rmtree(directory, ignore_errors=True)
-            named = [*_without_arms(arguments), *_naming(kept)]
-            make_plan(build, named, directory, self.request.process_limit_s)
-
-    def _plans_arm(self, build: Build, arm: str) -> bool:
-        trial = self.directory / "plans" / "trial"
-        shutil.rmtree(trial, ignore_errors=True)  # a killed gate leaves it, and no build plans into it again
-        try:
-            named = [*_without_arms(self.request.plan_arguments), *_naming([arm])]
-            make_plan(build, named, trial, self.request.process_limit_s)
-        except BuildFailed:
-            return False
-        finally:
-            shutil.rmtree(trial, ignore_errors=True)
-        return True
-
     # Stage exact
 
-    def _exact(self, gate: Gate, compared: Comparable) -> tuple[Gate, list[Cell]]:
-        """Decode with both builds; return the gate with the findings, and the cells that can be timed."""
-        cells, base, head = compared.cells, compared.base, compared.head
+    def _exact(self, gate: Gate, compared: Comparable) -> tuple[Gate, list[Cell], dict[str, RunDirectory]]:
+        """Decode with both builds; return the gate with the findings, and the cells that can be timed.
+
+        The third value has the cells whose tokens head may change, and base's run, whose commits both then repeat.
+        """
+        base, head = compared.planned
+        sides = ("base", self.base, base), ("again", self.base, base), ("head", self.head, head)
         try:
-            runs = [
-                self._decode(side, build, planned, [cell.cell for cell in cells])
-                for side, build, planned in (
-                    ("base", self.base, base),
-                    ("again", self.base, base),
-                    ("head", self.head, head),
-                )
-            ]
+            runs = [self._decode(*side, [cell.cell for cell in compared.cells]) for side in sides]
         except BuildFailed as failure:
             if failure.build is self.base:
                 raise UserError(f"base cannot decode: {failure}.") from None
             crash = Finding(stage="exact", kind="failed", level="fail", cell=None, text=f"{failure}")
-            return gate.changed(findings=[*gate.findings, crash]), []
-        findings, decoded, changed = list(gate.findings), [], {}
-        for cell in cells:
+            return gate.changed(findings=[*gate.findings, crash]), [], {}
+        findings, decoded, replayed = list(gate.findings), [], {}
+        for cell in compared.cells:
             outcome = exact.compare(
                 cell.cell,
                 *(exact.read(run, cell.cell) for run in runs),
@@ -255,11 +210,9 @@ class GateRun:
             findings += outcome.findings
             if outcome.decoded:
                 decoded.append(cell)
-            if outcome.changed and self.request.allow_changed:
-                changed[cell.cell] = outcome
-        figures = changed_cells(runs[0], runs[2], changed) if changed else []
-        names = [cell.cell for cell in decoded]
-        return gate.changed(findings=findings, compared=names, changed_cells=figures), decoded
+            if outcome.changed:
+                replayed[cell.cell] = runs[0]
+        return gate.changed(findings=findings, compared=[cell.cell for cell in decoded]), decoded, replayed
 
     def _decode(self, side: str, build: Build, planned: Planned, cells: Sequence[str]) -> RunDirectory:
         """Return the run of a build over the whole plan, with each block once."""
@@ -269,8 +222,7 @@ class GateRun:
             self.note(f"stage exact: {build.label} decodes{once_more}")
             partial = directory.with_name(f"{side}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            stored: JsonObject = plans.only(planned.stored, cells)
-            run = plans.write(partial, planned, stored)
+            run = plans.write(partial, planned, plans.only(planned.stored, cells))
             generate(build, run, timed_only=False, limit_s=self.request.process_limit_s)
             with files.write_errors(directory):
                 partial.rename(directory)
@@ -303,28 +255,29 @@ def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
 
     The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
     """
-    environment, host = planned.environment, machine.host()
-    gpu: JsonObject = {}
+    stored, host = planned.machine.gpu, machine.host()
+    gpu = Gpu()
     if planned.plan.request.device != "cpu":
         found = _gpu_of(planned)
         now = found.describe() if found else {}
-        gpu = (environment.get("gpu") or {}) | {name: value for name, value in now.items() if value is not None}
+        before = {} if stored is None else dump(stored)
+        gpu = Gpu.model_validate(before | {name: value for name, value in now.items() if value is not None})
     timed = plans.only(planned.stored, cells, blocks=request.blocks, rounds=planned.plan.request.rounds)
     return Key(
-        gpu_uuid=gpu.get("uuid"),
-        driver=gpu.get("driver"),
-        power_cap_w=gpu.get("power_cap_w"),
+        gpu_uuid=gpu.uuid,
+        driver=gpu.driver,
+        power_cap_w=gpu.power_cap_w,
         processor=host["processor"],
         kernel=host["platform"],
-        torch=(environment.get("packages") or {}).get("torch"),
+        torch=(planned.machine.packages or {}).get("torch"),
         plan_sha256=plans.sha256(timed),
     )
 
 
 def _gpu_of(planned: Planned) -> machine.Gpu | None:
     """Return the GPU that a build would decode on, as its plan names it; None if it names none."""
-    gpu = planned.environment.get("gpu")
-    return machine.gpu_by_id(gpu.get("uuid")) if gpu else None
+    gpu = planned.machine.gpu
+    return machine.gpu_by_id(gpu.uuid) if gpu else None
 
 
 def _levels(gate: Gate, level: str) -> list[Finding]:
@@ -340,41 +293,33 @@ def _passing(gate: Gate) -> str:
 
 def _same(gate: Gate) -> str:
     """Return what head has in common with base, if no finding fails."""
-    same = "other tokens where this is allowed" if gate.changed_cells else "the same tokens from the same work"
-    if unstable := {finding.cell for finding in gate.findings if finding.kind == "unstable"}:
+    kinds = {kind: {f.cell for f in gate.findings if f.kind == kind} for kind in ("changed", "unstable")}
+    same = "other tokens where this is allowed" if kinds["changed"] else "the same tokens from the same work"
+    if unstable := kinds["unstable"]:
         same += f"; in {counted(len(unstable), 'cell')} base disagrees with itself, see the findings"
     return same
 
 
-def _common(base: Planned, head: Planned) -> list[Cell]:
-    of_head = {cell.cell for cell in head.plan.cells}
-    return [cell for cell in base.plan.cells if cell.cell in of_head]
+def _compare_packages(base: BuildRecord, head: BuildRecord, *, other_torch: bool) -> list[Finding]:
+    """Return a remark for every package of which the builds have different versions.
 
-
-def _compare_torch(base: BuildRecord, head: BuildRecord, *, allowed: bool) -> list[Finding]:
-    """Return a remark if the builds have different versions of torch. Raise UserError unless this is allowed."""
-    versions = [build.packages.get("torch") for build in (base, head)]
-    if versions[0] == versions[1]:
-        return []
-    if not allowed:
+    Raises UserError if they have different versions of torch, unless this is allowed.
+    """
+    names = sorted(base.packages.keys() | head.packages.keys())
+    versions = {name: (base.packages.get(name), head.packages.get(name)) for name in names}
+    differing = {name: (a, b) for name, (a, b) in versions.items() if a != b}
+    if "torch" in differing and not other_torch:
+        a, b = differing["torch"]
         raise UserError(
-            f"base has torch {versions[0]} and head has torch {versions[1]}, so a difference may be torch's; give both "
-            "the same, or add --allow-torch if torch is what changed."
+            f"base has torch {a} and head has torch {b}, so a difference may be torch's; give both the same, or add "
+            "--allow-torch if torch is what changed."
         )
-    return [_remark("environment", f"torch {versions[0]} → {versions[1]}: a difference may be torch's")]
-
-
-def _compare_packages(base: BuildRecord, head: BuildRecord) -> list[Finding]:
-    """Return a remark for every other package of which the builds have different versions."""
-    names = sorted((base.packages.keys() | head.packages.keys()) - {"torch"})
-    versions = [(name, base.packages.get(name), head.packages.get(name)) for name in names]
-    return [_remark("environment", f"{name} {a} → {b}") for name, a, b in versions if a != b]
+    return [_remark(f"{name} {a} → {b}") for name, (a, b) in differing.items()]
 
 
 def _refuse_other_gpu(base: Planned, head: Planned) -> None:
-    gpus = [planned.environment.get("gpu") or {} for planned in (base, head)]
     for name, words in GPU_IN_COMMON.items():
-        a, b = (gpu.get(name) for gpu in gpus)
+        a, b = (getattr(planned.machine.gpu or Gpu(), name) for planned in (base, head))
         if a != b:
             raise UserError(f"the GPU's {words} is {a} for base and {b} for head; run both on one GPU, set up once.")
 
@@ -384,21 +329,9 @@ def refuse_busy_gpu(gpu: machine.Gpu | None) -> None:
     if gpu is not None and (busy := gpu.processes()):
         raise UserError(
             f"another process uses the GPU ({busy} in all), so times would not count; end those that `nvidia-smi` "
-            "lists, or choose another GPU by CUDA_VISIBLE_DEVICES; if they are the servers that `url:` names, add "
-            "`--device cpu`."
+            "lists, or choose another GPU by CUDA_VISIBLE_DEVICES."
         )
 
 
-def _remark(kind: Kind, text: str) -> Finding:
-    level: Level = "note"
-    return Finding(stage="comparable", kind=kind, level=level, cell=None, text=text)
-
-
-def _without_arms(arguments: Sequence[str]) -> list[str]:
-    """Return the options without every `--method` and its value."""
-    named = {i for i, argument in enumerate(arguments) if argument == "--method"}
-    return [argument for i, argument in enumerate(arguments) if i not in named and i - 1 not in named]
-
-
-def _naming(arms: Sequence[str]) -> list[str]:
-    return [word for arm in arms for word in ("--method", arm)]
+def _remark(text: str) -> Finding:
+    return Finding(stage="comparable", kind="environment", level="note", cell=None, text=text)

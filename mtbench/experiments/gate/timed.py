@@ -9,21 +9,26 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean, stdev
+from statistics import stdev
 
 from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted
-from mtbench.experiments.gate import decision, timing
+from mtbench.experiments.gate import decision
 from mtbench.experiments.gate.decision import Decision
-from mtbench.experiments.gate.format import Finding, Gate, Kind, Level, NoiseFloor, TimedCell, TimeTest
-from mtbench.experiments.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
+from mtbench.experiments.gate.format import Finding, Gate, Kind, Level, TimedCell, TimeTest
+from mtbench.experiments.gate.pairs import (
+    PairRunner,
+    PairTimes,
+    differences,
+    mean_attribution,
+    mean_differences,
+    read_pairs,
+)
 from mtbench.experiments.gate.processes import BuildFailed
 from mtbench.experiments.gate.tables import changed_by
-from mtbench.results.flags import PROCESSOR_SHARE
 from mtbench.runs.model_pool import method_of
 from mtbench.runs.plan import Cell
 
-NOISIER = 1.3  # times the floor's upper bound: today's noise is then said to be larger
 SPARE_PAIRS = 1.25  # times the last look, for pairs in which a cell has no valid time
 VOID_SHARE = 0.2  # of the pairs
 MOST_ADVISED = 400  # pairs; nobody waits for more
@@ -57,10 +62,12 @@ class TimedStage:
             findings.append(_finding("failed", "fail", f"{failure}", None))
         pairs = read_pairs(self.directory / "pairs")
         values = differences(pairs, names)
-        results = [self._result(cell, timed, pairs, values[cell.cell], decided, gate.request.margin) for cell in timed]
-        findings += [*_void(pairs, names), *_noisier(gate.floor, values)]
-        here = [cell.cell for cell in timed if not _asks_a_server(cell)]
-        findings += _shared_processor(pairs, here) if gate.key.gpu_uuid is None else []
+        results = [self._result(cell, pairs, decided, gate.request.margin, len(timed)) for cell in timed]
+        mean = None
+        if len(names) > 1:
+            d, word = mean_differences(pairs, names), decided.all_cells
+            mean = decision.time_test(d, self.at, gate.request.margin, word, len(names))
+        findings += _void(pairs, names)
         if decided.word == "FAIL":
             findings += self._of_failure(results, decided, fresh)
         else:
@@ -69,8 +76,10 @@ class TimedStage:
             pairs=len(pairs),
             confirmation_pairs=len(fresh),
             findings=[*gate.findings, *findings],
-            timed=results,
-            all_cells=self._mean(pairs, names, decided, gate.request.margin) if len(names) > 1 else None,
+            timed=[
+                cell.changed(test=_settled(cell.test, [f for f in findings if f.cell == cell.cell])) for cell in results
+            ],
+            all_cells=_settled(mean, findings) if mean is not None and mean.word == "FAIL" else mean,
         )
 
     def _until_decided(self, cells: Sequence[str], margin: float) -> Decision:
@@ -121,16 +130,10 @@ class TimedStage:
             self.runner.run(folder, len(pairs) + 1, cells)
 
     def _result(
-        self,
-        cell: Cell,
-        cells: Sequence[Cell],
-        pairs: Sequence[PairTimes],
-        values: Sequence[float],
-        decided: Decision,
-        margin: float,
+        self, cell: Cell, pairs: Sequence[PairTimes], decided: Decision, margin: float, cells: int
     ) -> TimedCell:
         own = [pair.cells[cell.cell] for pair in pairs if cell.cell in pair.cells]
-        base_over, head_over = _over_reference(cell, cells, pairs)
+        d = [pair.difference for pair in own]
         return TimedCell(
             cell=cell.cell,
             suite=cell.suite,
@@ -138,14 +141,9 @@ class TimedStage:
             batch_size=cell.batch_size,
             base_s=[pair.base_s for pair in own],
             head_s=[pair.head_s for pair in own],
-            test=decision.time_test(values, self.at, margin, decided.cells[cell.cell], len(cells)),
-            attribution=timing.mean_attribution(own),
-            base_over_reference=base_over,
-            head_over_reference=head_over,
+            test=decision.time_test(d, self.at, margin, decided.cells[cell.cell], cells),
+            attribution=mean_attribution(own),
         )
-
-    def _mean(self, pairs: Sequence[PairTimes], cells: Sequence[str], decided: Decision, margin: float) -> TimeTest:
-        return decision.time_test(mean_differences(pairs, cells), self.at, margin, decided.all_cells, len(cells))
 
     def _of_failure(
         self, results: Sequence[TimedCell], decided: Decision, fresh: Sequence[PairTimes]
@@ -178,24 +176,18 @@ def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]
     return "inconclusive", f"only {timed} of {counted(wanted, 'fresh pair')} tested it once more"
 
 
+def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
+    """Return a test with the word of the gravest finding on it: its times may be void, its FAIL not confirmed."""
+    levels = {finding.level for finding in found}
+    if "fail" in levels:
+        return test.changed(word="FAIL")
+    return test.changed(word="INCONCLUSIVE") if "inconclusive" in levels else test
+
+
 def is_replayable(cell: Cell) -> bool:
     """Return whether both builds can be made to repeat given commits in a cell."""
     known = cell.method in list(METHODS) and not METHODS[cell.method].outside
     return known and method_of(cell).variants[-1].block == 1
-
-
-def _over_reference(cell: Cell, cells: Sequence[Cell], pairs: Sequence[PairTimes]) -> tuple[float | None, float | None]:
-    """Return the speedup over the reference arm in base and in head: geometric means over the pairs that have both."""
-    group = (cell.suite, cell.batch_size, cell.batching)
-    named = {c.arm: c.cell for c in cells if (c.suite, c.batch_size, c.batching) == group}
-    reference = named.get(cell.baselines[0], "") if cell.baselines else ""
-    both = [(p.cells[reference], p.cells[cell.cell]) for p in pairs if reference in p.cells and cell.cell in p.cells]
-    if not both:
-        return None, None
-    return (
-        geometric_mean(plain.base_s / own.base_s for plain, own in both),
-        geometric_mean(plain.head_s / own.head_s for plain, own in both),
-    )
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
@@ -211,32 +203,6 @@ def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]
             why = next(fault for fault in faults[0] if fault)
             level = "inconclusive" if len(faults) > VOID_SHARE * ran else "note"
             yield _finding("void", level, f"void in {len(faults)} of {ran} pairs: {why}", cell)
-
-
-def _noisier(floor: NoiseFloor | None, values: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
-    """Yield the cells whose pairs scatter more than when the machine was calibrated."""
-    bounds = {cell.cell: cell.pair_sd_high for cell in floor.cells} if floor else {}
-    for cell, d in values.items():
-        if cell in bounds and len(d) > 2 and stdev(d) > NOISIER * bounds[cell]:
-            text = f"its pairs scatter by {stdev(d):.2%} today, and by at most {bounds[cell]:.2%} when calibrated"
-            yield _finding("environment", "note", text, cell)
-
-
-def _asks_a_server(cell: Cell) -> bool:
-    """Return whether a cell's tokens are computed by another process."""
-    return cell.method in list(METHODS) and not METHODS[cell.method].needs_weights
-
-
-def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
-    """Yield that the processes computed in these cells for too small a part of the time: others had the processor."""
-    processes = [process for pair in pairs for cell in cells for process in pair.processes.get(cell, ())]
-    known = [(process.cpu_s, process.wall_s) for process in processes if process.cpu_s is not None]
-    wall_s = sum(wall_s for _, wall_s in known)
-    share = sum(cpu_s for cpu_s, _ in known) / wall_s if wall_s else 1.0
-    if share < PROCESSOR_SHARE:
-        waited = f"shared processor: the builds waited for it in {1 - share:.0%} of their time"
-        text = f"{waited}; end other work, or use --interleave"
-        yield _finding("environment", "note", text, None)
 
 
 def undecided(results: Sequence[TimedCell], noisy: Sequence[str], hidden: str) -> Iterator[Finding]:
