@@ -1,31 +1,113 @@
-"""`mtbench compare`: its arguments. The work is in mtbench/cli/comparison.py, which imports torch."""
+"""`mtbench compare`: open the runs, compare each with the first, print the tables."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mtbench.cli.parameters import command
+from mtbench.cli.session import beside_json, refuse_twice, write_json
+from mtbench.document import show
+from mtbench.errors import UserError
+from mtbench.experiments.gate import floor
+from mtbench.experiments.gate.format import NoiseFloor
 from mtbench.files import refuse_existing
+from mtbench.records import dump
+from mtbench.report.run_comparison import comparison_document
+from mtbench.results.across_runs import compare_runs
+from mtbench.results.aggregate import Stored, read_stored, statuses
+from mtbench.results.comparison_format import SCHEMA_VERSION, ComparedRun, Comparison, RunComparison
 from mtbench.runs import options
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Machine
 
 app = typer.Typer()
-
-RunsArgument = Annotated[list[Path], typer.Argument(help="Finished run directories; the first one is compared with.")]
-ComparisonOption = Annotated[
-    Path | None, typer.Option("--json", help="Also write the comparison to this file; `-` is standard output.")
-]
 
 
 @app.command()
 @command
 def compare(
-    runs: RunsArgument,
-    json_to: ComparisonOption = None,
+    runs: Annotated[list[Path], typer.Argument(help="Finished run directories; the first one is compared with.")],
+    json_to: Annotated[
+        Path | None, typer.Option("--json", help="Also write the comparison to this file; `-` is standard output.")
+    ] = None,
     plugin: options.Plugins = (),
 ) -> None:
     """Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items."""
-    from mtbench.cli import comparison
-
     refuse_existing(json_to)
-    comparison.compare(runs, json_to)
+    if len(runs) < 2:
+        raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
+    refuse_twice(runs, "directory", "give two different runs")
+    base, *heads = map(_open, runs)
+    comparison = Comparison(
+        schema_version=SCHEMA_VERSION,
+        runs=[_described(stored) for stored in (base, *heads)],
+        comparisons=[_compared(base, head) for head in heads],
+    )
+    show(comparison_document(comparison), beside_json(json_to))
+    write_json(json_to, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
+
+
+def _open(directory: Path) -> Stored:
+    """Read a finished run. Raises UserError for another directory, and for a run with missing blocks."""
+    stored = read_stored(RunDirectory.open(directory))
+    partial = [name for name, status in statuses(stored).items() if status == "partial"]
+    if partial:
+        command = "choose" if stored.race else "run"
+        raise UserError(
+            f"{str(directory)!r} is not finished: blocks are missing in {len(partial)} of {len(stored.cells)} cells, "
+            f"for example {partial[0]}; finish it with `mtbench {command} -o {directory} --resume`."
+        )
+    return stored
+
+
+def _described(stored: Stored) -> ComparedRun:
+    return ComparedRun(
+        directory=str(stored.run.path),
+        run_id=stored.run_id,
+        started=stored.environment.started,
+        plan_sha256=stored.run.sha256("plan.json"),
+    )
+
+
+def _compared(base: Stored, head: Stored) -> RunComparison:
+    """Return a run compared with the first one, with the noise of sessions where it is known."""
+    found = compare_runs(base, head)
+    if not found.cells:
+        raise UserError(
+            f"{str(base.run.path)!r} and {str(head.run.path)!r} have no cell in common; for example, they have "
+            f"{found.only_base[0]} and {found.only_head[0]}. Run both with the same suite, method and batch size."
+        )
+    sds = _session_noise(base, head)
+    return found.changed(cells=[cell.changed(session_sd=sds.get(cell.cell)) for cell in found.cells])
+
+
+def _session_noise(base: Stored, head: Stored) -> dict[str, float]:
+    """Return by cell the noise of this machine's latest floors, from the folder of the first run.
+
+    Any plan with such a cell will do: what differs between processes depends little on the number of blocks. Processes
+    that took turns (`--interleave`) differ by less than two sessions, so their floors do not count.
+    """
+    machines = (*base.machines, *head.machines)
+    fitting = [
+        measured
+        for measured in floor.read(base.run.path.resolve().parent)
+        if not measured.interleave and floor.is_recent(measured) and all(_is_of(measured, m) for m in machines)
+    ]
+    latest = sorted(fitting, key=lambda measured: measured.measured)
+    return {cell.cell: cell.pair_sd for measured in latest for cell in measured.cells}
+
+
+def _is_of(measured: NoiseFloor, machine: Machine) -> bool:
+    """Return whether a floor was measured on a machine, as far as a run says. It does not say which GPU of a kind."""
+    key, gpu = measured.key, machine.gpu
+    torch = (machine.packages or {}).get("torch")
+    known = (gpu and gpu.driver, gpu and gpu.power_cap_w) if key.gpu_uuid else (None, None)
+    return (machine.processor, machine.platform, torch, *known) == (
+        key.processor,
+        key.kernel,
+        key.torch,
+        key.driver,
+        key.power_cap_w,
+    )
