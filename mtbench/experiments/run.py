@@ -9,7 +9,7 @@ from mtbench.experiments.experiment import Experiment, Job
 from mtbench.report import pipeline
 from mtbench.report.decided import read_decision
 from mtbench.report.phrases import batches, breaks_promise, suite_name
-from mtbench.report.progress import MeasuringProgress
+from mtbench.report.progress import ChangingLine
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs import lifecycle
@@ -127,8 +127,10 @@ def show_results(run: RunDirectory, results: Results, console: Terminal) -> None
 
 def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str = "") -> Estimate:
     """Print how long a plan takes, and which cells fail; return it. before: words before the time."""
-    with MeasuringProgress(notes) as progress:
-        expected = estimate(planned, progress.show)
+    with ChangingLine(notes) as line:
+        expected = estimate(
+            planned, lambda done, n, what: line.show(f"time estimate: {done} of {n} cells measured; {what}")
+        )
     for cell, error in expected.failed.items():
         console.say(f"{cell} fails: {error}")
     console.say(f"{before}{expected.described(all_blocks(planned))}")

@@ -264,7 +264,7 @@ def test_a_terminal_shows_one_line_that_goes_when_it_ends() -> None:
     progress = TrainingProgress(Console(file=printed, force_terminal=True, width=90, legacy_windows=False))
     progress.begin(375, 0)
     progress.step(20, {"loss": 1.234, "mask": 0.9, "ar": 0.3}, 6100)
-    progress.bar.refresh()
+    progress.status._live.refresh()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.getvalue())
     progress.end()
     assert re.search(r"step +20/375 .*loss 1.234 mask 0.9000 ar 0.3000 6,100 tokens/s \d+:\d\d left", shown)
