@@ -166,11 +166,7 @@ def _sorted_out(
     of_call: dict[str, Any] = {}
     for argument, value in given.items():
         if argument not in fields:
-            former = getattr(request, "FORMER", {}).get(argument)
-            if former is None:
-                raise unknown(f"option of mtbench.{name}", argument, fields, f"help(mtbench.{name})")
-            today = f"{former.now!r}, {former.unit}" if former.unit else repr(former.now)
-            raise UserError(f"option {argument!r} of mtbench.{name} is now {today}; see help(mtbench.{name}).")
+            raise unknown(f"option of mtbench.{name}", argument, fields, f"help(mtbench.{name})")
         kind, field = fields[argument]
         (asked if kind is request else of_call)[field] = value
     return asked, of_call

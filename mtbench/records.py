@@ -84,11 +84,10 @@ def _refuse_null(value: Any) -> Any:
 
 
 class Former(NamedTuple):
-    """What a field of an earlier file is now; `unit`: of today's values, if it changed."""
+    """What a field of an earlier file is now."""
 
     now: str
     convert: Callable[[Any], Any] = lambda value: value
-    unit: str = ""
 
 
 def points(share: Any) -> Any:

@@ -25,7 +25,6 @@ from mtbench.runs import options
 app = typer.Typer()
 
 GAP = 2  # spaces between columns
-WIDE = 100  # width of a terminal that shows all columns of the suites
 NONE = "–"
 
 
@@ -122,16 +121,8 @@ def method_facts(method: Any) -> list[tuple[str, str]]:
 
 
 def _list_suites() -> None:
-    columns = {
-        "suite": list(SUITES),
-        "new tokens": [str(SUITES[name].max_new_tokens) for name in SUITES],
-        "subtasks": [str(len(SUITES[name].subtasks) or NONE) for name in SUITES],
-        "scored by": [SUITES[name].metric or NONE for name in SUITES],
-        "what it is": [_first_line(SUITES[name]) for name in SUITES],
-    }
-    if out.width < WIDE:
-        del columns["subtasks"], columns["scored by"]
-    _print_list(list(columns), zip(*columns.values(), strict=True))
+    rows = [(name, str(SUITES[name].max_new_tokens), _first_line(SUITES[name])) for name in SUITES]
+    _print_list(("suite", "new tokens", "what it is"), rows)
     _print_broken(SUITES)
     say("")
     _wrapped("Subtasks and task of a suite: `mtbench ls suites NAME`.")
@@ -207,27 +198,13 @@ def _wrapped(text: str) -> None:
 
 
 def _print_list(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print one line per row. The last column is shortened to the width of the terminal."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    left = out.width - sum(widths[:-1]) - GAP * (len(widths) - 1)
+    """Print one line per row; the last column, a docstring's first line, is cut at the width of the terminal."""
     table = _table(headings)
+    table.expand = True
+    table.columns[-1].no_wrap, table.columns[-1].ratio = True, 1
     for *start, text in rows:
-        table.add_row(*_plain(*start, _shortened(text, max(left, 20))))
+        table.add_row(*_plain(*start, text.partition(". ")[0].rstrip(".")))
     out.print(table)
-
-
-def _shortened(text: str, width: int) -> str:
-    """Return the first sentence; if it is too long, its clauses that fit, or else its words that fit.
-
-    >>> _shortened("Jacobi decoding: many positions are guessed at once, by what came before. Then more.", 60)
-    'Jacobi decoding: many positions are guessed at once'
-    """
-    sentence = text.partition(". ")[0].rstrip(".")
-    if len(sentence) <= width:
-        return sentence
-    ends = [found.start() for found in re.finditer("[,;:] ", sentence) if width / 2 <= found.start() <= width]
-    return sentence[: max(ends)] if ends else textwrap.shorten(sentence, width, placeholder=" …")
 
 
 def _print_broken(registry: Registry[Any]) -> None:

@@ -41,10 +41,7 @@ SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and 
 
 
 class Generator(GenerateJsonSchema):
-    """Schemas without generated titles and defaults, in the order of the fields.
-
-    A nullable simple type is written as a list of types, and the keys of a mapping are always checked.
-    """
+    """Schemas without generated titles, in the order of the fields. The keys of a mapping are always checked."""
 
     schema_dialect = DRAFT
 
@@ -54,25 +51,10 @@ class Generator(GenerateJsonSchema):
     def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
         return value
 
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])
-
-    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        inner = self.generate_inner(schema["schema"])
-        if isinstance(inner.get("type"), str) and not inner.keys() & {"enum", "const", "$ref"}:
-            return inner | {"type": [inner["type"], "null"]}
-        return super().nullable_schema(schema)
-
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         written = super().dict_schema(schema)
-        written.pop("patternProperties", None)
-        if "keys_schema" in schema:
-            keys = self.generate_inner(schema["keys_schema"])
-            keys.pop("type", None)  # every key is a string
-            written.pop("propertyNames", None)
-            written |= {"propertyNames": keys} if keys else {}
-        if "values_schema" in schema and (values := self.generate_inner(schema["values_schema"])):
-            written["additionalProperties"] = values
+        for pattern, values in written.pop("patternProperties", {}).items():
+            written |= {"propertyNames": {"pattern": pattern}, "additionalProperties": values}
         return written
 
 
@@ -80,13 +62,7 @@ def schema(kind: str) -> dict[str, Any]:
     """The JSON Schema of a kind of document."""
     record, title = SCHEMAS[kind]
     written = record.model_json_schema(schema_generator=Generator)
-    parts = written.pop("$defs", {})
-    for part in (written, *parts.values()):
-        part.pop("title", None)
-        if "description" in part:
-            part["description"] = " ".join(part["description"].split())
-    head = {"$schema": DRAFT, "title": title, "description": written.pop("description")}
-    return head | written | ({"$defs": dict(sorted(parts.items()))} if parts else {})
+    return {"$schema": DRAFT, **written, "title": title}
 
 
 @app.command()

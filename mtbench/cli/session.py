@@ -2,12 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import RenderableType
 
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
@@ -26,15 +25,6 @@ def say(text: Any, console: Terminal | None = None) -> None:
 def warn(text: Any) -> None:
     """Print one line of plain text to standard error."""
     say(text, err)
-
-
-def show(blocks: Iterable[RenderableType], console: Terminal) -> None:
-    """Print tables, and lines of plain text between them."""
-    for block in blocks:
-        if isinstance(block, str):
-            say(block, console)
-        else:
-            console.print(block, highlight=False)
 
 
 def beside_json(json_to: Path | None) -> Terminal:

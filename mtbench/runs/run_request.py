@@ -77,7 +77,7 @@ class RunRequest(PlanRequest):
 
     FORMER: ClassVar[Mapping[str, Former]] = {
         **PlanRequest.FORMER,
-        "accuracy_margin": Former("max_loss", points, "in points"),
+        "accuracy_margin": Former("max_loss", points),
     }
 
     time_budget_s: options.TimeBudget = None

@@ -34,13 +34,11 @@ def listed(*words: str) -> str:
     ids=["methods", "suites", "f"],
 )
 def test_a_list_has_one_line_for_each_name(kind: str, names: Any) -> None:
-    """Nothing is cut inside a word, and no line is wider than the terminal."""
+    """No line is wider than the terminal."""
     head, *rest = listed(kind).splitlines()
     lines = rest[: rest.index("")]
     assert [line.split()[0] for line in lines] == list(names)
     assert max(map(len, [head, *rest])) <= WIDTH
-    for line in lines:
-        assert "…" not in line or line.rstrip().endswith(" …")
 
 
 def test_a_list_of_methods_has_their_claims() -> None:

@@ -11,7 +11,6 @@ import pytest
 from made_records import made_results, result_cell
 from typer.testing import CliRunner
 
-import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments.run import EXPERIMENT
@@ -92,41 +91,6 @@ def test_the_exit_code_says_what_is_wrong(cells: list[dict[str, Any]], fail_on: 
 def test_an_unknown_cause_names_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"^unknown fail-on 'voyd' \(did you mean 'void'\?\); known: divergent,"):
         options.read({"fail_on": "failed,voyd"}, RunSession, "mtbench run --help")
-
-
-@pytest.mark.parametrize(
-    ("words", "today"),
-    [
-        (["choose", "--candidates", "mars"], "--candidates is now --method"),
-        (["run", "--accuracy-margin", "0.02"], "--accuracy-margin is now --max-loss, in points"),
-        (["load", "--rates=1,2"], "--rates is now --request-rate"),
-        (["serve", "--rows", "2"], "--rows is now --max-num-seqs"),
-        (["ls", "--rows", "2"], "No such option: --rows"),
-    ],
-)
-def test_a_former_option_names_the_one_of_today(
-    words: list[str], today: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["mtbench", *words])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {today}")
-    assert line.endswith(f"See `mtbench {words[0]} --help`.")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "today"),
-    [
-        ("accept", "0.8", "'simulate_acceptance'"),
-        ("fixed_length", True, "'ignore_eos'"),
-        ("accuracy_margin", 0.02, "'max_loss', in points"),
-    ],
-)
-def test_a_former_argument_names_the_one_of_today(name: str, value: Any, today: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' of mtbench.run is now {today}; see"):
-        mtbench.run(**{name: value})
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

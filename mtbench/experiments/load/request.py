@@ -45,7 +45,7 @@ class LoadRequest(Upgraded):
         "arm": Former("method"),
         "rates": Former("request_rate"),
         "rows": Former("max_num_seqs"),
-        "accuracy_margin": Former("max_loss", points, "in points"),
+        "accuracy_margin": Former("max_loss", points),
     }
 
     suite: options.Suite = DEMONSTRATION
