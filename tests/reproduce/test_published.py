@@ -3,17 +3,14 @@
 import json
 from collections.abc import Iterator
 from hashlib import sha256
-from importlib.resources import files
-from typing import Any
 
 import pytest
-from schemas import validator
 
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce.agreement import half_unit, number
 from mtbench.experiments.reproduce.format import AVERAGE, Published
-from mtbench.experiments.reproduce.rerun import EAGER, arm_of, names, not_released, published, specs_of
+from mtbench.experiments.reproduce.rerun import EAGER, arm_of, names, published, specs_of
 from mtbench.models.families import FAMILIES
 
 ALL = names()
@@ -48,19 +45,11 @@ def test_figures_stay_those_of_the_paper(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_published_table_is_as_the_schema_says(name: str) -> None:
-    """One schema for all, and no key that it does not know."""
-    stored: dict[str, Any] = json.loads(
-        (files("mtbench.experiments.reproduce") / "published" / f"{name}.json").read_text()
-    )
-    validator("published").validate(stored)
-    assert stored["name"] == name
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_what_a_table_names_is_there(name: str) -> None:
     """Its arms can be entered, its suites opened, its quantities have what they are over."""
     table = published(name)
+    assert table.name == name
+    assert AVERAGE not in table.benchmarks
     assert {b.suite for b in table.benchmarks.values()} <= set(SUITES)
     for row in table.rows:
         assert row.family in table.families
@@ -77,21 +66,6 @@ def test_what_a_table_names_is_there(name: str) -> None:
         METHODS[arm.method](**arm.options)
     labels = [(row.row, row.family) for row in table.rows]
     assert len(set(labels)) == len(labels)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_role_can_be_had_but_those_that_are_told(name: str) -> None:
-    """The released checkpoints cover the tables, except the baseline of ten epochs."""
-    table = published(name)
-    assert not_released(table) == (["ar_long"] if name == "mars-table-2" else [])
-    for family, given in table.families.items():
-        used = {
-            role
-            for spec in specs_of([r for r in table.rows if r.family == family])
-            for role in arm_of(spec, EAGER).roles
-        }
-        assert set(given) <= used, "a checkpoint that nothing uses"
-        assert not set(given) & set(FAMILIES[family].roles), "the family has it"
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -38,15 +38,15 @@ class Estimate(NamedTuple):
     """A value with its 95 % interval; the bounds are None if there is no interval."""
 
     value: float
-    low: float | None
-    high: float | None
+    ci_low: float | None
+    ci_high: float | None
 
     @property
     def span(self) -> tuple[float, float]:
         """The interval; its bounds must not be None."""
-        assert self.low is not None
-        assert self.high is not None
-        return self.low, self.high
+        assert self.ci_low is not None
+        assert self.ci_high is not None
+        return self.ci_low, self.ci_high
 
 
 class Finding(NamedTuple):
@@ -82,7 +82,7 @@ def number(published: str) -> float:
 def combined(terms: Sequence[tuple[float, Estimate]]) -> Estimate:
     """Return the sum of weight · estimate. It has an interval only if every estimate has one."""
     value = sum(weight * e.value for weight, e in terms)
-    if any(e.low is None or e.high is None for _, e in terms):
+    if any(e.ci_low is None for _, e in terms):
         return Estimate(value, None, None)
     below = above = 0.0
     for weight, e in terms:
@@ -116,9 +116,9 @@ def judge_points(
 ) -> Finding:
     """Compare two shares, or two changes of shares. n: our items. rounding: the largest rounding error of theirs."""
     apart = combined([(1, ours), (-1, theirs)])
-    if apart.low is None or apart.high is None:
+    if apart.ci_low is None or apart.ci_high is None:
         return Finding("cannot tell", f"n = {n:,}: too few for an interval", apart)
-    widened = Estimate(apart.value, apart.low - rounding, apart.high + rounding)
+    widened = Estimate(apart.value, apart.ci_low - rounding, apart.ci_high + rounding)
     word = _word(widened, (-margin, margin), 0)
     return Finding(word, "" if word != "cannot tell" else _lacking(ours, theirs, margin - rounding, n), widened)
 
@@ -128,14 +128,14 @@ def judge_rate(
 ) -> Finding:
     """Judge the ratio ours / theirs. n: the units of our interval, which needs at least six."""
     ratio = ours.value / theirs
-    if ours.low is None or ours.high is None:
+    if ours.ci_low is None or ours.ci_high is None:
         units = unit if n == 1 else f"{unit}s"
         return Finding("cannot tell", f"n = {n:,} {units}, {UNITS_NEEDED['block']} needed", Estimate(ratio, None, None))
-    widened = Estimate(ratio, ours.low / (theirs + rounding), ours.high / (theirs - rounding))
+    widened = Estimate(ratio, ours.ci_low / (theirs + rounding), ours.ci_high / (theirs - rounding))
     word = _word(widened, (1 - margin, 1 + margin), 1)
     if word != "cannot tell":
         return Finding(word, "", widened)
-    reach, room = math.log(ours.high / ours.low) / 2, math.log1p(margin) - math.log1p(rounding / theirs)
+    reach, room = math.log(ours.ci_high / ours.ci_low) / 2, math.log1p(margin) - math.log1p(rounding / theirs)
     if room <= 0:
         return Finding(word, f"n = {n:,} {unit}s: the published figure's rounding exceeds the margin", widened)
     return Finding(word, _asked(n, math.ceil(n * (reach / room) ** 2), f" {unit}s"), widened)

@@ -4,23 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench.evaluation.registry import SUITES
-from mtbench.experiments.reproduce.format import (
-    AccountingLine,
-    ClosedSuite,
-    FamilyRun,
-    MissingArm,
-    Published,
-    PublishedRow,
-    Quantity,
-    ReproduceRequest,
-    RunMachine,
-)
+from mtbench.experiments.reproduce.format import FamilyRun, Published, PublishedRow, Quantity, ReproduceRequest
 from mtbench.experiments.reproduce.rerun import EAGER, PAPER, Part, arm_of, suites_of
+from mtbench.report.phrases import disclaimers
 from mtbench.results import samples
 from mtbench.results.format import ResultCell, Results
 from mtbench.results.samples import CellData
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, SessionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +28,20 @@ class FamilyResults:
         self.table, self.asked, self.part = table, asked, part
         self.suites = suites_of(table, asked)
         self.cells: dict[tuple[str, str, int], Ran] = {}  # by suite, arm and batch size
-        self.session = SessionRecord()
         run = RunDirectory(folder / part.folder)
         if part.plan is not None and run.has("results.json"):
-            sessions = run.read("environment.json", Environment).sessions
-            if sessions:
-                self.session = sessions[-1]
             data = samples.read(run, part.plan)
             for result in run.read("results.json", Results).cells:
                 self.cells[result.suite, result.arm, result.batch_size] = Ran(data[result.cell], result)
 
     def described(self) -> FamilyRun:
         """Return what reproduction.json stores about the run."""
-        session, plan = self.session, self.part.plan
-        checkpoints: dict[str, str] = {}
-        for ran in self.cells.values():
-            checkpoints |= ran.data.cell.checkpoints
         return FamilyRun(
             family=self.part.family,
-            folder=None if plan is None else self.part.folder,
-            machine=RunMachine(
-                device=session.device,
-                dtype=session.dtype,
-                processor=session.processor,
-                gpu=session.gpu.name if session.gpu else None,
-            ),
-            engine=plan.request.engine if plan else None,
-            batch_sizes=list(plan.request.batch_size) if plan else [],
-            checkpoints=checkpoints,
-            demonstration=any(ran.data.cell.demonstration for ran in self.cells.values()),
-            missing=[MissingArm(arm=arm, why=why) for arm, why in self.part.missing.items()],
-            closed=[ClosedSuite(suite=suite, why=why) for suite, why in self.part.closed.items()],
+            missing=self.part.missing,
+            closed=self.part.closed,
+            folder=None if self.part.plan is None else self.part.folder,
+            disclaimers=disclaimers([ran.result for ran in self.cells.values()]),
         )
 
     def cell(self, spec: str, benchmark: str, batch_size: int | None) -> Ran | str:
@@ -93,35 +66,6 @@ class FamilyResults:
         if ran.result.status != "ok":
             return "not finished: `--resume` continues it"
         return ran
-
-    def accounting(self) -> list[AccountingLine]:
-        """Return tokens per forward by our accounting and by MARS's, for every cell that counts its forwards.
-
-        Empty for a table of accepted lengths: its paper counts as we do.
-        """
-        if any("acceptance_length" in row.figures for row in self.table.rows):
-            return []
-        lines = []
-        for (suite, arm, size), ran in self.cells.items():
-            data = ran.data
-            forwards = data.counted("forwards")
-            if not forwards:
-                continue
-            surplus = data.counted("surplus") if self.asked.protocol == PAPER and stores_surplus(data) else None
-            lines.append(
-                AccountingLine(
-                    family=self.part.family,
-                    suite=suite,
-                    arm=arm,
-                    batch_size=size,
-                    items=len(data.lines),
-                    tokens_per_forward=data.tokens / forwards,
-                    tokens_after_the_end=surplus,
-                    paper_tokens_per_forward=None if surplus is None else (data.tokens + surplus) / forwards,
-                    tokens_per_forward_with_prompt_forward=data.tokens / (forwards + len(data.lines)),
-                )
-            )
-        return lines
 
 
 def stores_surplus(data: CellData) -> bool:
@@ -167,11 +111,10 @@ def reasons_not_comparable(place: Place, pair: Pair) -> list[str]:
     for ran in (pair.ran, pair.baseline):
         if ran is not None:
             reasons += [f"void: {reason}" for reason in ran.result.void]
-    own_protocol = "--protocol own stops at stop strings, theirs does not"
     if quantity == "speedup":
-        reasons += _reasons_of_speed(place, pair)
+        reasons += _reasons_of_speed(pair.ran)
     if quantity in ("speedup", "tokens_per_forward") and place.asked.protocol != PAPER:
-        reasons.append(own_protocol)
+        reasons.append("--protocol own stops at stop strings, theirs does not")
     if quantity == "speedup" and row.arm == row.against[quantity]:
         reasons.append("it is its own baseline")
     if quantity in ("wall_s", "draft_forwards"):
@@ -183,13 +126,12 @@ def reasons_not_comparable(place: Place, pair: Pair) -> list[str]:
     return reasons
 
 
-def _reasons_of_speed(place: Place, pair: Pair) -> list[str]:
+def _reasons_of_speed(ran: Ran) -> list[str]:
     """Return why a speedup is not measured as the paper's: device, engine or number type."""
-    assert place.family is not None
     reasons = []
-    device, engine, dtype = place.family.session.device, pair.ran.data.cell.engine, pair.ran.result.dtype
+    device, engine, dtype = ran.result.device, ran.result.engine, ran.result.dtype
     if device != "cuda":
-        reasons.append(f"measured on {device or 'no known device'}, theirs on a GPU")
+        reasons.append(f"measured on {device}, theirs on a GPU")
     if engine not in (None, EAGER):
         reasons.append(f"engine {engine}, theirs is eager")
     if dtype != "bfloat16":

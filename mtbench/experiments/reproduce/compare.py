@@ -22,6 +22,7 @@ token with the first verification.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from mtbench import statistics
 from mtbench.experiments.reproduce import agreement
@@ -29,11 +30,11 @@ from mtbench.experiments.reproduce.agreement import WORDS, Estimate, Finding
 from mtbench.experiments.reproduce.comparable import FamilyResults, Pair, Place, reasons_not_comparable, stores_surplus
 from mtbench.experiments.reproduce.format import (
     AVERAGE,
+    KINDS,
     SCHEMA_VERSION,
-    UNITS,
+    AboutTable,
     Figure,
     FigureDifference,
-    Margins,
     OurFigure,
     Published,
     Quantity,
@@ -59,21 +60,12 @@ def compare(table: Published, asked: ReproduceRequest, parts: Sequence[Part], fo
         for benchmark, printed in by_benchmark.items()
     ]
     result = Reproduction(
+        **{name: getattr(table, name) for name in AboutTable.model_fields},
         schema_version=SCHEMA_VERSION,
-        name=table.name,
-        title=table.title,
-        what=table.what,
-        source=table.source,
-        setup=table.setup,
-        caveats=table.caveats,
-        also=table.also,
         asked=asked,
-        protocol="paper" if asked.protocol == PAPER else "own",
-        margins=Margins(accuracy=statistics.ACCURACY_MARGIN, rates=statistics.SPEED_MARGIN, level=0.95),
         runs=[family.described() for family in opened.values()],
         verdicts={word: sum(figure.word == word for figure in figures) for word in WORDS},
         figures=figures,
-        accounting=[line for family in opened.values() for line in family.accounting()],
     )
     RunDirectory(folder).write_json(RESULT, dump(result))
     return result
@@ -95,6 +87,7 @@ def _figure(place: Place, benchmark: str, printed: str) -> Figure:
     ours, finding = _compared(place, names, printed)
     value = agreement.mean([one.estimate for one in ours]) if len(ours) == len(names) else None
     suite = None if family is None or benchmark == AVERAGE else family.suites.get(benchmark)
+    kind: Literal["points", "ratio"] = "points" if place.quantity in SHARES else "ratio"
     return Figure(
         row=row.row,
         note=row.note,
@@ -104,10 +97,10 @@ def _figure(place: Place, benchmark: str, printed: str) -> Figure:
         suite=suite,
         batch_size=row.batch_size,
         quantity=place.quantity,
-        unit=UNITS[place.quantity],
+        unit=KINDS[place.quantity].unit,
         published=printed,
-        ours=None if value is None else _our_figure(value, place.quantity, sum(one.n for one in ours)),
-        difference=None if finding.difference is None else _difference(finding.difference, place.quantity),
+        ours=None if value is None else OurFigure(**_shown(value, place.quantity), n=sum(one.n for one in ours)),
+        difference=finding.difference and FigureDifference(**_shown(finding.difference, place.quantity), kind=kind),
         word=finding.word,
         why=finding.why,
     )
@@ -248,19 +241,6 @@ def _their_parts(place: Place, names: Sequence[str], printed: str, ours: Sequenc
     return parts
 
 
-def _scaled(estimate: Estimate, quantity: Quantity) -> Estimate:
-    """Return the estimate in the unit that is printed; shares are computed as shares."""
-    if UNITS[quantity] not in ("%", "points"):
-        return estimate
-    low, high = estimate.low, estimate.high
-    return Estimate(estimate.value * 100, None if low is None else low * 100, None if high is None else high * 100)
-
-
-def _our_figure(estimate: Estimate, quantity: Quantity, n: int) -> OurFigure:
-    value, low, high = _scaled(estimate, quantity)
-    return OurFigure(value=value, ci_low=low, ci_high=high, n=n)
-
-
-def _difference(estimate: Estimate, quantity: Quantity) -> FigureDifference:
-    value, low, high = _scaled(estimate, quantity)
-    return FigureDifference(value=value, ci_low=low, ci_high=high, kind="points" if quantity in SHARES else "ratio")
+def _shown(estimate: Estimate, quantity: Quantity) -> dict[str, Any]:
+    """Return the estimate in the unit that is printed."""
+    return {name: None if x is None else x * KINDS[quantity].factor for name, x in estimate._asdict().items()}

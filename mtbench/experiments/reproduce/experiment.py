@@ -1,6 +1,6 @@
 """`mtbench reproduce`: a published table, run again and compared figure by figure."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,7 +112,7 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
         return 0 if found.complete else FAILED
 
     def listing(self, request: ReproduceRequest) -> list[RenderableType]:
-        """Return the published tables if none is named: what they are, what they run and what they need."""
+        """Return the published tables if none is named."""
         return [] if request.name else [tables()]
 
 
@@ -123,30 +123,14 @@ def not_run(parts: Sequence[Part]) -> list[str]:
 
 
 def tables() -> Table:
-    """Return the published tables: what they are, what they run and what they need."""
-    table = Table("name", "what it is", "runs", "needs")
+    """Return the published tables: what they are, and whose checkpoints they run."""
+    table = Table("name", "what it is", "families")
     for name in rerun.names():
         known = rerun.published(name)
-        needs = ", ".join(_needs(known)) or "–"
-        table.add_row(*map(escape, (name, known.what, "\n".join(_runs(known)), needs)))
+        table.add_row(*map(escape, (name, known.what, "\n".join(known.families))))
         table.add_section()
     table.caption = "any table with a small model: mtbench reproduce NAME --family tiny --suite arithmetic --limit 8"
     return table
-
-
-def _runs(table: Published) -> Iterator[str]:
-    for family in table.families:
-        arms = rerun.specs_of([row for row in table.rows if row.family == family])
-        yield f"{family}: {len({*table.plan.beside, *arms})} arms"
-    suites = [benchmark.suite for benchmark in table.benchmarks.values()]
-    yield f"{len(suites)} suites" if len(suites) > 1 else suites[0]
-
-
-def _needs(table: Published) -> Iterator[str]:
-    for role in rerun.not_released(table):
-        yield f"--checkpoint {role}=…"
-    if any("speedup" in row.figures for row in table.rows):
-        yield "a GPU, for times"
 
 
 EXPERIMENT = ReproduceExperiment()

@@ -21,7 +21,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce.format import AskedFile, AskedPart, Published, PublishedRow, ReproduceRequest
 from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
-from mtbench.models.families import PART, Family
+from mtbench.models.families import PART
 from mtbench.models.loading import inspect
 from mtbench.records import dump, read_json
 from mtbench.report import pipeline
@@ -31,7 +31,6 @@ from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
-from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"
 ASKED, RESULT = "asked.json", "reproduction.json"
@@ -180,7 +179,8 @@ def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
         arm = arm_of(spec, request.engine)
         absent = [role for role in arm.roles if role.partition(PART)[0] not in ("", *family.roles)]
         if absent:
-            missing[spec] = _how_to_get(family, absent[0])
+            advice = f"add `--checkpoint {absent[0]}=PATH_OR_ID`"
+            missing[spec] = f"family {family.name!r} has no checkpoint in the role {absent[0]!r}: {advice}"
             continue
         target, *drafts = family.checkpoints(arm.roles).values()
         for source in (target, *drafts):
@@ -190,15 +190,6 @@ def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
             if (why := unfit[key]) is not None:
                 missing.setdefault(spec, why)
     return missing
-
-
-def _how_to_get(family: Family, role: str) -> str:
-    """Return why a role has no checkpoint, and the command that provides one."""
-    text = f"family {family.name!r} has no checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"
-    for recipe, stages in RECIPES.items():
-        if recipe.endswith(family.name) and role in [stage.name for stage in stages]:
-            text += f", or train it with `mtbench train --recipe {recipe} --only {role}`"
-    return text
 
 
 def _unfit(source: str, target: str, needs_mask: bool, *, offline: bool) -> str | None:
@@ -214,18 +205,6 @@ def _unfit(source: str, target: str, needs_mask: bool, *, offline: bool) -> str 
 def specs_of(rows: Sequence[PublishedRow]) -> list[str]:
     """Return the arms of the rows and their baselines, as `--method` takes them."""
     return list(dict.fromkeys(spec for row in rows for spec in (row.arm, *row.against.values())))
-
-
-def not_released(table: Published) -> list[str]:
-    """Return the roles without a released checkpoint: neither the family nor the table's file names one."""
-    roles = {
-        role: None
-        for family, given in table.families.items()
-        for spec in specs_of([row for row in table.rows if row.family == family])
-        for role in arm_of(spec, EAGER).roles
-        if role.partition(PART)[0] not in ("", *given, *families.FAMILIES[family].roles)
-    }
-    return list(roles)
 
 
 def begin(directory: RunDirectory, asked: ReproduceRequest, parts: Sequence[Part], command: Sequence[str]) -> None:
