@@ -5,12 +5,9 @@ answers are cut on the right; conversations whose prompt leaves no room for an a
 the released code of MARS (arXiv 2604.07023). `datasets` is needed for the hub, pyarrow for Parquet, neither for JSONL.
 """
 
-import gzip
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,9 +27,9 @@ from mtbench.training.token_cache import Counts, Examples, concatenate, contiguo
 
 CHUNK = 1000  # conversations tokenised at once
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # columns: user, assistant
-SCHEMAS = "messages; prompt and completion; question and answer; instruction and output (or instances), maybe input"
+SCHEMAS = "messages; prompt and completion; question and answer; instruction and output, maybe input"
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
-SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+SUFFIXES = (".jsonl", ".parquet")
 TRAIN = re.compile(r"(?<![a-z])train")  # in the name of a training file or of its folder
 
 Row = tuple[str, Messages | None]  # its location, for messages; its turns, None if one of them is empty
@@ -51,21 +48,17 @@ class Data:
     def split(self, held_out: int) -> tuple[Examples, Examples]:
         """Return the training examples and the held-out ones: `held_out` of them, at most a tenth.
 
-        Each source gives its last examples, in proportion to its size (by largest remainder: within one of the exact
-        share), so both parts have the same mix. With one source, the held-out part is the end of the data.
+        Each source gives its last examples, in proportion to its size, so both parts have the same mix. With several
+        sources the shares are rounded down. With one source, the held-out part is the end of the data.
         """
         total = len(self.examples)
         held_out = min(held_out, total // 10)
-        shares = [held_out * size // total for size in self.sources]
-        by_remainder = sorted(range(len(shares)), key=lambda n: -(held_out * self.sources[n] % total))
-        for n in by_remainder[: held_out - sum(shares)]:
-            shares[n] += 1
-        training_indices, held_out_indices = [], []
-        for indices, share in zip(torch.arange(total).split(self.sources), shares, strict=True):
-            border = len(indices) - share
-            training_indices.append(indices[:border])
-            held_out_indices.append(indices[border:])
-        return self.examples.take(torch.cat(training_indices)), self.examples.take(torch.cat(held_out_indices))
+        training, evaluation = [], []
+        for indices in torch.arange(total).split(self.sources):
+            border = len(indices) - held_out * len(indices) // total
+            training.append(indices[:border])
+            evaluation.append(indices[border:])
+        return self.examples.take(torch.cat(training)), self.examples.take(torch.cat(evaluation))
 
 
 def prepare(
@@ -157,7 +150,7 @@ def read_conversations(
 def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
     """Yield the first `count` rows (None: all) of `data`, as conversations.
 
-    `data` is a suite (its training split), a file (.jsonl, .jsonl.gz, .parquet), a folder of such files, or a data set
+    `data` is a suite (its training split), a file (.jsonl, .parquet), a folder of such files, or a data set
     of the Hugging Face hub, OWNER/NAME[@CONFIG][:SPLIT]. Raises UserError if it is none of these or cannot be read,
     and, with row and reason, at the first row that is not a conversation.
     """
@@ -171,8 +164,8 @@ def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
 def as_conversation(row: Any) -> Messages | None:
     """Return the turns of a row, the assistant's last; None if one has no content (a system turn may be empty).
 
-    Rows follow one of `SCHEMAS`; the last is that of Alpaca and of Self-Instruct (arXiv 2212.10560). Other columns are
-    ignored. Raises UserError with the reason.
+    Rows follow one of `SCHEMAS`; the last is that of Alpaca. Other columns are ignored. Raises UserError with the
+    reason.
     """
     if not isinstance(row, dict):
         raise UserError(f"a row must be an object, this is a {type(row).__name__}")
@@ -187,11 +180,6 @@ def as_conversation(row: Any) -> Messages | None:
 
 
 def _two_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if "instruction" in row and "instances" in row:
-        instances = row["instances"]
-        if not (isinstance(instances, list) and len(instances) == 1 and isinstance(instances[0], dict)):
-            raise UserError("`instances` must be a list of one object with `input` and `output`")
-        row = {"instruction": row["instruction"], **instances[0]}
     for user, assistant in PAIRS:
         if user in row and assistant in row:
             question = row[user]
@@ -259,17 +247,17 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a file (JSONL may be packed), with their numbers; blank lines are skipped."""
+    """Yield the rows of a file, with their numbers; blank lines are skipped."""
     if not path.name.endswith(SUFFIXES):
         raise UserError(f"{path} has an unknown file type; known: {', '.join(SUFFIXES)}")
-    suffix, place = Path(path.name.removesuffix(".gz")).suffix, "its beginning"
+    place = "its beginning"
     try:
-        with files.open_plain(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
-            for place, value in read_rows(cast("BinaryIO", stream), suffix):
+        with files.open_plain(path) as file:
+            for place, value in read_rows(cast("BinaryIO", file), path.suffix):
                 yield f"{path}, {place}", value
     except RowError as error:
         raise UserError(f"{path}, {error}") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise UserError(f"cannot read {path} beyond {place} ({first_line(error)})") from None
 
 

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -71,9 +70,10 @@ class Schedule(Dataset[dict[str, Tensor]]):
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         """Return the batch of forward pass `number`, its weights divided by the divisor of its step."""
         step, forward = divmod(number, self.forwards)
-        rows = self._forward_rows(step, forward)
+        most = self._rows_per_forward
+        rows = self._rows(step)[forward * most : (forward + 1) * most]  # none if the step's rows do not reach it
         if self.packed:  # every forward pass has the same shape, also at the end of a short step
-            rows = rows + [[]] * (self._rows_per_forward - len(rows))
+            rows = rows + [[]] * (most - len(rows))
         sequences = [[self._build(sample) for sample in row] for row in rows or [[]]]
         length = self.packed
         if not length:
@@ -82,10 +82,9 @@ class Schedule(Dataset[dict[str, Tensor]]):
         batch = pack(sequences, length, len(self.objective.parts))
         return batch._replace(weight=batch.weight / self._divisor(step))._asdict()
 
-    def conversations(self, step: int, forward: int | None = None) -> list[int]:
-        """Return the indices of the examples of step `step` (from 0), or of one of its forward passes."""
-        samples = self._samples(step) if forward is None else chain(*self._forward_rows(step, forward))
-        return [self._example(sample) for sample in samples]
+    def conversations(self, step: int) -> list[int]:
+        """Return the indices of the examples of step `step` (from 0)."""
+        return [self._example(sample) for sample in self._samples(step)]
 
     def _samples(self, step: int) -> range:
         return range(step * self.batch_size, min((step + 1) * self.batch_size, self.samples))
@@ -109,10 +108,6 @@ class Schedule(Dataset[dict[str, Tensor]]):
         if isinstance(self.examples, Examples):
             return list(zip(self.examples.lengths.tolist(), self.examples.prompts.tolist(), strict=True))
         return [(len(ids), prompt) for ids, prompt in self.examples]
-
-    def _forward_rows(self, step: int, forward: int) -> list[list[int]]:
-        """The rows of one forward pass; none if the step's rows do not reach it."""
-        return self._rows(step)[forward * self._rows_per_forward : (forward + 1) * self._rows_per_forward]
 
     def _rows(self, step: int) -> list[list[int]]:
         """The step's samples, longest first, each alone in a row or, if packed, in the row that it fits best."""

@@ -199,28 +199,13 @@ def _run(trainer: "ObjectiveTrainer", job: Job, schedule: Schedule) -> None:
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
         if not is_out_of_memory(error):
             raise
-        advice = _memory_advice(job, schedule.packed)
-        raise UserError(f"out of memory with {job.settings.rows} rows a forward; {advice}") from None
+        raise UserError(
+            f"out of memory with {job.settings.rows} rows a forward; halve `--rows` or `--pack`, or add "
+            "`--checkpointing`: the losses stay the same. A smaller `--max-length` helps, too."
+        ) from None
     finally:
         if progress:
             progress.end()
-
-
-def _memory_advice(job: Job, packed: int) -> str:
-    """Return what to halve. A packed row must still hold the largest conversation."""
-    settings = job.settings
-    if settings.rows > 1:
-        return f"halve them with `--rows {settings.rows // 2}`: the same losses, in more forward passes per step"
-    if packed // 2 >= job.objective.max_fed_tokens(settings.max_length, 0):
-        return f"halve the row with `--pack {packed // 2}`"
-    shorter = f"halve `--max-length {settings.max_length}`"
-    return shorter if settings.checkpointing else f"add `--checkpointing`, or {shorter}"
-
-
-def _shortened(numbers: Sequence[int], most: int = 16) -> str:
-    """Return the numbers as text, at most `most` of them."""
-    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
-    return ", ".join(map(str, numbers[:most])) + more
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -271,14 +256,14 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         """
         if not self.unlogged:
             return
-        # The forward passes of a step take turns over the processes.
-        gathered = self.accelerator.gather(torch.stack(self.unlogged)).unflatten(0, (self.schedule.processes, -1))
-        forwards = gathered.transpose(0, 1).reshape(-1, self.schedule.forwards, gathered.shape[-1]).double().cpu()
+        of_a_step = self.schedule.forwards // self.schedule.processes
+        mine = torch.stack(self.unlogged).double().unflatten(0, (-1, of_a_step)).sum(1)  # (steps, P + 2)
+        steps = self.accelerator.reduce(mine, "sum").cpu()
         self.unlogged.clear()
         names = self.schedule.objective.parts
         norms = torch.tensor([float(norm or 0) for norm in self.norms])
-        self._stop_at_nonfinite(forwards[:, :, : len(names)].sum(2), norms, self.rates)
-        point = self._point(forwards.sum(1), names)
+        self._stop_at_nonfinite(steps[:, : len(names)].sum(1), norms)
+        point = self._point(steps, names)
         tokens = point["fed"] - self._last_point["fed"]
         seconds, self.logged_at = time.perf_counter() - self.logged_at, time.perf_counter()
         point["train_s"] = round(self._last_point["train_s"] + seconds, 3)
@@ -309,21 +294,17 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
             "predicted": self._last_point["predicted"] + predicted,
         }
 
-    def _stop_at_nonfinite(self, losses: Tensor, norms: Tensor, rates: Sequence[float]) -> None:
-        """Raise UserError at the first step whose loss (steps, forwards) or gradient norm (steps,) is not finite."""
-        finite = losses.isfinite().all(1) & norms.isfinite()
+    def _stop_at_nonfinite(self, losses: Tensor, norms: Tensor) -> None:
+        """Raise UserError at the first step whose loss (steps,) or gradient norm (steps,) is not finite."""
+        finite = losses.isfinite() & norms.isfinite()
         if finite.all():
             return
         index = int((~finite).nonzero()[0])
-        name, value, forward = "gradient", norms[index], None
-        if not losses[index].isfinite().all():
-            forward = int((~losses[index].isfinite()).nonzero()[0])
-            name, value = "loss", losses[index, forward]
-        step = self.state.global_step - len(losses) + index
-        conversations = self.schedule.conversations(step, forward)
+        name, value = ("gradient", norms[index]) if losses[index].isfinite() else ("loss", losses[index])
+        step = self.state.global_step - len(losses) + index + 1
         raise UserError(
-            f"the {name} of step {step + 1} is {value.item()}, at a learning rate of {rates[index]:.2g}, "
-            f"on conversations {_shortened(conversations)}; lower `--learning-rate`, or check those conversations"
+            f"the {name} of step {step} is {value.item()}, at a learning rate of {self.rates[index]:.2g}; "
+            "lower `--learning-rate`, or check the data"
         )
 
     def figures(self) -> dict[str, Any]:

@@ -352,7 +352,7 @@ def test_after_out_of_memory_a_training_resumes_with_fewer_rows(
         return forward(model, batch, taps)
 
     monkeypatch.setattr(loss, "target_states", short)
-    with pytest.raises(UserError, match="--rows 1`"):
+    with pytest.raises(UserError, match="halve `--rows`"):
         run(MARS, base, rows, USUAL, out)
     watch = Watch()
     run(MARS, base, rows, replace(USUAL, rows=1), out, progress=watch)

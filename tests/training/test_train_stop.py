@@ -16,16 +16,14 @@ pytest_plugins = ["training_fixtures"]
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
 
 
-@pytest.mark.parametrize("rows_of_a_forward", [1, 3])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_nonfinite_loss_stops_with_step_rate_and_conversations(
-    base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_of_a_forward: int, value: float
+def test_a_nonfinite_loss_stops_with_step_and_rate(
+    base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    """The conversation is named; saved checkpoints stay good, and the same command stops at the same step."""
-    settings, out = replace(USUAL, rows=rows_of_a_forward, save_steps=1), tmp_path / "out"
+    """Saved checkpoints stay good, and the same command stops at the same step."""
+    settings, out = replace(USUAL, save_steps=1), tmp_path / "out"
     schedule = plan(base, rows, Ar(), settings)
-    bad = schedule.conversations(2)[1]
-    text = schedule.examples[bad].ids
+    text = schedule.examples[schedule.conversations(2)[1]].ids
     build = Ar.build
 
     def with_bad_weight(self: Ar, example: packing.Example, *rest: Any) -> packing.TrainingSequence:
@@ -33,15 +31,10 @@ def test_a_nonfinite_loss_stops_with_step_rate_and_conversations(
         return sequence._replace(weight=sequence.weight * value) if torch.equal(example.ids, text) else sequence
 
     monkeypatch.setattr(Ar, "build", with_bad_weight)
-    forward = next(n for n in range(schedule.forwards) if bad in schedule.conversations(2, n))
-    named = ", ".join(map(str, schedule.conversations(2, forward)))
-    assert (named == str(bad)) == (rows_of_a_forward == 1)
     for _ in range(2):
         with pytest.raises(UserError) as error:
             run(Ar(), base, rows, settings, out)
-        assert f"the loss of step 3 is {value}, at a learning rate of 0.01, on conversations {named};" in str(
-            error.value
-        )
+        assert f"the loss of step 3 is {value}, at a learning rate of 0.01; lower" in str(error.value)
         assert "\n" not in str(error.value)
         assert not out.exists()
         assert [folder.name for folder in resume_folder(out).glob("checkpoint-*")] == ["checkpoint-2"]
@@ -66,9 +59,8 @@ def test_a_nonfinite_gradient_stops_before_the_weights_are_saved(
         return Losses(total, parts)
 
     monkeypatch.setattr(Ar, "losses", steep)
-    with pytest.raises(UserError, match=f"the gradient of step {step} is (inf|nan), at a learning rate of") as error:
+    with pytest.raises(UserError, match=f"the gradient of step {step} is (inf|nan), at a learning rate of"):
         run(Ar(), base, rows, replace(USUAL, save_steps=save_steps), out)
-    assert f"on conversations {', '.join(map(str, schedule.conversations(step - 1)))};" in str(error.value)
     found = last_checkpoint(out)
     assert found is not None
     assert found.name == left
@@ -76,31 +68,13 @@ def test_a_nonfinite_gradient_stops_before_the_weights_are_saved(
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize(
-    ("changes", "advice"),
-    [
-        ({"rows": 6}, "--rows 3"),
-        ({"rows": 1, "pack": 200}, "--pack 100"),
-        ({"rows": 1, "pack": 110}, "--checkpointing"),
-        ({"rows": 1}, "add `--checkpointing`, or halve `--max-length 48`"),
-        ({"rows": 1, "checkpointing": True}, "; halve `--max-length 48`"),
-    ],
-    ids=str,
-)
 def test_an_out_of_memory_error_says_what_to_halve(
-    base: str,
-    rows: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    changes: dict[str, Any],
-    advice: str,
+    base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """First the options that change no loss; a packed row still holds the longest conversation."""
+    """First the options that change no loss."""
     monkeypatch.setattr(loss, "target_states", broken_by(error))
-    with pytest.raises(UserError, match="out of memory") as refusal:
-        run(Mars(block_size=2), base, rows, replace(USUAL, **changes), tmp_path / "out")
-    assert advice in str(refusal.value)
+    with pytest.raises(UserError, match=r"^out of memory with 3 rows a forward; halve `--rows` or `--pack`[^\n]*$"):
+        run(Mars(block_size=2), base, rows, USUAL, tmp_path / "out")
 
 
 def test_another_error_is_not_reported_as_out_of_memory(
