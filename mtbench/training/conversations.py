@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy
 import torch
@@ -253,7 +253,7 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
     place = "its beginning"
     try:
         with files.open_plain(path) as file:
-            for place, value in read_rows(cast("BinaryIO", file), path.suffix):
+            for place, value in read_rows(file, path.suffix):
                 yield f"{path}, {place}", value
     except RowError as error:
         raise UserError(f"{path}, {error}") from None

@@ -204,7 +204,7 @@ def test_drafts_run_in_miniature_on_the_papers_suites(drafted: ReproduceRequest,
         ran = figure["family"] == "deepspec-qwen3-4b"
         assert figure["word"] == ("not comparable" if ran else "not run"), figure["why"]
         assert figure["why"].startswith("a miniature: 6 new tokens, theirs 2048" if ran else "left out by --family")
-        assert not ran or 1 <= figure["ours"]["value"] <= 6
+        assert not ran or 1 <= figure["ours"]["value"] <= 8
     for cell in cells:
         commits = [n for line in stored.lines(f"generations/{cell['cell']}.jsonl") for n in line["commits"] if n]
         assert cell["acceptance"]["length"] == pytest.approx(sum(commits) / len(commits))
