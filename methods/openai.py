@@ -10,23 +10,19 @@ Decoding is greedy, without the checkpoint's penalties. As in our arms, requests
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
 that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is what the server says
 of each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang), else what its counters say of all its
-clients, so it should serve no others. A server that refuses the fields of vLLM and SGLang (`transformers serve`) is
-asked with OpenAI's own fields, and gets its prompts as text. A busy server (HTTP 429, 503) is asked again; that batch's
-time is not used.
+clients, so it should serve no others. With `plain`, a server that refuses the fields of vLLM and SGLang (`transformers
+serve`) is asked with OpenAI's own fields, and gets its prompts as text. A busy server (HTTP 429, 503) is asked again;
+that batch's time is not used.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
-from typing import Any
 
-from mtbench.clients.openai_client import Reply, Server, ServerError
+from mtbench.clients.openai_client import Server, ServerError
 from mtbench.clients.openai_wire import body_of, ids_of, plain_body_of
 from mtbench.decoding.external import Answers, ExternalEngine, Speculation, target_of
-from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
@@ -39,7 +35,6 @@ COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens_total": "accepted",
     "sglang:spec_verify_calls_total": "drafts",
 }
-REFUSALS = (400, 422)  # statuses for fields that a server does not know
 
 
 @METHODS.register("openai")
@@ -50,6 +45,7 @@ class OpenAI(ExternalEngine):
     url: str = option("http://127.0.0.1:8000/v1", "the server's address, up to /v1", engine=True)
     model: str | None = option(None, "the server's name for the model; none: the first that it lists", engine=True)
     api_key_env: str | None = option(None, "environment variable that holds its key", engine=True)
+    plain: bool = option(False, "send OpenAI's own fields only, which every server takes", engine=True)
     metrics: bool = option(True, "read its /metrics before and after each batch", engine=True)
     timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, high=1e6, engine=True)
     total_s: float = option(3600.0, "longest time of one request in seconds", low=0.01, high=1e6, engine=True)
@@ -90,61 +86,36 @@ class OpenAI(ExternalEngine):
     def generate(
         self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, ignore_eos: bool, room: int
     ) -> Answers:
-        server, checkpoint = self.endpoint, target_of(checkpoints)
-        model, refused = self.served, None
-        bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
-        if not ignore_eos and self._forms.plain:
+        server, checkpoint, model = self.endpoint, target_of(checkpoints), self.served
+        if self.plain and ignore_eos:
+            raise ServerError("OpenAI's own fields have no ignore_eos; leave out plain=true or --ignore-eos")
+        if self.plain:
             bodies = [plain_body_of(request, model, checkpoint) for request in requests]
+        else:
+            bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
         started_at = time.perf_counter()
-        try:
-            replies = self._complete(bodies)
-        except ServerError as error:
-            if error.status not in REFUSALS or ignore_eos or self._forms.plain:
-                raise
-            replies = self._complete_plainly(requests, model, checkpoint, error)
-            refused = "the server refused fields, and was asked again without them"
+        replies = server.complete(bodies)
         if ignore_eos and any(reply.finish != "length" for reply in replies):
             raise ServerError(f"{server.url} does not support ignore_eos; leave out --ignore-eos or this arm")
         answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
         for ids in answers:
             check(ids, server, checkpoint)
         counts = [reply.counted for reply in replies if reply.counted is not None]
+        again = any(reply.tries > 1 for reply in replies)
         return Answers(
             answers,
             ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=sum(counts) if len(counts) == len(replies) else None,
             speculation=Speculation.total([reply.speculation for reply in replies]),
-            dropped=refused or next((reply.waited for reply in replies if reply.waited), None),
+            dropped="a request was sent again, because the server was busy" if again else None,
         )
-
-    @cached_property
-    def _forms(self) -> SimpleNamespace:
-        """What this arm has learnt of its server. `plain`: it takes OpenAI's own fields only."""
-        return SimpleNamespace(plain=False)
-
-    def _complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[Reply]:
-        with ThreadPoolExecutor(len(bodies)) as threads:
-            return list(threads.map(self.endpoint.complete, bodies))
-
-    def _complete_plainly(
-        self, requests: Sequence[Request], model: str, checkpoint: Inspected, error: ServerError
-    ) -> list[Reply]:
-        """Ask with OpenAI's own fields only. Raises the first `error` if the server refuses these, too."""
-        try:
-            replies = self._complete([plain_body_of(request, model, checkpoint) for request in requests])
-        except ServerError as second:
-            raise (error if second.status in REFUSALS else second) from None
-        self._forms.plain = True
-        return replies
 
 
 def check(ids: Sequence[int], server: Server, checkpoint: Inspected) -> None:
-    """Raise ServerError for an answer without a token, with one that the tokenizer does not know, or with the key."""
+    """Raise ServerError for an answer without a token, or with one that the tokenizer does not know."""
     if not ids:
         raise ServerError(f"{server.url} returned an empty answer; check that it serves the unmodified model")
     if max(ids) >= len(checkpoint.tokenizer):
         raise ServerError(
             f"{server.url} gave the token {max(ids)}, which {checkpoint.source} does not have; see model="
         )
-    if server.key_env:
-        server.check_text(text_of(checkpoint.tokenizer, ids))

@@ -1,63 +1,62 @@
 """Client of a server with OpenAI's completions protocol: requests, streamed replies, counters.
 
 Replies are server-sent events (WHATWG, HTML, section 9.2), counters Prometheus' text format 0.0.4. What a server sends
-is validated once, here. Whatever is wrong with it ends as one ServerError, whose text holds no key and no control
-character. A server that is busy (HTTP 429 or 503) is asked again after the time that it names.
+is validated once, here, and bounded: in bytes, in silence and in total time. Whatever is wrong with it ends as one
+ServerError, whose text holds no key and no control character. A busy server (HTTP 429 or 503) is asked again after the
+time that it names. Proxies and credentials of the environment are ignored, and redirects are not followed.
 """
 
-import codecs
+import asyncio
 import ipaddress
-import itertools
-import json
 import math
 import os
 import re
+import ssl
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
-import httpcore
 import httpx
 from httpx_sse import EventSource
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from mtbench.clients import bounded_http
-from mtbench.clients.bounded_http import TooMuch, beginning, limited
 from mtbench.decoding.external import Speculation
 from mtbench.errors import UserError, first_line, printable
 from mtbench.records import finding
 
 MIB = 1024 * 1024
-LINE_BYTES = 4 * MIB  # of an answer's stream
-ANSWER_BYTES, ANSWER_BYTES_PER_TOKEN = 16 * MIB, 4096
+ANSWER_BYTES, ANSWER_BYTES_PER_TOKEN = 16 * MIB, 4096  # of an answer's stream
 BODY_BYTES = 16 * MIB  # of /models and /metrics
 ERROR_BYTES = 64 * 1024  # of an error's body; the rest is not read
 SPARE_TOKENS = 16  # an answer may have so many more than were asked
 SHOWN = 100  # characters of a server's text that an error repeats
+CONNECT_S = 10.0  # longest time to connect
 TRIES = 5  # of a request to a busy server
 LONGEST_WAIT_S = 60.0  # before one of them
 FIRST_WAIT_S = 1.0  # if the server names no number of seconds; doubled each time
-SECONDS = re.compile(r"[0-9]{1,9}")  # of a Retry-After header
-SECRET = 8  # characters that make a secret: a shorter key is a placeholder, a shorter part of one tells nothing
+SECRET = 8  # characters that make a secret: a shorter key is a placeholder
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")  # name, labels, value, time
-METRICS = "/metrics"
-TOKEN = re.compile(r"%([0-9a-f]{2})|\\+(?:u00|x)([0-9a-f]{2})|\\+[rnt0]?|(.)", re.IGNORECASE | re.DOTALL)
+METRICS = "metrics"
 COMPATIBLE = "check that it is OpenAI-compatible"
+T = TypeVar("T")
 
 
 class ServerError(RuntimeError):
     """A failed request: one line with the server's address, the cause and what to do. `again`: it may pass."""
 
-    def __init__(self, message: str, *, again: bool = False, status: int | None = None) -> None:
+    def __init__(self, message: str, *, again: bool = False) -> None:
         super().__init__(printable(message))
         self.again = again
-        self.status = status  # of HTTP, if that is what failed
+
+
+class TooMuch(Exception):
+    """A server sent more bytes than allowed."""
 
 
 class Received(BaseModel):
@@ -67,6 +66,18 @@ class Received(BaseModel):
 
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]  # a token id, or a number of tokens
+
+
+# What a request's speculation is called: verified drafts, their tokens, accepted ones, and how many of each draft. The
+# last field tells vLLM's object from TensorRT-LLM's, which has other numbers.
+VLLM = (
+    *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram"),
+    "mean_acceptance_length",  # docs, features/speculative_decoding/acceptance_metrics.md
+)
+SGLANG = (  # srt/entrypoints/openai/protocol.py
+    *("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_correct_drafts_histogram"),
+)
+COUNTS = TypeAdapter(tuple[Number, Number, Number, list[Number] | None], config=ConfigDict(strict=True))
 
 
 class Model(Received):
@@ -90,33 +101,6 @@ class Choice(Received):
     matched_stop: Number | str | None = None
 
 
-class VllmSpeculation(Received):
-    """vLLM's `metrics.speculative_decoding` (docs, features/speculative_decoding/acceptance_metrics.md)."""
-
-    num_spec_steps: Number
-    num_draft_tokens: Number
-    num_accepted_draft_tokens: Number
-    acceptance_histogram: list[Number]
-    mean_acceptance_length: float | None  # TensorRT-LLM's object, of other numbers, lacks it
-
-    def counted(self) -> Speculation:
-        counts = (self.num_spec_steps, self.num_draft_tokens, self.num_accepted_draft_tokens)
-        return Speculation(*counts, self.acceptance_histogram, "vLLM's per-request metrics")
-
-
-class SglangSpeculation(Received):
-    """SGLang's `sglext.spec_tokens_details` (srt/entrypoints/openai/protocol.py)."""
-
-    spec_verify_ct: Number
-    spec_num_proposed_drafts: Number
-    spec_num_correct_drafts: Number
-    spec_correct_drafts_histogram: list[Number] | None = None
-
-    def counted(self) -> Speculation:
-        counts = (self.spec_verify_ct, self.spec_num_proposed_drafts, self.spec_num_correct_drafts)
-        return Speculation(*counts, self.spec_correct_drafts_histogram, "SGLang's per-request metrics")
-
-
 class Event(Received):
     """One event of a streamed answer."""
 
@@ -129,13 +113,15 @@ class Event(Received):
     @property
     def speculation(self) -> Speculation | None:
         """Return what the event says of the request's speculation; None if nothing, or in a form of another version."""
-        for holder, name, form in (
-            (self.metrics, "speculative_decoding", VllmSpeculation),
-            (self.sglext, "spec_tokens_details", SglangSpeculation),
+        for engine, holder, name, fields in (
+            ("vLLM", self.metrics, "speculative_decoding", VLLM),
+            ("SGLang", self.sglext, "spec_tokens_details", SGLANG),
         ):
-            if isinstance(holder, dict):
+            told = holder.get(name) if isinstance(holder, dict) else None
+            if isinstance(told, dict) and told.keys() >= set(fields):
                 with suppress(ValidationError):
-                    return form.model_validate(holder.get(name)).counted()
+                    counts = COUNTS.validate_python(tuple(told[field] for field in fields[:4]))
+                    return Speculation(*counts, f"{engine}'s per-request metrics")
         return None
 
 
@@ -151,7 +137,7 @@ class Reply:
     counted: int | None = None  # tokens by the server's count
     speculation: Speculation | None = None  # of this request
     first_s: float | None = None  # time.perf_counter() at the first chunk of the answer
-    waited: str | None = None  # why the request was sent more than once: its time is not the server's speed
+    tries: int = 1  # more than one: the server was busy, and the time is not its speed
 
     def add(self, event: Event) -> None:
         """Append one chunk of the stream."""
@@ -170,13 +156,22 @@ class Reply:
                 self.stopped_by = self.stopped_by if stop is None else stop
 
 
-class Response(NamedTuple):
-    """The head of a response, and its body in the chunks in which it arrives."""
+class Limited(httpx.AsyncByteStream):
+    """The body of a response as it is sent, up to `most` bytes. Raises TooMuch beyond."""
 
-    status: int
-    headers: httpx.Headers
-    chunks: Iterable[bytes]
-    waited: str | None  # as in Reply
+    def __init__(self, stream: httpx.AsyncByteStream, most: int) -> None:
+        self.stream, self.most = stream, most
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        total = 0
+        async for chunk in self.stream:
+            total += len(chunk)
+            if total > self.most:
+                raise TooMuch(f"more than {self.most:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
 
 
 @dataclass(frozen=True)
@@ -190,11 +185,10 @@ class Server:
 
     def __post_init__(self) -> None:
         try:
-            parts = urlsplit(self.url)
-            known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            plain = "@" not in parts.netloc and not parts.query + parts.fragment  # it is stored in every file
-            _ = self._address
-        except (ValueError, httpx.InvalidURL):
+            url = httpx.URL(self.url)
+            plain = not (url.userinfo or url.query or url.fragment)  # it is stored in every file
+            known = url.scheme in ("http", "https") and url.host and url.port != 0
+        except httpx.InvalidURL:
             known = plain = False
         if not (known and plain):
             raise UserError(
@@ -202,14 +196,10 @@ class Server:
                 "an environment variable that `api_key_env` names."
             )
 
-    @cached_property
-    def _address(self) -> httpx.URL:
-        return httpx.URL(self.url)
-
     @property
     def elsewhere(self) -> str | None:
         """The host, if it is another machine."""
-        host = urlsplit(self.url).hostname or ""
+        host = httpx.URL(self.url).host
         try:
             return None if ipaddress.ip_address(host).is_loopback else host
         except ValueError:  # a name
@@ -217,38 +207,41 @@ class Server:
 
     def models(self) -> list[str]:
         """Return the names of the models that it serves."""
-        with self._open("GET", "models") as response:
-            found = Models.model_validate_json(b"".join(limited(response.chunks, BODY_BYTES)))
-        return [model.id for model in found.data]
+
+        async def ask() -> list[str]:
+            async with self._open("GET", "models") as (response, _):
+                found = Models.model_validate_json(await response.aread())
+            return [model.id for model in found.data]
+
+        return completed(ask())
 
     def totals(self, names: Collection[str]) -> dict[str, int]:
         """Return the counters of these names in its metrics, each summed over its labels; empty if it has no metrics.
 
         Raises ServerError for a value that is no count.
         """
-        found: dict[str, float] = defaultdict(float)
-        with self._open("GET", METRICS, needed=False) as response:
-            if response.status != 200:
-                return {}
-            text = b"".join(limited(response.chunks, BODY_BYTES)).decode()
-            for line in text.splitlines():
-                sample = SAMPLE.fullmatch(line.strip())
-                if sample and sample[1] in names:
-                    found[sample[1]] += float(sample[2])
-        for name, value in found.items():
-            if not (math.isfinite(value) and 0 <= value < 2**53):
-                raise ServerError(f"{self.url} counts {value} as {name}; leave its counters unread by metrics=false")
-        return {name: int(value) for name, value in found.items()}
 
-    def complete(self, body: Mapping[str, Any]) -> Reply:
-        """Return the streamed reply to one prompt, of at most `max_tokens` tokens and a few."""
+        async def ask() -> dict[str, int]:
+            async with self._open("GET", METRICS) as (response, _):
+                return totals_in((await response.aread()).decode(), names) if response.status_code == 200 else {}
+
+        return completed(ask())
+
+    def complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[Reply]:
+        """Send requests at once and return the streamed replies, each of at most `max_tokens` tokens and a few."""
+
+        async def ask() -> list[Reply]:
+            return await asyncio.gather(*map(self._complete, bodies))
+
+        return completed(ask())
+
+    async def _complete(self, body: Mapping[str, Any]) -> Reply:
         most = body["max_tokens"] + SPARE_TOKENS
-        reply = Reply()
-        with self._open("POST", "completions", {**body, "stream": True}) as response:
-            reply.waited = response.waited
-            self._expect_stream(response)
-            chunks = limited(response.chunks, ANSWER_BYTES + most * ANSWER_BYTES_PER_TOKEN, LINE_BYTES)
-            for data in events(chunks):
+        size = ANSWER_BYTES + most * ANSWER_BYTES_PER_TOKEN
+        async with self._open("POST", "completions", {**body, "stream": True}, size) as (response, tries):
+            reply = Reply(tries=tries)
+            await self._expect_stream(response)
+            async for data in events(response):
                 event = Event.model_validate_json(data)
                 if event.error:
                     said = self.clean(message_of(data))
@@ -257,7 +250,7 @@ class Server:
                 if max(len(reply.token_ids), reply.pieces) > most:
                     raise ServerError(f"{self.url} gives more tokens than the {body['max_tokens']:,} that were asked")
         if reply.finish is None:
-            raise self._broken()
+            raise self._broken("no finish_reason")
         if reply.finish not in ("stop", "length"):
             finish = self.clean(reply.finish)
             raise ServerError(f"{self.url} ended an answer by {finish!r}, not by stop or length; see its log")
@@ -266,145 +259,157 @@ class Server:
 
     def check_text(self, text: str) -> None:
         """Raise ServerError for an answer that holds the key: it must not be stored."""
-        key = self._key()
-        if key is not None and len(key) >= SECRET and key.lower() in text.lower():
+        if self._hidden(text) != text:
             raise ServerError(f"{self.url} repeats the key of api_key_env in an answer; the answer is not kept")
 
     def clean(self, text: str) -> str:
-        """Return a server's text for a message: one short line without keys and control characters."""
-        return shown(text, self._key())
+        """Return a server's text for a message: one short line without the key and control characters."""
+        return first_line(RuntimeError(self._hidden(text).strip() or "nothing more"))[:SHOWN]
 
-    def _expect_stream(self, response: Response) -> None:
-        kind = response.headers.get("content-type")
-        if kind is not None and not kind.strip().lower().startswith("text/event-stream"):
-            text = beginning(response.chunks, ERROR_BYTES).decode(errors="replace")
+    def _hidden(self, text: str) -> str:
+        """Return a text with `[key]` in place of the key."""
+        key = self._key() or ""
+        return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if len(key) >= SECRET else text
+
+    async def _expect_stream(self, response: httpx.Response) -> None:
+        kind = response.headers.get("content-type", "no type")
+        if "text/event-stream" not in kind:
             raise ServerError(
                 f"{self.url} answers completions with {self.clean(kind)[:40]}, not a stream "
-                f"({self.clean(message_of(text))[:60]}); {COMPATIBLE}"
+                f"({self.clean(message_of(await beginning(response)))[:60]}); {COMPATIBLE}"
             )
 
-    @contextmanager
-    def _open(
-        self, verb: str, path: str, body: Mapping[str, Any] | None = None, *, needed: bool = True
-    ) -> Iterator[Response]:
-        """Send a request, again if the server is busy, and yield the response. Raises ServerError.
+    @asynccontextmanager
+    async def _open(
+        self, verb: str, path: str, body: Mapping[str, Any] | None = None, most: int = BODY_BYTES
+    ) -> AsyncIterator[tuple[httpx.Response, int]]:
+        """Send a request, again if the server is busy, and yield the response and the number of tries.
 
-        `path`: relative to the url; METRICS is beside its /v1. `needed`: a status other than 200 is an error.
+        `path`: below /v1; METRICS is beside it, and may have any status. `most`: bytes of the body. Every error, also
+        in what is done with the response, is a ServerError.
         """
-        deadline = time.monotonic() + self.total_s
-        waited = None
-        for attempt in itertools.count(1):
-            with self._sent(verb, path, body, deadline) as found:
-                response = found._replace(waited=waited)
-                if response.status not in (429, 503) or not needed:
-                    self._refuse_status(response, path, needed=needed)
-                    yield response
-                    return
-                self._refuse_status(response, path, needed=attempt == TRIES)
-                asked = SECONDS.fullmatch(response.headers.get("retry-after", ""))
-            waited = f"a request was sent again: the server was busy ({response.status})"
-            self._wait(float(asked[0]) if asked else FIRST_WAIT_S * 2 ** (attempt - 1), response.status, deadline)
-
-    def _wait(self, seconds: float, status: int, deadline: float) -> None:
-        most = min(LONGEST_WAIT_S, deadline - time.monotonic())
-        if seconds > most:
+        base = self.url.removesuffix("/v1") if path == METRICS else self.url
+        timeout = httpx.Timeout(self.timeout_s, connect=min(CONNECT_S, self.timeout_s))
+        try:
+            async with (
+                asyncio.timeout(self.total_s),
+                httpx.AsyncClient(headers=self._headers(), timeout=timeout, trust_env=False, verify=tls()) as client,
+            ):
+                for tries in range(1, TRIES + 1):
+                    async with client.stream(verb, f"{base}/{path}", json=body) as response:
+                        wait_s = _wait_s(response, tries)
+                        if wait_s is None or path == METRICS:
+                            prepare(response, most)
+                            await self._refuse_status(response, path)
+                            yield response, tries
+                            return
+                    await asyncio.sleep(wait_s)
+        except TimeoutError:
             raise ServerError(
-                f"{self.url} is busy ({status}) and asks to wait {seconds:,.0f} s; {max(most, 0):,.0f} s is the most",
+                f"{self.url} took longer than {self.total_s:g} s for a request; if it may, raise total_s"
+            ) from None
+        except (httpx.HTTPError, TooMuch, ValueError) as error:
+            raise self._failed(path, error) from None
+
+    async def _refuse_status(self, response: httpx.Response, path: str) -> None:
+        """Raise ServerError for a status other than 200, if the answer is needed."""
+        status = response.status_code
+        if status != 200 and path != METRICS:
+            message = self.clean(message_of(await beginning(response)))
+            raise ServerError(
+                f"{self.url} answers {status} to {path}: {message}; check url= and model=, or add plain=true",
+                again=status == 429 or status >= 500,
+            )
+
+    def _failed(self, path: str, error: Exception) -> ServerError:
+        """Return the error for what has happened to a request."""
+        if isinstance(error, TooMuch):
+            unread = ", or leave its counters unread by metrics=false" if path == METRICS else ""
+            return ServerError(f"{self.url} answers {path} with {error}; see the server's log{unread}")
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            why = self.clean(str(error) or "no connection in time")
+            return ServerError(f"{self.url} cannot be reached ({why}); start the server, or give its url=", again=True)
+        if isinstance(error, httpx.TimeoutException):
+            return ServerError(
+                f"{self.url} sent nothing for {self.timeout_s:g} s; check whether it is busy, or raise timeout_s",
                 again=True,
             )
-        time.sleep(seconds)
+        if isinstance(error, httpx.HTTPError):
+            return self._broken(str(error) or type(error).__name__)
+        found = finding(error) if isinstance(error, ValidationError) else str(error)
+        return ServerError(f"{self.url} replied unexpectedly to {path} ({self.clean(found)}); {COMPATIBLE}")
 
-    def _refuse_status(self, response: Response, path: str, *, needed: bool) -> None:
-        """Raise ServerError for a status other than 200, if the answer is `needed`, and for an encoded body."""
-        if needed and response.status != 200:
-            message = self.clean(message_of(beginning(response.chunks, ERROR_BYTES).decode(errors="replace")))
-            raise ServerError(
-                f"{self.url} answers {response.status} to {path}: {message}; check url= and model=",
-                again=response.status == 429 or response.status >= 500,
-                status=response.status,
-            )
-        encoding = response.headers.get("content-encoding", "identity").strip().lower()
-        if encoding != "identity":
-            raise ServerError(
-                f"{self.url} answers {path} in the encoding {self.clean(encoding)!r}, which was not asked"
-            )
+    def _broken(self, why: str) -> ServerError:
+        return ServerError(f"{self.url} sent no complete answer ({self.clean(why)}); see the server's log", again=True)
 
-    @contextmanager
-    def _sent(self, verb: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Iterator[Response]:
-        """Send one request and yield its response. Every error, also in what is done with it, is a ServerError."""
-        base = self._address.raw_path.rstrip(b"/")
-        place = base + b"/" + path.encode() if path != METRICS else base.removesuffix(b"/v1") + b"/metrics"
-        content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        if key := self._key():
-            headers["Authorization"] = f"Bearer {key}"
-        backend = bounded_http.Backend(deadline)
-        try:
-            with bounded_http.opened(backend, verb, self._address, place, headers, content, self.timeout_s) as response:
-                yield Response(response.status, httpx.Headers(response.headers), response.iter_stream(), None)
-        except httpcore.TimeoutException as error:
-            raise self._late(error, deadline) from None
-        except TooMuch as error:
-            unread = ", or leave its counters unread by metrics=false" if path == METRICS else ""
-            raise ServerError(f"{self.url} answers {path} with {error}; see the server's log{unread}") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            if backend.connection is None or isinstance(error, httpcore.ConnectError):
-                raise self._unreachable(self.clean(cause_of(error))) from None
-            if backend.connection.ended or not isinstance(error, httpcore.ProtocolError):
-                raise self._broken() from None
-            raise self._strange(path, f"no HTTP: {self.clean(cause_of(error))}") from None
-        except ValueError as error:
-            raise self._strange(path, finding(error) if isinstance(error, ValidationError) else str(error)) from None
-
-    def _late(self, error: Exception, deadline: float) -> ServerError:
-        if time.monotonic() >= deadline:
-            return ServerError(
-                f"{self.url} took longer than {self.total_s:g} s for a request; if it may, raise total_s"
-            )
-        if isinstance(error, httpcore.ConnectTimeout):
-            return self._unreachable(f"no connection within {min(bounded_http.CONNECT_S, self.timeout_s):g} s")
-        return ServerError(
-            f"{self.url} sent nothing for {self.timeout_s:g} s; check whether it is busy, or raise timeout_s",
-            again=True,
-        )
-
-    def _unreachable(self, why: str) -> ServerError:
-        return ServerError(f"{self.url} cannot be reached ({why}); start the server, or give its url=", again=True)
-
-    def _broken(self) -> ServerError:
-        return ServerError(f"{self.url} stopped in the middle of an answer; see the server's log", again=True)
-
-    def _strange(self, path: str, what: str) -> ServerError:
-        return ServerError(f"{self.url} replied unexpectedly to {path} ({self.clean(what)}); {COMPATIBLE}")
+    def _headers(self) -> dict[str, str]:
+        """Return the headers of every request."""
+        key = self._key()
+        return {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def _key(self) -> str | None:
         """Return the key. Raises ServerError, without it, if it is not set or cannot be sent."""
         if not self.key_env:
             return None
-        key = os.environ.get(self.key_env)
-        if key is None:
-            raise ServerError(f"the environment variable {self.key_env!r}, which api_key_env names, is not set")
+        key = os.environ.get(self.key_env, "")
         if not key or not key.isascii() or not key.isprintable() or key != key.strip():
             raise ServerError(
-                f"the environment variable {self.key_env!r}, which api_key_env names, holds no key: it is empty, or "
+                f"the environment variable {self.key_env!r}, which is to have the key, is not set, or holds none: it "
                 "has a space or line break at an end, or characters beyond ASCII"
             )
         return key
 
 
-def events(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield the data of server-sent events up to [DONE]; read the stream to its end, so that it is not reset.
+def completed(asked: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine. It runs in a thread, because a notebook's own thread has an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, asked).result()
 
-    Raises ValueError for what is not UTF-8.
-    """
-    text = codecs.iterdecode(chunks, "utf-8-sig")
-    headers = {"Content-Type": "text/event-stream"}
-    stream = httpx.Response(200, headers=headers, content=(part.encode() for part in text))
+
+@cache
+def tls() -> ssl.SSLContext:
+    """Return the TLS settings of this machine. They take milliseconds to load."""
+    return ssl.create_default_context()
+
+
+def prepare(response: httpx.Response, most: int) -> None:
+    """Bound the body of a response, and let it be read as it is sent: UTF-8 that is not compressed."""
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    response.stream = Limited(response.stream, most)
+    response.headers.pop("content-encoding", None)
+    response.encoding = "utf-8"
+
+
+async def events(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield the data of server-sent events up to [DONE]; read the stream to its end, so that it is not reset."""
     ended = False
-    for event in EventSource(stream).iter_sse():
+    async for event in EventSource(response).aiter_sse():
         ended |= event.data.strip() == "[DONE]"
         if event.data and not ended:
             yield event.data
+
+
+async def beginning(response: httpx.Response) -> str:
+    """Return the first ERROR_BYTES of a body and read no further."""
+    found = b""
+    async for chunk in response.aiter_raw():
+        found += chunk
+        if len(found) >= ERROR_BYTES:
+            break
+    return found[:ERROR_BYTES].decode(errors="replace")
+
+
+def totals_in(text: str, names: Collection[str]) -> dict[str, int]:
+    """Return the counters of these names in a page of Prometheus. Raises ValueError for a value that is no count."""
+    found: dict[str, float] = defaultdict(float)
+    for line in text.splitlines():
+        sample = SAMPLE.fullmatch(line.strip())
+        if sample and sample[1] in names:
+            found[sample[1]] += float(sample[2])
+    for name, value in found.items():
+        if not (math.isfinite(value) and 0 <= value < 2**53):
+            raise ValueError(f"{name} is {value}; leave its counters unread by metrics=false")
+    return {name: int(value) for name, value in found.items()}
 
 
 def message_of(answer: str) -> str:
@@ -415,34 +420,13 @@ def message_of(answer: str) -> str:
         message = found if isinstance(found, str) else found["message"]
     except (ValueError, KeyError, AttributeError, TypeError):
         message = answer
-    return message if isinstance(message, str) and message.strip() else answer.strip() or "nothing more"
+    return message if isinstance(message, str) and message.strip() else answer
 
 
-def cause_of(error: BaseException) -> str:
-    """Return the text of the exception that caused this one."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-    return str(error) or type(error).__name__
-
-
-def shown(text: str, key: str | None = None) -> str:
-    """Return the first line of a server's text, short and printable, without a bearer token; `[key]` if it has the key.
-
-    SECRET characters of the key are found in any case, URL-encoded, escaped, or split by control characters.
-
-    >>> shown("no such key: SK-1%32%33-abc", "sk-123-abc"), shown("an empty prompt", "EMPTY")
-    ('[key]', 'an empty prompt')
-    """
-    text = text[:ERROR_BYTES]
-    wanted, seen = _visible(key or ""), _visible(text)
-    if any(wanted[i : i + SECRET] in seen for i in range(len(wanted) - SECRET + 1)):
-        return "[key]"
-    text = re.sub(r"(?i)(bearer)(?:%20|[\s+:=])+[^\s\"',;]+", r"\1 [key]", text)
-    return first_line(RuntimeError(text.strip() or "nothing more"))[:SHOWN]
-
-
-def _visible(text: str) -> str:
-    """Return the visible ASCII characters of a text, decoded and in lower case."""
-    tokens = TOKEN.finditer(text)
-    characters = (chr(int(token[1] or token[2], 16)) if token[1] or token[2] else token[3] or "" for token in tokens)
-    return "".join(character.lower() for character in characters if "!" <= character <= "~")
+def _wait_s(response: httpx.Response, tries: int) -> float | None:
+    """Return how long to wait before a busy server is asked again; None if it is not busy, or for too long."""
+    if response.status_code not in (429, 503) or tries == TRIES:
+        return None
+    asked = response.headers.get("retry-after", "")
+    wait_s = float(asked) if asked.isdecimal() else FIRST_WAIT_S * 2 ** (tries - 1)
+    return wait_s if wait_s <= LONGEST_WAIT_S else None

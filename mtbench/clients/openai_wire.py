@@ -8,32 +8,35 @@ from mtbench.clients.openai_client import Reply, ServerError
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
 
-GREEDY = {"temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-REPLY = {
-    "stream_options": {"include_usage": True},
-    "return_token_ids": True,
-    "return_spec_tokens_details": True,  # by SGLang
-    "include_stop_str_in_output": True,  # by vLLM; by SGLang:
-    "no_stop_trim": True,
-}
-
 
 def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]:
-    """Return the body of a completion request."""
-    body: dict[str, Any] = {"model": model, "ignore_eos": ignore_eos, **GREEDY, **REPLY}
-    body |= {"cache_salt": uuid4().hex, "cache_prompt": False}  # vLLM's and SGLang's name; llama.cpp's
-    if request.stop:
-        body["stop"] = list(request.stop)
-    return body | {"prompt": list(request.prompt_ids), "max_tokens": request.max_new_tokens}
+    """Return the body of a completion request, with fields of vLLM, SGLang and llama.cpp."""
+    return _body(request, model, list(request.prompt_ids)) | {
+        "ignore_eos": ignore_eos,
+        "repetition_penalty": 1,
+        "return_token_ids": True,
+        "return_spec_tokens_details": True,  # by SGLang
+        "cache_salt": uuid4().hex,  # no prefix cache, by vLLM and SGLang; by llama.cpp:
+        "cache_prompt": False,
+    }
 
 
 def plain_body_of(request: Request, model: str, checkpoint: Inspected) -> dict[str, Any]:
     """Return the body with OpenAI's own fields only, and the prompt as text. Raises ServerError if text will not do."""
-    body: dict[str, Any] = {"model": model, "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
-    if request.stop:
-        body["stop"] = list(request.stop)
-    body |= {"prompt": text_for(request.prompt_ids, checkpoint), "max_tokens": request.max_new_tokens}
-    return body | {"stream_options": {"include_usage": True}}
+    return _body(request, model, text_for(request.prompt_ids, checkpoint))
+
+
+def _body(request: Request, model: str, prompt: str | list[int]) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": request.max_new_tokens,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+    }
+    return body | ({"stop": list(request.stop)} if request.stop else {})
 
 
 def text_for(ids: Sequence[int], checkpoint: Inspected) -> str:

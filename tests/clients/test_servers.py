@@ -13,7 +13,7 @@ import pytest
 from decoding_cases import run_external
 from server_corpus import ASKED, CORPUS, KEY, KEY_ENV, Behaviour, busy, misbehaving
 
-from mtbench.clients.openai_client import ServerError, shown
+from mtbench.clients.openai_client import ServerError
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import printable
@@ -30,16 +30,15 @@ IN_A_RUN = [
     "drips tokens",
     "sends an error for ever",
     "echoes the key in a header",
-    "echoes the key in its encoding",
     "the key in a stream's error",
     "the key as an answer",
     "five choices",
     "usage NaN",
     r"error b'\x1b]52;c;aGk=\x07\x9b31m'",
-    r"status line b'\x1b]0;owned\x07 2'",
+    "the status line is a control",
     "models: the key as a wrong value",
     "metrics: NaN",
-    "redirect 302 Found to http://127.0.0.1:9/",
+    "redirect to http://127.0.0.1:9/",
 ]
 
 
@@ -88,21 +87,15 @@ def assert_harmless(line: str) -> None:
     assert not any(KEY[i : i + 8].lower() in line.lower() for i in range(len(KEY) - 7))
 
 
-@pytest.mark.parametrize("key", ["", " padded", "ended\n", "two\nlines", "schlüssel"])
+@pytest.mark.parametrize("key", ["", " padded", "two\nlines", "schlüssel"])
 def test_a_key_that_no_header_can_carry_is_not_shown(
     key: str, words: Inspected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the variable's name is."""
     monkeypatch.setenv(KEY_ENV, key)
-    with pytest.raises(ServerError, match=f"variable '{KEY_ENV}', which api_key_env names, holds no key") as failed:
+    with pytest.raises(ServerError, match=f"variable '{KEY_ENV}', .* is not set, or holds none") as failed:
         ask(CORPUS[-1], words)
     assert not key or key not in str(failed.value)
-
-
-@pytest.mark.parametrize("key", ["(a|b)*c+\\d[", "%41%42%43%44%45%46%47%48", "a b c d e f g h"])
-def test_any_key_can_be_hidden(key: str) -> None:
-    """Its characters have no other meaning."""
-    assert key not in shown(f"-- {key} --", key).replace("[key]", "")
 
 
 def test_a_placeholder_may_be_in_an_answer(words: Inspected, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +137,7 @@ def test_each_costs_its_own_cell_only(tmp_path: Path) -> None:
         assert cell["status"] == "failed", how.name
         assert re.search(how.said or "", cell["error"]), how.name
     assert cells[-1]["void"] == ["0 of 3 samples left, 80% needed"]
-    assert "3 of 3 samples dropped: a request was sent again: the server was busy (429)" in cells[-1]["flags"]
+    assert "3 of 3 samples dropped: a request was sent again, because the server was busy" in cells[-1]["flags"]
     written = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     for file, data in {**written, Path("terminal.md"): shown}.items():
         assert KEY.lower().encode() not in data.lower(), file

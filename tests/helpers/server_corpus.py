@@ -16,11 +16,10 @@ ASKED = 4  # tokens
 # Longest silence and longest request, in seconds: of a server that hangs, of one that is never silent, of all others.
 HANGS, ENDLESS, PATIENT = (0.15, 10.0), (5.0, 0.4), (5.0, 10.0)
 DIED = "stopped with an error: died; see"
-END = "stopped in the middle of an answer"
+BROKEN = "sent no complete answer"
 SILENT = r"sent nothing for 0\.15 s"
 LATE = r"took longer than 0\.4 s for a request; if it may, raise total_s"
 STRANGE = r"replied unexpectedly to \S+ \(.*\); check that it is OpenAI-compatible"
-NO_HTTP = r"unexpectedly to \S+ \(no HTTP: .*\)"
 
 
 class Gone(Exception):
@@ -147,23 +146,15 @@ MODELS = http(json.dumps({"data": [{"id": "served"}]}).encode(), kind="applicati
 # The connection
 
 
-CORPUS.append(
-    Behaviour("nothing listens", lambda _: None, r"cannot be reached \(.*refused\)", again=True, listens=False)
-)
+NOBODY = r"cannot be reached \(.+\)"
+CORPUS.append(Behaviour("nothing listens", lambda _: None, NOBODY, again=True, listens=False))
 sends("plain http where https is asked", http(GOOD), r"cannot be reached \(\[SSL", again=True, scheme="https")
-hangs(
-    "hangs in the handshake",
-    b"",
-    r"cannot be reached \(no connection within 0\.15 s\)",
-    again=True,
-    scheme="https",
-    bounds=HANGS,
-)
+hangs("hangs in the handshake", b"", NOBODY, again=True, scheme="https", bounds=HANGS)
 repeats(
     "drips in the handshake",
     b"\x16\x03\x03\x40\x00",
     b"\x02",
-    r"cannot be reached \(no connection within 0\.15 s\)",
+    NOBODY,
     every_s=0.05,
     again=True,
     scheme="https",
@@ -171,62 +162,44 @@ repeats(
 )
 
 
-@behaviour(END, again=True)
+@behaviour(BROKEN, again=True)
 def closes_without_a_byte(talk: Talk) -> None:
     pass
 
 
-@behaviour(END, again=True)
+@behaviour(BROKEN, again=True)
 def resets_without_a_byte(talk: Talk) -> None:
     talk.reset()
 
 
 # The head
+
+
 hangs("hangs before the head", b"", SILENT, again=True, bounds=HANGS)
 hangs("hangs in the head", b"HTTP/1.1 200 OK\r\nContent-", SILENT, again=True, bounds=HANGS)
-
-
-@behaviour(LATE, bounds=ENDLESS)
-def drips_the_head(talk: Talk) -> None:
-    talk.drip(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000)
-
-
 repeats("drips headers", b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", LATE, every_s=0.05, bounds=ENDLESS)
-repeats("sends headers for ever", b"HTTP/1.1 200 OK\r\n", b"X: " + b"y" * 1000 + b"\r\n", NO_HTTP)
-repeats("sends one header for ever", b"HTTP/1.1 200 OK\r\nX: ", b"y" * 1000, NO_HTTP)
+repeats("sends headers for ever", b"HTTP/1.1 200 OK\r\n", b"X: " + b"y" * 1000 + b"\r\n", BROKEN, again=True)
 repeats("says continue for ever", b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, LATE, bounds=ENDLESS)
-for status_line in (b"\x00" * 100, b"\x1b]0;owned\x07 200", b"HTTP/1.1 9999 OK", b"SSH-2.0-x"):
-    sends(f"status line {status_line[:12]!r}", status_line + b"\r\n\r\n" + GOOD, NO_HTTP)
-sends("HTTP/2", b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" + b"\x00" * 18 + b"\r\n\r\n", NO_HTTP)
-sends("the stream without a head", GOOD, NO_HTTP)
-sends("closes in the head", b"HTTP/1.1 200 OK\r\nContent-Ty", END, again=True)
-for header in (
-    b"Content-Length: -1",
-    b"Content-Length: many",
-    b"Content-Length: 5\r\nContent-Length: 6",
-    b"no colon",
-    b"X: a\x00b",
-    b"X\x1b[2J: y",
-    b"Transfer-Encoding: gzip",
-):
-    sends(f"header {header!r}", b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n" + GOOD, NO_HTTP)
-sends("upgrade", b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", NO_HTTP)
-for status in ("204 No Content", "206 Partial", "400 Bad", "401 Unauthorized", "403 Forbidden", "404 No", "418 Teapot"):
+sends("the status line is a control", b"\x1b]0;owned\x07 200\r\n\r\n" + GOOD, BROKEN, again=True)
+sends("the stream without a head", GOOD, BROKEN, again=True)
+sends("closes in the head", b"HTTP/1.1 200 OK\r\nContent-Ty", BROKEN, again=True)
+for header in (b"Content-Length: -1", b"Content-Length: 5\r\nContent-Length: 6", b"no colon", b"X\x1b[2J: y"):
+    sends(f"header {header!r}", b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n" + GOOD, BROKEN, again=True)
+sends("upgrade", b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", BROKEN, again=True)
+for status in ("204 No Content", "401 Unauthorized", "418 Teapot"):
     said = f"answers {status[:3]} to completions: .*; check url= and model="
     sends(f"status {status}", http(b"" if status[:3] == "204" else b"no", status), said)
-for status in ("500 Oh", "502 Bad Gateway", "504 Timeout", "599 Own"):
+for status in ("500 Oh", "599 Own"):
     sends(f"status {status}", http(b"no", status), f"answers {status[:3]} to completions: no", again=True)
-for status in ("301 Moved", "302 Found", "307 Same", "308 Permanent"):
-    for place in (b"http://127.0.0.1:9/", b"file:///etc/passwd", b"/v1/completions"):
-        redirect = http(b"", status, more=b"Location: " + place + b"\r\n")
-        sends(f"redirect {status} to {place.decode()}", redirect, f"answers {status[:3]} to completions: nothing more")
+for place in (b"http://127.0.0.1:9/", b"file:///etc/passwd", b"/v1/completions"):
+    redirect = http(b"", "302 Found", more=b"Location: " + place + b"\r\n")
+    sends(f"redirect to {place.decode()}", redirect, "answers 302 to completions: nothing more")
 
 
 # Busy
 
 
-BUSY = "a request was sent again: the server was busy"
-LONG = r"is busy \(429\) and asks to wait .* s; \d+ s is the most"
+AGAIN = "a request was sent again, because the server was busy"
 
 
 def busy(status: str, retry: str | None, times: int) -> Acts:
@@ -238,23 +211,23 @@ def busy(status: str, retry: str | None, times: int) -> Acts:
 
 
 BUSY_SERVERS: list[tuple[str, Acts, str | None, str | None, tuple[float, float]]] = [
-    ("429 once", busy("429 Too Many", "0", 1), None, f"{BUSY} (429)", PATIENT),
-    ("503 twice", busy("503 Unavailable", "0", 2), None, f"{BUSY} (503)", PATIENT),
+    ("429 once", busy("429 Too Many", "0", 1), None, AGAIN, PATIENT),
+    ("503 twice", busy("503 Unavailable", "0", 2), None, AGAIN, PATIENT),
     ("429 for ever", busy("429 No", "0", 99), "answers 429 to completions: busy; check", None, PATIENT),
-    ("503 for ever", busy("503 No", "0", 99), "answers 503 to completions: busy; check", None, PATIENT),
-    ("429 for an hour", busy("429 No", "3600", 99), LONG, None, PATIENT),
-    ("429 for ages", busy("429 No", "999999999", 99), LONG, None, PATIENT),
     *(
-        (f"429 with {text!r}", busy("429 No", text, 99), LONG, None, ENDLESS)
-        for text in ("soon", "-1", "9" * 5000, "Fri, 01 Jan 2100 00:00:00 GMT")
+        (f"429 with {text[:9]!r}", busy("429 No", text, 99), "answers 429 to completions: busy", None, PATIENT)
+        for text in ("3600", "9" * 5000)
     ),
-    ("429 for longer than the request may take", busy("429 No", "2", 99), LONG, None, ENDLESS),
+    *((f"429 with {text!r}", busy("429 No", text, 99), LATE, None, ENDLESS) for text in ("soon", "-1", "2")),
 ]
 for name, acts, refusal, dropped, bounds in BUSY_SERVERS:
-    CORPUS.append(Behaviour(name, acts, refusal, again=refusal is not None, dropped=dropped, bounds=bounds))
+    again = refusal is not None and refusal != LATE
+    CORPUS.append(Behaviour(name, acts, refusal, again=again, dropped=dropped, bounds=bounds))
 
 
 # The body of an error
+
+
 repeats(
     "sends an error for ever", b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536, "answers 500 to completions: xxx", again=True
 )
@@ -265,7 +238,6 @@ for error_body, said in (
     (b'{"error": {"message": "bad \\u001b[2J\\u202e"}}', r"bad \\x1b\[2J\\u202e"),
     (b'{"error": {"message": 7}}', "400 to completions"),
     (b'{"error": [1, 2]}', "400 to completions"),
-    (b'{"message": null}', "400 to completions"),
     (b"[" * 50_000, r"400 to completions: \[\["),
     (b'{"error": "\\ud800"}', "400 to completions"),
     (b"\xff\xfe\x00", "400 to completions: \ufffd"),
@@ -274,61 +246,33 @@ for error_body, said in (
 ):
     sends(f"error {error_body[:24]!r}", http(error_body, "400 No", None), said)
 
-for echoed in (
-    KEY,
-    f"Bearer {KEY}",
-    KEY.replace("/", "%2F").replace("+", "%2b"),
-    "".join(f"%{ord(c):02X}" for c in KEY),
-    "\x00".join(KEY),
-    "\n".join(KEY),
-    "\u200b".join(KEY),
-    KEY.replace("/", "\\/"),
-    "\\" * 60_000 + KEY,
-    KEY[:-1] * 2000,
-    (KEY[0] + "\\n") * 20_000,
-    "x" * 90 + KEY,
-):
+for echoed in (KEY, f"Bearer {KEY}", KEY.upper(), "x" * 90 + KEY, KEY * 2000):
     for body in (echoed, json.dumps({"error": {"message": echoed}})):
         sends(f"echoes the key as {body[-99:]!r}", http(body.encode(), "401 No"), "answers 401 to completions: ")
-sends("echoes the key in the reason", http(b"no", f"401 {KEY}"), "answers 401 to completions: no")
-sends("echoes the key in its first line", f"{KEY}\r\n\r\n".encode(), NO_HTTP)
-sends("echoes the key in a header", b"HTTP/1.1 200 OK\r\n" + KEY.encode() + b"\r\n\r\n", NO_HTTP)
+sends("echoes the key in its first line", f"{KEY}\r\n\r\n".encode(), BROKEN, again=True)
+sends("echoes the key in a header", b"HTTP/1.1 200 OK\r\n" + KEY.encode() + b"\r\n\r\n", BROKEN, again=True)
 sends("echoes the key in its type", http(GOOD, kind=KEY), r"with \[key\], not a stream")
-sends(
-    "echoes the key in its encoding",
-    http(GOOD, more=f"Content-Encoding: {KEY}\r\n".encode()),
-    r"the encoding '\[key\]'",
-)
-sends("echoes another bearer token", http(b"got Bearer abc.def-ghi", "401 No"), r"got Bearer \[key\];")
 
 
 # The body of an answer: transport
 
 
-for encoding in ("gzip", "br", "deflate", "gzip, gzip"):
-    bomb = gzip.compress(GOOD + b"\n" * 50_000_000, 9) if encoding == "gzip" else GOOD
-    sends(f"encoding {encoding}", http(bomb, more=f"Content-Encoding: {encoding}\r\n".encode()), "in the encoding")
-sends("no content type", http(GOOD, kind=None), None)
+NOT_TEXT = http(gzip.compress(GOOD + b"\n" * 50_000_000, 9), more=b"Content-Encoding: gzip\r\n")
+sends("a bomb", NOT_TEXT, BROKEN, again=True)
 sends("another charset", http(GOOD, kind="text/event-stream; charset=utf-16"), None)
-sends("a codec that is no charset", http(GOOD, kind="text/event-stream; charset=zlib"), None)
-sends("one JSON object", http(b'{"choices": []}', kind="application/json"), "with application/json, not a stream")
+sends("no content type", http(GOOD, kind=None), "with no type, not a stream")
 sends("an error as 200", http(b'{"error": "full"}', kind="application/json"), r"not a stream \(full\)")
-sends("a page", http(b"<html>", kind="text/html"), "with text/html, not a stream")
 sends("a good answer", http(GOOD), None)
 sends("a good answer in chunks", chunked(GOOD[:50], GOOD[50:], b""), None)
 sends("a good answer that ends with the connection", OPEN + GOOD, None)
-sends("a chunk size that is none", chunked(GOOD) + b"zz\r\nx\r\n0\r\n\r\n", NO_HTTP)
-sends("a negative chunk", chunked(GOOD) + b"-5\r\nx\r\n", NO_HTTP)
-sends("a chunk that is cut off", chunked(GOOD) + b"ffff\r\nx", END, again=True)
-sends("a chunk of exabytes", chunked(GOOD) + b"fffffffffffffff\r\nx", END, again=True)
-sends("no last chunk", chunked(GOOD), END, again=True)
-sends("a body shorter than its length", http(GOOD)[:-80], END, again=True)
-sends("a length shorter than the body", http(sse(FIRST)) + GOOD, END, again=True)
-repeats("sends trailers for ever", chunked(GOOD) + b"0\r\n", b"X: " + b"y" * 1000 + b"\r\n", NO_HTTP)
-repeats("sends a chunk extension for ever", chunked(GOOD) + b"5;", b"x" * 1000, NO_HTTP)
+sends("a chunk size that is none", chunked(GOOD) + b"zz\r\nx\r\n0\r\n\r\n", BROKEN, again=True)
+sends("a chunk that is cut off", chunked(GOOD) + b"ffff\r\nx", BROKEN, again=True)
+sends("a body shorter than its length", http(GOOD)[:-80], BROKEN, again=True)
+sends("a length shorter than the body", http(sse(FIRST)) + GOOD, BROKEN, again=True)
+repeats("sends trailers for ever", chunked(GOOD) + b"0\r\n", b"X: " + b"y" * 1000 + b"\r\n", BROKEN, again=True)
 
 
-@behaviour(END, again=True)
+@behaviour(BROKEN, again=True)
 def resets_in_the_middle(talk: Talk) -> None:
     talk.send(OPEN + sse(FIRST))
     talk.wait(0.05)
@@ -337,32 +281,26 @@ def resets_in_the_middle(talk: Talk) -> None:
 
 hangs("hangs in the middle", OPEN + sse(FIRST), SILENT, again=True, bounds=HANGS)
 hangs("never ends after the end", OPEN + GOOD, SILENT, again=True, bounds=HANGS)
-repeats("drips bytes", OPEN, b":", LATE, every_s=0.05, bounds=ENDLESS)
 repeats("drips comments", OPEN, b": wait\n\n", LATE, every_s=0.05, bounds=ENDLESS)
 repeats("drips tokens", OPEN, sse(FIRST), LATE, every_s=0.05, bounds=ENDLESS)
 repeats("sends tokens for ever", OPEN, sse(FIRST), "gives more tokens than the 4 that were asked")
 repeats("sends text for ever", OPEN, sse(choice(token_ids=None)), "gives more tokens than the 4 that were asked")
-repeats("sends a line for ever", OPEN + b"data: ", b"x" * 65536, "with a line of more than 4,194,304 bytes")
+repeats("sends a line for ever", OPEN + b"data: ", b"x" * 65536, r"with more than [\d,]+ bytes")
 repeats("sends comments for ever", OPEN, (b":" + b"x" * 999 + b"\n") * 64, r"with more than [\d,]+ bytes")
-repeats(
-    "sends lines of one event for ever", OPEN, (b"data: " + b" " * 993 + b"\n") * 64, r"with more than [\d,]+ bytes"
-)
-repeats("sends empty events for ever", OPEN, sse({}) * 1000, LATE, bounds=ENDLESS)
+
+
 # The body of an answer: events
 
 
 sends("CRLF", http(GOOD.replace(b"\n", b"\r\n")), None)
-sends("CR", http(GOOD.replace(b"\n", b"\r")), None)
-sends("a byte-order mark", http(b"\xef\xbb\xbf" + GOOD), None)
 sends("comments and other fields", http(b": hi\n\nevent: x\nid: 1\nretry: soon\n" + GOOD), None)
 sends("data of two lines", http(GOOD.replace(b'{"choices"', b'{\ndata: "choices"')), None)
 sends("no end", http(GOOD.removesuffix(sse("[DONE]"))), None)
 sends("garbage behind the end", http(GOOD + b"data: {\n\n\n"), None)
 sends("null for everything", http(sse({"choices": None, "usage": None, "error": None}) + GOOD), None)
 sends("unknown fields", http(sse({"a": 1, "choices": [], "b": [[]]}) + GOOD), None)
-sends("nothing", http(b""), END, again=True)
-sends("the end only", http(sse("[DONE]")), END, again=True)
-sends("no finish", http(sse(FIRST, "[DONE]")), END, again=True)
+sends("nothing", http(b""), BROKEN, again=True)
+sends("no finish", http(sse(FIRST, "[DONE]")), BROKEN, again=True)
 sends(
     "an answer without a token",
     http(sse(choice(text="", token_ids=[], finish_reason="length"))),
@@ -370,60 +308,43 @@ sends(
 )
 sends("too many tokens at once", http(sse(choice(token_ids=[1] * 50, finish_reason="length"))), "gives more tokens")
 sends("an aborted answer", http(sse(FIRST, choice(finish_reason="abort"))), "ended an answer by 'abort'")
-sends(
-    "an error in the stream",
-    http(sse(FIRST, {"error": {"message": "died"}})),
-    DIED,
-    again=True,
-)
-sends("an error text in the stream", http(sse(FIRST, {"error": "died"})), DIED, again=True)
+sends("an error in the stream", http(sse(FIRST, {"error": {"message": "died"}})), DIED, again=True)
 sends("the key in a stream's error", http(sse({"error": KEY})), r"stopped with an error: \[key\]; see", again=True)
-for text in ("<html>", "[]", "7", "null", '"text"', "{", "{}}", "[" * 100_000, '{"a":' * 100_000, "NaN", "\x1b[2J"):
+for text in ("<html>", "[]", "null", "{}}", "[" * 100_000, "NaN", "\x1b[2J"):
     sends(f"event {text[:12]!r}", http(sse(text)), STRANGE)
-sends("invalid UTF-8", http(b'data: {"a": "\xff"}\n\n' + GOOD), STRANGE)
-sends("UTF-16", http(GOOD.decode().encode("utf-16")), STRANGE)
-for usage in ("NaN", "-1", "4.0", "1e999", "9" * 5000, '"4"', "[4]", "true", "{}"):
+for usage in ("NaN", "-1", "4.0", "9" * 5000, '"4"', "true", "{}"):
     sends(f"usage {usage[:9]}", http(sse('{"usage": {"completion_tokens": ' + usage + "}}") + GOOD), STRANGE)
-for usage in ("[]", "7", '"x"'):
-    sends(f"usage itself {usage}", http(sse('{"usage": ' + usage + "}") + GOOD), STRANGE)
-for choices in ('"x"', "{}", "7", "[7]", "[null]", "[[]]"):
+for choices in ('"x"', "{}", "[7]", "[null]"):
     sends(f"choices {choices}", http(sse('{"choices": ' + choices + "}") + GOOD), STRANGE)
 sends("five choices", http(sse({"choices": [{"index": i, "text": "x"} for i in range(5)]}) + GOOD), STRANGE)
-sends("the second choice", http(sse(choice(index=1)) + GOOD), STRANGE)
 WRONG: dict[str, tuple[Any, ...]] = {
-    "index": (-1, "0", True, 0.0, None, 2**70),
-    "text": (7, [], {}, True),
-    "token_ids": ("1", 7, [-1], [1.0], [True], ["1"], [2**31], [2**70], [[1]], [None], {}),
-    "finish_reason": (7, [], True),
-    "stop_reason": (1.5, -1, {}, True, 2**40),
-    "matched_stop": (1.5, [], -7),
+    "index": (1, "0", True, None),
+    "text": (7, {}),
+    "token_ids": ("1", [-1], [1.0], [True], [2**31], [None]),
+    "finish_reason": (7,),
+    "stop_reason": (1.5, -1, {}),
+    "matched_stop": (1.5,),
 }
 for name, values in WRONG.items():
     for value in values:
         sends(f"{name} {value!r}", http(sse(choice(**{name: value})) + GOOD), STRANGE)
 sends("a surrogate", http(sse('{"choices": [{"text": "\\ud800"}]}') + GOOD), STRANGE)
 sends("a token that is none", http(sse(choice(token_ids=[10**6], finish_reason="length"))), "gave the token 1000000")
-sends("an end token that is none", http(sse(choice(text="1", token_ids=None, stop_reason=10**6, finish_reason="stop"))),
-      "gave the token 1000000")  # fmt: skip
 sends("the key as an answer", http(sse(choice(text=f"my {KEY}", finish_reason="length"))), "repeats the key")
 
 
 # /models
 
 
-def of_models(name: str, data: bytes, said: str, **how: Any) -> None:
-    sends(f"models: {name}", data, said, path="models", **how)
-
-
-for listed in (b"<html>", b"[]", b"{}", b'{"data": 7}', b'{"data": [{"id": 7}]}', b'{"data": [{"id": ""}]}',
-               b'{"data": [{}]}', b"[" * 100_000, b'{"data": [{"id": "' + b"x" * 2000 + b'"}]}', b"\xff"):  # fmt: skip
-    of_models(repr(listed[:22]), http(listed), STRANGE)
-of_models("none", http(b'{"data": []}'), "names no model; give one with model=")
-of_models("an error", http(b"oh", "500 Oh"), "answers 500 to models: oh", again=True)
-of_models("the key", http(KEY.encode(), "403 No"), r"answers 403 to models: \[key\]")
-of_models("the key as a wrong value", http(json.dumps({"data": KEY}).encode()), STRANGE)
+for listed in (b"<html>", b'{"data": 7}', b'{"data": [{"id": ""}]}', b'{"data": [{"id": "' + b"x" * 2000 + b'"}]}'):
+    sends(f"models: {listed[:22]!r}", http(listed), STRANGE, path="models")
+sends("models: none", http(b'{"data": []}'), "names no model; give one with model=", path="models")
+sends("models: an error", http(b"oh", "500 Oh"), "answers 500 to models: oh", again=True, path="models")
+sends("models: the key as a wrong value", http(json.dumps({"data": KEY}).encode()), STRANGE, path="models")
 repeats("sends models for ever", OPEN, b"[" * 65536, r"answers models with more than 16,777,216 bytes", path="models")
 repeats("drips models", OPEN, b" ", LATE, every_s=0.05, path="models", bounds=ENDLESS)
+
+
 # /metrics
 
 
@@ -432,23 +353,14 @@ def of_metrics(name: str, text: str, said: str | None) -> None:
 
 
 COUNTER = "vllm:spec_decode_num_drafts_total"
-for value in ("NaN", "+Inf", "-1", "1e400", "1e300"):
-    of_metrics(value, f"{COUNTER} {value}\n", f"as {COUNTER}; leave its counters unread by metrics=false")
+for value in ("NaN", "-1", "1e400"):
+    of_metrics(value, f"{COUNTER} {value}\n", f"{COUNTER} is .*; leave its counters unread by metrics=false")
 of_metrics("a word", f"{COUNTER} many\n", STRANGE)
 of_metrics("another one is NaN", f"other NaN\nbad {{\n{COUNTER} 3\n", None)
-of_metrics("a page", "<html>\n{}}}} {{{{ 7 7 7\n", None)
 of_metrics("binary", "\xff\xfe\x00", STRANGE)
 of_metrics("braces", COUNTER + "{" + "} " * 500_000 + "\n", STRANGE)
 sends("metrics: an error", http(b"oh", "500 Oh"), None, path="metrics")
-sends("metrics: a redirect", http(b"", "302 Found", more=b"Location: http://127.0.0.1:9/\r\n"), None, path="metrics")
-repeats(
-    "sends metrics for ever",
-    OPEN,
-    b"a 1\n" * 16384,
-    "with more than 16,777,216 bytes; see the server's log, or leave .* unread by metrics=false",
-    path="metrics",
-)
-repeats("drips metrics", OPEN, b"#", LATE, every_s=0.05, path="metrics", bounds=ENDLESS)
+repeats("sends metrics for ever", OPEN, b"a 1\n" * 16384, "unread by metrics=false", path="metrics")
 
 
 @behaviour(None, path="metrics")

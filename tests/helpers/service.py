@@ -21,7 +21,7 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer, self.word = answer, word
         self.names: list[str] = ["served"]
-        self.tells_ids = self.tells_usage = self.keeps_stop = self.names_stop = True
+        self.tells_ids = self.tells_usage = True
         self.delay_s = 0.0
         self.together: threading.Barrier | None = None  # nobody is answered before so many have asked
         self.counted_besides = 0  # tokens that its usage has and its text has not
@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         if service.fault == "page":
             return self.reply(200, "<html>hello</html>")
         if service.fault == "nonsense":
-            return self.reply(200, "data: <html>\n\n")
+            return self.reply(200, "data: <html>\n\n", "text/event-stream")
         if service.knows is not None and (unknown := sorted(set(body) - service.knows)):
             return self.reply(422, json.dumps({"detail": f"Unexpected fields in the request: {unknown}"}))
         if service.knows is not None and not isinstance(body["prompt"], str):
@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
             for name in service.counters:
                 service.counters[name] += len(ids)
         whole = service.word(ids)
-        shown = whole if service.keeps_stop or said is None else whole[: whole.index(said)]
+        shown = whole if said is None else whole[: whole.index(said)]
         self.event(": a comment, to keep the line open")
         for i, token in enumerate(ids):
             time.sleep(service.delay_s)
@@ -107,9 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             if service.tells_ids and body.get("return_token_ids"):
                 choice["token_ids"] = [token]
             if i == len(ids) // 2 and service.fault is not None:
-                if service.fault == "stalls":
-                    time.sleep(SILENT_S)
-                elif service.fault == "says so":
+                if service.fault == "says so":
                     self.event("data: " + json.dumps({"error": {"message": "the engine died"}}))
                 elif service.fault == "ends":
                     self.event("data: [DONE]")
@@ -118,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             if i == len(ids) - 1:
                 choice["finish_reason"] = finish
-                if said is not None and service.names_stop:
+                if said is not None:
                     choice["stop_reason"] = said
             self.event("data: " + json.dumps({"choices": [choice], "usage": None}))
         if service.tells_usage and body["stream_options"]["include_usage"]:
@@ -132,8 +130,10 @@ class Handler(BaseHTTPRequestHandler):
         data = f"{line}\r\n\r\n".encode()
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
-    def reply(self, status: int, text: str) -> None:
+    def reply(self, status: int, text: str, kind: str | None = None) -> None:
         self.send_response(status)
+        if kind is not None:
+            self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())
