@@ -50,11 +50,14 @@ class _Handler(BaseHTTPRequestHandler):
         tokens = len(text.split())
         told = {"mtbench": {"forwards": 2 * tokens, "queued_s": 0.5, "options": [{"tokens": tokens, "tau": 0.75}]}}
         usage = {"completion_tokens": tokens}
-        self._send(code, {"choices": [{"text": text}], "usage": usage, "metrics": told})
+        content = {"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage, "metrics": told}
+        self._send(code, content, stream=body.get("stream", False))
 
-    def _send(self, code: int, content: Any) -> None:
-        data = json.dumps(content).encode()
+    def _send(self, code: int, content: Any, *, stream: bool = False) -> None:
+        text = json.dumps(content)
+        data = f"data: {text}\n\ndata: [DONE]\n\n".encode() if stream else text.encode()
         self.send_response(code)
+        self.send_header("Content-Type", "text/event-stream" if stream else "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -27,7 +27,7 @@ from mtbench.experiments.load import servers
 from mtbench.experiments.load.clients import Client, Sending
 from mtbench.experiments.load.format import LoadPlan, PointLine, PointPlan, RequestLine, ServerFacts
 from mtbench.experiments.load.planning import run_request
-from mtbench.experiments.load.servers import Server
+from mtbench.experiments.load.servers import Running
 from mtbench.hardware import machine
 from mtbench.models.loading import inspect
 from mtbench.programs.processes import utc_now
@@ -75,32 +75,32 @@ class LoadRun:
         for (_, arm), turn in itertools.groupby(missing, key=lambda point: (point.round, point.arm)):
             if time.monotonic() > deadline:
                 return
-            with self._served(arm) as server:
+            with self._served(arm) as running:
                 for point in turn:
                     if time.monotonic() > deadline:
                         return
-                    line = self._point(point, server, python)
+                    line = self._point(point, running, python)
                     self.run.append(POINTS, [dump(line)])
                     done += 1
                     self.note(f"{done} of {len(self.planned.points)}: round {line.round}, {_told(line)}")
         shutil.rmtree(self.run.path / WORK, ignore_errors=True)
 
     @contextmanager
-    def _served(self, arm: str) -> Iterator[Server]:
-        request, items = self.planned.request, self.planned.items
-        with servers.running(self.planned, self.planned.arm(arm), self.run.path / WORK / "server") as server:
-            self._write_server(arm, server)
+    def _served(self, arm: str) -> Iterator[Running]:
+        items = self.planned.items
+        with servers.running(self.planned, self.planned.arm(arm), self.run.path / WORK / "server") as running:
+            self._write_server(arm, running)
             body = {"temperature": 0, "max_tokens": self.planned.max_new_tokens}
-            prompts = [items[place % len(items)].prompt for place in range(request.max_num_seqs)]
-            servers.warm_up(server, prompts, body, request.request_timeout_s)
-            yield server
+            prompts = [items[place % len(items)].prompt for place in range(self.planned.request.max_num_seqs)]
+            servers.warm_up(running, prompts, body)
+            yield running
 
-    def _point(self, point: PointPlan, server: Server, python: Path) -> PointLine:
+    def _point(self, point: PointPlan, running: Running, python: Path) -> PointLine:
         """Run a point and return its line."""
         request, items = self.planned.request, [self.planned.items[place] for place in point.items]
         sending = Sending(
-            url=server.url,
-            model=server.model,
+            url=running.server.url,
+            model=running.model,
             prompts=[item.prompt for item in items],
             items=[item.item for item in items],
             rate=point.level if request.request_rate else None,
@@ -111,11 +111,11 @@ class LoadRun:
             stop=self.planned.stop,
             timeout_s=request.request_timeout_s,
             tokenizer=self.run.path / TOKENIZER,
-            key_env=server.key_env,
+            key_env=running.server.key_env,
         )
         folder = self.run.path / WORK / point.point
         shutil.rmtree(folder, ignore_errors=True)
-        started, gpu = utc_now(), machine.gpu() if server.command is not None else None
+        started, gpu = utc_now(), machine.gpu() if running.command is not None else None
         before_j = None if gpu is None else gpu.energy_j()
         requests = self.client.send(python, sending, folder)
         after_j = None if gpu is None else gpu.energy_j()
@@ -140,15 +140,15 @@ class LoadRun:
             checkpoint.tokenizer.save_pretrained(partial)
             partial.rename(folder)
 
-    def _write_server(self, arm: str, server: Server) -> None:
+    def _write_server(self, arm: str, running: Running) -> None:
         known = read_servers(self.run)
-        url = server.url if server.command is None else None
-        facts = ServerFacts(name=arm, model=server.model, command=server.command, url=url)
+        url = running.server.url if running.command is None else None
+        facts = ServerFacts(name=arm, model=running.model, command=running.command, url=url)
         if known.get(arm) is None:
             self.run.write_json(SERVERS, {name: dump(entry) for name, entry in {**known, arm: facts}.items()})
-        elif known[arm].model != server.model:
+        elif known[arm].model != running.model:
             raise UserError(
-                f"{arm!r} served the model {known[arm].model!r} before and serves {server.model!r} now; start another "
+                f"{arm!r} served the model {known[arm].model!r} before and serves {running.model!r} now; start another "
                 "load with another `-o DIR`."
             )
 

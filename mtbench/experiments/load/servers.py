@@ -2,53 +2,31 @@
 
 import json
 import os
-import re
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
-
 from mtbench import files, plugins
-from mtbench.errors import UserError, first_line
+from mtbench.clients.openai_client import Server, ServerError
+from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan
 from mtbench.programs import processes
 
 READY_S = 1800.0  # time in which a server must answer: a large checkpoint is loaded, kernels are compiled
 DRAIN_S = 30.0  # time in which it must end
-ASK_S = 10.0  # time in which a given server must name its model
 LOOK_S = 0.1
-KEY = re.compile(r"[!#-\[\]-~]+")  # visible ASCII without quote and backslash, which JSON would escape
 
 
-class Server(NamedTuple):
+class Running(NamedTuple):
     """A server that answers."""
 
-    url: str
+    server: Server
     model: str
     command: list[str] | None  # arguments of mtbench; None: a given URL
-    key_env: str | None = None  # environment variable with the key that it wants
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers that every request needs."""
-        return {} if self.key_env is None else {"Authorization": f"Bearer {key_in(self.key_env)}"}
-
-
-def key_in(variable: str) -> str:
-    """Return the key in an environment variable. Raises UserError, without it, if it is not set or cannot be sent."""
-    key = os.environ.get(variable, "")
-    if not KEY.fullmatch(key):
-        fault = "has a space, a quote, or a character beyond ASCII" if key else "is not set"
-        raise UserError(
-            f"the environment variable {variable!r}, which --url names for a key, {fault}; set it to the key."
-        )
-    return key
 
 
 def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
@@ -68,14 +46,19 @@ def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
 
 
 @contextmanager
-def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Server]:
+def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
     """Yield the server of an arm; one of ours is started in `folder` and ended with the block.
 
     Raises UserError if it does not come up or does not answer.
     """
+    timeout_s = planned.request.request_timeout_s
     if arm.url is not None:
-        given = Server(arm.url, "", None, arm.key_env)
-        yield given._replace(model=_model_at(arm.name, given))
+        with _said_of(f"--url {arm.name}: "):
+            server = Server(arm.url, arm.key_env, timeout_s, timeout_s)
+            models = server.models()
+        if not models:
+            raise UserError(f"--url {arm.name}: {arm.url}/models does not name a model.")
+        yield Running(server, models[0], None)
         return
     shutil.rmtree(folder, ignore_errors=True)
     with files.write_errors(folder):
@@ -91,31 +74,25 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Server]:
                 raise UserError(f"the server of {arm.name!r} did not come up: {said}. See {log}.")
             time.sleep(LOOK_S)
         told = json.loads(files.read_bytes(ready))
-        yield Server(told["url"], told["model"], arguments)
+        yield Running(Server(told["url"], None, timeout_s, timeout_s), told["model"], arguments)
 
 
-def warm_up(server: Server, prompts: Sequence[str], body: Mapping[str, Any], timeout_s: float) -> None:
-    """Send prompts side by side and wait for their answers, so that nothing is compiled while it is measured.
+def warm_up(running: Running, prompts: Sequence[str], body: Mapping[str, Any]) -> None:
+    """Send prompts at once and wait for their answers, so that nothing is compiled while it is measured.
 
     Raises UserError if the server does not answer.
     """
+    with _said_of(""):
+        running.server.complete([{**body, "model": running.model, "prompt": prompt} for prompt in prompts])
 
-    headers = server.headers
 
-    def ask(prompt: str) -> None:
-        fields = {**body, "model": server.model, "prompt": prompt}
-        answer = httpx.post(
-            f"{server.url}/completions", json=fields, headers=headers, timeout=timeout_s, trust_env=False
-        )
-        answer.raise_for_status()
-
+@contextmanager
+def _said_of(place: str) -> Iterator[None]:
+    """Turn a ServerError into a UserError."""
     try:
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            list(pool.map(ask, prompts))
-    except httpx.HTTPStatusError as error:
-        raise UserError(f"{server.url} refused a request: {error.response.text[:200].strip()}") from None
-    except httpx.HTTPError as error:
-        raise UserError(f"{server.url} does not answer: {first_line(error)}.") from None
+        yield
+    except ServerError as error:
+        raise UserError(f"{place}{error}.") from None
 
 
 def _models(planned: LoadPlan) -> list[str]:
@@ -124,14 +101,3 @@ def _models(planned: LoadPlan) -> list[str]:
     for role, path in request.checkpoint.items():
         named += ["--checkpoint", f"{role}={path}"]
     return named + (["--device", request.device] if request.device != "auto" else [])
-
-
-def _model_at(name: str, server: Server) -> str:
-    """Return the first model that a server names."""
-    url, headers = server.url, server.headers
-    try:
-        answer = httpx.get(f"{url}/models", headers=headers, timeout=ASK_S, trust_env=False)
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"--url {name}: {url}/models does not name a model: {first_line(error)}.") from None
