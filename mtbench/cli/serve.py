@@ -71,13 +71,12 @@ def serve(
         ),
     ] = 300.0,
     ready_file: Annotated[
-        Path | None, Option("--ready-file", help="Write URL, model, method, rows and process id here once it answers.")
+        Path | None, Option("--ready-file", help="Write URL, model, method and process id here once it answers.")
     ] = None,
-    log: Annotated[Path | None, Option("--log", help="Append a JSON line for each request to this file.")] = None,
 ) -> None:
     """Serve one method by OpenAI's API, to measure it as a service.
 
-    Answers /v1/chat/completions, /v1/completions, /v1/models, /health, /ready and /metrics. Decoding is greedy unless a
+    Answers /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics. Decoding is greedy unless a
     request has a temperature. A request may set an option of the method in its body, such as {"tau": 0.8}.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
@@ -110,10 +109,9 @@ def serve(
         max_queue=max_queue,
         request_timeout_s=request_timeout,
         api_key=key,
-        log=log,
     )
     try:
-        server.run(loaded, limits, server.Address(host=host, port=port, ready_file=ready_file), span, say)
+        server.run(loaded, limits, span, say, host=host, port=port, ready_file=ready_file)
     except server.DecodingError as error:
         warn(f"error: {error}")
         raise typer.Exit(FAILED) from None

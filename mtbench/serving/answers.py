@@ -14,32 +14,29 @@ from mtbench.serving.text_stream import TextStream
 from mtbench.serving.wire import Asked
 from mtbench.serving.worker import Job
 
+DONE = b"data: [DONE]\n\n"
+
 
 class Answer:
     """One request's answer. `whole` returns it at once; `grow` and `end` return the messages of a stream."""
 
     def __init__(self, asked: Asked, served: Served, job: Job) -> None:
         self.asked, self.served, self.job = asked, served, job
-        self.id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._names = {"id": f"mtbench-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
         self._stream = TextStream(served.tokenizer, asked.request.stop)
         self._read = 0  # token ids seen
         self._sent = 0  # token ids in messages
         self._text = 0  # characters in messages
-        self._created = int(time.time())
 
-    def whole(self, ended: Ended) -> bytes:
+    def whole(self, ended: Ended) -> dict[str, Any]:
         """Return the complete answer."""
-        choice: dict[str, Any] = {"index": 0}
+        generation = ended.generation
+        choice = self._choice({"content": generation.text}, generation.token_ids) | self._ending(ended)
         if self.asked.chat:
-            choice["message"] = {"role": "assistant", "content": self.text(ended)}
-        else:
-            choice["text"] = self.text(ended)
-        choice |= self._ending(ended)
-        if self.asked.token_ids:
-            choice["token_ids"] = ended.generation.token_ids
-        usage = self._usage(len(ended.generation.token_ids))
-        body = self._message([choice], usage=usage, metrics=self.metrics(ended))
-        return json.dumps(self._with_prompt_ids(body)).encode()
+            choice["message"] = {"role": "assistant", **choice.pop("delta")}
+        kind = "chat.completion" if self.asked.chat else "text_completion"
+        told = {"usage": self._usage(ended), "metrics": self.metrics(ended)}
+        return {**self._names, "object": kind, "choices": [choice], **told}
 
     def grow(self) -> bytes | None:
         """Return the message with what was decoded since the last one; None if no character is complete."""
@@ -49,94 +46,53 @@ class Answer:
         text = self._stream.add([token for token in new if token not in endings])
         if not text or self._stream.stopped:
             return None  # `end` returns what comes before a stop string
-        return self._event(text, self.job.token_ids[self._sent : self._read])
+        return self._message([self._part(text, self.job.token_ids[self._sent : self._read])])
 
     def end(self, ended: Ended) -> list[bytes]:
         """Return the last messages."""
-        ids = ended.generation.token_ids
-        last = self._choice(self.text(ended)[self._text :], ids[self._sent :]) | self._ending(ended)
-        usage, metrics = self._usage(len(ids)), {"metrics": self.metrics(ended)}
+        generation, metrics = ended.generation, self.metrics(ended)
+        last = self._part(generation.text[self._text :], generation.token_ids[self._sent :]) | self._ending(ended)
         if not self.asked.include_usage:
-            extra = metrics | ({"usage": usage} if self.asked.usage_everywhere else {})
-            return [self._sse([last], **extra), DONE]
-        some = {"usage": usage} if self.asked.usage_everywhere else {}
-        return [self._sse([last], **some), self._sse([], usage=usage, **metrics), DONE]
-
-    def text(self, ended: Ended) -> str:
-        """Return the text of the answer, with its stop string if the client wants it."""
-        generation = ended.generation
-        if generation.finish_reason != "stop" or not self.asked.keep_stop:
-            return generation.text
-        complete = text_of(self.served.tokenizer, generation.token_ids)
-        return generation.text + (self._stop_string(complete, len(generation.text)) or "")
+            return [self._message([last], metrics=metrics), DONE]
+        return [self._message([last]), self._message([], usage=self._usage(ended), metrics=metrics), DONE]
 
     def metrics(self, ended: Ended) -> dict[str, Any]:
         """Return what the answer took: acceptance as vLLM reports it, and what mtbench adds."""
-        commits = ended.generation.commits or []
-        job, tokens = self.job, len(ended.generation.token_ids)
+        commits, job = ended.generation.commits or [], self.job
         return {
             "speculative_decoding": acceptance(commits, ended.offered, self.served.window),
             "mtbench": {
                 "forwards": len(commits),
-                "tokens": tokens,
                 "queued_s": (job.joined_s or job.arrived_s) - job.arrived_s,
-                "ttft_s": (job.first_s or job.latest_s) - job.arrived_s,
                 "options": [{"tokens": segment.tokens, **segment.options} for segment in ended.segments],
             },
         }
 
-    def _event(self, text: str, ids: Sequence[int]) -> bytes:
-        usage = {"usage": self._usage(self._read)} if self.asked.usage_everywhere else {}
-        return self._sse([self._choice(text, ids)], **usage)
-
-    def _choice(self, text: str, ids: Sequence[int]) -> dict[str, Any]:
-        first = not self._sent
+    def _part(self, text: str, ids: Sequence[int]) -> dict[str, Any]:
+        """Return the choice of a message with more of the answer."""
+        role = {} if self._sent else {"role": "assistant"}
         self._text += len(text)
         self._sent += len(ids)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-        if self.asked.chat:
-            choice["delta"] = ({"role": "assistant"} if first else {}) | {"content": text}
-        else:
-            choice["text"] = text
-        if self.asked.token_ids:
-            choice["token_ids"] = list(ids)
-            if first and not self.asked.chat:
-                choice["prompt_token_ids"] = list(self.asked.request.prompt_ids)
-        return choice
+        return self._choice({**role, "content": text}, ids) | {"finish_reason": None}
+
+    def _choice(self, message: Mapping[str, str], ids: Sequence[int]) -> dict[str, Any]:
+        said = {"delta": dict(message)} if self.asked.chat else {"text": message["content"]}
+        return {"index": 0, **said, **({"token_ids": list(ids)} if self.asked.token_ids else {})}
 
     def _ending(self, ended: Ended) -> dict[str, Any]:
-        generation = ended.generation
-        if generation.finish_reason == "length":
-            return {"finish_reason": "length", "stop_reason": None}
-        stopped = None
+        generation, stopped = ended.generation, None
         if generation.finish_reason == "stop":
-            complete = text_of(self.served.tokenizer, generation.token_ids)
-            stopped = self._stop_string(complete, len(generation.text))
-        return {"finish_reason": "stop", "stop_reason": stopped}
+            rest = text_of(self.served.tokenizer, generation.token_ids)[len(generation.text) :]
+            stopped = next((stop for stop in self.asked.request.stop if rest.startswith(stop)), None)
+        return {"finish_reason": "length" if generation.finish_reason == "length" else "stop", "stop_reason": stopped}
 
-    def _stop_string(self, text: str, begin: int) -> str | None:
-        return next((s for s in self.asked.request.stop if text.startswith(s, begin)), None)
-
-    def _usage(self, tokens: int) -> dict[str, int]:
-        prompt = len(self.asked.request.prompt_ids)
+    def _usage(self, ended: Ended) -> dict[str, int]:
+        prompt, tokens = len(self.asked.request.prompt_ids), len(ended.generation.token_ids)
         return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
-    def _message(self, choices: Sequence[Mapping[str, Any]], *, chunk: bool = False, **more: Any) -> dict[str, Any]:
-        kind = "text_completion"
-        if self.asked.chat:
-            kind = "chat.completion.chunk" if chunk else "chat.completion"
-        names = {"id": self.id, "object": kind, "created": self._created, "model": self.served.name}
-        return {**names, "choices": choices, **more}
-
-    def _with_prompt_ids(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Add the prompt's ids where vLLM has them."""
-        if self.asked.token_ids:
-            place = body if self.asked.chat else body["choices"][0]
-            place["prompt_token_ids"] = list(self.asked.request.prompt_ids)
-        return body
-
-    def _sse(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
-        return sse(self._message(choices, chunk=True, **more))
+    def _message(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
+        kind = "chat.completion.chunk" if self.asked.chat else "text_completion"
+        return sse({**self._names, "object": kind, "choices": choices, **more})
 
 
 def acceptance(commits: Sequence[int], offered: Sequence[int], window: int) -> dict[str, Any]:
@@ -166,6 +122,3 @@ def acceptance(commits: Sequence[int], offered: Sequence[int], window: int) -> d
 def sse(body: Mapping[str, Any]) -> bytes:
     """Return one message of a stream."""
     return f"data: {json.dumps(body)}\n\n".encode()
-
-
-DONE = b"data: [DONE]\n\n"

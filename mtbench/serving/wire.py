@@ -22,44 +22,26 @@ from mtbench.serving.served import Served
 
 # Fields that never change an answer here.
 IGNORED = {
-    *("user", "metadata", "store", "service_tier", "cache_salt", "request_id", "rid", "priority"),
+    *("user", "metadata", "store", "service_tier", "cache_salt", "cache_prompt", "request_id", "rid", "priority"),
     *("parallel_tool_calls", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("return_spec_tokens_details",),
+    "return_spec_tokens_details",
 }
-# Fields that change nothing at these values; None always does.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
-    "continue_final_message": (False,),
-    "truncate_prompt_tokens": (),
+# Fields that change nothing at these values; null always does. Those of sampling change nothing in greedy decoding.
+OFF: Sequence[Any] = (False, 0, "", [], {})
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(("echo", "suffix", "top_logprobs", "logit_bias", "min_tokens", "stop_token_ids", "bad_words"), OFF),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "use_beam_search", "tools", "functions"), OFF),
+    **dict.fromkeys(("add_special_tokens", "continue_final_message", "no_stop_trim"), OFF),
+    **dict.fromkeys(("include_stop_str_in_output", "logprobs"), (False,)),  # logprobs: 0 asks for one
+    **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (1,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("detokenize", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("prompt_logprobs", "truncate_prompt_tokens", "reasoning_effort"), ()),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "detokenize": (True,),
-    "reasoning_effort": (),
 }
-# Fields that change nothing in greedy decoding, and otherwise at these values.
-OF_SAMPLING: Mapping[str, tuple[Any, ...]] = {"top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "typical_p": (1,)}
+OF_SAMPLING: Mapping[str, Sequence[Any]] = {"top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "typical_p": (1,)}
 
 
 class BadRequestError(Exception):
@@ -77,9 +59,9 @@ class _Record(BaseModel):
 class StreamOptions(_Record):
     """What a stream's messages contain beside text."""
 
+    model_config = ConfigDict(extra="ignore")
+
     include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
 
 
 class Part(_Record):
@@ -119,8 +101,6 @@ class Body(_Record):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None
 
 
 class ChatBody(Body):
@@ -168,9 +148,7 @@ class Asked:
     chat: bool
     stream: bool
     include_usage: bool
-    usage_everywhere: bool
     token_ids: bool
-    keep_stop: bool  # the text ends with the stop string
 
 
 def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Asked:
@@ -203,7 +181,6 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
             413,
         )
     stop = body.stop or []
-    usage = body.stream_options or StreamOptions()
     return Asked(
         request=Request(
             prompt_ids=prompt,
@@ -216,10 +193,8 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
         ),
         chat=chat,
         stream=bool(body.stream),
-        include_usage=usage.include_usage,
-        usage_everywhere=usage.continuous_usage_stats,
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
         token_ids=bool(body.return_token_ids),
-        keep_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
     )
 
 
@@ -244,22 +219,16 @@ def _check_others(body: Body, served: Served) -> dict[str, float]:
     """Return the options among the fields that the records do not name. Raise BadRequestError for a wrong one."""
     found = {}
     for name, value in (body.model_extra or {}).items():
+        allowed = {**NEUTRAL, **OF_SAMPLING}.get(name)
+        if value is None or name in IGNORED or (name in OF_SAMPLING and not body.temperature):
+            continue
         if name in served.options:
-            if value is not None:
-                found[name] = _option(served, name, value)
-            continue
-        if name in IGNORED or value is None:
-            continue
-        neutral = NEUTRAL.get(name)
-        if name in OF_SAMPLING:
-            if not body.temperature:
-                continue
-            neutral = OF_SAMPLING[name]
-        if neutral is None:
+            found[name] = _option(served, name, value)
+        elif allowed is None:
             raise BadRequestError(f"Unrecognized request argument supplied: {name:.100}", name[:100])
-        if not _is_one_of(value, neutral):
-            allowed = " or ".join(json.dumps(one) for one in neutral) or "null"
-            raise BadRequestError(f"{name} is not supported; {allowed} is allowed.", name)
+        elif not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
+            choices = " or ".join(json.dumps(one) for one in allowed) or "null"
+            raise BadRequestError(f"{name} is not supported; {choices} is allowed.", name)
     return found
 
 
@@ -270,11 +239,6 @@ def _option(served: Served, name: str, value: Any) -> float:
         return served.option(name, value)
     except UserError as error:
         raise BadRequestError(str(error), name) from None
-
-
-def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
-    """Return whether a value is one of some; true is not 1."""
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
 
 
 def _tokenise(served: Served, text: str) -> list[int]:

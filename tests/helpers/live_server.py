@@ -17,7 +17,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.serving.adaptive import LoadPolicy, OptionRange
 from mtbench.serving.app import Limits, Service
 from mtbench.serving.served import Served
-from mtbench.serving.server import Address, listen, serve
+from mtbench.serving.server import listen, serve
 from mtbench.serving.worker import Worker
 
 WAIT_S = 30.0  # longer than any test waits
@@ -70,7 +70,7 @@ def serving(served: Served, span: OptionRange | None = None, **limits: Any) -> I
     """Serve until the block ends."""
     worker = Worker(served, None if span is None else partial(LoadPolicy, span))
     service = Service(worker, Limits(**limits))
-    listening, started = listen(Address(port=0)), threading.Event()
+    listening, started = listen("127.0.0.1", 0), threading.Event()
     told: list[tuple[str, asyncio.AbstractEventLoop]] = []
 
     async def main() -> None:

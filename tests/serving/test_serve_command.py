@@ -22,6 +22,7 @@ from mtbench.cli.serve import app
 from mtbench.decoding.loop import decode
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
+from mtbench.models import chat_template
 from mtbench.runs.run_request import RunRequest
 from mtbench.serving import served
 
@@ -68,16 +69,17 @@ def test_a_process_serves_and_drains(tmp_path: Path) -> None:
     """openai's client and curl have the texts of the decode loop; SIGTERM lets answers end."""
     options = ("--method", "mars:tau=0.9", "--max-num-seqs", "2", "--device", "cpu")
     with started(tmp_path, *options, "--port", "0") as (process, told):
-        assert told == {"url": told["url"], "model": "tiny", "method": told["method"], "rows": 2, "pid": process.pid}
+        assert told == {"url": told["url"], "model": "tiny", "method": told["method"], "pid": process.pid}
         with openai.OpenAI(base_url=told["url"], api_key="any") as client:
             asked: Any = {"model": "tiny", "max_tokens": 24, **QUESTION}
             whole = client.chat.completions.create(**asked)
-            exact = client.chat.completions.create(**asked, extra_body={"tau": 1, "return_token_ids": True})
+            exact = client.chat.completions.create(**asked, extra_body={"tau": 1})
         body = json.dumps({**QUESTION, "max_tokens": 24})
         curl = ["curl", "-sS", f"{told['url']}/chat/completions", "-H", "Content-Type: application/json", "-d", body]
         heard = json.loads(subprocess.run(curl, check=True, capture_output=True, text=True).stdout)
         assert heard["choices"][0]["message"]["content"] == whole.choices[0].message.content
-        prompt = (exact.model_extra or {})["prompt_token_ids"]
+        text = chat_template.render(tiny("ar").tokenizer, QUESTION["messages"], answer_follows=True, options={})
+        prompt = tiny("ar").tokenizer([text], add_special_tokens=False)["input_ids"][0]
         assert [whole.choices[0].message.content] == decoded("mars:tau=0.9", [prompt], 24)
         assert [exact.choices[0].message.content] == decoded("ar:on=mars", [prompt], 24)
         asked = {"prompt": "12 + 30 =", "max_tokens": 400, "ignore_eos": True, "stream": True}
