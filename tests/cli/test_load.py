@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.experiments.load import registry
+from mtbench.experiments.load import experiment
 from mtbench.experiments.load.request import LIMITS
 from mtbench.runs.option_texts import latency_limits
 
@@ -41,7 +41,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first command runs out of time; the second one does the rest, and a third one only reports."""
-    monkeypatch.setitem(registry.CLIENTS, "aiperf", CLIENT)
+    monkeypatch.setitem(experiment.CLIENTS, "aiperf", CLIENT)
     monkeypatch.setattr(type(CLIENT), "python", lambda *_, **__: PYTHON)
     folder = tmp_path / "load"
     with answering(lambda prompt: (200, "The answer is 1.")) as server:

@@ -33,8 +33,8 @@ from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.stages import UNFINISHED, conclude, read_gate
 from mtbench.experiments.gate.timed import TimedStage
 from mtbench.experiments.load.document import document as load_document
+from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.experiments.load.format import LoadPlan
-from mtbench.experiments.load.registry import CLIENTS
 from mtbench.experiments.load.runner import PLAN
 from mtbench.experiments.load.summary import summarise
 from mtbench.experiments.reproduce import rerun

@@ -15,8 +15,8 @@ from tool_files import RECORDED
 from mtbench.errors import UserError
 from mtbench.experiments.load import aiperf, guidellm
 from mtbench.experiments.load.clients import Sending, outcome_of, server_metrics, with_key
+from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.experiments.load.format import Segment
-from mtbench.experiments.load.registry import CLIENTS
 from mtbench.programs import environments
 from mtbench.results import acceptance
 
@@ -180,31 +180,13 @@ def test_a_key_is_in_no_command_line(client: Any, tmp_path: Path, monkeypatch: p
     assert "<key>" not in told.stdout
 
 
-def test_a_python_without_the_client_is_refused(tmp_path: Path) -> None:
-    client = CLIENTS["guidellm"]
-    with pytest.raises(UserError, match=r"has no guidellm, and 0\.8\.1 is needed"):
-        client.python(PYTHON, print)
-    with pytest.raises(UserError, match="cannot be run"):
-        client.python(tmp_path / "none", print)
-
-
-def test_a_client_that_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never offline."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"--offline forbids.*--client-python"):
-        CLIENTS["aiperf"].python(None, print, offline=True)
-
-    def unreachable(*_: Any) -> None:
-        raise UserError("'aiperf 0.13.0' cannot be installed: no network.")
-
-    monkeypatch.setattr("mtbench.experiments.load.clients.installed", unreachable)
-    with pytest.raises(UserError, match="no network; name a Python that has it with `--client-python`"):
-        CLIENTS["aiperf"].python(None, print)
-
-
-def test_an_installed_client_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"--offline forbids to download it"):
+        CLIENTS["aiperf"].python(print, offline=True)
     folder = tmp_path / "mtbench" / "clients" / f"aiperf-{aiperf.VERSION}-{sys.implementation.cache_tag}"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").touch()
     (folder / environments.MARKER).touch()
-    assert CLIENTS["aiperf"].python(None, print, offline=True) == folder / "bin" / "python"
+    assert CLIENTS["aiperf"].python(print, offline=True) == folder / "bin" / "python"

@@ -51,7 +51,7 @@ def test_prompts_are_those_of_a_run() -> None:
 
 
 def test_a_range_is_an_adaptive_arm() -> None:
-    found = arms.parse(["ar", "mars:tau=1|0.95|0.95..0.7,cache=block"])
+    found = arms.parse(["ar", "mars:tau=1|0.95,cache=block", "mars:tau=0.95..0.7,cache=block"])
     assert [(arm.name, arm.adaptive) for arm in found] == [
         ("ar", None),
         ("mars:cache=block", None),

@@ -16,9 +16,9 @@ from mtbench.document import write
 from mtbench.errors import UserError
 from mtbench.experiments.load import servers
 from mtbench.experiments.load.document import document
+from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.experiments.load.format import ClientName, LoadPlan
 from mtbench.experiments.load.planning import run_request
-from mtbench.experiments.load.registry import CLIENTS
 from mtbench.experiments.load.runner import LoadRun, read_points, read_scores
 from mtbench.experiments.load.summary import summarise
 from mtbench.records import dump
@@ -206,7 +206,7 @@ def test_the_real_client(tmp_path: Path, name: ClientName, monkeypatch: pytest.M
     monkeypatch.delenv("XDG_CACHE_HOME")
     client = CLIENTS[name]
     try:
-        python = client.python(None, print, offline=True)
+        python = client.python(print, offline=True)
     except UserError:
         pytest.skip(f"{client.label} is not installed")
     asked = request(method=["mars"], request_rate=[4.0], requests=6, rounds=1, client=name, max_new_tokens=24)

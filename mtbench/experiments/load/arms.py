@@ -7,7 +7,6 @@ vllm=http://HOST:8000/v1 a server that runs already
 vllm=http://HOST:8000/v1=KEY   the same, and the environment variable KEY has the key that it wants
 """
 
-import itertools
 from collections.abc import Sequence
 
 from mtbench.decoding.arms import ENGINES, Arm, parse_arms
@@ -22,12 +21,24 @@ RANGE = ".."
 def parse(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
     """Return the arms of several `--method` values, in order.
 
-    Raises UserError for a method or an option that is not allowed, a method that cannot be served, or an arm that is
-    given twice.
+    Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
     """
-    arms = [_arm(fixed, ranges, spec, engine) for spec in specs for fixed, ranges in _alternatives(spec)]
-    refuse_twins([arm.name for arm in arms])
-    return arms
+    found = []
+    for spec in specs:
+        fixed, adaptive = _without_range(spec)
+        for arm in parse_arms([fixed], engine):
+            method = METHODS[arm.method]
+            if method.outside:
+                raise UserError(
+                    f"--method {spec!r}: {arm.method} is an external engine and cannot be served; start its server and "
+                    "give it with `--url NAME=URL`."
+                )
+            if adaptive is not None:
+                option, _, text = adaptive.partition("=")
+                for end in text.split(RANGE):
+                    parse_option(method, option, end)
+            found.append(ArmPlan(name=_name(arm, adaptive), method=_served(arm), adaptive=adaptive))
+    return found
 
 
 def refuse_twins(names: Sequence[str]) -> None:
@@ -37,37 +48,19 @@ def refuse_twins(names: Sequence[str]) -> None:
             raise UserError(f"two arms have the name {name!r}; give each arm once.")
 
 
-def _alternatives(spec: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return for each arm of `spec` its text without ranges, and its ranges as (option, text)."""
+def _without_range(spec: str) -> tuple[str, str | None]:
+    """Return a method without its range, and the range.
+
+    >>> _without_range("mars:tau=0.95..0.7,cache=block")
+    ('mars:cache=block', 'tau=0.95..0.7')
+    """
     name, _, rest = spec.partition(":")
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    choices = [[(key, equals, value) for value in text.split("|")] for key, equals, text in pairs]
-    found = []
-    for chosen in itertools.product(*choices):
-        fixed = ",".join(key + equals + value for key, equals, value in chosen if RANGE not in value)
-        ranges = [(key, value) for key, _, value in chosen if RANGE in value]
-        found.append((f"{name}:{fixed}" if fixed else name, ranges))
-    return found
-
-
-def _arm(fixed: str, ranges: Sequence[tuple[str, str]], spec: str, engine: str) -> ArmPlan:
-    [arm] = parse_arms([fixed], engine)
-    method = METHODS[arm.method]
-    if method.outside:
-        raise UserError(
-            f"--method {spec!r}: {arm.method} is an external engine and cannot be served; start its server and give it "
-            "with `--url NAME=URL`."
-        )
+    pairs = rest.split(",") if rest else []
+    ranges = [pair for pair in pairs if RANGE in pair]
     if len(ranges) > 1:
         raise UserError(f"--method {spec!r}: a server adapts one option; give one range, such as `tau=0.95..0.7`.")
-    for option, text in ranges:
-        low, _, high = text.partition(RANGE)
-        for end in (low, high):
-            parse_option(method, option, end)
-        if option in arm.options:
-            raise UserError(f"--method {spec!r}: {option} is given twice.")
-    adaptive = "=".join(ranges[0]) if ranges else None
-    return ArmPlan(name=_name(arm, adaptive), method=_served(arm), adaptive=adaptive)
+    fixed = ",".join(pair for pair in pairs if pair not in ranges)
+    return f"{name}:{fixed}" if fixed else name, ranges[0] if ranges else None
 
 
 def _options(arm: Arm) -> list[str]:

@@ -3,8 +3,7 @@
     aiperf 0.13.0     ai-dynamo/aiperf; needs no torch
     guidellm 0.8.1    vllm-project/guidellm; needs torch, and gets the version of this environment
 
-The environment is made once in the cache folder, or `--client-python` names one. Versions are pinned, because their
-exports and formulas change.
+The environment is made once in the cache folder. Versions are pinned, because their exports and formulas change.
 """
 
 import json
@@ -15,14 +14,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from mtbench import files
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ClientFacts, ClientName, RequestLine
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
 from mtbench.programs.environments import Note, Pip, installed
+from mtbench.records import Count, NonNegative
 
-ANSWER_S = 60.0  # time in which a Python must say which version it has
 BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write
 KEY = "<key>"  # stands for the server's key in a command
 # The key is put in after the start: other users of the machine see the command line of a process.
@@ -32,7 +33,6 @@ variable, module, *arguments = sys.argv[1:]
 sys.argv = [module, *(argument.replace({KEY!r}, os.environ[variable]) for argument in arguments)]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
 
 
 class Sending(NamedTuple):
@@ -86,46 +86,23 @@ class Client:
         """What load.json says about it."""
         return ClientFacts(name=self.name, version=self.version, formulas=dict(self.formulas))
 
-    def python(self, given: Path | None, note: Note, *, offline: bool = False) -> Path:
-        """Return a Python that has the client. Install it in the cache folder if none is given.
-
-        Raises UserError if the given Python has another version of it, or if it cannot be installed.
-        """
-        if given is not None:
-            self._check(given)
-            return given
+    def python(self, note: Note, *, offline: bool = False) -> Path:
+        """Return a Python that has the client, which is installed if it is not there. Raises UserError if it cannot."""
         folder = cache_home() / "clients" / f"{self.name}-{self.version}-{sys.implementation.cache_tag}"
         python, marker = folder / "bin" / "python", folder / environments.MARKER
         if marker.is_file() and python.exists():
             return python
         if offline:
             raise UserError(
-                f"{self.label} is not installed and --offline forbids to download it; name a Python that has it with "
-                "`--client-python`."
+                f"{self.label} is not installed in {folder} and --offline forbids to download it; run the command once "
+                "without --offline."
             )
-        try:
-            return installed(folder, self.label, "", self._install, note)
-        except UserError as error:
-            raise UserError(f"{str(error).rstrip('.')}; name a Python that has it with `--client-python`.") from None
+        return installed(folder, self.label, "", self._install, note)
 
     def _install(self, pip: Pip) -> None:
         if self.needs_torch:
             pip("install", f"torch=={version('torch')}")
         pip("install", f"{self.name}=={self.version}")
-
-    def _check(self, python: Path) -> None:
-        command = [str(python), "-c", ASK, self.name]
-        try:
-            done = environments.run(command, environments.variables(python), timeout_s=ANSWER_S)
-            found = done.stdout.strip() if done.returncode == 0 else None
-        except Exception:  # no program, or one that does not answer
-            raise UserError(f"--client-python {str(python)!r} cannot be run; give the path of a Python.") from None
-        if found != self.version:
-            has = f"has {self.name} {found}" if found else f"has no {self.name}"
-            raise UserError(
-                f"--client-python {str(python)!r} {has}, and {self.version} is needed: `{python} -m pip install "
-                f"{self.name}=={self.version}`."
-            )
 
     def send(self, python: Path, sending: Sending, folder: Path) -> list[RequestLine]:
         """Run the client to its end in a folder of its own; return its requests in the order of the prompts.
@@ -165,35 +142,24 @@ def outcome_of(code: Any, message: str | None) -> str:
     return "rejected" if full else "failed"
 
 
+class Told(BaseModel):
+    """What a server of mtbench says about a request: a segment has its tokens and the options that they had."""
+
+    forwards: Count | None = None
+    queued_s: NonNegative | None = None
+    options: list[dict[str, NonNegative]] = []
+
+
 def server_metrics(metrics: Any) -> dict[str, Any]:
     """Return what a server of mtbench says about a request, as fields of RequestLine; nothing of another server."""
-    ours = metrics.get("mtbench") if isinstance(metrics, dict) else None
-    if not isinstance(ours, dict):
+    try:
+        told = Told.model_validate(metrics["mtbench"])
+        segments = [{"tokens": int(segment.pop("tokens")), "options": segment} for segment in told.options]
+    except (ValueError, LookupError, TypeError):
         return {"forwards": None, "queued_s": None, "options": []}
-    segments = [entry for entry in ours.get("options") or [] if isinstance(entry, dict)]
-    return {
-        "forwards": _whole(ours.get("forwards")),
-        "queued_s": _quantity(ours.get("queued_s")),
-        "options": [
-            {"tokens": _whole(s.get("tokens")) or 0, "options": {k: float(v) for k, v in s.items() if _is_option(k, v)}}
-            for s in segments
-        ],
-    }
+    return {"forwards": told.forwards, "queued_s": told.queued_s, "options": segments}
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Write a JSONL file."""
     files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _is_option(name: str, value: Any) -> bool:
-    return name != "tokens" and isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _quantity(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-    return float(value) if known else None

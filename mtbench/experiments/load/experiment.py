@@ -9,10 +9,10 @@ from mtbench.document import show, write
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.load import planning
+from mtbench.experiments.load import aiperf, guidellm, planning
+from mtbench.experiments.load.clients import Client
 from mtbench.experiments.load.document import document, plan_document
-from mtbench.experiments.load.format import Load, LoadPlan
-from mtbench.experiments.load.registry import CLIENTS
+from mtbench.experiments.load.format import ClientName, Load, LoadPlan
 from mtbench.experiments.load.request import LoadRequest, LoadSession
 from mtbench.experiments.load.runner import PLAN, LoadRun
 from mtbench.experiments.load.summary import summarise
@@ -20,6 +20,7 @@ from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 
+CLIENTS: dict[ClientName, Client] = {client.name: client for client in (aiperf.CLIENT, guidellm.CLIENT)}
 INCOMPLETE = 3  # exit code: the time budget ended the load
 
 
@@ -56,8 +57,7 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
         client = CLIENTS[planned.request.client]
         load = LoadRun(job.directory, planned, client, job.note)
         if load.missing():
-            python = None if job.session.client_python is None else Path(job.session.client_python)
-            load.send(client.python(python, job.note, offline=planned.request.offline), job.deadline)
+            load.send(client.python(job.note, offline=planned.request.offline), job.deadline)
         load.score()
         found = summarise(job.directory, planned, client)
         job.directory.write_json(self.result, dump(found))

@@ -155,15 +155,6 @@ class LoadSession(TimedSession):
     time_budget_s: Annotated[
         options.TimeBudget, Field(description="Start no point after 90s, 30m or 2h; continue with --resume.")
     ] = None
-    client_python: Annotated[
-        str | None,
-        option(
-            "A Python that has the client; default: installed once in the cache folder.",
-            LOAD,
-            metavar="PATH",
-            resumable=True,
-        ),
-    ] = None
 
 
 def parse_urls(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -181,22 +172,18 @@ def parse_urls(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
                 f"--url {name}: {variable!r} is no name of an environment variable; write NAME=URL=VARIABLE, such as "
                 "`--url vllm=http://127.0.0.1:8000/v1=VLLM_KEY`."
             )
-        parts = urlsplit(url) if _is_url(url) else None
-        if not name or parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
-            raise UserError(f"--url {text!r} is not NAME=URL, such as `--url vllm=http://127.0.0.1:8000/v1`.")
-        if "@" in parts.netloc:
-            raise UserError(f"--url {name}: it takes no user and no password, because plan.json would show them.")
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("")
+        if not name or parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
+            raise UserError(
+                f"--url {text!r} is not NAME=URL, without user and password, such as "
+                "`--url vllm=http://127.0.0.1:8000/v1`."
+            )
         if name in found:
             raise UserError(f"--url {name!r} is given twice; give each server a name of its own.")
         found[name] = url.rstrip("/")
         if equals:
             keys[name] = variable
     return found, keys
-
-
-def _is_url(text: str) -> bool:
-    try:
-        urlsplit(text)
-    except ValueError:
-        return False
-    return True
