@@ -244,10 +244,9 @@ Weights = Annotated[
 SimulatedAcceptance = Annotated[
     str | None,
     option(
-        "Simulated acceptance: RUN_DIRECTORY; probabilities by draft position, such as 0.8,0.6, of which "
-        "the last one repeats; rates=0.8,0.5, shares of forwards that accept so many drafts (vLLM's "
-        "synthetic_acceptance_rates); or length=2.4, mean tokens per forward with the model's own (vLLM's "
-        "synthetic_acceptance_length, SGLANG_SIMULATE_ACC_LEN), length=2.4,independent with one probability.",
+        "Simulated acceptance: probabilities by draft position, such as 0.8,0.6, of which the last one repeats; or "
+        "length=2.4, mean tokens per forward with the model's own (vLLM's synthetic_acceptance_length, "
+        "SGLANG_SIMULATE_ACC_LEN).",
         COMPARED,
     ),
 ]

@@ -113,7 +113,7 @@ class SuitePlan(Record):
 class Script(Record):
     """The acceptance that a simulated cell is made to have."""
 
-    source: str = Field(description="run, probabilities, rates or length that the acceptance comes from")
+    source: str = Field(description="probabilities or length that the acceptance comes from")
     lengths: list[Budget] = Field(description="tokens of each item's answer")
     seed: int = Field(description="seed of drawn commits")
     scripts: list[list[Committed]] | None = Field(
@@ -129,7 +129,7 @@ class Simulated(Record):
 
     weights: str | None = Field(description="random:SHAPE of random weights; null: real weights")
     accept: str | None = Field(
-        description="run, probabilities, rates or length that script the acceptance; null: no script"
+        description="probabilities or length that script the acceptance; null: no script"
     )
     note: str | None = Field(description="remark on the simulated acceptance; null: no remark")
 

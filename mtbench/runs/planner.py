@@ -57,7 +57,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
     opened: the suites of the request, if they are open already.
     """
     _refuse_two_sources(request)
-    acceptance = None if request.simulate_acceptance is None else Acceptance(request.simulate_acceptance)
+    acceptance = None if request.simulate_acceptance is None else Acceptance.of(request.simulate_acceptance)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     opened = opened or open_suites(request)
     inspected: dict[str, Inspected] = {}
@@ -134,11 +134,6 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
             refuse_scored(spec, suite.metric, f"--{name.replace('_', '-')} {text}")
             break
     if acceptance is not None:
-        if acceptance.run and request.ignore_eos:
-            raise UserError(
-                f"--simulate-acceptance {acceptance.source} gives every item the length of a stored answer, and "
-                "--ignore-eos gives it the whole budget; give one of them."
-            )
         named = request.family or request.model or request.checkpoint or request.weights
         if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
             raise UserError(
@@ -278,15 +273,15 @@ class _GroupPlanner:
     def _cell(self, arm: Arm) -> Cell:
         spec = self.suite.suite
         checkpoints = self.family.checkpoints(arm.roles)
-        method, untrained = self._method(arm)
+        method, untrained = build(METHODS[arm.method], arm.options, self.family.training(arm.on))
         fault = method_checks.fault(method, {role: self.inspected[source] for role, source in checkpoints.items()})
         if fault is None and not method.outside:
             method_checks.refuse_too_wide(str(arm), method)
         claims: Claims = "lossy" if fault else method.claims
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
-        # Scripted probabilities do not say where an answer ends, so every item takes its whole budget.
-        ignore_eos = self.request.ignore_eos or (self.acceptance is not None and self.acceptance.run is None)
+        # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
+        ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
@@ -312,15 +307,6 @@ class _GroupPlanner:
             fault=fault,
         )
 
-    def _method(self, arm: Arm) -> tuple[Method, list[str]]:
-        """Return the method with its options resolved for the checkpoint, and a flag per option that differs from
-        the checkpoint's training.
-        """
-        trained = self.family.training(arm.on)
-        if not trained and self.acceptance is not None:
-            trained = self.acceptance.trained_options(arm, self.suite.suite)
-        return build(METHODS[arm.method], arm.options, trained)
-
     def _refuse_short_prompts(self, arm: Arm, block: int) -> None:
         first_turns = [item for item in self.suite.items if item.follows is None]
         shortest = min(first_turns, key=lambda item: len(item.prompt_ids))
@@ -340,11 +326,10 @@ class _GroupPlanner:
         refuse_unsuitable(self.suite.suite, self.suite.metric, arm, method, simulated)
         if self.acceptance is None:
             return None, simulated
-        if self.acceptance.run is None:
-            refuse_unscriptable(arm, method)
+        refuse_unscriptable(arm, method)
         items, budget = len(self.suite.items), self.suite.max_new_tokens
-        script, note = self.acceptance.plan(arm, method, self.arms, self.suite.suite, items, budget, self.request.seed)
-        return script, simulated.changed(note=note)
+        script = self.acceptance.script(arm, method, items, budget, self.request.seed)
+        return script, simulated.changed(note=self.acceptance.note)
 
 
 def _mask_flags(arm: Arm, target: Inspected) -> list[str]:
