@@ -8,12 +8,11 @@ from mtbench.document.formatting import counted
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.report import pipeline
 from mtbench.report.decided import read_decision
-from mtbench.report.phrases import batches, breaks_promise, suite_name
+from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs import lifecycle
-from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.option_texts import ALL
 from mtbench.runs.options import Cause
@@ -21,7 +20,7 @@ from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan, write_plan
 from mtbench.runs.run_request import Execution, RunRequest, RunSession
-from mtbench.runs.time_estimate import Estimate, all_blocks, duration, estimate
+from mtbench.runs.time_estimate import all_blocks, estimate
 
 FAILED, INCOMPLETE = 1, 3  # exit codes: a cell is what --fail-on names; the time budget ended the run
 CAUSES: Mapping[Cause, Callable[[ResultCell], bool]] = {
@@ -63,18 +62,12 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         return planned.warnings()
 
     def dry_run(self, planned: Plan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
-        """Print the plan, a time estimate, and what a verdict on accuracy will take."""
+        """Print the plan and a time estimate."""
         console.say(self.headline(planned, given))
         console.print(plan_table(planned))
         for warning in planned.warnings():
             console.say(warning)
-        expected = show_estimate(planned, console, notes)
-        needs = accuracy_needs(planned)
-        if needs:
-            assumed = f"true difference 0, {DIFFERING:.0%} of the items right in one arm only, 80% power"
-            console.say(f"items for a verdict on accuracy (assumed: {assumed}):")
-        for need in needs:
-            console.say(_need(planned, need, need.time_s(expected.blocks_s[need.place])))
+        show_estimate(planned, console, notes)
 
     def begin(self, directory: RunDirectory, planned: Plan, argv: Sequence[str]) -> None:
         """Write environment and plan."""
@@ -125,8 +118,8 @@ def show_results(run: RunDirectory, results: Results, console: Terminal) -> None
         console.say(line)
 
 
-def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str = "") -> Estimate:
-    """Print how long a plan takes, and which cells fail; return it. before: words before the time."""
+def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str = "") -> None:
+    """Print how long a plan takes, and which cells fail. before: words before the time."""
     with ChangingLine(notes) as line:
         expected = estimate(
             planned, lambda done, n, what: line.show(f"time estimate: {done} of {n} cells measured; {what}")
@@ -134,29 +127,6 @@ def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str
     for cell, error in expected.failed.items():
         console.say(f"{cell} fails: {error}")
     console.say(f"{before}{expected.described(all_blocks(planned))}")
-    return expected
-
-
-def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:
-    """Return the items and the time of a verdict on accuracy, and whether the plan has enough items."""
-    group, within = need.group, planned.request.max_loss
-    place = f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(need.arms, 'arm')}"
-    if need.needed is None or time_s is None:
-        return f"{place}: no number of items shows `not worse` within {within:g} points"
-    takes = f"`not worse` within {within:g} points takes about {need.needed:,} items, {duration(time_s)}"
-    return f"{place}: {takes}; planned: {need.planned:,}, {_enough(planned, need)}"
-
-
-def _enough(planned: Plan, need: AccuracyNeed) -> str:
-    """Return whether a group has enough items, and if not, why or what to do."""
-    if need.enough:
-        return "enough"
-    suite = planned.suite(need.group.suite)
-    if need.planned < len(suite.scored_items):
-        return "too few; only the largest batch size has all items"
-    if not suite.is_whole(planned.request.limit):
-        return "too few; raise `--limit`"
-    return "too few, and the suite has no more; add prompts, or take a larger suite"
 
 
 EXPERIMENT = RunExperiment()

@@ -128,9 +128,7 @@ class Simulated(Record):
     """What is not real about a cell."""
 
     weights: str | None = Field(description="random:SHAPE of random weights; null: real weights")
-    accept: str | None = Field(
-        description="probabilities or length that script the acceptance; null: no script"
-    )
+    accept: str | None = Field(description="probabilities or length that script the acceptance; null: no script")
     note: str | None = Field(description="remark on the simulated acceptance; null: no remark")
 
 
