@@ -27,7 +27,6 @@ from mtbench.models.runner import ModelRunner
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.requests import requests_of
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
 
 GENERATE = "hf-generate@ar"
@@ -54,7 +53,7 @@ def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Outcomes:
     found: Outcomes = {cell.arm: [] for cell in cells}
 
     def run(cell: Cell, block: Sequence[int]) -> Outcome:
-        return pool.decode(cell, requests_of(plan, suite, block))
+        return pool.decode(cell, plan.requests(suite, block))
 
     for cell in cells:
         run(cell, group.blocks[0])
@@ -106,7 +105,7 @@ def probed_forward_time(pool: ModelPool, plan: Plan) -> float:
     arms = ("ar@mars/eager", "mars:tau=0.95@mars/eager")
     seconds, forwards = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0)
     for block in group.blocks:
-        requests = requests_of(plan, suite, block)
+        requests = plan.requests(suite, block)
         for cell in (c for c in plan.cells if c.arm in arms):
             batches: list[Recorded] = []
 

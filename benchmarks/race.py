@@ -23,7 +23,6 @@ from mtbench.runs.directory import JsonObject
 from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.requests import requests_of
 from mtbench.runs.stored_lines import timing_line
 from mtbench.statistics import Ratio, ratio_of_totals
 
@@ -174,7 +173,7 @@ def _decode(
     """Decode a block of prompts. Raises RuntimeError if forward passes were miscounted."""
     [suite] = plan.suites
     room = max(len(item.prompt_ids) for item in suite.items) + suite.max_new_tokens  # the same shapes in all blocks
-    requests = requests_of(plan, suite, block, max_new_tokens=budget)
+    requests = plan.requests(suite, block, max_new_tokens=budget)
     generations, timing = pool.decode(cell, requests, room=room)
     if timing.miscounted:
         raise RuntimeError(f"{cell.arm}: {timing.miscounted} forward passes more than were counted")

@@ -23,7 +23,7 @@ from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
-from mtbench.runs import lifecycle
+from mtbench.runs import executor, score
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
@@ -91,15 +91,15 @@ def fresh(run: RunDirectory) -> None:
     """Generate the plan from the start."""
     for folder in ("generations", "timings", "lossless"):
         shutil.rmtree(run.path / folder, ignore_errors=True)
-    lifecycle.generate(run, Execution(), Quiet())
+    executor.generate(run, Quiet())
 
 
 COMMANDS: dict[str, Callable[[RunDirectory], object]] = {
     "report": assemble,
     "pages": pipeline.report,
-    "score": lambda run: lifecycle.score(run, Execution()),
+    "score": lambda run: score.score(run),
     "reopen": lambda run: EXPERIMENT.stored(run.path),
-    "generate": lambda run: lifecycle.generate(run, Execution(), Quiet()),
+    "generate": lambda run: executor.generate(run, Quiet()),
     "fresh": fresh,
     "load": lambda run: (mtbench.read(run.path).to_frame(), mtbench.read(run.path).items()),
 }

@@ -16,7 +16,6 @@ from mtbench.runs import lossless_check
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.requests import requests_of
 
 LOSSLESS = ("speculative", "prompt-lookup", "jacobi", "lookahead", "mars-speculative", "mars-selfspec")
 
@@ -173,7 +172,7 @@ def equality(bench: Bench) -> None:
     )
     plan = make_plan(request)
     pool, [suite] = bench.pool(plan), plan.suites
-    requests = requests_of(plan, suite, range(len(suite.items)), max_new_tokens=6 if bench.cpu else 48)
+    requests = plan.requests(suite, range(len(suite.items)), max_new_tokens=6 if bench.cpu else 48)
     tokens: dict[str, list[list[list[int]]]] = {}  # policy -> cell -> prompt -> token ids
     for cell in plan.cells:
         together = len(requests) if cell.batching == REFILL else cell.batch_size
@@ -202,7 +201,7 @@ def grade(bench: Bench) -> None:
         for plan in plans:
             pool, [cell], [suite] = bench.pool(plan), plan.cells, plan.suites
             first = plans[0].suites[0]
-            requests = requests_of(plans[0], first, range(count), max_new_tokens=suite.max_new_tokens)
+            requests = plans[0].requests(first, range(count), max_new_tokens=suite.max_new_tokens)
             prompts = [list(request.prompt_ids) for request in requests]
             begins = range(0, len(requests), cell.batch_size)
             batches = [requests[i : i + cell.batch_size] for i in begins]

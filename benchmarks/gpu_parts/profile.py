@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import step_time
 import torch
 from rich.table import Table
 from torch._C._autograd import DeviceType
@@ -11,12 +12,10 @@ from torch.profiler import ProfilerActivity
 
 from gpu_parts.bench import Bench, write
 from mtbench.decoding.engines import Graph
-from mtbench.hardware import step_time
 from mtbench.hardware.probe import Shape, count
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.requests import requests_of
 
 SHOWN = 20  # kernels in the table; the file has all
 
@@ -112,7 +111,7 @@ def table(title: str, found: JsonObject) -> Table:
 
 
 def estimate(plan: Plan, cell: Cell, pool: ModelPool) -> dict[str, float]:
-    """Return the estimated microseconds of the step's parts (mtbench/hardware/step_time.py); nothing on other GPUs."""
+    """Return the estimated microseconds of the step's parts (benchmarks/step_time.py); nothing on other GPUs."""
     gpu, [suite] = step_time.named(torch.cuda.get_device_name()), plan.suites
     if gpu is None or cell.engine is None:
         return {}
@@ -137,5 +136,5 @@ def _replay(pool: ModelPool, cell: Cell) -> Callable[[], object] | None:
 def _decoded(pool: ModelPool, plan: Plan, cell: Cell) -> Callable[[], object]:
     """Return a call that decodes a block for a few tokens."""
     [suite] = plan.suites
-    requests: Any = requests_of(plan, suite, plan.groups[0].blocks[0], max_new_tokens=4)
+    requests: Any = plan.requests(suite, plan.groups[0].blocks[0], max_new_tokens=4)
     return lambda: pool.decode(cell, requests)

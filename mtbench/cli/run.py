@@ -61,7 +61,7 @@ def generate(
     Needs no network, lm-eval or datasets, except for a suite whose authors do not allow its prompts to be stored.
     """
     from mtbench.report.progress import RunProgress
-    from mtbench.runs import lifecycle
+    from mtbench.runs import executor
     from mtbench.runs.directory import RunDirectory
     from mtbench.runs.formats import FailureLine
 
@@ -75,9 +75,9 @@ def generate(
         servers=frozenset(server),
     )
     run = RunDirectory.open(directory)
-    lifecycle.refuse_race(run)
+    run.refuse_race()
     with RunProgress(err) as progress:
-        lifecycle.generate(run, execution, progress)
+        executor.generate(run, progress, execution)
     if any(failure.stage is None for failure in run.read_lines("failures.jsonl", FailureLine)):
         raise typer.Exit(FAILED)
 
@@ -99,11 +99,10 @@ def score(
     plugin: options.Plugins = (),
 ) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
-    from mtbench.runs import lifecycle
+    from mtbench.runs import score as scoring
     from mtbench.runs.directory import RunDirectory
 
-    execution = Execution(data_dir=data_dir, allow_unsandboxed_code=allow_unsandboxed_code)
-    lifecycle.score(RunDirectory.open(directory), execution)
+    scoring.score(RunDirectory.open(directory), data_dir, unsandboxed=allow_unsandboxed_code)
 
 
 @app.command()

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from mtbench.decoding.arms import parse_arms, safe
+from mtbench.decoding.external import ExternalEngine
+from mtbench.decoding.registry import METHODS
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.experiments.experiment import Experiment, Job
@@ -12,15 +15,15 @@ from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.option_texts import ALL
 from mtbench.runs.options import Cause
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan, write_plan
-from mtbench.runs.run_request import Execution, RunRequest, RunSession
-from mtbench.runs.time_estimate import all_blocks, estimate
+from mtbench.runs.run_request import DecodingRequest, Execution, RunRequest, RunSession
+from mtbench.runs.time_estimate import estimate
+from mtbench.runs.workers import refuse
 
 FAILED, INCOMPLETE = 1, 3  # exit codes: a cell is what --fail-on names; the time budget ended the run
 CAUSES: Mapping[Cause, Callable[[ResultCell], bool]] = {
@@ -38,11 +41,11 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
 
     def folder(self, request: RunRequest) -> str:
         """Return the suite's name."""
-        return lifecycle.folder_of(request)
+        return folder_of(request)
 
     def plan(self, request: RunRequest, session: RunSession) -> Plan:
         """Return prompts, cells, blocks and rounds."""
-        lifecycle.check(_execution(request, request, session), request.device)
+        refuse(_execution(request, request, session), request.device)
         return make_plan(request)
 
     def headline(self, planned: Plan, given: Collection[str]) -> str:
@@ -75,7 +78,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
 
     def refuse_other(self, directory: Path) -> None:
         """Raise UserError for a race, whose arms would not leave."""
-        lifecycle.refuse_race(RunDirectory(directory))
+        RunDirectory(directory).refuse_race()
 
     def stored(self, directory: Path) -> RunRequest:
         """Return the request in the plan."""
@@ -84,7 +87,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
     def run(self, job: Job[RunRequest, RunSession]) -> Results:
         """Run what is missing of the plan, and write results and report."""
         execution = _execution(job.request, job.asked, job.session)
-        lifecycle.check(execution, job.request.device)
+        refuse(execution, job.request.device)
         with job.progress() as progress:
             return pipeline.finish(job.directory, execution, progress)
 
@@ -106,8 +109,20 @@ def _execution(request: RunRequest, asked: RunRequest, session: RunSession) -> E
         workers=session.workers,
         ray=session.ray,
         peak_memory=session.peak_memory,
-        servers={*session.server, *lifecycle.servers_of(asked)},
+        servers={*session.server, *servers_of(asked)},
     )
+
+
+def servers_of(request: RunRequest) -> set[str]:
+    """Return the servers that the arms of a request ask. Raises UserError for an arm that cannot be built."""
+    specs = request.method or [spec for name in METHODS for spec in METHODS[name].default_arms]
+    methods = [METHODS[arm.method](**arm.options) for arm in parse_arms(specs, request.engine)]
+    return {method.server for method in methods if isinstance(method, ExternalEngine) and method.server is not None}
+
+
+def folder_of(request: DecodingRequest) -> str:
+    """Return the name that begins the default directory of a run: its suite's."""
+    return safe(request.suite[0].partition(":")[0])
 
 
 def show_results(run: RunDirectory, results: Results, console: Terminal) -> None:
@@ -126,7 +141,7 @@ def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str
         )
     for cell, error in expected.failed.items():
         console.say(f"{cell} fails: {error}")
-    console.say(f"{before}{expected.described(all_blocks(planned))}")
+    console.say(f"{before}{expected.described()}")
 
 
 EXPERIMENT = RunExperiment()

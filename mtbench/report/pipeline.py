@@ -7,16 +7,17 @@ from mtbench.report.document import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import Progress
-from mtbench.runs.lifecycle import generate, score_if_due
+from mtbench.runs.executor import Progress, generate
 from mtbench.runs.run_request import Execution
+from mtbench.runs.score import due, score
 
 
 def finish(run: RunDirectory, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:
     """Run what is missing of a plan; return the results. With `pages`, write report.md and report.html too."""
     with run.locked():
-        generate(run, execution, progress)
-        score_if_due(run, execution)
+        generate(run, progress, execution)
+        if due(run):
+            score(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)
         return report(run) if pages else assemble(run)
 
 

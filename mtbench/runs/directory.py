@@ -116,6 +116,11 @@ class RunDirectory:
         run.refuse_links()
         return run
 
+    def refuse_race(self) -> None:
+        """Raise UserError for a race: a command that makes no looks would decode what has left."""
+        if self.has("race.json"):
+            raise UserError(f"{str(self.path)!r} is a race; go on with `mtbench choose -o {self.path} --resume`.")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other commands away from the run. The lock ends with the process, however that ends.

@@ -20,7 +20,6 @@ from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import EnergyRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.requests import requests_of
 
 WINDOW_S = 10.0
 IDLE_S = 3.0
@@ -105,12 +104,12 @@ def window(
     answers that later turns follow.
     """
     suite = plan.suite(cell.suite)
-    group = next(g for g in plan.groups if cell.cell in g.cells)
+    group = plan.group(cell.cell)
     fullest = max(map(len, group.blocks))
     blocks = [block for block in group.blocks if len(block) == fullest]
 
     def decode(block: list[int]) -> int:
-        requests = requests_of(plan, suite, block, answered)
+        requests = plan.requests(suite, block, answered)
         _, timing = pool.decode(cell, requests, room=suite.room)  # as in the timed pass: shapes are warm
         return timing.tokens
 

@@ -28,16 +28,13 @@ from mtbench.runs.formats import Environment
 from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
-from mtbench.runs.requests import requests_of
 from mtbench.runs.run_request import Execution
 from mtbench.runs.session import WARM_UP_TOKENS, WARM_UPS, WorkerSession, in_parallel
 from mtbench.runs.stored_lines import generation_line, timing_line
-from mtbench.runs.time_estimate import estimate
 from mtbench.runs.untimed import UntimedPasses
 from mtbench.runs.workers import Died, Done, Failed, Task, start_workers
 
 HERE = Execution()  # in this process, as the plan says
-LONG_RUN = 200  # batches; a shorter run shows the time that is left before an estimate would be made
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
 REPEATS = 2  # most times that a sample is decoded again because the machine was disturbed
 REPEATED_SHARE = 0.1  # of a stage's batches, that are decoded again at most
@@ -59,6 +56,11 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     plan's unless the execution has its own. Raises UserError if no cell can run, if the plan asks a server that the
     execution does not name, or if the run started on another device or in another dtype.
     """
+    with run.locked():
+        _generate(run, progress, execution)
+
+
+def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> None:
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
     if not execution.ray:  # a cluster's machines are others
         before = run.read("environment.json", Environment).sessions
@@ -91,10 +93,6 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages), deadline)
-            # The gate's builds may not differ in what they tell; a race ends when it is decided.
-            alone = in_this_process and not execution.timed_only and execution.leave is None
-            if alone and sum(stage.work for stage in stages) >= LONG_RUN:
-                _tell_time(plan, stages, sessions[0], progress)
             if not all(stage.run_blocks(sessions, deadline, execution) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
@@ -105,14 +103,6 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
         passes.execute(pool, progress.note, progress.show)
     else:
         passes.execute_in_child(progress.note, progress.show)
-
-
-def _tell_time(plan: Plan, stages: "Sequence[Stage]", session: "WorkerSession", progress: Progress) -> None:
-    """Say how long the run will take. The first calls of the cells are then those of the estimate."""
-    expected = estimate(plan, worker=session.worker)
-    progress.note(expected.described([len(stage.todo) for stage in stages]))
-    for stage in stages:
-        stage.first_calls_s = expected.first_calls_s
 
 
 def _failed_cells(run: RunDirectory, plan: Plan) -> tuple[set[str], set[str]]:
@@ -168,7 +158,6 @@ class Stage:
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
         self.writing = threading.RLock()
-        self.first_calls_s: Mapping[str, float] = {}  # by cell, beyond a warm call, before its warm-up here
         self.repeats = 0  # batches that may still be decoded again
         self.done = self._keep_finished_blocks()
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
@@ -287,8 +276,7 @@ class Stage:
                 break
         for cell in self.live():
             calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
-            prepared_s = self.first_calls_s.get(cell.cell, 0.0)
-            prepared_s += sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
+            prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
             line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
             with self.writing:
                 self.run.append("preparation.jsonl", [line])
@@ -357,7 +345,7 @@ class Stage:
     ) -> Done | Failed:
         """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it."""
         budget = min(budget, self.suite.max_new_tokens)
-        requests = requests_of(self.plan, self.suite, self.group.blocks[block], self.answered[cell.cell], budget)
+        requests = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget)
         task = Task(cell=cell.cell, requests=requests, room=self.room)
         outcome: Done | Failed = Failed("")
         for _ in range(ATTEMPTS):

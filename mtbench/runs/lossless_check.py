@@ -34,7 +34,6 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine, Grade, RescoringRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.requests import item_seed
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
 JUDGED_AT_ONCE = 256  # positions of one forward
@@ -135,7 +134,7 @@ class Rescoring:
         number = {item.item: i for i, item in enumerate(suite.items)}
         prompts = [g["prompt_ids"] or suite.prompt(number[g["item"]]) for g in lines]
         return [
-            Answer(prompt, g["token_ids"], item_seed(pool.seed, number[g["item"]]), pool.temperature)
+            Answer(prompt, g["token_ids"], self.plan.item_seed(number[g["item"]]), pool.temperature)
             for prompt, g in zip(prompts, lines, strict=True)
         ]
 

@@ -12,9 +12,7 @@ import multiprocessing.connection
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -24,16 +22,7 @@ from mtbench.models.loading import Checkpoint
 from mtbench.plugins import InChild
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.plan_checks import read_plan
-from mtbench.runs.requests import requests_of
-
-
-class FirstBlock(NamedTuple):
-    """A cell's first block, for `ModelPool.decode`."""
-
-    requests: list[Request]
-    room: int
+from mtbench.runs.plan import Cell, Plan, RunRequest
 
 
 def measure(
@@ -52,7 +41,7 @@ def measure(
         if time.monotonic() > deadline:
             note(f"time budget spent; the peak memory of {len(todo) - i} cells is measured with --resume")
             return
-        known[cell.cell] = _allocated(plan, cell, pool) if pool.device == "cuda" else _resident(run, plan, cell, pool)
+        known[cell.cell] = _allocated(plan, cell, pool) if pool.device == "cuda" else _resident(plan, cell, pool)
         run.write_json("memory.json", known)
 
 
@@ -77,23 +66,21 @@ def _allocated(plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
         pool.runners_of(cell)  # loading and rearranging weights ends before the peak is reset
         torch.cuda.reset_peak_memory_stats()
         at_rest = torch.cuda.memory_allocated()
-        block = first_block(plan, cell)
-        pool.decode(cell, block.requests, room=block.room)
+        pool.decode(cell, first_block(plan, cell), room=plan.suite(cell.suite).room)
     except Exception:  # the method's fault, or out of memory
         return None
     return share(torch.cuda.max_memory_allocated(), at_rest, map(pool.checkpoint, cell.checkpoints.values()))
 
 
-def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
+def _resident(plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
     """Return the largest resident size of a process that decodes the cell's first block and nothing else."""
     pool.clear()  # the child process loads its own models
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mtbench.runs.peak_memory"])
     receive, send = context.Pipe(duplex=False)
-    child = context.Process(
-        target=InChild(_in_child),
-        args=(str(run.path), cell.cell, pool.device, pool.dtype, first_block(plan, cell), send),
-    )
+    request = plan.request.changed(device=pool.device, dtype=pool.dtype)
+    block, room = first_block(plan, cell), plan.suite(cell.suite).room
+    child = context.Process(target=InChild(_in_child), args=(request, cell, block, room, send))
     child.start()
     send.close()
     try:
@@ -105,19 +92,15 @@ def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int
 
 
 def _in_child(
-    directory: str, name: str, device: str, dtype: str, block: FirstBlock, send: multiprocessing.connection.Connection
+    request: RunRequest, cell: Cell, block: Sequence[Request], room: int, send: multiprocessing.connection.Connection
 ) -> None:
     """Decode the cell's first block and send the peak of this process."""
-    plan = read_plan(RunDirectory(Path(directory)))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
-    pool = ModelPool(plan.request.changed(device=device, dtype=dtype))
-    pool.decode(plan.cell(name), block.requests, room=block.room)
+    ModelPool(request).decode(cell, block, room=room)
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)
 
 
-def first_block(plan: Plan, cell: Cell) -> FirstBlock:
-    """Return one batch of the cell's first block, in rows as long as the timed ones: their shapes are prepared."""
-    group = next(g for g in plan.groups if cell.cell in g.cells)
-    suite = plan.suite(cell.suite)
-    return FirstBlock(requests_of(plan, suite, group.blocks[0][: cell.batch_size]), suite.room)
+def first_block(plan: Plan, cell: Cell) -> list[Request]:
+    """Return one batch of the cell's first block."""
+    return plan.requests(plan.suite(cell.suite), plan.group(cell.cell).blocks[0][: cell.batch_size])

@@ -19,6 +19,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.evaluation.registry import SUITES
 from mtbench.records import CellName, Former, Record, Sha256, Share, StoredCount, TokenId, Upgraded, VersionOne
 from mtbench.runs.formats import Committed
@@ -202,6 +203,35 @@ class Plan(Record):
 
     def suite(self, name: str) -> SuitePlan:
         return next(s for s in self.suites if s.suite == name)
+
+    def group(self, cell: str) -> Group:
+        return next(group for group in self.groups if cell in group.cells)
+
+    def requests(
+        self,
+        suite: SuitePlan,
+        items: Sequence[int],
+        answered: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        max_new_tokens: int | None = None,
+    ) -> list[Request]:
+        """Return the requests of some of a suite's items, by number.
+
+        `answered`: by item, the answers that later turns follow. `max_new_tokens`: the suite's by default.
+        """
+        return [
+            Request(
+                prompt_ids=suite.prompt(number, answered),
+                max_new_tokens=suite.max_new_tokens if max_new_tokens is None else max_new_tokens,
+                stop=suite.items[number].stop,
+                seed=self.item_seed(number),
+                item=number,
+            )
+            for number in items
+        ]
+
+    def item_seed(self, number: int) -> int:
+        """Return the random seed of a suite's n-th item: the same for all arms of a run."""
+        return ((self.request.seed << 32) + number) % (1 << 63)
 
     def warnings(self) -> list[str]:
         """What is known beforehand to end without a verdict."""

@@ -288,7 +288,7 @@ class _GroupPlanner:
             suite=spec,
             arm=str(arm),
             method=arm.method,
-            options=dataclasses.asdict(method),  # type: ignore[call-overload]  # methods are dataclasses by contract
+            options=dataclasses.asdict(method),  # methods are dataclasses by contract
             on=arm.on,
             engine=arm.engine,
             family=self.family.name,

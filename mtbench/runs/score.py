@@ -25,6 +25,11 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
     programs without a sandbox; a plan that allows it is not obeyed, since it may come from somebody else. Raise
     UserError if the data of a suite are not available.
     """
+    with run.locked():
+        _score(run, data_dir, unsandboxed=unsandboxed)
+
+
+def _score(run: RunDirectory, data_dir: str | None, *, unsandboxed: bool) -> None:
     plan, environment = read_plan(run), run.read("environment.json", Environment)
     request = plan.request.changed(allow_unsandboxed_code=unsandboxed, data_dir=data_dir or plan.request.data_dir)
     scores: dict[str, dict[str, float]] = {}

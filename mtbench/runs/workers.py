@@ -34,6 +34,7 @@ from mtbench.models.loading import DTYPES
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell, RunRequest
+from mtbench.runs.run_request import Execution
 
 CONNECT_TIMEOUT_S = 5.0  # for a cluster
 LOOK_S = 5.0  # how often a waiting process looks whether its worker is stopped
@@ -325,12 +326,14 @@ def start_workers(
             sys.modules["ray"].shutdown()
 
 
-def refuse(workers: int | None, ray: str | None, device: str) -> None:
-    """Raise UserError for workers that cannot start, as far as that is known before the run."""
-    if ray is not None:
-        check_reachable(ray)
-    elif workers is not None:
-        _check_count(workers, resolve_device(device))
+def refuse(execution: Execution, device: str) -> None:
+    """Raise UserError if this machine or cluster lacks the workers or the device, as far as that is known before."""
+    if execution.ray is not None:
+        check_reachable(execution.ray)
+        return
+    device = resolve_device(device)
+    if execution.workers is not None:
+        _check_count(execution.workers, device)
 
 
 def check_reachable(address: str) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments.run import EXPERIMENT
-from mtbench.runs import lifecycle, options
+from mtbench.runs import executor, options
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution, RunSession
 
@@ -59,7 +59,7 @@ def test_an_option_without_a_value_shows_no_type(words: list[str]) -> None:
 def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """`--workers`, `--ray` and `--peak-memory` reach the executor."""
     calls: list[Any] = []
-    monkeypatch.setattr(lifecycle, "run_plan", lambda run, progress, execution: calls.append(execution))
+    monkeypatch.setattr(executor, "generate", lambda run, progress, execution: calls.append(execution))
     monkeypatch.setattr("mtbench.runs.directory.RunDirectory.open", RunDirectory)
     words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory", "--server", "http://a"]
     result = CliRunner().invoke(main.app, words)

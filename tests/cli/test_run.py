@@ -449,7 +449,7 @@ def test_json_overwrites_results_of_this_run_only(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("step", ["experiments.run.make_plan", "runs.lifecycle.run_plan"])
+@pytest.mark.parametrize("step", ["experiments.run.make_plan", "report.pipeline.generate"])
 def test_a_scheduler_interrupts_as_a_user_does(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,7 +458,7 @@ def test_a_scheduler_interrupts_as_a_user_does(
     path = tmp_path / "run"
     code, _, error = mtbench(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(path))
     expected = "nothing was started"
-    if step.endswith("run_plan"):
+    if step.endswith("generate"):
         expected = f"complete results are kept; resume with `mtbench run -o {path} --resume`"
     assert (code, error.splitlines()[-1]) == (130, f"interrupted; {expected}")
 

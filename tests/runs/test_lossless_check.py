@@ -147,7 +147,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     for name, written in (("r.b1", lines[:1]), ("r.b8", lines), ("c", lines), ("d", other)):
         run.append(f"generations/{name}.jsonl", written)
     suite = SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines])
-    plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite))
+    plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite, item_seed=lambda _: 0))
     rescoring = lossless_check.Rescoring(run, plan, pool, pytest.fail)
     rescoring.check(cast("Cell", cells[2]))
 

@@ -67,7 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(now=0.0)
     made.monotonic = lambda: made.now
 
-    def resident(run: RunDirectory, plan: Plan, cell: Any, pool: ModelPool) -> int | None:
+    def resident(plan: Plan, cell: Any, pool: ModelPool) -> int | None:
         made.now += 10
         return None if cell.cell == "two" else len(cell.cell)
 

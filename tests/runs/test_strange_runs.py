@@ -15,10 +15,11 @@ from whole import Quiet, finish, start
 from mtbench.cli.run import app
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Source
+from mtbench.experiments.run import servers_of
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.results.aggregate import assemble
-from mtbench.runs import lifecycle, prompts
+from mtbench.runs import prompts
 from mtbench.runs.directory import LOCK, RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
@@ -56,9 +57,9 @@ def test_a_plan_never_switches_the_sandbox_off(run: RunDirectory, monkeypatch: p
     edit(run, lambda plan: plan["request"].update(allow_unsandboxed_code=True))
     monkeypatch.setattr(prompts, "Source", Seen)
     score(run)
-    lifecycle.score(run, Execution())
+    score(run)
     assert opened == [False, False]
-    lifecycle.score(run, Execution(allow_unsandboxed_code=True))
+    score(run, unsandboxed=True)
     assert opened[2:] == [True]
 
 
@@ -92,7 +93,7 @@ def test_a_plan_sends_nothing_to_a_server_that_the_command_does_not_name(
         with pytest.raises(UserError, match=r"^the plan asks the server \S*=MINE', which .*`--server \S*=MINE`"):
             generate(run, Quiet(), Execution(servers=frozenset(servers)))
     assert listener.seen == []
-    assert lifecycle.servers_of(request) == {named}  # `mtbench run` names those of its own --method
+    assert servers_of(request) == {named}  # `mtbench run` names those of its own --method
     generate(run, Quiet(), Execution(servers=frozenset({named})))
     assert {headers["Authorization"] for _, headers, _ in listener.seen} == {"Bearer secret"}
     generate(run, Quiet())  # nothing is left to ask
@@ -109,6 +110,7 @@ def test_this_commands_offline_counts_with_any_plan(tmp_path: Path, listener: Se
 HOLD = """
 import sys, time
 from pathlib import Path
+from mtbench.experiments.run import servers_of
 from mtbench.runs.directory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).locked():
     print("locked", flush=True)
@@ -123,8 +125,8 @@ def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crash
         first.stdout.readline()
         before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
         for stage in (
-            lambda: lifecycle.generate(run, Execution(), Quiet()),
-            lambda: lifecycle.score(run, Execution()),
+            lambda: generate(run, Quiet()),
+            lambda: score(run),
             lambda: pipeline.finish(run, Execution(), Quiet()),
             lambda: pipeline.report(run),
         ):
@@ -132,7 +134,7 @@ def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crash
                 stage()
         assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
         first.kill()
-    lifecycle.generate(run, Execution(), Quiet())
+    generate(run, Quiet())
     assert len(run.lines(f"timings/{run.read_json('plan.json')['cells'][0]['cell']}.jsonl")) == 2
 
 
@@ -188,7 +190,8 @@ def test_answers_without_a_score_are_scored_again_whatever_the_clock_says(run: R
     [fewer] = dump(assemble(run))["cells"]
     assert {flag.partition(" answers are ")[0] for flag in fewer["flags"]} >= {"1 of 2 timed", "0 of 1"}
     run.keep_lines(file, lines)
-    lifecycle.score_if_due(run, Execution())
+    assert due(run)
+    score(run)
     [cell] = dump(assemble(run))["cells"]
     assert not any("answers are scored" in flag for flag in cell["flags"])
 
@@ -208,7 +211,7 @@ def test_a_run_directory_with_a_link_is_refused_and_nothing_is_written_through_i
     link.symlink_to(outside)
     for stage in (
         lambda: RunDirectory.open(run.path),
-        lambda: lifecycle.generate(run, Execution(), Quiet()),
+        lambda: generate(run, Quiet()),
         lambda: pipeline.report(run),
     ):
         with pytest.raises(UserError, match=r"^[^\n]* is a link; a run directory holds files and folders only[^\n]*$"):
@@ -240,7 +243,7 @@ def test_a_run_without_its_environment_is_told_what_helps(run: RunDirectory) -> 
     """`--resume` cannot make it anew, so the error does not say so."""
     (run.path / "environment.json").unlink()
     with pytest.raises(UserError, match=r"environment.json is missing; restore it or start a new run"):
-        lifecycle.generate(run, Execution(), Quiet())
+        generate(run, Quiet())
 
 
 def test_an_external_method_has_no_engine(run: RunDirectory) -> None:
@@ -267,7 +270,7 @@ def test_a_cell_does_not_go_on_with_an_option_that_its_method_did_not_have(tmp_p
 
 def test_generate_ends_with_1_if_a_cell_failed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script made of stages sees it; a failed scoring is not its business."""
-    monkeypatch.setattr("mtbench.runs.lifecycle.generate", lambda *_: None)
+    monkeypatch.setattr("mtbench.runs.executor.generate", lambda *_: None)
     [cell] = (cell["cell"] for cell in run.read_json("plan.json")["cells"])
     run.append("failures.jsonl", [{"cell": cell, "error": "no", "stage": "score"}])
     assert CliRunner().invoke(app, ["generate", str(run.path)]).exit_code == 0

@@ -12,7 +12,7 @@ from mtbench.experiments.choose.candidates import Candidates
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
 from mtbench.experiments.choose.terminal import candidate_tables, decision_tables
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.run import show_estimate
+from mtbench.experiments.run import folder_of, show_estimate
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.race import DEPLOY, deployment
 from mtbench.report.terminal import decision_lines
@@ -20,12 +20,12 @@ from mtbench.report.text import weights
 from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.decision_text import ALL_USED, budget_spent
 from mtbench.results.format import Results
-from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan import Plan
 from mtbench.runs.planner import write_plan
 from mtbench.runs.run_request import Execution
+from mtbench.runs.workers import refuse
 
 FAILED, INCOMPLETE = 1, 3  # exit codes: plain decoding failed; the time budget ended the race
 
@@ -53,11 +53,11 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
 
     def folder(self, request: RaceRequest) -> str:
         """Return the suite's name."""
-        return lifecycle.folder_of(request.run_request())
+        return folder_of(request)
 
     def plan(self, request: RaceRequest, session: RaceSession) -> RacePlan:
         """Return the candidates, the plan and the looks."""
-        lifecycle.check(_execution(request, session), request.device)
+        refuse(_execution(request, session), request.device)
         return RacePlan(*pipeline.planned(request))
 
     def warnings(self, planned: RacePlan) -> list[str]:

@@ -11,7 +11,6 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble, read_stored
 from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.format import Results
-from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.model_pool import resolve_device, with_dtype
@@ -19,6 +18,7 @@ from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.prompts import open_suites
 from mtbench.runs.run_request import Execution
+from mtbench.runs.workers import refuse
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 
@@ -62,7 +62,7 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
 def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> tuple[Results, Decision]:
     """Run what is missing of a race, decide, and write its pages. A decision from before stays until then."""
     plan, race = read_plan(run), run.read("race.json", Race)
-    lifecycle.check(execution, plan.request.device)
+    refuse(execution, plan.request.device)
     racing = Racing(run, plan, race, execution, progress.expect)
     with run.locked():
         Racing(run, plan, race, execution).restore_left()  # it counts no batches: none are expected yet

@@ -125,13 +125,6 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
     return draft_checkpoint(source, draft.eval().requires_grad_(False), target)
 
 
-def draft_without_weights(source: str, target: Any, *, offline: bool = False) -> FeatureDraft | None:
-    """Return a draft on the meta device, for a target that is there too; None if the checkpoint is no draft."""
-    config = draft_config(source, offline=offline)
-    with torch.device("meta"):
-        return None if config is None else config.for_target(target.config.get_text_config()).build(target)
-
-
 def _refuse_other_sizes(source: str, config: DraftConfig, target: Any, folder: Path, *, offline: bool) -> None:
     """Raise UserError if stored weights have other shapes than the configurations say. Allocates no memory."""
     with explained(source, "configuration", offline), torch.device("meta"):

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 from block_drafts import BLOCK, CONFIGS, DSPARK, random_tensors, save_draft
-from small import MASK, save_small, small_config
-from transformers import AutoModelForCausalLM
+from small import MASK, save_small
 
 from mtbench.errors import UserError
-from mtbench.hardware.probe import count
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.drafts.dflash import BlockDraftConfig, recognise
-from mtbench.models.drafts.loading import draft_config, draft_without_weights, inspect_draft, load_draft
+from mtbench.models.drafts.loading import draft_config, inspect_draft, load_draft
 from mtbench.models.families import RECORD
 from mtbench.models.loading import Checkpoint, inspect, load
 
@@ -34,16 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Checkpoint:
     return load(str(folder / "target"), dtype=torch.float64)
-
-
-def test_a_draft_is_counted_without_its_weights(folder: Path, target: Checkpoint) -> None:
-    """On the meta device: as many parameters as are loaded."""
-    with torch.device("meta"):
-        shape = AutoModelForCausalLM.from_config(small_config(max_position_embeddings=1024))
-    for kind in CONFIGS:
-        draft, loaded = draft_without_weights(str(folder / kind), shape), load_draft(str(folder / kind), target).model
-        assert draft is not None
-        assert count(draft).body == sum(p.numel() for p in loaded.parameters()) == count(loaded).body
 
 
 def test_rotary_frequencies_keep_their_precision(folder: Path) -> None:

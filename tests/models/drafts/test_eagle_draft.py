@@ -19,9 +19,9 @@ from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.drafts import loading
 from mtbench.models.drafts.eagle_draft import EagleConfig, recognise
-from mtbench.models.drafts.loading import draft_config, draft_without_weights, inspect_draft, load_draft
+from mtbench.models.drafts.loading import draft_config, inspect_draft, load_draft
 from mtbench.models.feature_draft import DraftRunner
-from mtbench.models.loading import inspect, load, without_weights
+from mtbench.models.loading import inspect, load
 from mtbench.models.runner import Forwarded, ModelRunner
 
 TEXT = [5, 9, 1, 7, 2, 30, 4, 4]
@@ -123,17 +123,6 @@ def test_parameters_of_a_forward_are_those_it_reads(pairs: Callable[[str], Pair]
     for form, change in (("bare", VOCABULARY * 32), ("deepspec", -VOCABULARY * 32)):
         stored_numbers = sum(t.numel() for t in stored(pairs(form).folder).values())
         assert pairs(form).runners()["eagle"].model.num_parameters() == stored_numbers + change
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_sizes_of_a_draft_are_known_without_its_weights(pairs: Callable[[str], Pair], form: str) -> None:
-    pair = pairs(form)
-    draft = draft_without_weights(str(pair.folder), without_weights(pair.target.checkpoint.source))
-    assert draft is not None
-    assert draft.device.type == "meta"
-    shapes = {name: tensor.shape for name, tensor in draft.state_dict().items()}
-    loaded = pair.runners()["eagle"].model.state_dict()
-    assert {name: shapes[name] for name in loaded} == {name: tensor.shape for name, tensor in loaded.items()}
 
 
 def test_weights_of_a_whole_model_may_have_its_prefix(target: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from mtbench.hardware.probe import Shape
 from mtbench.models import fused_decoder
 
-PREFILL_SHARE = 0.6  # of the rate of large products that a prefill reaches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +84,3 @@ def parts(
     if code.launched_by_host:
         launches_s = max(0.0, launches_s - sum(found.values()))  # beyond the work
     return {**found, "launches": launches_s}
-
-
-def step_s(shape: Shape, gpu: Gpu, engine: str, *, rows: int, positions: int, judged: int, context: float) -> float:
-    """Return the estimated seconds of one step of an engine."""
-    code = code_of(engine, rows * positions)
-    return sum(parts(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context).values())
-
-
-def prefill_s(shape: Shape, gpu: Gpu, *, rows: int, prompt: float) -> float:
-    """Return the estimated seconds of feeding `rows` prompts."""
-    fed = rows * prompt
-    flop = 2 * shape.body * fed + 2 * shape.layers * shape.heads * shape.head_dim * fed * prompt
-    return max(flop / (PREFILL_SHARE * gpu.matmul_flop_per_s), shape.body_bytes / gpu.bandwidth_bytes_per_s)
