@@ -12,7 +12,6 @@ from mtbench.hardware.probe import Shape
 from mtbench.models import fused_decoder
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """What a GPU does at most; rates as probe.py would measure them."""
