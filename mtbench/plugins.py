@@ -19,6 +19,7 @@ import pkgutil
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -286,12 +287,7 @@ def _line(error: BaseException, file: PluginFile) -> int | None:
     """Return the line of the file at which an error was raised."""
     if isinstance(error, SyntaxError) and error.filename == file.path:
         return error.lineno
-    lines = []
-    frame = error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == file.path:
-            lines.append(frame.tb_lineno)
-        frame = frame.tb_next
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file.path]
     return lines[-1] if lines else None
 
 

@@ -10,8 +10,6 @@ from mtbench.cli.parameters import command
 from mtbench.cli.session import beside_json, refuse_twice, write_json
 from mtbench.document import show
 from mtbench.errors import UserError
-from mtbench.experiments.gate import floor
-from mtbench.experiments.gate.format import NoiseFloor
 from mtbench.files import refuse_existing
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_document
@@ -20,7 +18,6 @@ from mtbench.results.aggregate import Stored, read_stored, statuses
 from mtbench.results.comparison_format import SCHEMA_VERSION, ComparedRun, Comparison, RunComparison
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Machine
 
 app = typer.Typer()
 
@@ -72,42 +69,11 @@ def _described(stored: Stored) -> ComparedRun:
 
 
 def _compared(base: Stored, head: Stored) -> RunComparison:
-    """Return a run compared with the first one, with the noise of sessions where it is known."""
+    """Return a run compared with the first one."""
     found = compare_runs(base, head)
     if not found.cells:
         raise UserError(
             f"{str(base.run.path)!r} and {str(head.run.path)!r} have no cell in common; for example, they have "
             f"{found.only_base[0]} and {found.only_head[0]}. Run both with the same suite, method and batch size."
         )
-    sds = _session_noise(base, head)
-    return found.changed(cells=[cell.changed(session_sd=sds.get(cell.cell)) for cell in found.cells])
-
-
-def _session_noise(base: Stored, head: Stored) -> dict[str, float]:
-    """Return by cell the noise of this machine's latest floors, from the folder of the first run.
-
-    Any plan with such a cell will do: what differs between processes depends little on the number of blocks. Processes
-    that took turns (`--interleave`) differ by less than two sessions, so their floors do not count.
-    """
-    machines = (*base.machines, *head.machines)
-    fitting = [
-        measured
-        for measured in floor.read(base.run.path.resolve().parent)
-        if not measured.interleave and floor.is_recent(measured) and all(_is_of(measured, m) for m in machines)
-    ]
-    latest = sorted(fitting, key=lambda measured: measured.measured)
-    return {cell.cell: cell.pair_sd for measured in latest for cell in measured.cells}
-
-
-def _is_of(measured: NoiseFloor, machine: Machine) -> bool:
-    """Return whether a floor was measured on a machine, as far as a run says. It does not say which GPU of a kind."""
-    key, gpu = measured.key, machine.gpu
-    torch = (machine.packages or {}).get("torch")
-    known = (gpu and gpu.driver, gpu and gpu.power_cap_w) if key.gpu_uuid else (None, None)
-    return (machine.processor, machine.platform, torch, *known) == (
-        key.processor,
-        key.kernel,
-        key.torch,
-        key.driver,
-        key.power_cap_w,
-    )
+    return found

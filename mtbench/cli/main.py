@@ -17,6 +17,7 @@ from mtbench import plugins
 from mtbench.cli import session
 from mtbench.cli.session import INTERRUPTED, MISTAKE, err, out, say
 from mtbench.errors import UserError, first_line, is_out_of_memory
+from mtbench.experiments.registry import KINDS
 from mtbench.version import __version__
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
@@ -33,11 +34,12 @@ class Entry(NamedTuple):
 
 EXPERIMENT = "mtbench.cli.experiments"
 COMPARE, STAGES, TRAIN, SERVE = "Compare", "Stages of a run", "Train", "Serve"
-COMMANDS = {
-    "run": Entry(EXPERIMENT, COMPARE, "Compare arms: plan, generate, score and report."),
-    "choose": Entry(
-        EXPERIMENT, COMPARE, "Say which method to use, by a race of the methods that your checkpoints serve."
-    ),
+_EXPERIMENTS = {
+    name: Entry(EXPERIMENT, COMPARE, " ".join(kind.help.partition("\n\n")[0].split()))
+    for name, kind in KINDS.items()
+    if " " not in name
+}
+COMMANDS = _EXPERIMENTS | {
     "compare": Entry(
         "mtbench.cli.compare",
         COMPARE,
@@ -47,13 +49,6 @@ COMMANDS = {
         "mtbench.cli.imports",
         COMPARE,
         "Lay results of other tools side by side, each figure under its owner's definition.",
-    ),
-    "reproduce": Entry(EXPERIMENT, COMPARE, "Run a published table and compare every figure with ours."),
-    "gate": Entry(EXPERIMENT, COMPARE, "Compare two builds of mtbench: their tokens, forward passes and speed."),
-    "load": Entry(
-        EXPERIMENT,
-        COMPARE,
-        "Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.",
     ),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),
     "schemas": Entry("mtbench.cli.schemas", COMPARE, "Write the JSON Schemas of the files that mtbench writes."),

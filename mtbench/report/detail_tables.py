@@ -63,8 +63,6 @@ def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> T
         ("difference, points", "accuracy less the baseline's, on the same items"),
         ("only arm correct", "items that only the arm answers correctly"),
         ("only baseline correct", "items that only the baseline answers correctly"),
-        ("McNemar p", "exact p-value; it decides nothing"),
-        ("items needed", "items for a verdict at this margin, if the arms differ as often as here"),
         ("same answers", "items with the baseline's tokens"),
     ]
     rows = []
@@ -76,8 +74,6 @@ def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> T
                 Entry(points(versus.difference), difference, versus.verdict, versus.baseline),
                 Entry(count(versus.gained)),
                 Entry(count(versus.lost)),
-                Entry(NONE if versus.p_mcnemar is None else f"{versus.p_mcnemar:.2g}"),
-                Entry(count(versus.n_needed or None)),
                 Entry(same.get(versus.baseline, NONE)),
             ]
             rows.append(arm_row(cell, numbers, entries))

@@ -1,4 +1,4 @@
-"""The figures of a report: speedups, speed and accuracy, tokens per forward; speedup over batch sizes.
+"""The figures of a report: speedups, speed and accuracy; speedup over batch sizes.
 
 The numbers of the tables tell the arms apart, not the hue (mtbench/document/plots.py).
 """
@@ -8,27 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from mtbench.document import Figure, plots
 from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
-from mtbench.document.plots import ACCENT, INK, MUTED, ON_HIGH, ON_LOW, PAPER, RULE, SHADES, WARN, WIDTH
+from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, WIDTH
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell
 from mtbench.results.verdict_words import withheld
 
-HIGH = 5  # the first shade that needs light text
 SPEEDUPS = "speedups"  # name of the figure that a page starts with
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
 MOST_ROWS = 12  # arms of the figure that a page starts with
 ROW = 26  # points of an arm in a figure with two lines for its name
-
-
-def shade(tokens: int) -> int:
-    """Return the shade for so many tokens in one forward; the last shade stands for all larger numbers."""
-    return min(tokens, len(SHADES) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class Scene:
 
 def draw(scene: Scene) -> list[Figure]:
     """Return the figures of one suite and batch size, without those that nothing was measured for."""
-    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _histogram]
+    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier]
     with plots.style():
         drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
@@ -185,111 +177,6 @@ def _frontier(scene: Scene) -> Figure | None:
 def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points that no other point beats in both coordinates, from left to right."""
     return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
-
-
-def _histogram(scene: Scene) -> Figure | None:
-    """Draw the share of an arm's forwards that committed 0, 1, 2 … tokens."""
-    counted_cells = [c for c in scene.cells if c.commit_histogram]
-    if not counted_cells:
-        return None
-    title = "How many tokens each forward committed"
-    sizes = sorted({shade(int(size)) for c in counted_cells for size in c.commit_histogram})
-    subtitle = "share of forwards; right: tokens per forward"
-    figure, axes = plots.canvas(title, subtitle, 34 * len(counted_cells) + 10, left=14, right=44, axis=46)
-    texts = []
-    for row, cell in enumerate(counted_cells):
-        shares = _commit_shares(cell, sizes)
-        _stacked_bar(axes, row, shares)
-        plots.above(axes, row - 0.32, scene.label(cell, 52), bbox=None)
-        if cell.tokens_per_forward is not None:
-            per_forward = number(cell.tokens_per_forward, 2)
-            axes.text(102, row, per_forward, va="center_baseline", fontsize=11, fontweight="bold")
-        shown = listed(f"{share:.0f}% {_tokens(size)}" for size, share in shares.items() if share)
-        texts.append(f"{scene.name(cell.arm)}: {shown}")
-    plots.no_rows(axes, len(counted_cells) - 0.6, -0.85)
-    axes.set_xlim(0, 100)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}%"))
-    axes.spines["bottom"].set_visible(False)
-    axes.tick_params(length=0)
-    _shade_key(figure, sizes)
-    return plots.finish(
-        figure,
-        scene.note,
-        name="commits",
-        title=title,
-        caption="The generation viewer below has the same shades. A forward that commits 0 tokens fills a cache or "
-        "waits for a slower row of its batch.",
-        alt=f"Stacked bars of tokens committed per forward. {'; '.join(texts)}.",
-    )
-
-
-def _commit_shares(cell: ResultCell, sizes: Sequence[int]) -> dict[int, float]:
-    """Return the percentage of the forwards in each shade."""
-    shares = dict.fromkeys(sizes, 0.0)
-    forwards = sum(cell.commit_histogram.values())
-    for size, n in cell.commit_histogram.items():
-        shares[shade(int(size))] += 100 * n / forwards
-    return shares
-
-
-def _stacked_bar(axes: Axes, row: int, shares: Mapping[int, float]) -> None:
-    left = 0.0
-    for size, share in shares.items():
-        empty = size == 0
-        axes.barh(
-            row,
-            share,
-            left=left,
-            height=0.44,
-            color=SHADES[size],
-            edgecolor=RULE if empty else PAPER,
-            hatch="////" if empty else None,
-            lw=0.8,
-        )
-        if share >= 7:
-            axes.text(
-                left + share / 2,
-                row,
-                f"{share:.0f}%",
-                ha="center",
-                va="center_baseline",
-                fontsize=9.5,
-                color=ON_HIGH if size >= HIGH else ON_LOW,
-            )
-        left += share
-
-
-def _shade_key(figure: Canvas, sizes: Sequence[int]) -> None:
-    """Draw the key of the shades under the plot."""
-    height = figure.get_size_inches()[1] * 72
-    x = _key_text(figure, 14.0, height, "tokens:")
-    for size in sizes:
-        swatch = Rectangle(
-            (x / WIDTH, 24 / height),
-            11 / WIDTH,
-            11 / height,
-            transform=figure.transFigure,
-            facecolor=SHADES[size],
-            edgecolor=RULE,
-            hatch="////" if size == 0 else None,
-            lw=0.8,
-        )
-        figure.add_artist(swatch)
-        x = _key_text(figure, x + 16, height, _shade_name(size))
-
-
-def _key_text(figure: Canvas, x: float, height: float, text: str) -> float:
-    """Write a text of the key at x and return where the next one starts, both in points."""
-    figure.text(x / WIDTH, 26 / height, text, fontsize=10, color=MUTED, va="baseline")
-    return x + 13 + 6.2 * len(text)
-
-
-def _shade_name(size: int) -> str:
-    return f"{size}+" if size == len(SHADES) - 1 else str(size)
-
-
-def _tokens(size: int) -> str:
-    return "1 token" if size == 1 else f"{_shade_name(size)} tokens"
 
 
 def _span(spread: Spread, scale: float = 1.0) -> list[float]:

@@ -7,6 +7,7 @@ committed.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
@@ -84,38 +85,24 @@ class Viewer(Record):
     notes: list[str]
 
 
-class Texts:
-    """Turns token ids into text with the checkpoints' own tokenizers, each loaded once, never from the network."""
+@cache
+def _tokenizer(source: str) -> Any:
+    """Return a checkpoint's own tokenizer, never from the network; None if it cannot be loaded."""
+    try:
+        from transformers import AutoTokenizer
 
-    def __init__(self) -> None:
-        self._tokenizers: dict[str, Any] = {}
+        folder = locate(RANDOM_TOKENIZER if source.startswith(RANDOM) else source)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception:  # a report is rebuilt anywhere, with or without the checkpoints
+        return None
 
-    def tokenizer(self, source: str) -> Any:
-        """Return the tokenizer of a checkpoint, or None if it cannot be loaded."""
-        if source not in self._tokenizers:
-            try:
-                from transformers import AutoTokenizer
 
-                folder = locate(RANDOM_TOKENIZER if source.startswith(RANDOM) else source)
-                loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            except Exception:  # a report is rebuilt anywhere, with or without the checkpoints
-                loaded = None
-            self._tokenizers[source] = loaded
-        return self._tokenizers[source]
-
-    def decode(self, source: str) -> Decode | None:
-        """Return the function that turns ids of a checkpoint into text, or None without a tokenizer."""
-        tokenizer = self.tokenizer(source)
-        if tokenizer is None:
-            return None
-        return lambda ids: str(
-            tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
-
-    def special(self, source: str) -> frozenset[int]:
-        """Return the ids of a checkpoint's special tokens."""
-        tokenizer = self.tokenizer(source)
-        return frozenset() if tokenizer is None else frozenset(tokenizer.all_special_ids)
+def _decode(source: str) -> Decode | None:
+    """Return the function that turns ids of a checkpoint into text, or None without a tokenizer."""
+    tokenizer = _tokenizer(source)
+    if tokenizer is None:
+        return None
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def split(ids: Sequence[int], decode: Decode) -> list[str]:
@@ -142,7 +129,6 @@ class _Generations:
     own: OwnSpeedups
     lines: Mapping[str, Mapping[str, GenerationLine]]  # by cell and item
     scores: Mapping[str, Mapping[str, float]]  # by cell and item
-    texts: Texts
     names: Mapping[str, str]  # words of every arm
 
 
@@ -150,7 +136,7 @@ def viewer(
     run: RunDirectory, plan: Plan, results: Results, numbers: Mapping[str, int], names: Mapping[str, str]
 ) -> Viewer:
     """Return the data of the viewer, small enough to be part of the page. numbers, names: of each arm, by its id."""
-    texts = Texts()
+    _tokenizer.cache_clear()  # a checkpoint may have changed
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
     by_name = {cell.cell: cell for cell in results.cells}
     groups = []
@@ -160,7 +146,7 @@ def viewer(
         for name in group.cells:
             stored = run.read_lines(f"generations/{name}.jsonl", GenerationLine)
             lines[name] = {line.item: line for line in stored}
-        generations = _Generations(cells, own_speedups(cells), lines, scores, texts, names)
+        generations = _Generations(cells, own_speedups(cells), lines, scores, names)
         shown = _group(plan, group, generations, numbers)
         if shown.items:
             groups.append(shown)
@@ -199,7 +185,7 @@ def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping
 def _item(name: str, generations: _Generations) -> ShownItem:
     """Return an item with its prompt, as the first arm with an answer read it, and all answers."""
     prompts = [by_item[name].prompt_ids for by_item in generations.lines.values() if name in by_item]
-    decode = generations.texts.decode(_source(generations.cells[0]))
+    decode = _decode(_source(generations.cells[0]))
     prompt = None
     if prompts[0] is not None and decode is not None:
         prompt = _sound(decode(prompts[0]))
@@ -214,11 +200,12 @@ def _answer(item: str, cell: ResultCell, generations: _Generations) -> Answer | 
     line = generations.lines[cell.cell].get(item)
     if line is None:
         return None
-    source, texts = _source(cell), generations.texts
-    decode, pieces, special, cut = texts.decode(source), None, list[int](), None
+    source = _source(cell)
+    decode, pieces, special, cut = _decode(source), None, list[int](), None
     if decode is not None:
+        of_vocabulary = set(_tokenizer(source).all_special_ids)
         pieces = [_sound(piece) for piece in split(line.token_ids, decode)]
-        special = [i for i, token in enumerate(line.token_ids) if token in texts.special(source)]
+        special = [i for i, token in enumerate(line.token_ids) if token in of_vocabulary]
         if line.finish_reason == "stop":
             cut = _cut(pieces, special, len(line.text))
     return Answer(

@@ -1,8 +1,6 @@
 """What `mtbench compare` shows: a table per suite and batch size, with a row for each arm and run."""
 
-import math
 from collections.abc import Iterator
-from statistics import NormalDist
 
 from mtbench.document import Document, Entry, Points, Row, Section, Table
 from mtbench.document.formatting import NONE, bounds, interval, listed, number, percent
@@ -13,14 +11,12 @@ from mtbench.results.comparisons import GroupKey
 SIMULATED = "Simulated weights or acceptance: not the figures of a trained model"
 COLUMNS = ("differ", "accuracy, %", "tokens per forward", "accept. length", "answer tokens", "tokens/s")
 IMPORTANT = ("accuracy, %", "tokens per forward", "tokens/s", "differ", "answer tokens", "accept. length")
-TWO_SIDED = NormalDist().inv_cdf(0.975)
 HOW_TO_READ = (
     "Values: run 1 → the other run, on the items that both answered. Differ: items with other tokens. In brackets: 95% "
     "intervals of the difference in points, paired by item, and of the ratio of tokens per forward, over blocks of run "
     "1. `--json` has all figures."
 )
 OTHER_SESSION = "tokens/s: each run's own items in its own session. Sessions differ, so these times have no verdict."
-NOISE = "±: sessions of one build on this machine differ by this much, 95% of pairs by less (floor.json)."
 SPEED_VERDICT = "For a verdict on speed: `mtbench gate --base ENV --head ENV`"
 
 
@@ -44,7 +40,6 @@ def comparison_document(comparison: Comparison) -> Document:
     ]
     cells = [cell for compared in comparison.comparisons for cell in compared.cells]
     marks = {SIMULATED: any(cell.simulated for cell in cells), SMALL_MODEL: any(c.demonstration for c in cells)}
-    noise = [NOISE] if any(cell.session_sd is not None for cell in cells) else []
     return Document(
         title=f"{len(comparison.runs)} runs compared",
         subject=HOW_TO_READ,
@@ -53,7 +48,7 @@ def comparison_document(comparison: Comparison) -> Document:
         sections=[
             Section("Runs", [Points([*_runs(comparison)])]),
             *sections,
-            Section("Notes", [Points([*_only_in_one(comparison), OTHER_SESSION, *noise])]),
+            Section("Notes", [Points([*_only_in_one(comparison), OTHER_SESSION])]),
         ],
     )
 
@@ -84,14 +79,13 @@ def _entries(cell: CellAcrossRuns) -> list[Entry]:
     scored = Entry()
     if accuracy is not None:
         scored = Entry(f"{percent(accuracy.base)} → {percent(accuracy.head)}", interval(bounds(accuracy), 100, 1))
-    noise = "" if cell.session_sd is None else f" ±{percent(math.expm1(TWO_SIDED * cell.session_sd))}%"
     return [
         Entry(f"{figures.differing:,} of {figures.items:,}"),
         scored,
         Entry(_both(ratio, 2), interval(bounds(ratio), digits=2)),
         Entry(_both(figures.acceptance_length, 2)),
         Entry(_both(figures.answer_length, 1)),
-        Entry(f"{_both(figures.tokens_per_s, 0)}{noise}"),
+        Entry(_both(figures.tokens_per_s, 0)),
     ]
 
 

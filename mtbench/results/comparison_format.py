@@ -93,11 +93,6 @@ class CellAcrossRuns(Record):
     void_head: list[str] = Field(description="reasons not to trust the head run's cell; empty: none")
     figures: CellFigures | None = Field(description="what it did in both runs; null: not compared")
     reason: str | None = Field(description="why it is not compared; null: it is")
-    session_sd: NonNegative | None = Field(
-        None,
-        description="standard deviation of log(time / time) over pairs of sessions of one build, from floor.json; "
-        "null: not calibrated for this machine and plan",
-    )
 
 
 class RunComparison(Record):

@@ -2,21 +2,18 @@
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import AR, MARS, TASK, MadeRun, answer, edit, hidden
+from made_runs import AR, MARS, TASK, MadeRun, answer, hidden
 from schemas import validator
 from typer.testing import CliRunner, Result
 
 from mtbench.cli import main
 from mtbench.cli.session import err, out
 from mtbench.errors import UserError
-from mtbench.experiments.gate.floor import FILE as FLOOR
-from mtbench.experiments.gate.floor import TIME
 
 ANSWERS = [answer("a" * (n + 2), 2, float(n % 3 > 0)) for n in range(14)]
 OTHERS = [answer("b" * (n + 2), 1, 1.0) for n in range(14)]
@@ -114,60 +111,6 @@ def test_the_json_is_as_its_schema_says(runs: list[Path], tmp_path: Path, target
     assert "arithmetic, batch size 2" in shown
 
 
-def floor(runs: list[Path], *, live: bool = False, days: float = 2, **key: Any) -> None:
-    """Write floor.json beside the runs, with a floor that is so many days old."""
-    digest = json.loads(compare([*runs[:2], "--json", "-"]).stdout)["runs"][0]["plan_sha256"]
-    machine = {"gpu_uuid": None, "driver": None, "power_cap_w": None, "processor": "made up", "kernel": "Linux"}
-    sds = {"pair_sd": 0.01, "pair_sd_high": 0.013, "block_sd": None, "outliers": 0.0, "drift_per_pair": None}
-    entry = {
-        "key": machine | {"torch": "2.13.0", "plan_sha256": digest} | key,
-        "measured": time.strftime(TIME, time.gmtime(time.time() - days * 24 * 3600)),
-        "interleave": live,
-        "pairs": 10,
-        "smallest_detectable": 0.02,
-        "cells": [{"cell": AR, **sds}],
-    }
-    (runs[0].parent / FLOOR).write_text(json.dumps({"schema_version": 1, "floors": [entry]}))
-
-
-def alike(path: Path) -> None:
-    """Let the run be of the machine that the floor is of."""
-    environment = json.loads((path / "environment.json").read_text())
-    session = environment["sessions"][0] | {"platform": "Linux", "packages": {"torch": "2.13.0"}}
-    edit(path / "environment.json", sessions=[session])
-
-
-@pytest.mark.parametrize(
-    ("key", "known"),
-    [
-        ({}, True),
-        ({"torch": "2.9.0"}, False),
-        ({"plan_sha256": "0" * 64}, True),
-        ({"processor": "other"}, False),
-        ({"interleave": True}, False),
-        ({"days": 31}, False),
-    ],
-    ids=["same", "torch", "plan", "processor", "turns", "old"],
-)
-def test_the_noise_of_sessions_is_shown_where_it_was_calibrated(
-    runs: list[Path], key: dict[str, Any], known: bool
-) -> None:
-    """For such a cell on this machine, whatever the plan: with a sd of 1 %, 95 % of pairs of sessions differ by 2 %."""
-    for path in runs[:2]:
-        alike(path)
-    floor(runs, **key)
-    shown = compare(runs[:2], columns=200).stdout
-    assert ("±2.0%" in shown) == known
-    assert ("±: sessions of one build on this machine differ by this much" in shown) == known
-
-
-def test_the_noise_of_another_machine_is_not_shown(runs: list[Path]) -> None:
-    """Both runs must be of the machine that was calibrated."""
-    alike(runs[0])
-    floor(runs)
-    assert "±2.0%" not in compare(runs[:2]).stdout
-
-
 def test_mistakes_cost_one_line(runs: list[Path], tmp_path: Path) -> None:
     """Each names what is wrong and what to do."""
     one, two, _ = runs
@@ -177,8 +120,6 @@ def test_mistakes_cost_one_line(runs: list[Path], tmp_path: Path) -> None:
     assert "is no run directory: it holds no plan.json" in mistake(one, one.parent)
     assert "is no directory" in mistake(one, tmp_path / "nothing")
     assert mistake(one, two, "--json", tmp_path).startswith(f"'{tmp_path}' exists and is never overwritten")
-    (one.parent / FLOOR).write_text("{}")
-    assert f"{FLOOR}: schema_version is missing" in mistake(one, two)
 
 
 def test_an_unfinished_run_is_refused(runs: list[Path]) -> None:

@@ -131,7 +131,7 @@ def test_a_demonstration_is_titled_as_one(reported: RunDirectory) -> None:
     assert f'<p class="mark">{DEMONSTRATION}.</p>' in html
     assert (reported.path / "report.md").read_text().startswith(f"# {DEMONSTRATION}\n")
     assert DEMONSTRATION in (reported.path / "tables/arithmetic.b1.tex").read_text()
-    for figure in ("speedups", "frontier", "commits"):
+    for figure in ("speedups", "frontier"):
         assert DEMONSTRATION in (reported.path / f"figures/arithmetic.b1.{figure}.svg").read_text()
 
 
@@ -169,7 +169,7 @@ def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
     assert mark in table
     marked = sum(c["batch_size"] == 1 for c in results["cells"]) // 2
     assert table.count("(simulated)") == marked * table.count("toprule")
-    assert mark in (run.path / "figures/arithmetic.b1.commits.svg").read_text()
+    assert mark in (run.path / "figures/arithmetic.b1.frontier.svg").read_text()
 
 
 def test_nothing_a_model_wrote_is_markup(reported: RunDirectory) -> None:
@@ -662,7 +662,7 @@ def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory, reported: R
     """It needs results.json and the generations only."""
     write(run, run.read_json("results.json"))
     assert files_of(run) == files_of(reported)
-    assert len(files_of(run)) == 2 + 4 + 2 * (2 * 3 + 2 * 2)  # pages; tables; figures of scored suites, and of others
+    assert len(files_of(run)) == 2 + 4 + 2 * (2 * 2 + 2 * 1)  # pages; tables; figures of scored suites, and of others
 
 
 def test_tokens_that_share_a_letter_are_shown_together() -> None:
