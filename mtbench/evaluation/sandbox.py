@@ -5,20 +5,13 @@ failure, as for the metric `code_eval` of Hugging Face's evaluate, of which noth
 allows three seconds of wall time. This sandbox allows three seconds of processor time and ten of wall time, so that a
 busy machine does not change a result.
 
-Each program gets its own Python process in bubblewrap (github.com/containers/bubblewrap): no network; no files but the
-interpreter, its packages and /usr, all read-only; an empty scratch folder in memory; its own namespaces for users,
-processes, mounts, IPC, host name and cgroups; an empty environment; limits on memory, processor time, processes, file
-size and open files; and the seccomp filter of seccomp.py. sandbox_watch.py bounds what its processes use together. It
-dies with its parent, and first of all where memory runs out. Its output is discarded.
+SECURITY.md says what a program can do and what it cannot. bubblewrap (github.com/containers/bubblewrap) gives each one
+its own namespaces and folders and an empty environment; the kernel's limits hold for each process; sandbox_watch.py
+bounds what its processes use together; seccomp.py filters their system calls. The output is discarded.
 
 Linux does not limit the number of processes of root, and other users cannot read an interpreter in root's home folder.
 So root gets two layers: the outer one makes the interpreter readable and switches to the user `nobody`; the inner one
 is the same as for any other user.
-
-What a program can do and cannot do is on one page in SECURITY.md. Two cheats are possible wherever the check runs in
-the program's own process, here and in `code_eval`: a program that knows sandbox_child.py can find the key in its
-caller's frame and report success, and a program that returns an object equal to everything passes any test. Neither
-gets out of the sandbox.
 """
 
 import os

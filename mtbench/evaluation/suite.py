@@ -1,34 +1,8 @@
 """The interface of a suite: a benchmark that supplies prompts, a token budget, stop strings and scores.
 
-A suite is one class in a file of suites/ or in a plugin's module (see registry.py). A suite that scores nothing needs
-`__init__` and `prompts` only; one with a metric also needs `score`:
-
-    @SUITES.register("capitals")
-    class Capitals(Suite):
-        metric = "exact_match"
-        max_new_tokens = 8
-
-        def __init__(self, variant: str, source: Source) -> None:
-            self.task = {"name": "capitals", "num_fewshot": 0, "chat_template": True}
-
-        def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
-            texts = [template([{"role": "user", "content": question}]) for question in QUESTIONS[:limit]]
-            return [Prompt(item=f"capitals/{doc}/0", text=text) for doc, text in enumerate(texts)]
-
-        def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-            return {item: float(text == ANSWERS[int(item.split("/")[1])]) for item, text in answers.items()}
-
-A suite never sees a model. mtbench uses it in three stages, which may run on three machines:
-
-1. Planning constructs the suite and calls `prompts`. The plan stores the prompts as token ids.
-2. Generation does not use the suite, so it needs none of the suite's libraries. A `private` suite is the exception: the
-   plan does not store its prompts, so generation asks for them again.
-3. Scoring constructs the suite again and calls `score` with the stored texts. It needs no GPU.
-
-So `prompts` must be deterministic, and `score` may rely only on item ids, texts and the suite's own data.
-
-Base classes: `HarnessSuite` (lm_eval.py) for tasks of lm-evaluation-harness, `ProgramSuite` (code_tasks.py) for its
-tasks whose answers are programs, and `QuestionSuite` (multi_turn.py) for questions with several turns.
+A suite is one class in a file of suites/ or in a plugin's module (see registry.py). It never sees a model: `prompts`
+must be deterministic, and `score` may rely only on item ids, texts and the suite's own data. A suite that scores
+nothing needs `__init__` and `prompts` only. docs/add-suite.md has an example, the three stages and the base classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
