@@ -124,16 +124,6 @@ def test_a_template_that_cannot_continue_is_refused(template: str, reason: str, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_limit_counts_conversations_of_each_category(tmp_path: Path) -> None:
-    """Categories are interleaved; a smaller limit gives the beginning of the same list."""
-    suite = opened(write(tmp_path, rows()))
-    limited, everything = suite.prompts(compiled(CHATML), 1), suite.prompts(compiled(CHATML), None)
-
-    assert [p.item.split("/")[0] for p in limited] == [c for c in CATEGORIES for _ in range(2)]
-    assert everything[:16] == limited
-    assert len({p.item for p in everything}) == len(everything) == 32
-
-
 # --- Files --------------------------------------------------------------------------------------------------------
 
 
