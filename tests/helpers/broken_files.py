@@ -72,8 +72,8 @@ def edit_line(file: str, number: int = 0, **values: Any) -> Change:
     return lines(file, lambda found: found.__setitem__(number, json.dumps(json.loads(found[number]) | values)))
 
 
-def double_line(file: str, number: int = 0) -> Change:
-    return lines(file, lambda found: found.append(found[number]))
+def double_line(file: str) -> Change:
+    return lines(file, lambda found: found.append(found[0]))
 
 
 def content(file: str, data: bytes | str) -> Change:

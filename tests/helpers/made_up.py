@@ -81,10 +81,10 @@ ALPACA: Rows = [
 ARENA_HARD: Rows = [{"uid": f"{n:x}", "category": "hard_prompt", "prompt": f"Write {n} tests."} for n in range(COUNT)]
 
 
-def gpqa(count: int = COUNT) -> Rows:
+def gpqa() -> Rows:
     """Return rows with lm-eval's columns and one more. Every answer is a number, which must be read as text."""
     rows = []
-    for n in range(count):
+    for n in range(COUNT):
         wrong = {f"Incorrect Answer {k}": f"{n * 10 + k}" for k in (1, 2, 3)}
         rows.append(
             {"Question": f"What, then, is {n} times ten?", "Correct Answer": f"{n * 10}", **wrong, "Writer": "me"}

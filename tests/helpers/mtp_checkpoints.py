@@ -162,10 +162,10 @@ def eager_experts(model: Any) -> Any:
     return model
 
 
-def save_headed(folder: Path, family: str, seed: int = 0) -> Headed:
+def save_headed(folder: Path, family: str) -> Headed:
     """A random checkpoint with a layer that often says what the target says."""
     published = FAMILIES[family]
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(family, LAYERS + 1), attn_implementation="eager").double()
     if family != DENSE:
         eager_experts(model)
