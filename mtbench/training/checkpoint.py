@@ -7,8 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.models.checkpoint_files import CHECKPOINT_FILES, CONFIG, INDEX, WEIGHTS
 from mtbench.models.families import RECORD, read_training_record
+from mtbench.version import __version__
 
 TORCH_WRITERS = ("inline_container", "PytorchStreamWriter")  # named in torch's errors when the disk refuses a write
-PACKAGES = ("multi-token-bench", "torch", "transformers", "accelerate", "tokenizers")
+PACKAGES = ("torch", "transformers", "accelerate", "tokenizers")
 
 ADDED = "model-added.safetensors"  # tensors added to weights that are in several files
 
@@ -124,7 +124,11 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the training record, with the command and the versions that made it."""
     made_with = {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "multi-token-bench": __version__,
+            **{name: version(name) for name in PACKAGES},
+        },
     }
     files.write_json(folder / RECORD, {**record, **made_with})
 
@@ -135,11 +139,3 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{folder} holds no {RECORD}; give a folder that `mtbench train` made")
     return read_training_record(folder)
-
-
-@cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

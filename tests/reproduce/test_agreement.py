@@ -27,14 +27,6 @@ def ours(correct: int, n: int) -> Estimate:
     return Estimate(found.value, found.ci_low, found.ci_high)
 
 
-@pytest.mark.parametrize(
-    ("printed", "value", "off"), [("24,857", 24857, 0.5), ("+1.0", 1, 0.05), ("-5.8", -5.8, 0.05), ("1.50", 1.5, 0.005)]
-)
-def test_a_printed_figure_says_how_it_was_rounded(printed: str, value: float, off: float) -> None:
-    """By its digits."""
-    assert (number(printed), half_unit(printed)) == (value, off)
-
-
 def test_the_difference_of_two_shares_is_newcombes() -> None:
     """His table II, row (a): 56/70 and 48/80, by method 10: 0.2000 [0.0524, 0.3339]."""
     apart = combined([(1, ours(56, 70)), (-1, ours(48, 80))])

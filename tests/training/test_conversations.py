@@ -212,18 +212,13 @@ def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, conten
         ("some/where.jsonl", "no data 'some/where.jsonl'"),
         ("arithmetic", "give their number with `--examples N`"),
         ("synthetic", "'synthetic' has no training split; known: arithmetic, gsm8k"),
+        (str(Path(__file__).parents[1] / "frozen"), r"holds no file to train on; known: \.jsonl"),
     ],
 )
 def test_data_that_is_not_there_is_named_with_the_choices(data: str, reason: str) -> None:
-    """An unknown name, a missing file, an endless suite, a suite without examples."""
+    """An unknown name, a missing file, an endless suite, a suite without examples, a folder without data."""
     with pytest.raises(UserError, match=reason):
         list(read(data, None, Source()))
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    """The error has the known file types."""
-    with pytest.raises(UserError, match=r"holds no file to train on; known: \.jsonl"):
-        list(read(str(tmp_path), None, Source()))
 
 
 @pytest.mark.parametrize(
@@ -276,17 +271,6 @@ def test_a_suites_training_split_has_the_format_of_its_prompts(tmp_path: Path) -
     assert list(read_conversations("gsm8k", 2, seed=1, data_dir=tmp_path, offline=True)) == found[:2]
     with pytest.raises(UserError, match="'gsm8k-paper' has no training split in its data"):
         list(read_conversations("gsm8k-paper", None, seed=0, data_dir=tmp_path, offline=True))
-
-
-def test_several_data_follow_one_another(rows: str, tokenizer: Any) -> None:
-    """`count` conversations of each, so that an endless suite can follow a file."""
-    prepared = prepare([rows, "arithmetic"], 3, tokenizer, max_length=512, seed=0)
-    first, second = (prepare(data, 3, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
-    assert prepared.description["data"] == [rows, "arithmetic"]
-    assert prepared.sources == (3, 3)
-    assert (prepared.description["read"], prepared.summary) == (6, "6 conversations: 0 dropped, 0 cut")
-    both = [*first.examples, *second.examples]
-    assert [(e.ids.tolist(), e.prompt) for e in prepared.examples] == [(e.ids.tolist(), e.prompt) for e in both]
 
 
 def of_sizes(sizes: Sequence[int]) -> Data:
@@ -392,26 +376,6 @@ def test_a_template_that_changes_the_prompt_is_refused(
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=reason):
         prepare(rows, None, tokenizer, max_length=64, seed=0)
-
-
-def test_examples_are_taken_by_index_slice_and_list(rows: str, tokenizer: Any) -> None:
-    """`lengths` and `prompts` agree with the examples; a selection shares the tokens."""
-    examples = prepare(rows, None, tokenizer, max_length=64, seed=0).examples
-    assert examples.lengths.tolist() == [len(ids) for ids, _ in examples]
-    assert examples.prompts.tolist() == [prompt for _, prompt in examples]
-    for chosen, indices in (
-        (examples[2:], range(2, 8)),
-        (examples.take([5, 0, 5]), (5, 0, 5)),
-        (examples[::-3], (7, 4, 1)),
-    ):
-        assert [e.ids.tolist() for e in chosen] == [examples[i].ids.tolist() for i in indices]
-        assert chosen.ids is examples.ids
-        assert chosen.sha256 != examples.sha256
-    assert examples.take(slice(None)).sha256 == examples.sha256
-    assert len(examples[8:]) == 0
-    assert torch.equal(examples[-1].ids, examples[7].ids)
-    with pytest.raises(IndexError):
-        examples[8]
 
 
 # --- The cache -------------------------------------------------------------------------------------------------

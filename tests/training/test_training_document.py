@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from trainings import MARS, USUAL, run
 from transformers.utils import logging
 
 from mtbench.errors import UserError
@@ -17,12 +18,9 @@ from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import TrainingProgress
 from mtbench.training.document import THRESHOLDS, calibration_error, passing, write_training_page
 from mtbench.training.evaluation import EDGES
-from mtbench.training.init_model import initialise
-from mtbench.training.objectives import Mars
-from mtbench.training.train import TrainingRequest, train
-from mtbench.training.trainer import Settings
 
-pytestmark = pytest.mark.whole
+pytest_plugins = ["training_fixtures"]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
 
 BINS = [
     {"low": 0.4, "high": 0.5, "n": 100, "confidence": 0.45, "accuracy": 0.4},
@@ -212,35 +210,21 @@ def test_a_folder_without_a_training_is_refused(tmp_path: Path, entries: Any, re
     assert not list(tmp_path.glob("*.html"))
 
 
-def test_a_training_prints_a_line_per_step_and_has_a_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_training_prints_a_line_per_step_and_has_a_page(
+    base: str, rows: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A script can parse the lines; no library prints a progress bar; the page is made from a real record."""
-    rows = [
-        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"It is {n + 1}."}] for n in range(20)
-    ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in rows))
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    shape |= {"num_key_value_heads": 1, "max_position_embeddings": 64, "vocab_size": 300}
-    base = initialise(rows, tmp_path / "base", seed=0, data={}, **shape)
-    capfd.readouterr()
     logging.enable_progress_bar()
     printed = io.StringIO()
-    request = TrainingRequest(
-        objective=Mars(),
-        base=str(base),
-        data=(str(data),),
-        settings=Settings(epochs=1, batch_size=6, max_length=64),
-        out=tmp_path / "out",
-    )
-    out = train(request, progress=TrainingProgress(Console(file=printed)))
+    out = run(MARS, base, rows, USUAL, tmp_path / "out", progress=TrainingProgress(Console(file=printed)))
     lines = [line for line in printed.getvalue().splitlines() if line.startswith("step ")]
     number = r"\d[\d,.]*"
-    pattern = rf"step (\d+)/3 loss {number} mask {number} ar {number} {number} tokens/s \d+:\d\d left"
-    assert [re.fullmatch(pattern, line)[1] for line in lines] == ["1", "2", "3"]  # type: ignore[index]
+    pattern = rf"step (\d+)/8 loss {number} mask {number} ar {number} {number} tokens/s \d+:\d\d left"
+    assert [re.fullmatch(pattern, line)[1] for line in lines] == [*map(str, range(1, 9))]  # type: ignore[index]
     assert "it/s" not in "".join(capfd.readouterr())
     text = text_of(write_training_page([out]))
-    assert "On 2 held-out conversations" in text
-    assert "20 conversations read, 0 dropped, 0 cut; 18 to train on, 2 held out" in text
+    assert "On 1 held-out conversations" in text
+    assert "16 conversations read, 0 dropped, 0 cut; 15 to train on, 1 held out" in text
 
 
 def test_the_time_left_is_estimated_from_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,16 +240,3 @@ def test_the_time_left_is_estimated_from_this_process(monkeypatch: pytest.Monkey
         "continuing from step 100/400",
         "step 120/400 loss 1.234 mask 0.9000 ar 0.03340 6,100 tokens/s 2:20 left",
     ]
-
-
-def test_a_terminal_shows_one_line_that_goes_when_it_ends() -> None:
-    """The line has step, losses and time left; nothing remains after the end."""
-    printed = io.StringIO()
-    progress = TrainingProgress(Console(file=printed, force_terminal=True, width=90, legacy_windows=False))
-    progress.begin(375, 0)
-    progress.step(20, {"loss": 1.234, "mask": 0.9, "ar": 0.3}, 6100)
-    progress.status._live.refresh()
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.getvalue())
-    progress.end()
-    assert re.search(r"step +20/375 .*loss 1.234 mask 0.9000 ar 0.3000 6,100 tokens/s \d+:\d\d left", shown)
-    assert "\n" not in shown.strip()

@@ -217,9 +217,7 @@ def begin(directory: RunDirectory, asked: ReproduceRequest, parts: Sequence[Part
 
 
 def reopen(folder: Path) -> tuple[ReproduceRequest, list[Part]]:
-    """Read a reproduction that was started. Raises UserError if there is none."""
-    if not (folder / ASKED).is_file():
-        raise UserError(f"{str(folder)!r} has no {ASKED}; start a reproduction with `mtbench reproduce NAME -o DIR`.")
+    """Read a reproduction that was started."""
     stored = RunDirectory(folder).read(ASKED, AskedFile)
     parts = []
     for kept in stored.parts:
