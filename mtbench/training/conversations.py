@@ -1,4 +1,4 @@
-"""Conversations to train on: read from files, the hub or a suite, tokenised, and cached.
+"""Conversations to train on: read from files, the hub or a suite, and tokenised.
 
 The labels are the last assistant turn with its end token and the newline after it; earlier turns are prompt. Long
 answers are cut on the right; conversations whose prompt leaves no room for an answer are dropped. All of this is as in
@@ -7,7 +7,7 @@ the released code of MARS (arXiv 2604.07023). `datasets` is needed for the hub, 
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from mtbench.evaluation.dataset_files import RowError, read_rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
-from mtbench.training.token_cache import Counts, Examples, concatenate, contiguous_examples, load, store, token_file
+from mtbench.training.examples import Counts, Examples, contiguous_examples
 
 CHUNK = 1000  # conversations tokenised at once
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # columns: user, assistant
@@ -71,30 +71,20 @@ def prepare(
     data_dir: Path | None = None,
     offline: bool = False,
 ) -> Data:
-    """Read and tokenise the data, or take its tokens from the cache.
+    """Read and tokenise the data.
 
-    `count` is how many conversations to read of each of `data` (see `read`); None: all. Each source is tokenised and
-    cached separately, so adding a source does not tokenise the others again.
+    `count` is how many conversations to read of each of `data` (see `read`); None: all.
 
     Raises UserError if nothing is left to train on, and the errors of `read` and `tokenise`.
     """
     refuse_without_template(tokenizer)
     names = [data] if isinstance(data, str) else list(data)
     source = Source(data_dir=data_dir, offline=offline, seed=seed)
-    readers = [_rereadable(name, count, source) for name in names]
-    # Read every source before tokenising the first: an error in the last one shows early.
-    cache_files = [token_file((turns for _, turns in rows()), tokenizer, max_length) for rows in readers]
-    parts = []
-    all_counts = []
-    for rows, file in zip(readers, cache_files, strict=True):
-        cached = load(file)
-        if cached is None:
-            cached = tokenise(rows(), tokenizer, max_length)
-            store(file, *cached)
-        parts.append(cached[0])
-        all_counts.append(cached[1])
-    examples = concatenate(parts)
-    counts = Counts(*map(sum, zip(*all_counts, strict=True)))
+    found = [tokenise(read(name, count, source), tokenizer, max_length) for name in names]
+    parts = [examples for examples, _ in found]
+    columns = zip(*((part.ids, part.lengths, part.prompts) for part in parts), strict=True)
+    examples = contiguous_examples(*map(torch.cat, columns))
+    counts = Counts(*map(sum, zip(*(counts for _, counts in found), strict=True)))
     if not examples:
         advice = "give a larger one with `--max-length N`" if counts.long else "give other conversations with `--data`"
         raise UserError(
@@ -123,17 +113,6 @@ def refuse_without_template(tokenizer: Any) -> None:
     """Raise UserError if the tokenizer has no chat template."""
     if not tokenizer.chat_template:
         raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
-
-
-def _rereadable(name: str, count: int | None, source: Source) -> Callable[[], Iterable[Row]]:
-    """Return a function that gives the rows each time it is called.
-
-    A counted selection is kept in memory; whole files are read again, which costs less than holding them.
-    """
-    if count is None:
-        return lambda: read(name, None, source)
-    rows = list(read(name, count, source))
-    return lambda: rows
 
 
 # --- Reading ------------------------------------------------------------------------------------------------------

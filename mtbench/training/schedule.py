@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mtbench.training.examples import Examples
 from mtbench.training.objectives import Objective, Special
 from mtbench.training.packing import Example, TrainingSequence, pack
-from mtbench.training.token_cache import Examples
 
 TILE = 8  # rows that are not packed are padded to a multiple of this many tokens
 

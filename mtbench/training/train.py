@@ -126,8 +126,8 @@ def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
     """Refuse, by a UserError, everything that can be refused without loading weights.
 
     That is: an existing `out`, options that contradict one another, checkpoints that cannot be trained, conversations
-    that cannot be read, and an interrupted training that was requested otherwise. Nothing but the token cache is
-    written. With `fetch=False` data sets on the hub are left unchecked, because that would download them.
+    that cannot be read, and an interrupted training that was requested otherwise. Nothing is written. With
+    `fetch=False` data sets on the hub are left unchecked, because that would download them.
     """
     refuse_existing(request.out)
     _check_options(request)
@@ -144,16 +144,15 @@ def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
         _refuse_other_vocabulary(base, teacher)
     data = None
     if fetch or not any(map(is_on_hub, request.data)):
-        with _processes().main_process_first():  # the others find the tokens in the cache
-            data = prepare(
-                request.data,
-                request.to_read(),
-                base.tokenizer,
-                max_length=settings.max_length,
-                seed=settings.seed,
-                data_dir=request.data_dir,
-                offline=request.offline,
-            )
+        data = prepare(
+            request.data,
+            request.to_read(),
+            base.tokenizer,
+            max_length=settings.max_length,
+            seed=settings.seed,
+            data_dir=request.data_dir,
+            offline=request.offline,
+        )
         if objective.needs_mask:
             refuse_mask_in_text(base, data.examples.ids)
     record = _request_record(request, base, teacher, data)

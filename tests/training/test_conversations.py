@@ -1,9 +1,9 @@
-"""Conversations to train on: what is read and refused, which tokens are labels, and the token cache."""
+"""Conversations to train on: what is read and refused, and which tokens are labels."""
 
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages, Source
 from mtbench.training.conversations import Data, as_conversation, prepare, read, read_conversations, tokenise
+from mtbench.training.examples import Counts, contiguous_examples
 from mtbench.training.init_model import learn_tokenizer
 from mtbench.training.recipes import Stage
-from mtbench.training.token_cache import Counts, contiguous_examples
 from mtbench.training.trainer import Settings
 
 CHAT = [
@@ -38,13 +38,6 @@ def write_lines(path: Path, rows: Sequence[Any]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def token_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The token cache of this test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "mtbench" / "tokens"
 
 
 @pytest.fixture
@@ -76,20 +69,6 @@ def learned() -> Any:
 def tokenizer(learned: Any) -> Any:
     """A copy of the tokenizer that a test may change."""
     return copy.deepcopy(learned)
-
-
-@pytest.fixture
-def calls(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of texts of each tokenizer call."""
-    seen: list[int] = []
-    inner = type(tokenizer).__call__
-
-    def count(self: Any, texts: list[str], **settings: Any) -> Any:
-        seen.append(len(texts))
-        return inner(self, texts, **settings)
-
-    monkeypatch.setattr(type(tokenizer), "__call__", count)
-    return seen
 
 
 def tokens_of(tokenizer: Any, conversation: Messages, **settings: Any) -> list[int]:
@@ -212,7 +191,7 @@ def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, conten
         ("some/where.jsonl", "no data 'some/where.jsonl'"),
         ("arithmetic", "give their number with `--examples N`"),
         ("synthetic", "'synthetic' has no training split; known: arithmetic, gsm8k"),
-        (str(Path(__file__).parents[1] / "frozen"), r"holds no file to train on; known: \.jsonl"),
+        (str(Path(__file__).parents[1] / "helpers"), r"holds no file to train on; known: \.jsonl"),
     ],
 )
 def test_data_that_is_not_there_is_named_with_the_choices(data: str, reason: str) -> None:
@@ -376,89 +355,3 @@ def test_a_template_that_changes_the_prompt_is_refused(
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=reason):
         prepare(rows, None, tokenizer, max_length=64, seed=0)
-
-
-# --- The cache -------------------------------------------------------------------------------------------------
-
-
-def test_data_are_tokenised_only_once(rows: str, tokenizer: Any, calls: list[int], tmp_path: Path) -> None:
-    """The same content gives the same tokens and counts without another tokenizer call: a copy in another schema."""
-    first = prepare(rows, None, tokenizer, max_length=21, seed=0)
-    assert sum(calls) > 8
-    calls.clear()
-    other = [{"id": n, "question": row["prompt"], "answer": row["completion"]} for n, row in enumerate(ROWS)]
-    second = prepare(write_lines(tmp_path / "copy.jsonl", other), None, tokenizer, max_length=21, seed=3)
-    assert not calls
-    assert (second.sha256, second.summary) == (first.sha256, first.summary)
-    assert [e.ids.tolist() for e in second.examples] == [e.ids.tolist() for e in first.examples]
-    assert second.description["cut"] > 0
-
-
-@pytest.mark.parametrize("change", ["content", "count", "max_length", "template", "special", "vocabulary"])
-def test_a_change_that_the_tokens_depend_on_invalidates_the_cache(
-    rows: str, tokenizer: Any, calls: list[int], change: str
-) -> None:
-    """Another text, count, length, template, special token or vocabulary gives another key."""
-    first = prepare(rows, None, tokenizer, max_length=64, seed=0)
-    calls.clear()
-    count, max_length = None, 64
-    if change == "content":
-        write_lines(Path(rows), [{"prompt": "Why not?", "completion": "So."}, *ROWS[1:]])
-    elif change == "count":
-        count = 7
-    elif change == "max_length":
-        max_length = 20
-    elif change == "template":
-        tokenizer.chat_template = tokenizer.chat_template.replace("\\n", " ")
-    elif change == "special":
-        tokenizer.add_special_tokens({"bos_token": "<|im_start|>"})
-    else:
-        tokenizer.add_tokens(["Because"])
-    second = prepare(rows, count, tokenizer, max_length=max_length, seed=0)
-    assert calls
-    assert (second.sha256 == first.sha256) == (change == "special")
-
-
-def test_each_source_is_cached_separately(rows: str, tokenizer: Any, calls: list[int], token_folder: Path) -> None:
-    """Adding a source or changing the order tokenises nothing again."""
-    first, second = (prepare(data, 5, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
-    calls.clear()
-    for order in ([rows, "arithmetic"], ["arithmetic", rows], [rows, rows]):
-        both = prepare(order, 5, tokenizer, max_length=512, seed=0)
-        parts = [first if name == rows else second for name in order]
-        assert both.examples[: both.sources[0]].sha256 == parts[0].sha256
-        assert both.examples[both.sources[0] :].sha256 == parts[1].sha256
-    assert not calls
-    assert len(list(token_folder.iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [lambda data: data[:-9], lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], lambda data: b""],
-    ids=["truncated", "corrupted", "emptied"],
-)
-def test_a_damaged_cache_file_is_made_again(
-    rows: str, tokenizer: Any, calls: list[int], token_folder: Path, spoil: Callable[[bytes], bytes]
-) -> None:
-    """A truncated file, a flipped bit, an empty file: it is not used, and it is repaired."""
-    first = prepare(rows, None, tokenizer, max_length=64, seed=0).sha256
-    (file,) = token_folder.iterdir()
-    file.write_bytes(spoil(file.read_bytes()))
-    calls.clear()
-    assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
-    assert calls
-    calls.clear()
-    assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
-    assert not calls
-    assert list(token_folder.iterdir()) == [file]
-
-
-def test_without_a_writable_cache_data_are_tokenised_each_time(
-    rows: str, tokenizer: Any, calls: list[int], tmp_path: Path
-) -> None:
-    """It costs time, nothing else."""
-    (tmp_path / "cache").write_text("a file, where a folder should be")
-    for _ in range(2):
-        calls.clear()
-        assert len(prepare(rows, None, tokenizer, max_length=64, seed=0).examples) == 8
-        assert calls

@@ -19,7 +19,7 @@ from mtbench.training.objectives import Ar
 from mtbench.training.train import check, train
 
 pytest_plugins = ["training_fixtures"]
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = pytest.mark.usefixtures("single_thread")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa,
 from mtbench.training.train import check
 
 pytest_plugins = ["training_fixtures"]
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from mtbench.training.objectives import Ar, Objective
 from mtbench.training.packing import PADDING
 
 pytest_plugins = ["training_fixtures"]
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
 
 
 @pytest.fixture(scope="module")

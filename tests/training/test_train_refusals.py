@@ -16,7 +16,7 @@ from mtbench.training.objectives import Ar, Draft, Mars, Objective
 from mtbench.training.train import check
 
 pytest_plugins = ["training_fixtures"]
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
 
 
 @pytest.mark.usefixtures("without_weights")

@@ -13,7 +13,7 @@ from mtbench.training import loss, packing
 from mtbench.training.objectives import Ar, Losses, Mars
 
 pytest_plugins = ["training_fixtures"]
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

@@ -20,7 +20,7 @@ from mtbench.training.document import THRESHOLDS, calibration_error, passing, wr
 from mtbench.training.evaluation import EDGES
 
 pytest_plugins = ["training_fixtures"]
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
 
 BINS = [
     {"low": 0.4, "high": 0.5, "n": 100, "confidence": 0.45, "accuracy": 0.4},
