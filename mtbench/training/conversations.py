@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -23,7 +23,7 @@ from mtbench.evaluation.dataset_files import RowError, read_rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
-from mtbench.training.examples import Counts, Examples, contiguous_examples
+from mtbench.training.packing import Examples, contiguous_examples
 
 CHUNK = 1000  # conversations tokenised at once
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # columns: user, assistant
@@ -113,6 +113,31 @@ def refuse_without_template(tokenizer: Any) -> None:
     """Raise UserError if the tokenizer has no chat template."""
     if not tokenizer.chat_template:
         raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
+
+
+class Counts(NamedTuple):
+    """How many conversations were read, dropped and cut."""
+
+    read: int
+    empty: int  # dropped: a turn has no content
+    long: int  # dropped: the prompt alone reaches the maximum length
+    cut: int  # kept, with the end of the answer cut off
+
+    @property
+    def dropped(self) -> int:
+        return self.empty + self.long
+
+    def summary(self, max_length: int) -> str:
+        """Return the counts as one line of text.
+
+        >>> Counts(7473, 0, 12, 3).summary(512)
+        '7,473 conversations: 12 dropped (prompt of 512 tokens or more), 3 cut'
+        """
+        reasons = {f"prompt of {max_length:,} tokens or more": self.long, "a turn without content": self.empty}
+        dropped = [f"{count:,} dropped ({reason})" for reason, count in reasons.items() if count]
+        if not dropped:
+            dropped = ["0 dropped"]
+        return f"{self.read:,} conversations: {', '.join([*dropped, f'{self.cut:,} cut'])}"
 
 
 # --- Reading ------------------------------------------------------------------------------------------------------

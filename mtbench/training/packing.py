@@ -1,4 +1,4 @@
-"""Training sequences, their packing into rows, and the attention mask of a packed batch.
+"""Tokenised conversations, training sequences, their packing into rows, and the attention mask of a packed batch.
 
 An objective builds one training sequence per conversation; `pack` puts sequences into rows. A clean stream holds the
 text unchanged; the noisy segments after it hold blocks of the text with mask tokens, at the same positions (Block
@@ -8,9 +8,10 @@ evaluates it for every pair of tokens (a dense mask), a GPU per tile of 128 x 12
 Letters: L tokens of a conversation, T fed tokens, N predictions, P parts of a loss, R rows.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -26,6 +27,50 @@ class Example(NamedTuple):
 
     ids: Tensor  # (L,)
     prompt: int  # leading tokens without loss
+
+
+class Examples(Sequence[Example]):
+    """n tokenised conversations in one flat tensor of tokens. Selections made by `take` share the tensor."""
+
+    def __init__(self, ids: Tensor, starts: Tensor, lengths: Tensor, prompts: Tensor) -> None:
+        self.ids = ids  # (tokens,) int32
+        self.starts = starts  # (n,) index of each conversation's first token
+        self.lengths = lengths  # (n,) number of tokens
+        self.prompts = prompts  # (n,) number of leading tokens without loss
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Examples": ...
+    def __getitem__(self, index: int | slice) -> "Example | Examples":
+        if isinstance(index, slice):
+            return self.take(index)
+        start = int(self.starts[index])
+        return Example(self.ids[start : start + int(self.lengths[index])].long(), int(self.prompts[index]))
+
+    def take(self, indices: Sequence[int] | Tensor | slice) -> "Examples":
+        """Return the examples at `indices`, in that order, without copying tokens."""
+        if isinstance(indices, slice):
+            indices = range(*indices.indices(len(self)))
+        chosen = torch.as_tensor(indices, dtype=torch.long)
+        return Examples(self.ids, self.starts[chosen], self.lengths[chosen], self.prompts[chosen])
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of lengths, prompts and token ids, in order."""
+        digest = hashlib.sha256(self.lengths.numpy().tobytes() + self.prompts.numpy().tobytes())
+        tokens = self.ids.numpy().data
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            digest.update(tokens[start : start + length])
+        return digest.hexdigest()
+
+
+def contiguous_examples(tokens: Tensor, lengths: Tensor, prompts: Tensor) -> Examples:
+    """Return conversations whose tokens follow one another in `tokens`."""
+    return Examples(tokens, lengths.cumsum(0) - lengths, lengths, prompts)
 
 
 class Stream(NamedTuple):

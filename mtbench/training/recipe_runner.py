@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from mtbench.errors import UserError, unknown
+from mtbench.evaluation.machine_share import usable_processors
 from mtbench.options import options_of, show
 from mtbench.programs.processes import last_line
 from mtbench.training.checkpoint import read_record
@@ -50,11 +51,7 @@ def needed(stages: Sequence[Stage], only: Sequence[str]) -> list[Stage]:
 
 def default_workers() -> int:
     """Return one per core on a CPU, where the models are too small for several threads; one on a GPU."""
-    return 1 if torch.cuda.is_available() else cores()
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if torch.cuda.is_available() else usable_processors()
 
 
 def arguments(stage: Stage, stages: Sequence[Stage], folder: Path) -> list[str]:
@@ -139,7 +136,8 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     running: dict[str, subprocess.Popen[bytes]] = {}
     failed: list[str] = []
-    environment = {"OMP_NUM_THREADS": str(max(1, cores() // workers)), "PYTHONUNBUFFERED": "1", **os.environ}
+    threads = str(max(1, usable_processors() // workers))
+    environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ}
     with ExitStack() as at_the_end:
         while True:
             for name in [name for name, process in running.items() if process.poll() is not None]:

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mtbench.training.examples import Examples
 from mtbench.training.objectives import Objective, Special
-from mtbench.training.packing import Example, TrainingSequence, pack
+from mtbench.training.packing import Example, Examples, TrainingSequence, pack
 
 TILE = 8  # rows that are not packed are padded to a multiple of this many tokens
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as some
 from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages, Source
-from mtbench.training.conversations import Data, as_conversation, prepare, read, read_conversations, tokenise
-from mtbench.training.examples import Counts, contiguous_examples
+from mtbench.training.conversations import Counts, Data, as_conversation, prepare, read, read_conversations, tokenise
 from mtbench.training.init_model import learn_tokenizer
+from mtbench.training.packing import contiguous_examples
 from mtbench.training.recipes import Stage
 from mtbench.training.trainer import Settings
 
