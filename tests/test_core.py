@@ -34,7 +34,6 @@ NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training obj
     "training/draft_objectives.py": {"ar", "eagle", "dflash", "mtp"},
     "models/drafts/mtp.py": {"mtp"},  # a part of checkpoints, and what its tensors are called
     "results/acceptance.py": {"mars"},  # a figure of the MARS paper
-    "training/token_cache.py": {"prompts"},  # a count
     "serving/wire.py": {"suffix"},  # a field of OpenAI's requests
 }
 
