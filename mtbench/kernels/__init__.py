@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mtbench import sampling
 from mtbench.kernels.norms import Norm, NormInput
+
+Result = TypeVar("Result")
 
 
 class Operations(NamedTuple):
@@ -78,6 +80,13 @@ def _triton_kernels() -> ModuleType | None:
     except ImportError:  # Windows, or a PyTorch build without Triton
         return None
     return triton_kernels
+
+
+def _of(plain: Callable[..., Result], name: str, x: Tensor) -> Callable[..., Result]:
+    """Return the kernel of this name for tensors such as `x`; where none runs, the plain version."""
+    triton = _triton() if x.is_cuda and x.dtype != torch.float64 else None
+    kernel: Callable[..., Result] = plain if triton is None else getattr(triton, name)
+    return kernel
 
 
 def slot_mover(stores: Sequence[Tensor]) -> Callable[[Tensor, Tensor, int], None] | None:
@@ -179,11 +188,7 @@ def choose_logsumexp(
     sample from softmax(logits/T). It is the lowest id of equal scores. Suppressed ids have logit −∞; a row of −∞ only
     gives id 0, −∞ and −∞. The kernels read the logits once and store neither noise nor probabilities.
     """
-    triton = _triton() if logits.is_cuda and logits.dtype != torch.float64 else None
-    if triton is None:
-        return choose_logsumexp_plain(logits, temperature, seed, position)
-    result: tuple[Tensor, Tensor, Tensor] = triton.choose_logsumexp(logits, temperature, seed, position)
-    return result
+    return _of(choose_logsumexp_plain, "choose_logsumexp", logits)(logits, temperature, seed, position)
 
 
 def choose_logsumexp_plain(
@@ -194,23 +199,19 @@ def choose_logsumexp_plain(
     return scores.argmax(-1), logits.amax(-1).float(), logits.float().logsumexp(-1)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the batch-invariant product of `x` (…, I) and `weight` (O, I) plus `bias` (O,): (…, O) in x's type.
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the batch-invariant product of `x` (…, I) and `weight` (O, I): (…, O) in x's type.
 
     Libraries choose their kernel by the number of rows, so the same row differs between batch sizes
     (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here all tiles have one shape, and
     the split of the inputs depends only on the weight's shape and the GPU. Sums are in float32.
     """
-    triton = _triton() if x.is_cuda and x.dtype == weight.dtype and x.dtype != torch.float64 else None
-    if triton is None:
-        return linear_plain(x, weight, bias)
-    out: Tensor = triton.linear(x, weight, bias)
-    return out
+    return _of(linear_plain, "linear", x)(x, weight)
 
 
-def linear_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_plain(x: Tensor, weight: Tensor) -> Tensor:
     """Return the product row by row. Each row is copied first: a library may choose its kernel by memory alignment."""
-    rows = [_product(row.clone(), weight, bias) for row in x.reshape(-1, x.shape[-1])]
+    rows = [_product(row.clone(), weight) for row in x.reshape(-1, x.shape[-1])]
     return torch.stack(rows).view(*x.shape[:-1], -1) if rows else x.new_empty(*x.shape[:-1], len(weight))
 
 
@@ -219,11 +220,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     A library's kernel may split a row's sum depending on the number of rows.
     """
-    triton = _triton() if x.is_cuda and x.dtype != torch.float64 else None
-    if triton is None:
-        return norm_plain(x, weight, eps)
-    out: Tensor = triton.norm(x, weight, eps)
-    return out
+    return _of(norm_plain, "norm", x)(x, weight, eps)
 
 
 def norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -253,9 +253,9 @@ def _product(
             )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return the product; see `kernels.linear`."""
-    return _launch(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
+    return _launch(x.reshape(-1, x.shape[-1]), weight, None).view(*x.shape[:-1], len(weight))
 
 
 def norm_product(x: NormInput, norm: Norm, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtbench.models.attention import ALIGNED, AttentionMetadata
+from mtbench.models.attention import ALIGNED, ATTENTION, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.loading import Calls, Checkpoint
+from mtbench.models.loading import SERVED_ROPES, Calls, Checkpoint
 from mtbench.models.runner import Forwarded, ModelRunner
 
 
@@ -85,7 +85,6 @@ class FeatureDraft(nn.Module):
         embedding, head = self.get_input_embeddings().weight, self.get_output_embeddings().weight
         return head.numel() + sum(p.numel() for p in self.parameters() if p is not embedding and p is not head)
 
-    @abstractmethod
     def forward(
         self,
         ids: Tensor,
@@ -101,6 +100,13 @@ class FeatureDraft(nn.Module):
         features that an earlier step returned. `metadata`: slots and positions of what is fed; for a block draft P + W.
         `KVCache.set_batch` was called with it. Logits are in the target's vocabulary, −∞ for ids it cannot draft.
         """
+        read, feature = self.advance(ids, features, metadata, cache, judged, own)
+        return self.logits(read), feature
+
+    def logits(self, read: Tensor) -> Tensor:
+        """Return the logits (R, judged, V) of what the LM head reads."""
+        logits: Tensor = self.get_output_embeddings()(read)
+        return logits
 
     def advance(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
@@ -212,12 +218,18 @@ def draft_checkpoint(source: str, draft: FeatureDraft, target: Checkpoint) -> Ch
     )
 
 
-def in_target_vocabulary(logits: Tensor, target_ids: Tensor | None, vocabulary: int) -> Tensor:
-    """Return logits (R, n, D) over draft ids as logits (R, n, V) over the target's; −∞ for ids it cannot draft.
+LAYER = (  # what is read of config.json for layers; the file may say more, such as which attention runs them
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias"),
+    *("mlp_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
+    *("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
+)
 
-    `target_ids` (D,): the target's id of each draft id. None: the draft has the target's ids.
-    """
-    if target_ids is None:
-        return logits
-    whole = logits.new_full((*logits.shape[:-1], vocabulary), float("-inf"))
-    return whole.index_copy_(-1, target_ids, logits)
+
+def layers_of(kind: Any, raw: Mapping[str, Any]) -> Any:
+    """Return the configuration of a draft's layers, of a class of transformers. Raises ValueError for other ropes."""
+    config = kind.from_dict({name: raw[name] for name in LAYER if name in raw}, attn_implementation=ATTENTION)
+    rope = str((config.rope_parameters or {}).get("rope_type", "default"))
+    if rope not in SERVED_ROPES:
+        raise ValueError(f"rope type {rope!r:.60} is not supported; {', '.join(sorted(SERVED_ROPES))} are")
+    return config

@@ -3,75 +3,30 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import method_cases
 import naive
 import pytest
 import torch
 from decoding_cases import (
     BUDGET,
-    BUDGETS,
-    MANY,
     PROMPTS,
-    REFILLED,
     ar,
-    check_step_never_waits,
-    decode_prompts,
     naive_logits,
-    on,
-    outcomes,
     run,
 )
 from hypothesis import given, settings, strategies
 from small import END, VOCABULARY, scripted_lane, small_checkpoint
-from thinned import one_in
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 from whole import plan_of
 
 from mtbench import sampling
-from mtbench.decoding.cuda_graph import Captured
-from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.models.families import family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.simulation import Scripted
 
-METHODS_HERE: dict[str, list[dict[str, Any]]] = {
-    "prompt-lookup": [{}, {"ahead": 1, "ngram": 1}, {"ahead": "auto"}, {"match": "latest", "min_ngram": 2}],
-    "suffix": [{}, {"ahead": 3, "depth": 1, "factor": 3.0, "least": 0.0}, {"ahead": "auto"}],
-    "jacobi": [{}, {"ahead": BUDGET}],
-    "lookahead": [{"width": 4, "ngram": 4, "candidates": 3}, {"width": 1, "ngram": 2, "candidates": 2}],
-}
-CASES: list[Method] = [METHODS[name](**options) for name, several in METHODS_HERE.items() for options in several]
-
-
-@pytest.mark.parametrize("method", one_in(2, CASES), ids=str)
-def test_drafts_change_the_speed_but_no_tokens(runner: ModelRunner, method: Method) -> None:
-    """Tokens and finish reasons equal those of `ar`; at a fixed width, commits and offers those of each prompt alone.
-
-    The rows of the batch are refilled; the shapes are also those of a GPU.
-    """
-    want = run(ar(), runner, MANY[:5], BUDGETS)
-    assert {g.finish_reason for g in want} == {"end", "length"}
-    alone = [run(method, runner, [p], [n], seeds=[i])[0] for i, (p, n) in enumerate(zip(MANY, BUDGETS, strict=False))]
-    for how in REFILLED:
-        got, timing = decode_prompts(method, on(runner), MANY[:5], BUDGETS, **how)
-        assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-        assert timing.miscounted == 0
-        for g, by_itself in zip(got, alone, strict=True):
-            assert sum(g.commits or []) == len(g.token_ids)
-            assert sum(n - 1 for n in g.commits or []) <= (g.drafted or 0)
-            if len(method.variants) == 1:
-                assert (g.commits, g.drafted) == (by_itself.commits, by_itself.drafted)
-
-
-@pytest.mark.parametrize("method", one_in(2, CASES), ids=str)
-def test_sampled_tokens_are_those_of_sampled_ar(runner: ModelRunner, method: Method) -> None:
-    want = run(ar(), runner, MANY[:5], BUDGETS, temperature=1)
-    got = run(method, runner, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
-    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+CASES = [case.method for case in method_cases.CASES if case.models == "plain"]
 
 
 @given(data=strategies.data())
@@ -287,23 +242,6 @@ def test_lookahead_tries_the_latest_ngrams_that_differ(sizes: dict[str, int]) ->
         assert (generation.token_ids, generation.commits) == looked_ahead(says, prompt, seed, **sizes)
 
 
-def test_a_repetitive_text_needs_few_forwards() -> None:
-    """The model emits abc abc …: after the first period every forward commits as many tokens as it can."""
-    script = torch.tensor([[1, 2, 3] * 40, [7, 7, 7] * 40])
-    runner = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
-    prompts = [[1, 2, 3, 1], [7, 7]]
-    for g in run(METHODS["prompt-lookup"](ahead=5, match="latest"), runner, prompts, 60):
-        assert g.commits == [6] * 10
-    for g in run(METHODS["prompt-lookup"](ahead=5), runner, prompts, 60):
-        assert g.commits
-        assert set(g.commits[3:-1]) == {6}  # the first copies end with the text
-    for g in run(METHODS["jacobi"](ahead=60), runner, prompts, 61):
-        assert g.commits == [1, 60]  # random guesses first
-    for g in run(METHODS["lookahead"](width=3, ngram=4), runner, prompts, 60):
-        assert g.commits
-        assert set(g.commits[4:-1]) == {4}  # the first forwards fill the window
-
-
 def test_each_method_commits_several_tokens_per_forward_of_trained_weights() -> None:
     """The embedded model answers questions of the task that it was trained for."""
     runner = ModelRunner(load(family("tiny").checkpoint("ar"), dtype=torch.float64))
@@ -313,28 +251,3 @@ def test_each_method_commits_several_tokens_per_forward_of_trained_weights() -> 
         got = run(METHODS[name](), runner, prompts, 64)
         assert [g.token_ids for g in got] == [g.token_ids for g in want]
         assert sum(len(g.token_ids) for g in got) >= least * sum(g.forwards or 0 for g in got)
-
-
-@pytest.mark.parametrize("name", METHODS_HERE)
-def test_a_replayed_step_equals_a_plain_step(runner: ModelRunner, name: str, recorded: list[str]) -> None:
-    """The state keeps its memory address: a step recorded once serves other rows, refills and later batches."""
-    fast = on(ENGINES["graph"]().runner(runner.checkpoint))
-    captured = Captured(METHODS[name](), fast, 2, 64)
-    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
-        got, _ = decode_prompts(METHODS[name](), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        assert outcomes(got) == outcomes(run(METHODS[name](), runner, prompts, rows=2))
-    assert len(recorded) == 2
-
-
-@pytest.mark.parametrize("method", CASES, ids=str)
-def test_a_step_never_waits_for_the_host(runner: ModelRunner, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_step_never_waits(on(ENGINES["graph"]().runner(runner.checkpoint)), method, monkeypatch)
-
-
-@pytest.mark.parametrize("name", METHODS_HERE)
-def test_commits_follow_the_script_for_any_drafts(name: str, make_runner: Callable[..., ModelRunner]) -> None:
-    """With simulated acceptance the commits are the script's, with or without a draft."""
-    scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
-    method = Scripted(METHODS[name](), scripts, torch.device("cpu"))
-    got, _ = decode_prompts(method, on(make_runner(seed=3)), PROMPTS[:2], budgets, ignore_eos=True)
-    assert [g.commits for g in got] == scripts

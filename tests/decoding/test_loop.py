@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import CHECKED, Batch, NoProgressError
-from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, TargetOutput, Window
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, TargetOutput
 from mtbench.decoding.request import in_batch
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
@@ -467,61 +466,6 @@ def test_a_prompt_that_does_not_fit_is_refused(runner: ModelRunner) -> None:
         UserError, match=r"250 tokens and 24 new ones, in rows of 274 positions, do not fit .*256.*--max-new-tokens"
     ):
         run(ar(), runner, [[1] * 250])
-
-
-@dataclass(frozen=True)
-class Tree(Method):
-    """A tree of depth and width two with candidates that are often correct. It tests `sees`, `offset` and `path`."""
-
-    plain: tuple[tuple[int, ...], ...]  # the tokens of `ar`, by row
-
-    claims = "lossless"
-    name = "tree"
-
-    def window(self) -> Window:
-        parents = [-1, -1, 0, 0, 1, 1]
-        sees = torch.eye(6, dtype=torch.bool)
-        for guess, parent in enumerate(parents):
-            if parent >= 0:
-                sees[guess, parent] = True
-        return Window(pending=1, guesses=6, commits=3, sees=sees, offset=torch.tensor([0, 0, 1, 1, 1, 1]))
-
-    def propose(self, state: Any, rows: Rows, runners: ModelRunners) -> Tensor:
-        guesses = []
-        for row, known in enumerate((rows.known - rows.prompt_len).tolist()):
-            first, second = [*self.plain[row], 1, 1, 1][known : known + 2]
-            wrong = (first + known % 3) % 30  # the second branch, right when known % 3 == 0
-            guesses.append([(first + known % 2) % 30, wrong, second, 3, (second + known % 5) % 30, second])
-        return torch.tensor(guesses)
-
-    def accept(self, state: Any, rows: Rows, judged: TargetOutput) -> Commit:
-        guesses = self.propose(state, rows, ModelRunners("", {"": None}))  # type: ignore[dict-item]
-        choice, tokens, counts, paths = judged.choice.tolist(), [], [], []
-        for row, g in enumerate(guesses.tolist()):
-            said: list[int] = [choice[row][0]]
-            path: list[int] = []
-            for children in ((0, 1), None):
-                nodes = children or ((2, 3) if path[0] == 0 else (4, 5))
-                hit = next((n for n in nodes if g[n] == said[-1]), None)
-                if hit is None:
-                    break
-                path.append(hit)
-                said.append(choice[row][1 + hit])
-            tokens.append([*said, 0, 0, 0][:3])
-            counts.append(len(said))
-            paths.append([*path, 0, 1][:2])
-        count = torch.tensor(counts)
-        return Commit(torch.tensor(tokens), count, kept=count - 1, path=torch.tensor(paths))
-
-
-@pytest.mark.parametrize("name", ["qwen2", "mistral sliding"])
-def test_a_tree_of_guesses_emits_the_references_tokens(name: str, make_runner: Callable[..., ModelRunner]) -> None:
-    """Guesses share positions and the accepted path moves in the cache; the tokens are exactly those of `ar`."""
-    runner = make_runner(CONFIGS[name])
-    plain = run(ar(), runner)
-    got = run(Tree(tuple(tuple(g.token_ids) for g in plain)), runner)
-    assert [g.token_ids for g in got] == [g.token_ids for g in plain]
-    assert max(max(g.commits or []) for g in got) == 3
 
 
 def test_the_memory_of_keys_and_values_is_that_of_all_rows_with_their_windows(runner: ModelRunner) -> None:

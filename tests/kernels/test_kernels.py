@@ -188,43 +188,35 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture(params=[(64, 128), (70, 100), (40, 2048 + 64)], ids=["full tiles", "partial tiles", "in parts"])
-def layer(request: pytest.FixtureRequest, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """70 input rows, a weight and a bias."""
+def layer(request: pytest.FixtureRequest, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """70 input rows and a weight."""
     outputs, inputs = request.param
     noise = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    return (
-        noise(70, inputs).to(DEVICE, dtype),
-        noise(outputs, inputs).to(DEVICE, dtype),
-        noise(outputs).to(DEVICE, dtype),
-    )
+    return noise(70, inputs).to(DEVICE, dtype), noise(outputs, inputs).to(DEVICE, dtype)
 
 
 @each_linear
-def test_the_product_equals_that_of_float64(
-    linear: Callable[..., Tensor], layer: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    """For full and partial tiles, inputs split into parts, with and without bias, and for no rows."""
-    x, weight, bias = layer
-    expected = x.double() @ weight.double().T
-    assert relative_error(linear(x, weight), expected) < PRECISION[x.dtype]
-    result = linear(x.unflatten(0, (2, 35)), weight, bias)
+def test_the_product_equals_that_of_float64(linear: Callable[..., Tensor], layer: tuple[Tensor, Tensor]) -> None:
+    """For full and partial tiles, inputs split into parts, and for no rows."""
+    x, weight = layer
+    result = linear(x.unflatten(0, (2, 35)), weight)
     assert result.shape == (2, 35, len(weight))
-    assert relative_error(result.flatten(0, 1), expected + bias.double()) < PRECISION[x.dtype]
-    assert linear(x[:0], weight, bias).shape == (0, len(weight))
+    assert relative_error(result.flatten(0, 1), x.double() @ weight.double().T) < PRECISION[x.dtype]
+    assert linear(x[:0], weight).shape == (0, len(weight))
 
 
 @each_linear
 def test_the_product_is_batch_invariant(
-    linear: Callable[..., Tensor], layer: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    linear: Callable[..., Tensor], layer: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row gets the same bits for any number and content of other rows, and at any index."""
-    x, weight, bias = layer
-    together = linear(x, weight, bias)
+    x, weight = layer
+    together = linear(x, weight)
     for rows in ([69], [3, 69], [69, *range(40)]):
-        assert torch.equal(linear(x[rows], weight, bias)[rows.index(69)], together[69])
+        assert torch.equal(linear(x[rows], weight)[rows.index(69)], together[69])
     if linear is not kernels.linear_plain:
         monkeypatch.setattr(triton_products, "CHUNKS", 1)
-        assert torch.equal(linear(x, weight, bias), together)
+        assert torch.equal(linear(x, weight), together)
 
 
 @each_norm

@@ -20,7 +20,6 @@ from decoding_cases import (
     PROMPTS,
     REFILLED,
     ar,
-    check_step_never_waits,
     decode_prompts,
     naive_logits,
     run,
@@ -29,8 +28,6 @@ from small import END, VOCABULARY, save_small
 from thinned import one_in
 from torch import Tensor
 
-from mtbench.decoding.cuda_graph import Captured
-from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
@@ -41,7 +38,6 @@ from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.simulation import Scripted
 
 MOST = {"z-lab": BLOCK - 1, **dict.fromkeys(("dflash", "vanilla", "gated", "rnn"), BLOCK)}  # tokens of a block
 SEEN = "vanilla"  # of the formats, the one for tests that need only one
@@ -143,30 +139,6 @@ def test_what_is_committed_is_what_plain_python_commits(cases: dict[str, Case], 
             assert (generation.token_ids, generation.commits) == (answer, commits)
             commits_seen |= set(commits)
     assert len(commits_seen) >= 4
-
-
-@pytest.mark.parametrize("kind", ["z-lab", "rnn"])
-def test_drafts_change_nothing_but_the_pace(cases: dict[str, Case], kind: str) -> None:
-    """`ar`'s tokens and reasons at every K, fed as on a GPU; a row's own commits; a draft is one forward."""
-    case = cases[kind]
-    want = run(ar(), case.runners.target, MANY[:5], BUDGETS)
-    for ahead in range(1, case.most + 1):
-        got, timing = decode_prompts(dflash(ahead), case.runners, MANY[:5], BUDGETS, **REFILLED[ahead % 2])
-        assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-        assert [g.draft_forwards for g in got] == [g.forwards for g in got]
-        assert [g.drafted for g in got] == [ahead * (g.forwards or 0) for g in got]
-        assert timing.miscounted == 0
-    alone = [decode_prompts(dflash(ahead), case.runners, [p], [n])[0][0] for p, n in zip(MANY, BUDGETS, strict=False)]
-    assert [g.commits for g in got] == [g.commits for g in alone]
-
-
-@pytest.mark.parametrize("kind", ["z-lab", "rnn"])
-def test_sampled_tokens_are_those_of_sampled_ar(cases: dict[str, Case], kind: str) -> None:
-    case = cases[kind]
-    want = run(ar(), case.runners.target, MANY[:5], BUDGETS, temperature=1)
-    got, _ = decode_prompts(dflash(3), case.runners, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
-    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-    assert any(n > 1 for g in got for n in g.commits or [])
 
 
 def test_an_embedding_and_a_head_that_are_not_stored_are_the_targets(target: ModelRunner, tmp_path: Path) -> None:
@@ -336,56 +308,7 @@ def test_rejection_sampling_has_the_distribution_of_the_target(cases: dict[str, 
     assert any(n == 2 for g in got for n in g.commits or [])
 
 
-def test_the_logits_that_count_are_those_after_the_markov_term(cases: dict[str, Case]) -> None:
-    case, offered = cases[SEEN], []
-    draft_block = METHODS["dflash"].draft_block
-
-    def listening(method: Any, rows: Any, *args: Any) -> Any:
-        block = draft_block(method, rows, *args)
-        offered.append((rows.tokens[0, : rows.known[0]].tolist(), block))
-        return block
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(METHODS["dflash"], "draft_block", listening)
-        decode_prompts(dflash(BLOCK, verify="rejection"), case.runners, PROMPTS[1:2], 12, temperature=1.0)
-    for text, block in offered:
-        _, judged = case.reference.draft(text, BLOCK, forced=block.tokens[0].tolist())
-        torch.testing.assert_close(block.logits[0], judged, atol=1e-5, rtol=1e-5)
-
-
 # The loop's own demands.
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_captured_step_replayed_is_the_step(cases: dict[str, Case], kind: str, recorded: list[str]) -> None:
-    case = cases[kind]
-    fast = ENGINES["graph"]().runner(case.runners.target.checkpoint)
-    draft = DraftRunner(case.runners["dflash"].checkpoint, fast)
-    runners = ModelRunners("ar", {"ar": fast, "dflash": draft})
-    captured = Captured(dflash(3), runners, 2, 64)
-    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
-        got, _ = decode_prompts(dflash(3), runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        want, _ = decode_prompts(dflash(3), case.runners, prompts, BUDGET, rows=2)
-        assert [(g.token_ids, g.commits) for g in got] == [(g.token_ids, g.commits) for g in want]
-    assert len(recorded) == 2
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_step_never_waits_for_the_host(cases: dict[str, Case], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = cases[kind]
-    decode_prompts(dflash(3), case.runners, PROMPTS, 4)  # what is made once is made
-    confidence = 0.5 * case.runners["dflash"].model.format.confidence
-    for verify in ("match", "rejection"):
-        check_step_never_waits(case.runners, dflash(3, confidence=confidence, verify=verify), monkeypatch)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 0.9])
-def test_a_script_is_followed_whatever_the_draft_says(cases: dict[str, Case], confidence: float) -> None:
-    """Simulated acceptance: commits are the script's, from the first forward on."""
-    scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
-    method = Scripted(dflash(3, confidence=confidence), scripts, torch.device("cpu"))
-    got, _ = decode_prompts(method, cases[SEEN].runners, PROMPTS[:2], budgets, ignore_eos=True)
-    assert [g.commits for g in got] == scripts
 
 
 def test_a_long_block_stays_in_its_row(target: ModelRunner, tmp_path: Path) -> None:

@@ -11,31 +11,22 @@ import pytest
 import torch
 from decoding_cases import (
     BUDGET,
-    BUDGETS,
-    MANY,
     PROMPTS,
-    REFILLED,
     ar,
-    check_step_never_waits,
     decode_prompts,
-    outcomes,
-    run,
 )
 from eagle_cases import FORMATS, Pair, eagle, make_pair
 from thinned import one_in
 from torch import Tensor
 
 from mtbench.decoding import feature_drafting
-from mtbench.decoding.cuda_graph import Captured
-from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.errors import UserError
 from mtbench.models.drafts import eagle_draft, loading
-from mtbench.models.feature_draft import DraftRunner, in_target_vocabulary
+from mtbench.models.feature_draft import DraftRunner
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.simulation import Scripted
 
 SHAPES: dict[str, tuple[dict[str, Any], list[int]]] = {  # options, and the choices at each depth
     "chain": ({}, [1, 1, 1, 1]),
@@ -148,12 +139,15 @@ def no_prefill(patch: Patch) -> None:
 
 def unmapped(patch: Patch) -> None:
     """Ids of the cut vocabulary taken for the target's."""
-    right = in_target_vocabulary
-    patch.setattr(
-        eagle_draft,
-        "in_target_vocabulary",
-        lambda logits, ids, size: right(logits, None if ids is None else torch.arange(len(ids)), size),
-    )
+    right = eagle_draft.EagleDraft.logits
+
+    def logits(self: Any, read: Tensor) -> Tensor:
+        kept, self.d2t = self.d2t, None if self.d2t is None else torch.zeros_like(self.d2t)
+        out = right(self, read)
+        self.d2t = kept
+        return out
+
+    patch.setattr(eagle_draft.EagleDraft, "logits", logits)
 
 
 def shifted_rotary(patch: Patch) -> None:
@@ -234,54 +228,12 @@ def test_layers_of_speculators_are_those_whose_input_is_read(pairs: Callable[[st
         pairs("speculators").runners()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("make", [{}, {"make": lambda *how: Batch(*how, tight=False)}], ids=["tight", "late"])
-def test_final_entries_are_made_of_the_targets_features(pair: Pair, shape: str, make: dict[str, Any]) -> None:
-    """After several verifications keys and values are those that plain Python computes for the whole text."""
-    runners, prompt = pair.runners(), PROMPTS[1]
-    [answer], _ = decode_prompts(eagle(**SHAPES[shape][0]), runners, [prompt], BUDGET, ignore_eos=True, **make)
-    final = len(prompt) + sum((answer.commits or [])[:-1]) - 1
-    entries = pair.reference.entries(prompt + answer.token_ids)[:final]
-    _, keys, values = pair.reference.keys_values(entries)
-    for stored, want in zip(runners["eagle"].cache.layers[0], (keys, values), strict=True):
-        torch.testing.assert_close(stored[:final], want, atol=1e-5, rtol=1e-5)
-
-
 def test_a_single_token_has_no_entry_yet(pair: Pair) -> None:
     """Its first drafts come from zeros, in a refilled row too, and leave no entry."""
     prompts = [[5, 9, 1, 7, 2], [3], [3]]
     got, _ = decode_prompts(eagle(), pair.runners(), prompts, BUDGET, rows=1)
     want = [pair.reference.decode(prompt, [1] * 4) for prompt in prompts]
     assert [(g.token_ids, g.commits) for g in got] == want
-
-
-@pytest.mark.parametrize("options", one_in(2, OPTIONS), ids=str)
-def test_drafts_change_nothing_but_the_pace(pair: Pair, options: dict[str, Any]) -> None:
-    """`ar`'s tokens and reasons, a row's own commits: in a batch whose rows are refilled, also fed as on a GPU."""
-    runners = pair.runners()
-    want = run(ar(), pair.target, MANY[:5], BUDGETS)
-    alone = [decode_prompts(eagle(**options), runners, [p], [n])[0][0] for p, n in zip(MANY, BUDGETS, strict=False)]
-    for how in REFILLED:
-        got, timing = decode_prompts(eagle(**options), runners, MANY[:5], BUDGETS, **how)
-        assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-        assert timing.miscounted == 0
-        if options.get("ahead") != "auto":
-            assert [(g.commits, g.drafted) for g in got] == [(g.commits, g.drafted) for g in alone]
-            assert all(g.drafted == options.get("ahead", 4) * (g.forwards or 0) for g in got)
-
-
-@pytest.mark.parametrize("options", [CHAIN, TREE, {"ahead": "auto"}], ids=str)
-def test_sampled_tokens_are_those_of_sampled_ar(pair: Pair, options: dict[str, Any]) -> None:
-    want = run(ar(), pair.target, MANY[:5], BUDGETS, temperature=1)
-    got, _ = decode_prompts(eagle(**options), pair.runners(), MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
-    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-
-
-def test_greedy_rejection_is_the_match(pair: Pair) -> None:
-    want, _ = decode_prompts(eagle(), pair.runners(), PROMPTS, BUDGET)
-    got, _ = decode_prompts(eagle(verify="rejection"), pair.runners(), PROMPTS, BUDGET)
-    assert outcomes(got) == outcomes(want)
-    assert eagle(verify="rejection").claims == "distribution"
 
 
 def test_rejection_follows_the_targets_distribution(pair: Pair) -> None:
@@ -313,48 +265,6 @@ def test_in_a_step_of_any_width_no_entry_is_left_out(pair: Pair) -> None:
     with torch.inference_mode():
         decode_prompts(eagle(ahead="auto"), runners, PROMPTS, BUDGET, make=lambda *how: Batch(*how, tight=False))
     assert {width for own, width in seen[1:] if not own} == {8}
-
-
-def fast(pair: Pair) -> ModelRunners:
-    """Runners whose target has the fused decoder."""
-    runners = pair.runners()
-    target = ENGINES["graph"]().runner(pair.target.checkpoint)
-    draft = runners["eagle"]
-    return ModelRunners("any", {"any": target, "eagle": DraftRunner(draft.checkpoint, target)})
-
-
-@pytest.mark.parametrize(("options", "form"), one_in(3, product((CHAIN, TREE), FORMATS)))
-def test_a_captured_step_replayed_is_the_step(
-    pairs: Callable[[str], Pair], form: str, options: dict[str, Any], recorded: list[str]
-) -> None:
-    """Recorded once, a step serves other rows, refills and later batches."""
-    runners, plain = fast(pairs(form)), pairs(form).runners()
-    captured = Captured(eagle(**options), runners, 2, 64)
-    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
-        got, _ = decode_prompts(eagle(**options), runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        want, _ = decode_prompts(eagle(**options), plain, prompts, BUDGET, rows=2)
-        assert [(g.token_ids, g.commits) for g in got] == [(g.token_ids, g.commits) for g in want]
-    assert recorded
-
-
-@pytest.mark.parametrize("options", [*OPTIONS, {"verify": "rejection"}], ids=str)
-def test_a_step_never_waits_for_the_host(pair: Pair, options: dict[str, Any], monkeypatch: Patch) -> None:
-    check_step_never_waits(fast(pair), eagle(**options), monkeypatch)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_no_format_makes_a_step_wait(pairs: Callable[[str], Pair], form: str, monkeypatch: Patch) -> None:
-    check_step_never_waits(fast(pairs(form)), eagle(), monkeypatch)
-
-
-@pytest.mark.parametrize("options", [CHAIN, TREE], ids=str)
-def test_a_script_is_followed_whatever_the_draft_says(pair: Pair, options: dict[str, Any]) -> None:
-    """Simulated acceptance: commits are the script's, from the first forward on."""
-    scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
-    method = Scripted(eagle(**options), scripts, torch.device("cpu"))
-    got, timing = decode_prompts(method, pair.runners(), PROMPTS[:2], budgets, ignore_eos=True)
-    assert [g.commits for g in got] == scripts
-    assert timing.miscounted == 0
 
 
 def test_forwards_and_memory_of_the_draft_are_counted(pair: Pair) -> None:

@@ -17,11 +17,8 @@ from decoding_cases import (
     PROMPTS,
     REFILLED,
     ar,
-    check_step_never_waits,
     decode_prompts,
     on,
-    outcomes,
-    run,
     run_external,
 )
 from mtp_checkpoints import FAMILIES, LAYERS, Headed, save_headed
@@ -33,13 +30,10 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 from mtbench.decoding import feature_drafting
-from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.draft_model import Drafted
-from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method, ModelRunners, Rows
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.drafts.loading import load_draft
 from mtbench.models.drafts.mtp import MtpLayer
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.runner import ModelRunner
@@ -102,71 +96,6 @@ def test_drafts_are_those_of_plain_torch(
 ) -> None:
     """After prefills, verifications of several lengths and refills, in ragged batches: logits and tokens."""
     assert agrees(made(family), drafted(made(family), ahead, monkeypatch, **WAYS[how]))
-
-
-@pytest.mark.parametrize(("ahead", "family"), one_in(2, product((1, 3), FAMILIES)))
-def test_drafts_change_nothing_but_the_pace(made: Callable[[str], Headed], family: str, ahead: int) -> None:
-    """`ar`'s tokens and reasons; commits of several lengths, each row's own whatever its neighbours are."""
-    headed = made(family)
-    both = headed.runners()
-    want = run(ar(), both.target, MANY[:5], BUDGETS)
-    alone = [decode_prompts(method(ahead), both, [p], n)[0][0] for p, n in zip(MANY, BUDGETS, strict=False)]
-    for how in WAYS:
-        got, timing = decode_prompts(method(ahead), both, MANY[:5], BUDGETS, **how)
-        assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-        assert outcomes(got) == outcomes(alone)
-        assert timing.miscounted == 0
-        for g in got:
-            assert g.drafted == ahead * (g.forwards or 0)
-    counts = {n for g in alone for n in g.commits or []}
-    assert {1, 2} <= counts
-    assert max(counts) == 2 or ahead > 1
-
-
-@pytest.mark.parametrize("how", [{}, REFILLED[1]])
-def test_sampled_tokens_are_those_of_sampled_ar(made: Callable[[str], Headed], how: dict[str, Any]) -> None:
-    both = made("mimo").runners()
-    want = run(ar(), both.target, MANY[:5], BUDGETS, temperature=1)
-    got, _ = decode_prompts(method(3), both, MANY[:5], BUDGETS, temperature=1, **how)
-    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-
-
-@pytest.mark.parametrize("how", [{}, REFILLED[1]])
-def test_rejection_sampling_at_temperature_zero_is_ar(made: Callable[[str], Headed], how: dict[str, Any]) -> None:
-    both = made("mimo").runners()
-    want = run(ar(), both.target, MANY[:5], BUDGETS)
-    got, _ = decode_prompts(method(2, verify="rejection"), both, MANY[:5], BUDGETS, **how)
-    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-
-
-@pytest.mark.parametrize("how", WAYS)
-def test_any_width_gives_the_same_tokens(made: Callable[[str], Headed], how: dict[str, Any]) -> None:
-    both = made("mimo").runners()
-    want = run(ar(), both.target, MANY[:5], BUDGETS)
-    got, _ = decode_prompts(METHODS["mtp"](ahead="auto"), both, MANY[:5], BUDGETS, **how)
-    assert [g.token_ids for g in got] == [g.token_ids for g in want]
-
-
-def fast(headed: Headed) -> ModelRunners:
-    """The target's weights run by the graph engine's decoder."""
-    target = ENGINES["graph"]().runner(headed.target())
-    draft = DraftRunner(load_draft(f"{headed.folder}#mtp", target.checkpoint), target)
-    return ModelRunners("ar", {"ar": target, "#mtp": draft})
-
-
-def test_a_captured_step_replayed_is_the_step(made: Callable[[str], Headed], recorded: list[str]) -> None:
-    """Recorded once, a step serves other rows, refills and later batches."""
-    both = fast(made("mimo"))
-    captured = Captured(method(3), both, 2, 64)
-    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
-        got, _ = decode_prompts(method(3), both, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        want, _ = decode_prompts(method(3), made("mimo").runners(), prompts, BUDGET, rows=2)
-        assert [(g.token_ids, g.commits) for g in got] == [(g.token_ids, g.commits) for g in want]
-    assert len(recorded) == 2
-
-
-def test_a_step_never_waits_for_the_host(made: Callable[[str], Headed], monkeypatch: pytest.MonkeyPatch) -> None:
-    check_step_never_waits(fast(made("mimo")), METHODS["mtp"](ahead="auto"), monkeypatch)
 
 
 # --- Every misreading of a format ---------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Speculation against plain decoding: a draft on another lane, masks behind every outcome, a model drafting itself."""
 
-import copy
 import dataclasses
 import json
 from collections import Counter
@@ -15,41 +14,27 @@ from typing import Any, cast
 import naive
 import pytest
 import torch
-from decoding_cases import ar, check_step_never_waits, decode_prompts, naive_logits, outcomes, requests_for
+from decoding_cases import ar, decode_prompts, naive_logits, outcomes, requests_for
 from hypothesis import given, settings, strategies
-from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
+from method_cases import AGREES, drafted
+from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config
 from thinned import one_in
 
 from mtbench import sampling
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.arms import parse_arms
-from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.loading import prepare
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31], [4, 4, 4]]
 BUDGET = 16
-AGREES = {"never": 9.0, "sometimes": 0.02, "always": 0.0}  # how far the draft's weights are from the target's
-
-
-@cache
-def runners(agrees: str) -> ModelRunners:
-    """A target, and a draft that is the same model, one much like it, or quite another."""
-    target = small_checkpoint()
-    model = copy.deepcopy(target.model)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * AGREES[agrees])
-    draft = prepare(model, small_tokenizer(), source="draft")
-    return ModelRunners("any", {"any": ModelRunner(target), "draft": ModelRunner(draft)})
+runners = cache(drafted)
 
 
 def method(name: str, **options: Any) -> Method:
@@ -63,49 +48,7 @@ def run(
     return decode_prompts(method, on, prompts, budget, **how)[0]
 
 
-METHODS_HERE: dict[str, list[dict[str, Any]]] = {
-    "speculative": [{}, {"ahead": 1}, {"ahead": 7}, {"per_forward": 3}, {"per_forward": 9}, {"ahead": "auto"}],
-    "mars-speculative": [{}, {"ahead": 2, "block_size": 3}, {"per_forward": 2}],
-    "mars-selfspec": [{}, {"ahead": 1}, {"ahead": 3}],
-}
-CASES = [(name, options) for name, several in METHODS_HERE.items() for options in several]
-
-
-@cache
-def autoregressive(agrees: str) -> list[Generation]:
-    """What `ar` emits on the target."""
-    return run(ar(), runners(agrees))
-
-
 WAYS: list[Any] = [{}, {"rows": 2, "make": partial(Batch, tight=False)}]
-PAIRWISE = [  # every method with every draft; the ways alternate, so every method and every draft meet both
-    pytest.param(name, options, agrees, WAYS[(i + j) % 2], id=f"{name}-{options}-{agrees}-{(i + j) % 2}")
-    for i, (name, options) in enumerate(CASES)
-    for j, agrees in enumerate(AGREES)
-]
-
-
-@pytest.mark.parametrize(("name", "options", "agrees", "how"), PAIRWISE)
-def test_drafts_change_nothing_but_the_pace(name: str, options: dict[str, Any], agrees: str, how: Any) -> None:
-    """Whatever a draft says: the tokens of `ar`, in a batch, and refilled and fed as on a GPU; counts add up."""
-    want = autoregressive(agrees)
-    got = run(method(name, **options), runners(agrees), **how)
-    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
-    for generation in got:
-        assert sum(generation.commits or []) == len(generation.token_ids)
-        assert sum(n - 1 for n in generation.commits or []) <= (generation.drafted or 0)
-
-
-@pytest.mark.parametrize(("name", "options"), one_in(2, CASES))
-def test_a_batch_equals_each_prompt_alone(name: str, options: dict[str, Any]) -> None:
-    """Neighbours change neither tokens nor, where the width is fixed, commits."""
-    on = runners("sometimes")
-    together = run(method(name, **options), on)
-    alone = [run(method(name, **options), on, [p])[0] for p in PROMPTS]
-    if method(name, **options).variants[-1] == method(name, **options):
-        assert outcomes(together) == outcomes(alone)
-    else:
-        assert [g.token_ids for g in together] == [g.token_ids for g in alone]
 
 
 def test_a_draft_that_always_agrees_is_always_kept() -> None:
@@ -215,16 +158,6 @@ def test_self_speculation_drafts_what_masks_predict(ahead: int, make_runner: Cal
         assert (got.token_ids, got.commits) == (answer, commits)
 
 
-@pytest.mark.parametrize(("name", "options"), one_in(2, CASES))
-def test_sampled_tokens_are_those_of_sampled_ar(name: str, options: dict[str, Any]) -> None:
-    """The dice of a place are the same in whatever forward it is judged; without dice other tokens come out."""
-    on = runners("sometimes")
-    want = run(ar(), on, temperature=1.0)
-    got = run(method(name, **options), on, temperature=1.0, rows=3)
-    assert [g.token_ids for g in got] == [g.token_ids for g in want]
-    assert [g.token_ids for g in want] != [g.token_ids for g in run(ar(), on)]
-
-
 def test_a_seed_is_the_requests_own() -> None:
     """The same prompt twice says two things, and each of them again whatever its row and neighbours."""
     on = runners("always")
@@ -293,13 +226,6 @@ def test_a_draft_never_says_an_id_that_the_target_lacks() -> None:
     for verify in ("match", "rejection"):
         got = run(method("speculative", verify=verify), on)
         assert [g.token_ids for g in got] == [g.token_ids for g in run(ar(), on)]
-
-
-def test_greedy_rejection_is_the_match() -> None:
-    on = runners("sometimes")
-    want = run(method("speculative"), on)
-    assert outcomes(run(method("speculative", verify="rejection"), on)) == outcomes(want)
-    assert method("speculative", verify="rejection").claims == "distribution"
 
 
 def test_no_number_of_the_dice_is_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,18 +317,6 @@ def test_a_width_costs_what_it_feeds_and_what_its_drafts_cost(runner: ModelRunne
         widths.begin(torch.arange(rows))
         widths.set_costs(cast("ModelRunner", cuda), on)
         assert widths.best().unique().tolist() == [width]
-
-
-ENGINES_HERE = [pytest.param(name, options, id=f"{name} {options}") for name, options in CASES]
-ENGINES_HERE.append(pytest.param("speculative", {"verify": "rejection"}, id="rejection"))
-
-
-@pytest.mark.parametrize(("name", "options"), ENGINES_HERE)
-def test_a_step_never_waits_for_the_host(name: str, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting included: nothing is read back, greedy or sampled."""
-    on, engine = runners("sometimes"), ENGINES["graph"]()
-    on = ModelRunners("any", {role: engine.runner(runner.checkpoint) for role, runner in on.items()})
-    check_step_never_waits(on, method(name, **options), monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -39,19 +39,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from mtbench.models.attention import AttentionMetadata
-from mtbench.models.feature_draft import DraftConfig, FeatureDraft
+from mtbench.models.feature_draft import LAYER, DraftConfig, FeatureDraft, layers_of
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.loading import SERVED_ROPES
 
 DEEPSPEC, ITS_GEMMA = "Qwen3DSparkModel", "Gemma4DSparkModel"
 NESTED = "dflash_config"
 READ = {"target_layer_ids", "mask_token_id", "block_size"}  # what is read of it
-LAYERS = (  # what is read of config.json for the layers
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias"),
-    *("rope_theta", "rope_scaling", "rope_parameters"),
-)
-NEEDED = (*LAYERS[:6], "max_position_embeddings", "rms_norm_eps")
+NEEDED = (*LAYER[:6], "max_position_embeddings", "rms_norm_eps")
 
 
 class MarkovHead(nn.Module):
@@ -329,10 +323,7 @@ def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **ki
     for needed in NEEDED:
         if raw.get(needed) is None:
             raise ValueError(f"config.json has no {needed}")
-    layers = Qwen3Config(**{key: raw[key] for key in LAYERS if raw.get(key) is not None})
-    rope = layers.rope_parameters["rope_type"]
-    if rope not in SERVED_ROPES:
-        raise ValueError(f"rope type {rope!r:.60} is not supported; supported: {', '.join(sorted(SERVED_ROPES))}")
+    layers = layers_of(Qwen3Config, raw)
     taps = settings.get("target_layer_ids")
     if not isinstance(taps, list | tuple) or not taps or any(type(tap) is not int or tap < -1 for tap in taps):
         raise ValueError(f"target_layer_ids is {taps!r:.60}, not a list of layers")

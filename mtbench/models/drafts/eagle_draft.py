@@ -25,11 +25,10 @@ from transformers.modeling_utils import local_torch_dtype
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from mtbench.models.attention import ATTENTION, AttentionMetadata
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.checkpoint_files import check_sizes
-from mtbench.models.feature_draft import DraftConfig, FeatureDraft, in_target_vocabulary
+from mtbench.models.feature_draft import DraftConfig, FeatureDraft, layers_of
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.loading import SERVED_ROPES
 
 LLAMA, QWEN3 = LlamaConfig.model_type, Qwen3Config.model_type
 CONFIGS: dict[str, type[PretrainedConfig]] = {LLAMA: LlamaConfig, QWEN3: Qwen3Config}
@@ -39,12 +38,6 @@ MLPS = {LLAMA: modeling_llama.LlamaMLP, QWEN3: modeling_qwen3.Qwen3MLP}
 RMSNorm = modeling_llama.LlamaRMSNorm  # Qwen3's is the same
 ARCHITECTURES = SPECFORGE, DEEPSPEC = "LlamaForCausalLMEagle3", "Qwen3Eagle3Model"
 SPECULATORS = "eagle3"  # value of speculators_model_type
-LAYER = (  # what is read of config.json for the layer; the file may say more, such as which attention runs it
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias"),
-    *("mlp_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
-    *("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
-)
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Stored in some checkpoints and not used here: the reverse of d2t, the target's own weights, constants.
 UNUSED = re.compile(r"t2d$|verifier_(norm|lm_head)\.|.*rotary_emb\.inv_freq$")
@@ -137,14 +130,9 @@ def _layer(raw: Raw, kind: Any) -> PretrainedConfig:
     """Return the configuration of the decoder layer."""
     if kind not in CONFIGS:
         raise ValueError(f"a layer of type {kind!r:.60} is not supported; {', '.join(CONFIGS)} are")
-    config: Any = CONFIGS[kind].from_dict(
-        {name: raw[name] for name in LAYER if name in raw}, attn_implementation=ATTENTION
-    )
+    config: PretrainedConfig = layers_of(CONFIGS[kind], raw)
     if config.num_hidden_layers != 1:
         raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}, and drafts of one layer are supported")
-    rope = str((config.rope_parameters or {}).get("rope_type", "default"))
-    if rope not in SERVED_ROPES:
-        raise ValueError(f"rope type {rope!r:.60} is not supported; {', '.join(sorted(SERVED_ROPES))} are")
     return config
 
 
@@ -264,19 +252,13 @@ class EagleDraft(FeatureDraft):
             if ids.min() < 0 or ids.max() >= self.format.vocabulary:
                 raise ValueError(f"d2t names the token {int(ids.max())}, and there are {self.format.vocabulary:,}")
 
-    def forward(
-        self,
-        ids: Tensor,
-        features: Tensor,
-        metadata: AttentionMetadata,
-        cache: KVCache,
-        judged: int,
-        own: bool,
-    ) -> tuple[Tensor, Tensor]:
-        read, feature = self.advance(ids, features, metadata, cache, judged, own)
-        logits = self.get_output_embeddings()(read)
-        target_ids = None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-        return in_target_vocabulary(logits, target_ids, self.format.vocabulary), feature
+    def logits(self, read: Tensor) -> Tensor:
+        logits = super().logits(read)
+        if self.d2t is None:
+            return logits
+        target_ids = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        whole = logits.new_full((*logits.shape[:-1], self.format.vocabulary), float("-inf"))
+        return whole.index_copy_(-1, target_ids, logits)
 
     def advance(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool

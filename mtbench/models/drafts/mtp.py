@@ -153,12 +153,6 @@ class MtpLayer(FeatureDraft):
         _stack_experts(stored)
         super().settle(stored)
 
-    def forward(
-        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
-    ) -> tuple[Tensor, Tensor]:
-        read, feature = self.advance(ids, features, metadata, cache, judged, own)
-        return self.get_output_embeddings()(read), feature
-
     def advance(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
     ) -> tuple[Tensor, Tensor]:

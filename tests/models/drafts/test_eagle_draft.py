@@ -147,19 +147,12 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
     (SPECFORGE | {"eagle_config": 3}, "eagle_config is not an object"),
     (SPECFORGE | {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
     (SPECFORGE | {"eagle_config": {IDS: [1, -1]}}, r"the layers \[1, -1\] are no list of layer numbers"),
-    (SPECFORGE | {"eagle_config": {IDS: []}}, r"the layers \[\] are no list of layer numbers"),
-    (SPECFORGE | {"draft_vocab_size": 0}, "vocab_size is 0, not a whole number from 1"),
     (SPECFORGE | {"norm_output": "no"}, "norm_output is 'no', not true or false"),
     (SPECFORGE | {"fc_norm": True, "norm_before_fc": True}, "fc_norm and norm_before_fc are both true"),
-    (SPECFORGE | {"num_attention_heads": 5, "head_dim": None}, "5 heads do not divide hidden_size 32"),
     ({"speculators_model_type": "eagle3"}, "transformer_layer_config is not an object"),
     (
         {"speculators_model_type": "eagle3", "transformer_layer_config": LAYER | {"model_type": "gpt2"}},
         "a layer of type 'gpt2' is not supported; llama, qwen3 are",
-    ),
-    (
-        {"speculators_model_type": "eagle3", "transformer_layer_config": LAYER | {"hidden_size": 1 << 40}},
-        "hidden_size is 1099511627776, not a whole number",
     ),
     ({k: v for k, v in FORMATS["deepspec"].config.items() if k != "target_layer_ids"}, "target_layer_ids is missing"),
 ]
@@ -213,7 +206,6 @@ def test_pickled_weights_are_refused(target: Path, tmp_path: Path) -> None:
 Change = Callable[[dict[str, Tensor]], Any]
 WEIGHTS: list[tuple[str, Change, str]] = [
     ("specforge", lambda t: t.pop("fc.weight"), "lacks 1 weights of its configuration, such as 'fc.weight'"),
-    ("specforge", lambda t: t.pop("d2t"), "lacks 1 weights of its configuration, such as 'd2t'"),
     ("specforge", lambda t: t.pop("lm_head.weight"), "lm_head.weight is missing, and the target's cannot take"),
     (
         "specforge",
@@ -222,22 +214,11 @@ WEIGHTS: list[tuple[str, Change, str]] = [
     ),
     (
         "specforge",
-        lambda t: t.update({"fc_norm.0.weight": torch.ones(32)}),
-        "has no place for, such as 'fc_norm.0.weight'",
-    ),
-    (
-        "specforge",
         lambda t: t.update({"fc.weight": torch.ones(32, 160)}),
         r"fc.weight of shape \[32, 160\], and its config.json says \[32, 96\]",
     ),
     ("specforge", lambda t: t.update(d2t=torch.tensor([1] + [0] * 25)), "d2t gives two ids the same token"),
     ("specforge", lambda t: t.update(d2t=torch.full((26,), 20)), "d2t names the token 45, and there are 40"),
-    ("specforge", lambda t: t.update(d2t=torch.zeros(3, 3).long()), "d2t gives two ids the same token|of shape"),
-    (
-        "speculators",
-        lambda t: t.pop("input_norm.weight"),
-        "lacks 1 weights of its .*'input_norm.weight'",
-    ),
     (
         "deepspec",
         lambda t: t.update({"lm_head.weight": torch.ones(len(CUT), 32)}),

@@ -16,7 +16,7 @@ from mtp_checkpoints import (
     change_weights,
     save_headed,
 )
-from small import save_small, small_tokenizer
+from small import small_tokenizer
 from torch import Tensor
 
 from mtbench.errors import UserError
@@ -66,41 +66,6 @@ def of(model: Any, folder: Path) -> Checkpoint:
 
 
 # --- What is read -------------------------------------------------------------------------------------------------
-
-
-def test_the_reference_is_a_block_as_in_qwen2(made: Callable[[str], Headed]) -> None:
-    """Its attention, rotary embedding and MLP written out: the other tests take transformers' layers."""
-    headed = made("mimo")
-    w: dict[str, Tensor] = {
-        name: tensor.detach() for name, tensor in headed.longer.model.layers[LAYERS].state_dict().items()
-    }
-    torch.manual_seed(1)
-    x = torch.randn(6, 32).double()
-
-    def norm(h: Tensor, name: str) -> Any:
-        return h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w[f"{name}.weight"]
-
-    def heads(h: Tensor, name: str) -> Any:
-        made = h @ w[f"self_attn.{name}_proj.weight"].T + w[f"self_attn.{name}_proj.bias"]
-        return made.view(6, -1, 8).transpose(0, 1)
-
-    def rotated(h: Tensor) -> Tensor:
-        angle = torch.arange(6)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
-        first, second = h.chunk(2, -1)
-        turned = (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin())
-        return torch.cat(turned, -1)
-
-    h = norm(x, "input_layernorm")
-    query, key, value = rotated(heads(h, "q")), rotated(heads(h, "k")), heads(h, "v")
-    key, value = key.repeat_interleave(2, 0), value.repeat_interleave(2, 0)
-    scores = (query @ key.mT / 8**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
-    seen = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
-    h = x + seen @ w["self_attn.o_proj.weight"].T
-    read = norm(h, "post_attention_layernorm")
-    gate, up = (read @ w[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-    want = h + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
-    with torch.no_grad():
-        assert torch.allclose(headed.block(x), want, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -266,47 +231,6 @@ def test_weights_that_were_left_out_are_missed_at_planning(mimo: Path) -> None:
     change_weights(mimo, strip)
     with pytest.raises(UserError, match=r"/X' has no weights of its part 'mtp' .*MiMo.*--checkpoint"):
         plan(mimo)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda t: t.pop("model.mtp_layers.0.input_proj.weight"), r"lacks 1 weights .*'join.weight'"),
-        (lambda t: t.update({"model.mtp_layers.0.more.weight": torch.ones(2)}), r"has 1 weights .*'block.more.weight'"),
-        (
-            lambda t: t.update({"model.mtp_layers.0.input_proj.weight": torch.ones(32, 32)}),
-            r"join.weight of shape \[32, 32\].*\[32, 64\]",
-        ),
-    ],
-)
-def test_other_weights_are_refused_in_one_line(
-    mimo: Path, change: Callable[[dict[str, Tensor]], Any], said: str
-) -> None:
-    change_weights(mimo, change)
-    with pytest.raises(UserError, match=said + ".*--checkpoint") as error:
-        load_draft(f"{mimo}{PART}", load(str(mimo), dtype=torch.float64))
-    assert "\n" not in str(error.value)
-
-
-def test_layers_of_another_model_must_fit(made: Callable[[str], Headed], tmp_path: Path) -> None:
-    """The same width, vocabulary and depth."""
-    path = save_small(tmp_path / "small")
-    other = shutil.copytree(made("mimo").folder, tmp_path / "X")
-    for name, value, said in (
-        ("hidden_size", 64, "reads hidden states of width 64, and the target's is 32"),
-        ("vocab_size", 50, "has a vocabulary of 50, and the target's is 40"),
-        ("num_hidden_layers", 7, "reads the output of layer 7, and the target has 3 layers"),
-    ):
-        changed = shutil.copytree(other, tmp_path / name)
-        change_config(changed, **{name: value, "layer_types": None})
-        with pytest.raises(UserError, match=said):
-            plan(
-                path,
-                "mtp:draft=head",
-                model=None,
-                family="tiny",
-                checkpoint={"ar": str(path), "head": f"{changed}{PART}"},
-            )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""What holds for every lossless method of our loop, with whatever models it drafts: it changes the speed, no tokens."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from decoding_cases import BUDGET, BUDGETS, MANY, PROMPTS, REFILLED, ar, check_step_never_waits, decode_prompts, run
+from method_cases import CASES, MODELS, Case, graph
+from thinned import one_in
+
+from mtbench.decoding.cuda_graph import Captured
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.output import Generation
+from mtbench.runs.simulation import Scripted
+
+Made = Callable[[str], ModelRunners]
+LOSSLESS = [case for case in CASES if case.method.claims == "lossless"]
+STILL = [case for case in CASES if case.models not in ("glm", "deepseek")]  # a mixture of experts reads its routes
+DRAFTS = [  # as many as a script may say, in every step
+    case
+    for case in LOSSLESS
+    if len(case.method.variants) == 1 and case.method.window().commits >= 4 and not case.name.startswith("mars")
+]
+SCRIPTS, SCRIPTED_BUDGETS = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The models of a case, made once."""
+    known: dict[str, ModelRunners] = {}
+
+    def models(name: str) -> ModelRunners:
+        if name not in known:
+            known[name] = MODELS[name](tmp_path_factory.mktemp("models"))
+        return known[name]
+
+    return models
+
+
+def ends(generations: list[Generation]) -> list[tuple[list[int], str]]:
+    return [(g.token_ids, g.finish_reason) for g in generations]
+
+
+@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
+def test_a_method_changes_the_speed_but_no_tokens(made: Made, case: Case) -> None:
+    """Tokens and finish reasons are those of `ar`, in rows that are refilled, also in the shapes of a GPU.
+
+    At a fixed width commits and offers are those of each prompt alone.
+    """
+    method, runners = case.method, made(case.models)
+    want = run(ar(), runners.target, MANY[:5], BUDGETS)
+    alone = [
+        decode_prompts(method, runners, [p], [n], seeds=[i])[0][0]
+        for i, (p, n) in enumerate(zip(MANY, BUDGETS, strict=False))
+    ]
+    for how in REFILLED:
+        got, timing = decode_prompts(method, runners, MANY[:5], BUDGETS, **how)
+        assert ends(got) == ends(want)
+        assert timing.miscounted == 0
+        for g, by_itself in zip(got, alone, strict=True):
+            assert sum(g.commits or []) == len(g.token_ids)
+            assert sum(n - 1 for n in g.commits or []) <= (g.drafted or 0)
+            if len(method.variants) == 1:
+                assert (g.commits, g.drafted) == (by_itself.commits, by_itself.drafted)
+
+
+@pytest.mark.parametrize("case", one_in(2, LOSSLESS), ids=str)
+def test_sampled_tokens_are_those_of_sampled_ar(made: Made, case: Case) -> None:
+    runners = made(case.models)
+    want = run(ar(), runners.target, MANY[:5], BUDGETS, temperature=1)
+    assert ends(want) != ends(run(ar(), runners.target, MANY[:5], BUDGETS))
+    got, _ = decode_prompts(case.method, runners, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
+    assert ends(got) == ends(want)
+
+
+@pytest.mark.parametrize("case", one_in(2, STILL), ids=str)
+def test_a_replayed_step_equals_a_plain_step(made: Made, case: Case, recorded: list[str]) -> None:
+    """The state keeps its memory address: a step recorded once serves other rows, refills and later batches."""
+    method, plain, fast = case.method, made(case.models), graph(made(case.models))
+    captured = Captured(method, fast, 2, 64)
+    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
+        got, _ = decode_prompts(method, fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        want, _ = decode_prompts(method, plain, prompts, BUDGET, rows=2)
+        assert ends(got) == ends(want)
+        if len(method.variants) == 1:
+            assert [g.commits for g in got] == [g.commits for g in want]
+    assert len(recorded) == 1 + len(method.variants)
+
+
+@pytest.mark.parametrize("case", STILL, ids=str)
+def test_a_step_never_waits_for_the_host(made: Made, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting included: nothing is read back, at every width."""
+    runners = graph(made(case.models))
+    decode_prompts(case.method, runners, PROMPTS, 4)  # what is made once is made
+    check_step_never_waits(runners, case.method, monkeypatch)
+
+
+@pytest.mark.parametrize("case", one_in(2, DRAFTS), ids=str)
+def test_a_script_is_followed_whatever_the_draft_says(made: Made, case: Case) -> None:
+    """Simulated acceptance: commits are the script's, from the first forward on."""
+    method = Scripted(case.method, SCRIPTS, torch.device("cpu"))
+    got, timing = decode_prompts(method, made(case.models), PROMPTS[:2], SCRIPTED_BUDGETS, ignore_eos=True)
+    assert [g.commits for g in got] == SCRIPTS
+    assert timing.miscounted == 0
