@@ -87,16 +87,13 @@ class Gpu:
 
     def sample(self) -> Sample:
         """Return its current state. Takes a dozen queries (about 1 ms); never call it in a timed window."""
-        reasons = self.read("nvmlDeviceGetCurrentClocksEventReasons")
-        if reasons is None:  # its name before driver 535
-            reasons = self.read("nvmlDeviceGetCurrentClocksThrottleReasons")
         return Sample(
             at_s=time.perf_counter(),
             cpu_s=time.thread_time(),
             clock_mhz=self.read("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM),
             temperature_c=self.read("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
             power_w=_scaled(self.read("nvmlDeviceGetPowerUsage"), 1e-3),
-            reasons=reasons,
+            reasons=self.read("nvmlDeviceGetCurrentClocksEventReasons"),
             processes=self.processes(),
             energy_j=self.energy_j(),
             capped_s=self._slowed_s(self.nvml.NVML_PERF_POLICY_POWER),
@@ -110,15 +107,12 @@ class Gpu:
     def describe(self) -> dict[str, Any]:
         """Return its entry in environment.json."""
         memory = self.read("nvmlDeviceGetMemoryInfo")
-        cap_mw = self.read("nvmlDeviceGetEnforcedPowerLimit")
-        if cap_mw is None:
-            cap_mw = self.read("nvmlDeviceGetPowerManagementLimit")
         return {
             "name": self.read("nvmlDeviceGetName"),
             "uuid": self.read("nvmlDeviceGetUUID"),
             "driver": _ask(self.nvml, "nvmlSystemGetDriverVersion"),
             "memory_bytes": None if memory is None else int(memory.total),
-            "power_cap_w": _scaled(cap_mw, 1e-3),
+            "power_cap_w": _scaled(self.read("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
             "max_clock_mhz": self.read("nvmlDeviceGetMaxClockInfo", self.nvml.NVML_CLOCK_SM),
             "mig": self.shares,
         }

@@ -28,7 +28,7 @@ from mtbench.errors import first_line
 from mtbench.kernels.norms import Norm, NormInput
 from mtbench.models.attention import ATTENTION, KERNEL_POSITIONS, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.self_check import Check, inputs, modules_logits
+from mtbench.models.self_check import Check, modules_logits
 
 CHECK_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; RMS norms are computed in float32
@@ -370,7 +370,7 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
                 vector = parameter.ndim == 1  # a norm or a bias
                 parameter.copy_(torch.randn_like(parameter) * (0.3 if vector else parameter.shape[-1] ** -0.5) + vector)
         model.set_attn_implementation(ATTENTION)
-        expected = modules_logits(model, *inputs(model, 1, CHECK_TOKENS))
+        expected = modules_logits(model, *_check_inputs(model))
         logits = torch.stack([_decoder_logits(model, operations) for operations in (None, kernels.PLAIN)])
     except Exception as error:  # other architectures fail in many ways
         return first_line(error)
@@ -381,9 +381,7 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
 @torch.inference_mode()
 def _decoder_logits(model: PreTrainedModel, operations: kernels.Operations | None) -> Tensor:
     """Return the logits of the decoder."""
-    return Decoder(model, _attention_arguments(model), operations=operations).all_logits(
-        *inputs(model, 1, CHECK_TOKENS)
-    )
+    return Decoder(model, _attention_arguments(model), operations=operations).all_logits(*_check_inputs(model))
 
 
 class _RecordingMetadata(AttentionMetadata):
@@ -394,9 +392,23 @@ class _RecordingMetadata(AttentionMetadata):
         return super().attend(query, key, value, *arguments)
 
 
+def _check_inputs(
+    model: PreTrainedModel, metadata_class: type[AttentionMetadata] = AttentionMetadata
+) -> tuple[Tensor, AttentionMetadata, KVCache]:
+    """Return one row of random tokens, its metadata and a KV cache for it."""
+    device = model.device
+    ids = torch.randint(model.config.vocab_size, (1, CHECK_TOKENS), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(CHECK_TOKENS, device=device)[None]
+    metadata = metadata_class(positions, positions, torch.tensor([CHECK_TOKENS], device=device), CHECK_TOKENS)
+    cache = KVCache()
+    cache.shape(1, CHECK_TOKENS)
+    cache.set_batch(metadata)
+    return ids.to(device), metadata, cache
+
+
 def _attention_arguments(model: PreTrainedModel) -> list[Attention]:
     """Return each layer's arguments of the attention function, recorded in one forward pass of its modules."""
-    ids, metadata, cache = inputs(model, 1, CHECK_TOKENS, _RecordingMetadata)
+    ids, metadata, cache = _check_inputs(model, _RecordingMetadata)
     recorded: list[Attention] = []
     object.__setattr__(metadata, "recorded", recorded)  # the dataclass is frozen
     modules_logits(model, ids, metadata, cache)

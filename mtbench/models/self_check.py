@@ -47,9 +47,9 @@ class Check:
         self.model, self.failure = model, ""
         try:
             with kernels.plain():
-                narrow = [modules_logits(model, *inputs(model, *shape)) for shape in SHAPES]
+                narrow = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
                 with _widened(model, torch.float64 if model.dtype == torch.float32 else torch.float32):
-                    self.wide = [modules_logits(model, *inputs(model, *shape)) for shape in SHAPES]
+                    self.wide = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
             self.error = _largest_error(narrow, self.wide)
         except torch.OutOfMemoryError:
             raise
@@ -67,7 +67,7 @@ class Check:
             if warm_up is not None:
                 warm_up()
             with torch.inference_mode():
-                error = _largest_error([logits(*inputs(self.model, *shape)) for shape in SHAPES], self.wide)
+                error = _largest_error([logits(*_inputs(self.model, *shape)) for shape in SHAPES], self.wide)
         except Exception as failure:
             if loses_device(failure):
                 raise UserError(
@@ -97,16 +97,14 @@ class _Filled(KVCache):
         return stores
 
 
-def inputs(
-    model: PreTrainedModel, rows: int, width: int, metadata_class: type[AttentionMetadata] = AttentionMetadata
-) -> tuple[Tensor, AttentionMetadata, KVCache]:
+def _inputs(model: PreTrainedModel, rows: int, width: int) -> tuple[Tensor, AttentionMetadata, KVCache]:
     """Return random ids (R, W), behind contexts of different lengths, and a new cache that holds these."""
     generator, device = torch.Generator().manual_seed(rows * width), model.device
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(vocabulary, (rows, width), generator=generator, device="cpu").to(device)
     base = SLOTS - width - 37 * torch.arange(rows, device=device) % (SLOTS - width)
     slots = base[:, None] + torch.arange(width, device=device)
-    metadata, cache = metadata_class(slots, slots, base, SLOTS), _Filled(model.dtype)
+    metadata, cache = AttentionMetadata(slots, slots, base, SLOTS), _Filled(model.dtype)
     cache.shape(rows, SLOTS)
     cache.set_batch(metadata)
     return ids, metadata, cache

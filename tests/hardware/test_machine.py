@@ -106,8 +106,6 @@ def test_a_driver_that_supports_no_query_gives_null() -> None:
     window = over(1.0, mute, mute)
     assert window.pop("cpu_s") == 1.5
     assert set(window.values()) == {None}
-    old = {"nvmlDeviceGetCurrentClocksEventReasons": None, "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}
-    assert over(1.0, {}, old)["throttle"] == 0x40
 
 
 def test_a_run_on_the_cpu_does_not_read_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Lossless methods with models that they run on: the tests that hold for all of them go through these cases."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +78,17 @@ def block_drafted(folder: Path, kind: str) -> ModelRunners:
     return ModelRunners("ar", {"ar": target, "dflash": DraftRunner(draft, target)})
 
 
-MODELS: dict[str, Callable[[Path], ModelRunners]] = {
-    "plain": lambda _: on(ModelRunner(small_checkpoint())),
-    **{agrees: lambda _, agrees=agrees: drafted(agrees) for agrees in AGREES},
-    "headed": lambda folder: on(headed(folder)),
-    **{form: lambda folder, form=form: make_pair(folder, FORMATS[form]).runners() for form in FORMATS},
-    **{kind: lambda folder, kind=kind: block_drafted(folder, kind) for kind in ("z-lab", "rnn")},
-    **{family: lambda folder, family=family: save_headed(folder, family).runners() for family in FAMILIES},
-}
+def models(name: str, folder: Path) -> ModelRunners:
+    """Return the models of a case."""
+    if name in AGREES:
+        return drafted(name)
+    if name in FORMATS:
+        return make_pair(folder, FORMATS[name]).runners()
+    if name in FAMILIES:
+        return save_headed(folder, name).runners()
+    if name in ("z-lab", "rnn"):
+        return block_drafted(folder, name)
+    return on(headed(folder) if name == "headed" else ModelRunner(small_checkpoint()))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from decoding_cases import BUDGET, BUDGETS, MANY, PROMPTS, REFILLED, ar, check_step_never_waits, decode_prompts, run
-from method_cases import CASES, MODELS, Case, graph
+from method_cases import CASES, Case, graph, models
 from thinned import one_in
 
 from mtbench.decoding.cuda_graph import Captured
@@ -29,12 +29,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The models of a case, made once."""
     known: dict[str, ModelRunners] = {}
 
-    def models(name: str) -> ModelRunners:
+    def make(name: str) -> ModelRunners:
         if name not in known:
-            known[name] = MODELS[name](tmp_path_factory.mktemp("models"))
+            known[name] = models(name, tmp_path_factory.mktemp("models"))
         return known[name]
 
-    return models
+    return make
 
 
 def ends(generations: list[Generation]) -> list[tuple[list[int], str]]:
