@@ -9,7 +9,7 @@ import pytest
 from made_gates import time_test, timed_cell
 from made_records import timing_line
 
-from mtbench.experiments.gate.calibrate import noise_of
+from mtbench.experiments.gate.floor import noise_of
 from mtbench.experiments.gate.format import Attribution
 from mtbench.experiments.gate.pairs import (
     Block,

@@ -15,7 +15,6 @@ from whole import plan_of
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate import decision, floor
-from mtbench.experiments.gate.calibrate import calibrate
 from mtbench.experiments.gate.exports import write
 from mtbench.experiments.gate.format import CellFloor, Gate, NoiseFloor
 from mtbench.experiments.gate.stages import refuse_busy_gpu
@@ -129,7 +128,7 @@ def test_a_planted_change_fails_before_anything_is_timed(
 
 
 def test_a_crash_of_head_is_named(gate: Callable[..., Gate]) -> None:
-    assert "SIGSEGV: Fatal error: planted" in gate(crash="exact").reason
+    assert "signal 11, Segmentation fault: Fatal error: planted" in gate(crash="exact").reason
 
 
 def test_a_crash_while_timing(gate: Callable[..., Gate], tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ def test_a_crash_while_timing(gate: Callable[..., Gate], tmp_path: Path) -> None
 
 
 def test_a_build_that_dies_while_it_waits_for_its_turn_has_failed(gate: Callable[..., Gate]) -> None:
-    assert "was killed by SIGKILL" in gate(dies_waiting=True, asked={"interleave": True}).reason
+    assert "was killed by signal 9, Killed" in gate(dies_waiting=True, asked={"interleave": True}).reason
 
 
 def test_a_build_may_print_more_than_a_pipe_holds(gate: Callable[..., Gate]) -> None:
@@ -157,7 +156,7 @@ def test_head_is_not_blamed_for_what_kills_both(gate: Callable[..., Gate], seed:
 
 
 def test_a_crash_of_base_leaves_nothing_to_compare(gate: Callable[..., Gate]) -> None:
-    with pytest.raises(UserError, match="base cannot decode: mtbench generate of base was killed by SIGSEGV"):
+    with pytest.raises(UserError, match="base cannot decode: mtbench generate of base was killed by signal 11"):
         gate(base={"crash": "exact"})
 
 
@@ -412,7 +411,7 @@ def test_a_busy_gpu_is_refused() -> None:
 def calibrated(tmp_path: Path, plan: Path, noise: float, **asked: Any) -> NoiseFloor:
     env = build(tmp_path / "calibrated", plan, noise=noise)
     run = a_gate(tmp_path / "runs" / "calibration", env, env, **asked)
-    measured = calibrate(run, 6)
+    measured = run.calibrate(6)
     floor.add(tmp_path / "runs", measured)
     return measured
 

@@ -2,20 +2,18 @@
 
     PATH             a virtual environment or a Python executable
     git:REV          a commit of the repository in the current directory, with the versions of its constraints.txt
-    pip:REQUIREMENT  a release, with this environment's version of torch
+    pip:NAME==VERSION  a release, with this environment's version of torch
 
 Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A
 marker file is written last, so that an interrupted installation is made again.
 """
 
 import hashlib
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -32,7 +30,7 @@ from mtbench.programs.environments import MARKER, Note, Pip, installed
 from mtbench.records import Record
 
 ANSWER_S = 60.0  # time in which an environment must say what is installed
-CHOICES = "give a virtual environment, a Python executable, git:REV or pip:REQUIREMENT"
+CHOICES = "give a virtual environment, a Python executable, git:REV or pip:NAME==VERSION"
 SHORT = 7  # digits of a commit in a label
 ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
 PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._,-]*\])?==[A-Za-z0-9.!+_-]+")
@@ -75,9 +73,7 @@ def resolve(env: str | None, note: Note) -> Build:
     Raises UserError if there is no such build or if mtbench cannot be imported in it.
     """
     if env is None:
-        build = Build(sys.executable, "this environment", Path(sys.executable))
-        record = describe(build)
-        return replace(build, label=f"this environment ({', '.join(filter(None, (record.mtbench, _short(record))))})")
+        return Build(sys.executable, "this environment", Path(sys.executable))
     kind, _, rest = env.partition(":")
     make = {"git": _from_git, "pip": _from_pip}.get(kind)
     build = make(env, rest, note) if make and rest else _from_path(env)
@@ -172,7 +168,6 @@ def _from_git(env: str, revision: str, note: Note) -> Build:
         f"{revision}^{{commit}}",
         error=f"{env!r}: the repository in {top} has no commit {revision!r}; `git fetch` may bring it",
     )
-    _refuse_other_project(env, top, commit)
     constraints = _git(
         top,
         "show",
@@ -193,19 +188,9 @@ def _from_git(env: str, revision: str, note: Note) -> Build:
     return Build(env, label, installed(folder, label, commit[:ABBREVIATED], install, note))
 
 
-def _refuse_other_project(env: str, top: Path, commit: str) -> None:
-    error = f"{env!r} is not a commit of {build_probe.DISTRIBUTION}; run the command in a clone of its repository"
-    try:
-        name = tomllib.loads(_git(top, "show", f"{commit}:pyproject.toml", error=error))["project"]["name"]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError):
-        name = None
-    if name != build_probe.DISTRIBUTION:
-        raise UserError(f"{error}.")
-
-
 def _from_pip(env: str, requirement: str, note: Note) -> Build:
     if not PINNED.fullmatch(requirement):
-        requirement = _newest(env, requirement)
+        raise UserError(f"{env!r} names no version; write pip:NAME==VERSION.")
     torch = f"torch=={version('torch')}"
     key = hashlib.sha256(f"{requirement} {torch}".encode()).hexdigest()[:8]
     label = f"pip:{requirement.rpartition('==')[2]}"
@@ -216,21 +201,6 @@ def _from_pip(env: str, requirement: str, note: Note) -> Build:
         pip("install", torch, requirement)
 
     return Build(env, label, installed(folder, label, "", install, note))
-
-
-def _newest(env: str, requirement: str) -> str:
-    """Return the release that pip would install now, as NAME==VERSION: an environment in the cache never changes."""
-    pip = Pip(Path(sys.executable), env)
-    report = json.loads(
-        pip("install", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", "--", requirement)
-    )
-    (found,) = report["install"]
-    if found["is_direct"]:
-        raise UserError(
-            f"{env!r} is no release; install it in a new environment and give the path of that environment."
-        )
-    extras = f"[{','.join(found['requested_extras'])}]" if found.get("requested_extras") else ""
-    return f"{found['metadata']['name']}{extras}=={found['metadata']['version']}"
 
 
 def _builds() -> Path:
@@ -261,8 +231,3 @@ def _commit(answer: Answer) -> str | None:
     if marker.is_file():
         return marker.read_text() or None
     return answer.commit[:ABBREVIATED] if answer.commit else machine.git_commit(Path(answer.folder))
-
-
-def _short(record: BuildRecord) -> str | None:
-    """Return the commit with fewer digits, with `-dirty` if it has that."""
-    return None if record.git is None else re.sub(r"^([0-9a-f]{7})[0-9a-f]*", r"\1", record.git)

@@ -67,31 +67,30 @@ def compare(
     def finding(kind: Kind, level: Level, text: str) -> Finding:
         return Finding(stage="exact", kind=kind, level=level, cell=cell, text=text)
 
-    failure = _failure(base.error or again.error, head.error)
-    if failure is not None:
+    sides: Sequence[tuple[str, Level, Read, Collection[str]]] = (
+        ("base", "inconclusive", base, items),
+        ("base", "inconclusive", again, items),
+        ("head", "fail", head, base.answers),
+    )
+    if (failure := _failure(base.error or again.error, head.error)) is not None:
         return ExactCell([finding("failed", *failure)], decoded=False)
-    if absent := set(items) - (base.answers.keys() & again.answers.keys()):
-        text = f"base has no answer to {counted(len(absent), 'item')}, {min(absent)} among them"
-        return ExactCell([finding("failed", "inconclusive", text)], decoded=False)
-    missing = base.answers.keys() - head.answers.keys()
-    if missing:
-        text = f"head has no answer to {counted(len(missing), 'item')}, {min(missing)} among them"
-        return ExactCell([finding("failed", "fail", text)], decoded=False)
+    for side, level, run, wanted in sides:
+        if absent := set(wanted) - run.answers.keys():
+            text = f"{side} has no answer to {counted(len(absent), 'item')}, {min(absent)} among them"
+            return ExactCell([finding("failed", level, text)], decoded=False)
     findings = []
-    unstable = _unstable(base, again)
-    if unstable:
-        text = f"base disagrees with itself in: {', '.join(unstable.values())}; head is not compared in "
-        text += "tokens and work" if unstable.keys() & ANSWER.keys() else "work"
+    other_answers, other_work = _unstable(base, again)
+    if unstable := [*other_answers, *other_work]:
+        text = f"base disagrees with itself in: {', '.join(unstable)}; head is not compared in "
+        text += "tokens and work" if other_answers else "work"
         findings.append(finding("unstable", "note", text))
-    changed = [name for name in ANSWER if _differing(name, base.answers, head.answers)]
-    if unstable.keys() & ANSWER.keys():
-        changed = []
+    changed = [] if other_answers else [name for name in ANSWER if _differing(name, base, head)]
     for name in changed:
-        items = _differing(name, base.answers, head.answers)
-        share = f"{len(items)} of {counted(len(base.answers), 'item')}"
-        text = f"head has other {ANSWER[name]} in {share}, first in {items[0]}"
+        differing = _differing(name, base, head)
+        share = f"{len(differing)} of {counted(len(base.answers), 'item')}"
+        text = f"head has other {ANSWER[name]} in {share}, first in {differing[0]}"
         if name == "token_ids":
-            text += _first_difference(base.answers[items[0]].token_ids, head.answers[items[0]].token_ids)
+            text += _first_difference(base.answers[differing[0]].token_ids, head.answers[differing[0]].token_ids)
         findings.append(finding("changed", "note" if allow_changed else "fail", text))
     if not changed and not unstable:
         findings += [finding(*found) for found in _work(base, head)]
@@ -110,56 +109,46 @@ def _first_difference(base: Sequence[int], head: Sequence[int]) -> str:
     return f" at token {place + 1}: {a} → {b}"
 
 
-def _unstable(base: Read, again: Read) -> dict[str, str]:
-    """Return the fields in which base's two runs differ, in words."""
-    unstable = {
-        name: words for name, words in {**ANSWER, **WORK}.items() if _differing(name, base.answers, again.answers)
-    }
-    if _batch_changes(base.blocks, again.blocks):
-        unstable["batch_forwards"] = "forward passes of a batch"
-    return unstable
-
-
 def _failure(base: str | None, head: str | None) -> tuple[Level, str] | None:
     """Return the level and the text of a cell that failed in one of the builds or in both."""
-    if head is None and base is None:
-        return None
-    if base is None:
-        return "fail", f"it fails in head only: {head}"
     if head is None:
-        return "note", f"it fails in base only: {base}"
-    return "inconclusive", f"it fails in both builds: {head}"
+        return None if base is None else ("note", f"it fails in base only: {base}")
+    return ("fail", f"it fails in head only: {head}") if base is None else ("inconclusive", f"it fails in both: {base}")
 
 
-def _differing(name: str, base: Mapping[str, GenerationLine], other: Mapping[str, GenerationLine]) -> list[str]:
+def _differing(name: str, base: Read, other: Read) -> list[str]:
     """Return the items whose field `name` differs."""
-    return [item for item in base if item in other and getattr(base[item], name) != getattr(other[item], name)]
+    return [item for item, line in base.answers.items() if getattr(line, name) != getattr(other.answers[item], name)]
 
 
-def _batch_changes(base: Mapping[int, TimingLine], other: Mapping[int, TimingLine]) -> list[int]:
-    """Return how many more forward passes each block takes, without the blocks that take as many."""
-    pairs = [(base[block].batch_forwards or 0, other[block].batch_forwards or 0) for block in base if block in other]
-    return [b - a for a, b in pairs if a != b]
+def _counts(run: Read) -> dict[str, dict[Any, int]]:
+    """Return the counts of work: in words -> by item, or by block."""
+    of_answers = {
+        words: {item: getattr(line, name) or 0 for item, line in run.answers.items()} for name, words in WORK.items()
+    }
+    batches = {block: line.batch_forwards or 0 for block, line in run.blocks.items()}
+    return {**of_answers, "forward passes of batches": batches}
+
+
+def _unstable(base: Read, again: Read) -> tuple[list[str], list[str]]:
+    """Return in words which answers and which work differ in base's two runs."""
+    repeated = _counts(again)
+    return (
+        [words for name, words in ANSWER.items() if _differing(name, base, again)],
+        [words for words, counts in _counts(base).items() if counts != repeated[words]],
+    )
 
 
 def _work(base: Read, head: Read) -> Iterator[tuple[Kind, Level, str]]:
     """Yield how head's work differs where its tokens are the same. More of it in one item or block is more work."""
-    more: list[str] = []
-    less: list[str] = []
-    for name, words in WORK.items():
-        items = _differing(name, base.answers, head.answers)
-        if items:
-            before, after = (
-                {item: getattr(run.answers[item], name) or 0 for item in base.answers} for run in (base, head)
-            )
-            growing = sum(after[item] > before[item] for item in items)
-            where = f", more in {counted(growing, 'item')}" if growing else ""
-            (more if growing else less).append(f"{words} {sum(before.values()):,} → {sum(after.values()):,}{where}")
-    batches = _batch_changes(base.blocks, head.blocks)
-    growing = sum(change > 0 for change in batches)
-    if growing or (batches and not more and not less):
-        where = f", more in {counted(growing, 'block')}" if growing else ""
-        (more if growing else less).append(f"forward passes of batches {sum(batches):+,}{where}")
+    more, less, of_head = list[str](), list[str](), _counts(head)
+    for words, before in _counts(base).items():
+        after = of_head[words]
+        if after == before:
+            continue
+        growing = sum(after.get(place, count) > count for place, count in before.items())
+        where = f", more in {growing} of {len(before)}" if growing else ""
+        (more if growing else less).append(f"{words} {sum(before.values()):,} → {sum(after.values()):,}{where}")
     if more:
         yield "more work", "fail", f"the same tokens from more work: {', '.join([*more, *less])}"
     elif less:

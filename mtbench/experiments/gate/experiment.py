@@ -12,7 +12,6 @@ from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.gate import exports, floor
 from mtbench.experiments.gate.builds import Build, resolve
-from mtbench.experiments.gate.calibrate import calibrate
 from mtbench.experiments.gate.document import document, noise
 from mtbench.experiments.gate.format import EXIT_CODES, Gate, GateRequest, NoiseFloor
 from mtbench.experiments.gate.request import ENV, BuildsRequest, CalibrationOptions, GateOptions, GateSession
@@ -39,7 +38,6 @@ class _BuildsExperiment(Experiment[Any, GateSession, GateRequest, Any]):
     """What a gate and a calibration have in common: a request, and processes of builds."""
 
     session = GateSession
-    other: tuple[str, str]  # the file and the command of the other one
 
     def begin(self, directory: RunDirectory, planned: GateRequest, argv: Sequence[str]) -> None:
         """Write what was asked."""
@@ -47,15 +45,6 @@ class _BuildsExperiment(Experiment[Any, GateSession, GateRequest, Any]):
 
     def stored(self, directory: Path) -> None:
         """Return None: the request has the options as the builds get them."""
-
-    def refuse_other(self, directory: Path) -> None:
-        """Raise UserError for the other experiment."""
-        file, command = self.other
-        if os.path.isfile(directory / file):
-            raise UserError(
-                f"{str(directory)!r} was begun by `mtbench {command}`; go on with `mtbench {command} -o {directory} "
-                "--resume`."
-            )
 
     def decided(self, directory: Path) -> bool:
         """Return whether anything was decoded or decided."""
@@ -73,7 +62,6 @@ class GateExperiment(_BuildsExperiment):
 
     command, begun_by, result, page = "gate", GATE, FILE, "gate.html"
     request = GateOptions
-    other = CALIBRATION, "gate calibrate"
 
     def plan(self, request: GateOptions, session: GateSession) -> GateRequest:
         """Return what is asked of the gate."""
@@ -107,7 +95,6 @@ class CalibrateExperiment(_BuildsExperiment):
 
     command, begun_by, result, page = "gate calibrate", CALIBRATION, floor.FILE, floor.FILE
     request = CalibrationOptions
-    other = GATE, "gate"
 
     def folder(self, request: CalibrationOptions) -> str:
         """Return the name that begins the default directory."""
@@ -126,7 +113,7 @@ class CalibrateExperiment(_BuildsExperiment):
         gate_run = self._working(job)
         if gate_run.request.pairs is None:
             raise UserError(f"{job.path / CALIBRATION}: pairs is null: a number is needed; start anew.")
-        measured = calibrate(gate_run, gate_run.request.pairs)
+        measured = gate_run.calibrate(gate_run.request.pairs)
         return Calibrated(measured, floor.add(job.path.parent, measured))
 
     def page_of(self, job: Job[Any, GateSession]) -> Path:

@@ -4,14 +4,13 @@ It is drawn in the style of the report. A word has its own shape besides its col
 """
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench.document import Figure, plots
-from mtbench.document.formatting import listed
+from mtbench.document.formatting import bounds, listed
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, above
 from mtbench.experiments.gate.format import Gate, TimedCell, TimeTest, Verdict
 from mtbench.experiments.gate.tables import ALL_CELLS, change, changed_by
@@ -26,8 +25,6 @@ COLORS: dict[Verdict, str] = {"PASS": ACCENT, "FAIL": WARN, "INCONCLUSIVE": MUTE
 LONGEST = 40  # letters of a cell's label next to a value
 ROW = 35.0  # points
 LEFT, RIGHT = 10.0, 16.0  # points beside the plot: room for the last number under its axis
-MARGIN_AT = 0.76  # the share of the width up to the margin, at most: the words stand to the right of it
-FAR = 3.0  # an interval is cut at so many times the median reach of an interval beyond the estimates
 
 
 def forest(gate: Gate) -> Figure:
@@ -42,7 +39,7 @@ def forest(gate: Gate) -> Figure:
 def _drawn(gate: Gate, lines: Sequence[tuple[str, TimeTest]]) -> Figure:
     title, subtitle = "Time of head over base", "95% intervals; right is slower"
     figure, axes = plots.canvas(title, subtitle, ROW * len(lines) + 21, left=LEFT, right=RIGHT, axis=26)
-    _limit(axes, [test for _, test in lines], gate.request.margin)
+    axes.margins(x=0.06)
     for row, (name, test) in enumerate(lines):
         _interval(axes, row, test)
         above(axes, row - 0.27, name, fontweight="bold" if name == ALL_CELLS else "normal")
@@ -61,9 +58,8 @@ def _drawn(gate: Gate, lines: Sequence[tuple[str, TimeTest]]) -> Figure:
         plots.cut(f"mtbench gate, {gate.head.label} against {gate.base.label}, {gate.started}", 100),
         name="forest",
         title=title,
-        caption="Circle: PASS. Square: FAIL. Hollow diamond: INCONCLUSIVE. Lines are 95% intervals; one that ends in "
-        "an arrow is longer than shown. The solid line is no difference, the dashed line the margin. Words follow from "
-        "bounds at stricter levels.",
+        caption="Circle: PASS. Square: FAIL. Hollow diamond: INCONCLUSIVE. Lines are 95% intervals. The solid line is "
+        "no difference, the dashed line the margin. Words follow from bounds at stricter levels.",
         alt=f"Head's time over base's, less 1, by cell. The margin is {100 * gate.request.margin:g}%. "
         f"{'; '.join(texts)}.",
     )
@@ -76,28 +72,10 @@ def _name(gate: Gate, cell: TimedCell) -> str:
     return listed(filter(None, (cell.arm, suite, size)))
 
 
-def _limit(axes: Axes, tests: Sequence[TimeTest], margin: float) -> None:
-    """Set the limits of the percentages, so that a very long interval does not crowd out the others."""
-    estimates = [0.0, 100 * margin, *(100 * (test.ratio - 1) for test in tests if test.ratio is not None)]
-    limits = [(test.ci_low, test.ci_high) for test in tests if test.ci_low is not None and test.ci_high is not None]
-    far = FAR * median(50 * (high - low) for low, high in limits) if limits else 0.0
-    bounds = [100 * (bound - 1) for pair in limits for bound in pair]
-    low = max(min(estimates + bounds), min(estimates) - far)
-    high = min(max(estimates + bounds), max(estimates) + far)
-    high = max(high, low + (100 * margin - low) / MARGIN_AT)
-    space = 0.06 * (high - low)
-    axes.set_xlim(low - space, high + space)
-
-
 def _interval(axes: Axes, row: int, test: TimeTest) -> None:
-    """Draw the estimate with the mark of its word, and its interval, with an arrow where it leaves the plot."""
-    left, right = axes.get_xlim()
-    if test.ci_low is not None and test.ci_high is not None:
-        low, high = (100 * (bound - 1) for bound in (test.ci_low, test.ci_high))
-        axes.plot([max(low, left), min(high, right)], [row, row], color=INK, lw=1.4, zorder=3, clip_on=False)
-        for outside, at, marker in ((low < left, left, "<"), (high > right, right, ">")):
-            if outside:
-                axes.plot([at], [row], marker, color=INK, ms=5, zorder=3, clip_on=False)
+    """Draw the estimate with the mark of its word, and its interval."""
+    if (limits := bounds(test)) is not None:
+        axes.plot([100 * (limit - 1) for limit in limits], [row, row], color=INK, lw=1.4, zorder=3)
     if test.ratio is not None:
         axes.plot([100 * (test.ratio - 1)], [row], ls="", mew=1.5, zorder=4, **MARKS[test.word])
 

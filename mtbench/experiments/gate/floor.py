@@ -4,22 +4,24 @@ A floor holds for one machine, one torch and one plan, for 30 days. It sets how 
 slowdown it can find. It is never part of the test itself.
 """
 
-import calendar
 import fcntl
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import stdev
+
+from scipy.special import chdtri
 
 from mtbench import files, records
-from mtbench.errors import UserError
-from mtbench.experiments.gate.format import SCHEMA_VERSION, FloorFile, Key, NoiseFloor
+from mtbench.experiments.gate.format import SCHEMA_VERSION, CellFloor, FloorFile, Key, NoiseFloor
 from mtbench.records import dump
 
 FILE = "floor.json"
 HOLDS_S = 30 * 24 * 3600.0
-EXAMPLE = "2026-11-22T10:00:00Z"
+BOUND_LEVEL = 0.8  # of the upper bound of a standard deviation
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 ADVICE = "delete it and calibrate again with `mtbench gate calibrate`."
 
@@ -27,13 +29,7 @@ ADVICE = "delete it and calibrate again with `mtbench gate calibrate`."
 def read(folder: Path) -> list[NoiseFloor]:
     """Return the floors in a folder; none without a floor.json. Raises UserError if it is malformed."""
     file = folder / FILE
-    floors = records.read_json(file, FloorFile, ADVICE).floors if file.is_file() else []
-    for floor in floors:
-        try:
-            is_recent(floor)
-        except (ValueError, OverflowError):
-            raise UserError(f"{file}: measured is {floor.measured!r}: no time such as {EXAMPLE}; {ADVICE}") from None
-    return floors
+    return records.read_json(file, FloorFile, ADVICE).floors if file.is_file() else []
 
 
 def find(floors: list[NoiseFloor], key: Key, *, interleave: bool) -> tuple[NoiseFloor | None, str | None]:
@@ -60,7 +56,13 @@ def add(folder: Path, floor: NoiseFloor) -> Path:
 
 def is_recent(floor: NoiseFloor) -> bool:
     """Return whether a floor was measured within the last 30 days."""
-    return time.time() - calendar.timegm(time.strptime(floor.measured, TIME)) <= HOLDS_S
+    return floor.measured >= time.strftime(TIME, time.gmtime(time.time() - HOLDS_S))
+
+
+def noise_of(cell: str, d: Sequence[float]) -> CellFloor:
+    """Return the noise of a cell from log(time / time) of pairs of processes of one build."""
+    n, sd = len(d), stdev(d)
+    return CellFloor(cell=cell, pair_sd=sd, pair_sd_high=sd * math.sqrt((n - 1) / chdtri(n - 1, BOUND_LEVEL)))
 
 
 @contextmanager

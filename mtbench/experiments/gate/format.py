@@ -8,7 +8,7 @@ the pair: two processes of one build differ by more than the blocks inside a pro
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StringConstraints
 
 from mtbench.records import (
     CellName,
@@ -24,6 +24,7 @@ from mtbench.records import (
 )
 
 SCHEMA_VERSION: Literal[1] = 1
+UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 LARGER = ConfigDict(extra="ignore")  # of a record that had more keys in earlier files
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -51,7 +52,7 @@ EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 class BuildRecord(Record):
     """One build: an environment with mtbench installed."""
 
-    env: str = Field(description="the build as it was asked for: a path, git:REV or pip:REQUIREMENT")
+    env: str = Field(description="the build as it was asked for: a path, git:REV or pip:NAME==VERSION")
     label: str = Field(description="short name of the build for reports")
     python: str = Field(description="its Python executable")
     mtbench: str | None = Field(description="version of mtbench")
@@ -91,7 +92,7 @@ class NoiseFloor(Upgraded):
     FORMER: ClassVar[Mapping[str, Former]] = {"live": Former("interleave")}
 
     key: Key = Field(description="what it holds for")
-    measured: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
+    measured: UtcTime = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     interleave: bool = Field(description="true: the processes of a pair took turns, block by block")
     pairs: Size = Field(description="pairs of processes")
     smallest_detectable: NonNegative = Field(

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from mtbench.errors import UserError
-from mtbench.experiments.gate.format import Finding
-from mtbench.records import NonNegative, dump
+from mtbench.experiments.gate.format import Finding, Kind, Level
+from mtbench.records import LONGEST_VALUE, NonNegative, dump
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import GenerationLine
 from mtbench.runs.plan import Cell, Plan, Script, SuitePlan
@@ -69,29 +69,53 @@ class Planned(NamedTuple):
 
 
 def compare(base: Planned, head: Planned) -> list[Finding]:
-    """Return the cells that only one of the plans has. Raise UserError if the plans ask for other work."""
-    findings = []
-    cells = {cell.cell: cell for cell in head.plan.cells}
-    for cell in base.plan.cells:
-        if cell.cell not in cells:
-            text = f"head plans no cell {cell.cell}: its arm {cell.arm} is gone"
-            findings.append(Finding(stage="comparable", kind="vanished", level="fail", cell=cell.cell, text=text))
-            continue
-        findings += _compare_work(cell, cells.pop(cell.cell))
-    for name in cells:
-        text = f"base plans no cell {name}"
-        findings.append(Finding(stage="comparable", kind="new", level="note", cell=name, text=text))
-    suites = {suite.suite: suite for suite in head.plan.suites}
-    for suite in base.plan.suites:
-        other = suites.get(suite.suite)
-        if other is not None and _prompts(suite) != _prompts(other):
-            raise _other_work(f"the prompts of {suite.suite} differ")
-    groups = {(g.suite, g.batch_size, g.batching): g for g in head.plan.groups}
-    for group in base.plan.groups:
-        other_group = groups.get((group.suite, group.batch_size, group.batching))
-        if other_group is not None and any(getattr(group, f) != getattr(other_group, f) for f in GROUP_WORK):
-            raise _other_work(f"the blocks of {group.suite} at batch size {group.batch_size} differ")
+    """Return the cells, and the options of cells, that only one of the plans has: the stage `exact` finds their effect.
+
+    Raises UserError for the first part of the work that differs.
+    """
+    a, b = ({cell.cell: cell for cell in planned.plan.cells} for planned in (base, head))
+    findings = [
+        _finding("vanished", "fail", name, f"head plans no cell {name}: its arm {a[name].arm} is gone")
+        for name in a
+        if name not in b
+    ]
+    findings += [_finding("new", "note", name, f"base plans no cell {name}") for name in b if name not in a]
+    before, after = _work(base.plan), _work(head.plan)
+    for what in {**before, **after}:
+        part, owner = what
+        if what in before and what in after:
+            if before[what] != after[what]:
+                raise UserError(
+                    f"the builds plan other work, so they cannot be compared: {part} of {owner} is "
+                    f"{_shown(before[what])} in base and {_shown(after[what])} in head; give the options that differ."
+                )
+        elif part.startswith("options.") and owner in a and owner in b:
+            side, value = ("head", after[what]) if what in after else ("base", before[what])
+            findings.append(_finding("new", "note", owner, f"{part} is known in {side} only, where it is {value!r}"))
     return findings
+
+
+def _finding(kind: Kind, level: Level, cell: str, text: str) -> Finding:
+    return Finding(stage="comparable", kind=kind, level=level, cell=cell, text=text)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def _work(plan: Plan) -> dict[tuple[str, str], Any]:
+    """Return what a plan asks for, by part and owner, such as `options.tau` of a cell or `prompts` of a suite."""
+    work: dict[tuple[str, str], Any] = {("prompts", suite.suite): _prompts(suite) for suite in plan.suites}
+    for group in plan.groups:
+        owner = f"{group.suite} at batch size {group.batch_size}, {group.batching}"
+        work |= {(field, owner): getattr(group, field) for field in GROUP_WORK}
+    for cell in plan.cells:
+        for field in CELL_WORK:
+            value = getattr(cell, field)
+            parts = {f"{field}.{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {field: value}
+            work |= {(part, cell.cell): v for part, v in parts.items()}
+    return work
 
 
 def _prompts(suite: SuitePlan) -> tuple[str, int]:
@@ -106,38 +130,6 @@ def items_of(plan: Plan, cell: Cell) -> set[str]:
         return {items[i].item for group in plan.groups if cell.cell in group.cells for b in group.blocks for i in b}
     except (IndexError, StopIteration):
         raise UserError(f"plan.json contradicts itself: {cell.cell} asks for items that no suite has.") from None
-
-
-def _compare_work(base: Cell, head: Cell) -> list[Finding]:
-    """Return a remark for every option that only one build knows: what it changes, the stage `exact` finds.
-
-    Raises UserError for the first other part of a cell's work that differs.
-    """
-    a, b = _work(base), _work(head)
-    findings = []
-    for name in {**a, **b}:
-        if name.startswith("options.") and (name not in a or name not in b):
-            side, value = ("head", b[name]) if name in b else ("base", a[name])
-            text = f"{name} is known in {side} only, where it is {value!r}"
-            findings.append(Finding(stage="comparable", kind="new", level="note", cell=base.cell, text=text))
-        elif a.get(name) != b.get(name):
-            raise _other_work(f"{name} of {base.cell} is {a.get(name)!r} in base and {b.get(name)!r} in head")
-    return findings
-
-
-def _work(cell: Cell) -> dict[str, Any]:
-    """Return the work of a cell by name; of options and checkpoints each by its own name, such as `options.tau`."""
-    work: dict[str, Any] = {}
-    for field in CELL_WORK:
-        value = getattr(cell, field)
-        work |= {f"{field}.{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {field: value}
-    return work
-
-
-def _other_work(finding: str) -> UserError:
-    return UserError(
-        f"the builds plan other work, so they cannot be compared: {finding}; give the options that differ."
-    )
 
 
 def sha256(stored: JsonObject) -> str:

@@ -167,7 +167,7 @@ def _started(
 
 
 def _ended(code: int) -> str:
-    return f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+    return f"was killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def _end_children(process: Process) -> None:
@@ -197,10 +197,3 @@ def _log(directory: Path) -> Path:
     with files.write_errors(directory.parent):
         directory.parent.mkdir(parents=True, exist_ok=True)
     return directory.parent / f"{directory.name}.log"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -32,7 +32,7 @@ from mtbench.experiments.gate.format import (
     NoiseFloor,
     Verdict,
 )
-from mtbench.experiments.gate.pairs import PairRunner
+from mtbench.experiments.gate.pairs import PairRunner, differences, read_pairs
 from mtbench.experiments.gate.plans import Gpu, Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, make_plan
 from mtbench.experiments.gate.timed import TimedStage
@@ -82,6 +82,38 @@ class GateRun:
             runner = PairRunner(self.request, (self.base, self.head), compared.planned, replayed, self.note)
             gate = TimedStage(self.directory, runner, gate.looks, self.deadline).run(gate, cells)
         return conclude(gate)
+
+    def calibrate(self, wanted: int) -> NoiseFloor:
+        """Run the pairs that are missing of a build with itself, and return the floor.
+
+        Raises UserError if the build cannot decode, and if the deadline ends the calibration: `--resume` goes on.
+        """
+        compared = self.comparable()
+        cells = [cell.cell for cell in compared.cells]
+        runner = PairRunner(self.request, (self.base, self.head), compared.planned, {}, self.note)
+        folder = self.directory / "pairs"
+        while len(done := read_pairs(folder)) < wanted:
+            if time.monotonic() > self.deadline:
+                raise UserError(
+                    f"the time budget ended the calibration after {len(done)} of {wanted} pairs; go on with "
+                    f"`mtbench gate calibrate -o {self.directory} --resume`."
+                )
+            self.note(f"pair {len(done) + 1} of {wanted}")
+            try:
+                runner.run(folder, len(done) + 1, cells)
+            except BuildFailed as failure:
+                raise UserError(f"the build cannot decode: {failure}.") from None
+        noise = [floor.noise_of(cell, d) for cell, d in differences(done, cells).items() if len(d) > 2]
+        if not noise:
+            raise UserError("no cell has valid times in 3 pairs or more; see the failures in the folder of a pair.")
+        return NoiseFloor(
+            key=compared.key,
+            measured=time.strftime(floor.TIME, time.gmtime()),
+            interleave=self.request.interleave,
+            pairs=len(done),
+            smallest_detectable=decision.smallest_detectable(max(cell.pair_sd for cell in noise)),
+            cells=noise,
+        )
 
     def _begun(self, compared: Comparable) -> Gate:
         """Return the gate before its first process decodes. Raises UserError if the margin is below the floor."""

@@ -146,12 +146,11 @@ def findings_of(gate: Gate, stage: StageName) -> list[Finding]:
 
 def exact_status(gate: Gate, cell: str) -> Status:
     """Return how the tokens and counts of a cell compare, or why they cannot be compared."""
-    stages: tuple[StageName, ...] = ("exact", "comparable")
-    for stage in stages:
-        if found := [finding for finding in findings_of(gate, stage) if finding.cell == cell]:
-            kinds = listed(dict.fromkeys(finding.kind for finding in found))
-            word = LEVEL_WORDS[found[0].level]
-            return Status(word, kinds if word else f"noted: {kinds}")
+    found = [finding for finding in gate.findings if finding.cell == cell and finding.stage != "timed"]
+    if found:
+        word = LEVEL_WORDS[min((finding.level for finding in found), key=LEVELS.index)]
+        kinds = listed(dict.fromkeys(finding.kind for finding in found))
+        return Status(word, kinds if word else f"noted: {kinds}")
     return Status("PASS", "same") if cell in gate.compared else Status(None, NOT_COMPARED)
 
 
