@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load,
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
-from mtbench.runs.plan import Cell, Plan, RunRequest, Script
+from mtbench.runs.plan import Cell, Plan, RunRequest
 
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
 
@@ -119,7 +118,7 @@ class ModelPool:
         fixed = cell.length == "fixed" if ignore_eos is None else ignore_eos
         method = self.method(cell)
         if cell.accept is not None:
-            fixed, requests = True, _scripted_requests(cell.accept, requests)
+            fixed, requests = True, simulation.scripted_requests(cell.accept, requests)
             if isinstance(method, simulation.Scripted):
                 method.serve([request.item for request in requests])
         if isinstance(method, ExternalEngine):
@@ -202,13 +201,6 @@ def use_threads(pool: ModelPool) -> None:
     largest = max((sum(p.numel() for p in model.parameters()) for model in models), default=0)
     if pool.device == "cpu" and largest < SMALL_MODEL:
         torch.set_num_threads(1)
-
-
-def _scripted_requests(script: Script, requests: Sequence[Request]) -> list[Request]:
-    """Return the requests with the budgets that their scripts of acceptance give them."""
-    budgets = [request.max_new_tokens for request in requests]
-    scripted = simulation.budgets(script, [request.item for request in requests], budgets)
-    return [replace(request, max_new_tokens=budget) for request, budget in zip(requests, scripted, strict=True)]
 
 
 def resolve_device(asked: str) -> str:

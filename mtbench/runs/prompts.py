@@ -3,7 +3,7 @@
 The plan stores the tokens, except of private suites (`Suite.private`): generation gets these prompts from the suite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,35 +37,26 @@ def open_suite(spec: str, request: RunRequest) -> Suite:
 
 
 def open_suites(request: RunRequest) -> dict[str, Suite]:
-    """Return the suites of a request by their names: a wrong file is found before a model is read."""
-    _refuse_unknown_subtasks(request)
-    _refuse_unknown_metric(request)
+    """Return the suites of a request by their names: a wrong file is found before a model is read.
+
+    Raises UserError for a subtask or a metric that no suite has. A suite that has none of them runs as it is.
+    """
+    kinds = [SUITES[spec.partition(":")[0]] for spec in request.suite]
+    subtasks = {name for kind in kinds for name in kind.subtasks}
+    metrics = {name for kind in kinds for name in kind.metrics}
+    if request.metric is not None:
+        _refuse_unknown("metric", request.metric, metrics, request)
+    for subtask in request.subtask:
+        _refuse_unknown("subtask", subtask, subtasks, request)
     return {spec: open_suite(spec, request) for spec in request.suite}
 
 
-def _refuse_unknown_subtasks(request: RunRequest) -> None:
-    """Raise UserError for a subtask that no suite has. A suite that has none of the subtasks runs as a whole."""
-    known = dict.fromkeys(subtask for spec in request.suite for subtask in SUITES[spec.partition(":")[0]].subtasks)
-    for subtask in request.subtask:
-        if not known:
-            raise UserError(f"--subtask {subtask!r}: {', '.join(request.suite)} has no subtasks; leave it out.")
-        if subtask not in known:
-            raise unknown("subtask", subtask, known, "mtbench ls suites")
-
-
-def _refuse_unknown_metric(request: RunRequest) -> None:
-    """Raise UserError for a `--metric` that none of the suites can choose. Suites with one metric keep it."""
-    if request.metric is None:
-        return
-    known = dict.fromkeys(metric for spec in request.suite for metric in SUITES[spec.partition(":")[0]].metrics)
+def _refuse_unknown(kind: str, name: str, known: Collection[str], request: RunRequest) -> None:
+    """Raise UserError for a name that is not known; `kind`: the option that has it."""
     if not known:
-        several = [name for name in SUITES if SUITES[name].metrics]
-        raise UserError(
-            f"--metric {request.metric!r}: {', '.join(request.suite)} has one metric; leave it out. Suites with "
-            f"several: {', '.join(several)}."
-        )
-    if request.metric not in known:
-        raise unknown("metric", request.metric, known, "mtbench run --help")
+        raise UserError(f"--{kind} {name!r}: {', '.join(request.suite)} has no choice of a {kind}; leave it out.")
+    if name not in known:
+        raise unknown(kind, name, known, "mtbench ls suites")
 
 
 def plan_suite(
@@ -190,30 +181,20 @@ def _refuse_other_tokens(first: Inspected, other: Inspected, prompt: Prompt, ite
 def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None:
     """Raise UserError if the longest conversation with its answers exceeds a checkpoint's context."""
     longest = max(range(len(suite.items)), key=suite.positions)
-    positions, budget = suite.positions(longest), suite.max_new_tokens
-    first, turns = longest, 1
-    while (previous := suite.items[first].follows) is not None:
-        first, turns = previous, turns + 1
-    prompt_tokens = positions - turns * budget
+    positions, item = suite.positions(longest), suite.items[longest]
+    turns, before = 1, item.follows
+    while before is not None:
+        turns, before = turns + 1, suite.items[before].follows
+    prompt_tokens = positions - turns * suite.max_new_tokens
     for checkpoint in checkpoints:
         if positions > checkpoint.max_positions:
-            raise _too_long(suite.items[first].item, suite, checkpoint, prompt_tokens, turns)
-
-
-def _too_long(item: str, suite: SuitePlan, checkpoint: Inspected, prompt_tokens: int, turns: int) -> UserError:
-    size = f"{prompt_tokens} prompt tokens"
-    budget = f"{suite.max_new_tokens} new ones"
-    if turns > 1:
-        size += f" in {turns} turns"
-        budget += " each"
-    remedy = f"shorten the prompts of `--suite {suite.suite}`"
-    largest_budget = (checkpoint.max_positions - prompt_tokens) // turns
-    if largest_budget > 0:
-        remedy = f"lower `--max-new-tokens` to {largest_budget}, or {remedy}"
-    return UserError(
-        f"{item} has {size}, which with {budget} do not fit the context of {checkpoint.source!r} "
-        f"({checkpoint.max_positions}); {remedy}."
-    )
+            largest = (checkpoint.max_positions - prompt_tokens) // turns
+            lower = f"lower `--max-new-tokens` to {largest}, or " if largest > 0 else ""
+            raise UserError(
+                f"{item.item} has {prompt_tokens} prompt tokens, which with {turns} x {suite.max_new_tokens} new ones "
+                f"do not fit the context of {checkpoint.source!r} ({checkpoint.max_positions}); {lower}shorten the "
+                f"prompts of `--suite {suite.suite}`."
+            )
 
 
 def _tokenise(prompts: Sequence[Prompt], checkpoint: Inspected, protocol: str) -> list[Item]:

@@ -31,6 +31,7 @@ from torch import Tensor
 from mtbench import sampling
 from mtbench.decoding.arms import Arm
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import RANDOM
@@ -148,9 +149,13 @@ def least_variance(length: float) -> list[float]:
     return [1.0] * certain + [length - 1 - certain, 0.0]
 
 
-def budgets(script: Script, items: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Return the token budget of each of these items, at most its entry in `most`."""
-    return [min(n, script.lengths[i]) for i, n in zip(items, most, strict=True)]
+def scripted_requests(script: Script, requests: Sequence[Request]) -> list[Request]:
+    """Return the requests with the budgets that their scripts give them."""
+    lengths = script.lengths
+    return [
+        dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, lengths[request.item]))
+        for request in requests
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,8 @@ def generation_line(
         "item": item,
         "prompt_ids": list(prompt) if public else None,
         "prompt_tokens": len(prompt),
-        "token_ids": generation.token_ids,
-        "text": generation.text,
+        **dataclasses.asdict(generation),
         "forwards": generation.forwards,
-        "commits": generation.commits,
-        "positions_fed": generation.positions_fed,
-        "draft_forwards": generation.draft_forwards,
-        "drafted": generation.drafted,
-        "surplus": generation.surplus,
-        "finish_reason": generation.finish_reason,
         "block": block,
     }
 

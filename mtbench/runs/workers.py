@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -37,8 +36,6 @@ from mtbench.runs.plan import Cell, RunRequest
 from mtbench.runs.run_request import Execution
 
 CONNECT_TIMEOUT_S = 5.0  # for a cluster
-LOOK_S = 5.0  # how often a waiting process looks whether its worker is stopped
-STOPPED_LOOKS = 12  # a worker that is stopped so many times in a row is ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +184,6 @@ class Process:
         """Send a task, or None for a description; return the answer or raise it. Raises Died if the process ended."""
         try:
             self.connection.send(task)
-            self._await_answer()
             answer = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
@@ -195,19 +191,6 @@ class Process:
         if isinstance(answer, BaseException):
             raise answer
         return answer
-
-    def _await_answer(self) -> None:
-        """Wait for the worker. One that is stopped (SIGSTOP) for a minute is ended: it would hold the run for ever.
-
-        Only Linux says whether a process is stopped.
-        """
-        stopped = 0
-        while not self.connection.poll(LOOK_S):
-            stat = Path(f"/proc/{self.process.pid}/stat")
-            is_stopped = stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T"
-            stopped = stopped + 1 if is_stopped else 0
-            if stopped == STOPPED_LOOKS:
-                self.process.kill()
 
 
 def _serve(connection: Connection, number: int, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:

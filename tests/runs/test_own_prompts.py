@@ -75,7 +75,7 @@ def test_a_metric_is_chosen_where_there_are_several(asked: Callable[..., RunRequ
     assert make_plan(asked(["a"], metric="contains")).suites[0].metric == "contains"
     with pytest.raises(UserError, match=r"unknown metric 'contain' \(did you mean 'contains'\?\); known: contains, "):
         make_plan(asked(["a"], metric="contain"))
-    with pytest.raises(UserError, match="--metric 'exact': arithmetic has one metric; leave it out"):
+    with pytest.raises(UserError, match="--metric 'exact': arithmetic has no choice of a metric; leave it out"):
         make_plan(RunRequest(metric="exact", limit=1))
 
 

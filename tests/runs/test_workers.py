@@ -110,28 +110,6 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunReques
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_for_ever_is_replaced(
-    request_: RunRequest, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGSTOP: it loses its batch, as one that is killed. The figures equal those of one worker."""
-    monkeypatch.setattr(workers, "LOOK_S", 0.1)
-    run = begun(tmp_path / "run", request_)
-
-    def stop_one() -> None:
-        while not list((run.path / "timings").glob("*")):
-            time.sleep(0.005)
-        victim = next(child for child in multiprocessing.active_children() if child.name == "worker 1")
-        assert victim.pid
-        os.kill(victim.pid, signal.SIGSTOP)
-
-    stopper = threading.Thread(target=stop_one)
-    stopper.start()
-    assert finish(run, workers=2) == alone
-    stopper.join()
-    assert len(run.read_json("environment.json")["sessions"]) == 3
-
-
-@pytest.mark.slow
 def test_killed_outright_with_its_workers_a_run_goes_on(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """SIGKILL of the process that writes: its workers end too, and one process finishes what is missing."""
     run = begun(tmp_path / "run", request_)
