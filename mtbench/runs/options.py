@@ -223,7 +223,14 @@ def allowed(field: FieldInfo) -> str:
 
 # The options that several commands take
 
-Suites = Annotated[Sequence[str], option("Suite as NAME or NAME:REST. Repeatable. See `mtbench ls suites`.", BENCHMARK)]
+Suites = Annotated[
+    Sequence[str],
+    option(
+        "Suite as NAME or NAME:REST; prompts:FILE for your own. Repeatable. See `mtbench ls suites`.",
+        BENCHMARK,
+        min_length=1,
+    ),
+]
 Suite = Annotated[str, option("Suite as NAME or NAME:REST. See `mtbench ls suites`.", BENCHMARK, min_length=1)]
 Family = Annotated[
     str | None, option("Family of checkpoints; default: the suite's. See `mtbench ls families`.", COMPARED)

@@ -13,9 +13,8 @@ from mtbench.records import Former
 from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.formats import LimitName, Objective
-from mtbench.runs.options import BENCHMARK, COMPARED, DECISION, option
+from mtbench.runs.options import COMPARED, DECISION, option
 from mtbench.runs.run_request import (
-    DEMONSTRATION,
     RACED_BLOCKS,
     DecodingRequest,
     RunRequest,
@@ -31,10 +30,6 @@ class RaceRequest(DecodingRequest):
 
     FORMER: ClassVar[Mapping[str, Former]] = {**DecodingRequest.FORMER, "candidates": Former("method")}
 
-    suite: Annotated[
-        Sequence[str],
-        option("Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`.", BENCHMARK),
-    ] = (DEMONSTRATION,)
     method: Annotated[
         Sequence[str],
         option("Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run.", COMPARED),
@@ -72,7 +67,7 @@ class RaceRequest(DecodingRequest):
         Raises UserError for several suites, and for candidates beside `auto`.
         """
         if len(self.suite) != 1:
-            raise UserError(f"one race has one suite, not {', '.join(self.suite) or 'none'}; race each by itself.")
+            raise UserError(f"one race has one suite, not {', '.join(self.suite)}; race each by itself.")
         if AUTO in self.method and len(self.method) > 1:
             raise UserError(f"--method {AUTO} names all arms that can run; leave it out, or the others.")
         same = {name: getattr(self, name) for name in DecodingRequest.model_fields}
