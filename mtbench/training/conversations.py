@@ -42,7 +42,6 @@ class Data:
     examples: Examples
     sources: tuple[int, ...]  # number of examples of each source, in order
     description: Mapping[str, Any]
-    sha256: str
     summary: str
 
     def split(self, held_out: int) -> tuple[Examples, Examples]:
@@ -104,7 +103,6 @@ def prepare(
         examples=examples,
         sources=tuple(len(part) for part in parts),
         description=description,
-        sha256=examples.sha256,
         summary=counts.summary(max_length),
     )
 

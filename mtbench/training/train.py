@@ -226,7 +226,7 @@ def _request_record(
         "feeds_masks": request.objective.needs_mask,
         "options": asdict(request.objective),
         "settings": asdict(request.settings),
-        "data": None if data is None else {**data.description, "sha256": data.sha256},
+        "data": None if data is None else {**data.description, "sha256": data.examples.sha256},
         "mask_token": base.tokenizer.mask_token if request.objective.needs_mask else None,
         "base": base.source,
         "base_sha256": weights_sha256(Path(base.source)),

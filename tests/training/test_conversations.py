@@ -257,7 +257,7 @@ def of_sizes(sizes: Sequence[int]) -> Data:
     total = sum(sizes)
     ones = torch.ones(total, dtype=torch.long)
     examples = contiguous_examples(torch.arange(total, dtype=torch.int32), ones, ones * 0)
-    return Data(examples=examples, sources=tuple(sizes), description={}, sha256=examples.sha256, summary="")
+    return Data(examples=examples, sources=tuple(sizes), description={}, summary="")
 
 
 def numbers(examples: Sequence[Any]) -> list[int]:

@@ -4,7 +4,7 @@ A reproduction is a directory. It holds an ordinary run for each family of the t
 
     asked.json             the options of the command, and what cannot run here with the reasons
     reproduction.json      per figure: published, ours, interval, difference, verdict (experiments/reproduce/compare.py)
-    reproduction.md, .html the same as pages (experiments/reproduce/page.py)
+    reproduction.md, .html the same as pages (experiments/reproduce/document.py)
 
 The published figures are in experiments/reproduce/published/, one file per table.
 """
