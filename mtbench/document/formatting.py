@@ -104,10 +104,5 @@ def memory(value: float | None) -> str:
     return f"{number(value / 1024)} GiB"
 
 
-def stacked(*lines: str | None) -> str:
-    """Return the lines that say something, one under the other."""
-    return "\n".join(line for line in lines if line and line != NONE) or NONE
-
-
 def _signed(text: str) -> str:
     return text.replace("-", "−")

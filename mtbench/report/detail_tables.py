@@ -336,17 +336,7 @@ def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table
             "timings that do not count, because the machine was disturbed",
             lambda cell: Entry(f"{cell.samples.dropped} of {cell.samples.used + cell.samples.dropped}"),
         ),
-        Column(
-            "wall",
-            "wall time of all blocks; a block has the mean over its rounds",
-            lambda cell: Entry(seconds(cell.wall_s)),
-        ),
         Column("prefill", "wall time of reading the prompts", lambda cell: Entry(seconds(cell.prefill_s))),
-        Column(
-            "preparation",
-            "time of the first calls beyond that of warm ones: capture, compilation, memory; it is not timed",
-            lambda cell: Entry(seconds(cell.preparation_s or None)),
-        ),
         Column(
             "% of roofline",
             "least time of its forwards for their weights, keys, values and FLOPs at the measured speeds of the GPU, "

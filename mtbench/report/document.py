@@ -22,9 +22,9 @@ from mtbench.report.decided import decided, read_decision
 from mtbench.report.detail_tables import detail_tables, gaps
 from mtbench.report.generation_viewer import ITEMS, viewer
 from mtbench.report.main_table import main_table
-from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simulations, suite_name
+from mtbench.report.phrases import batches, checkpoint_names, disclaimers, fewer_items, simulations, suite_name
 from mtbench.report.race import race_parts
-from mtbench.report.summary import over_batch_sizes, remarks, summary, warnings
+from mtbench.report.summary import over_batch_sizes, summary, warnings
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import ResultCell, Results
@@ -129,7 +129,8 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
     blocks: list[Block] = [Text(said, role) for role, said in texts if said]
     blocks.append(group.main)
     blocks += [Part(name, [table], open=name == "Accuracy compared") for name, table in group.details.items()]
-    said = [Text(remark, "remark") for remark in naming.texts([*remarks(cells, group.own.same), *gaps(cells)])]
+    remarks = [*(f"{fact[:1].upper()}{fact[1:]}." for fact in fewer_items(cells)), *gaps(cells)]
+    said = [Text(remark, "remark") for remark in naming.texts(remarks)]
     drawn = [figure for figure in group.figures if figure is not picture]
     blocks += [Part("Remarks", said)] if said else []
     blocks += [Part("Figures", [Beside(drawn)])] if drawn else []

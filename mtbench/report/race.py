@@ -1,14 +1,14 @@
-"""How a race went: who left, what is open, what it took. Made from decision.json, for the page and report.md."""
+"""How a race went: who left, and what it took. Made from decision.json, for the page and report.md."""
 
 from collections.abc import Mapping, Sequence
 
 from mtbench.decoding.serving_engines import NONE_HAS_IT
 from mtbench.document import Pairs, Part, Text
-from mtbench.document.formatting import counted, listed, number, percent, seconds
+from mtbench.document.formatting import counted, listed, percent, seconds
 from mtbench.report.arm_names import in_words
 from mtbench.report.phrases import batches, suite_name
-from mtbench.results.decision_format import Decision, Looks, Recommendation
-from mtbench.results.decision_text import ALL_USED, budget_spent, times
+from mtbench.results.decision_format import Decision, Looks
+from mtbench.results.decision_text import budget_spent
 from mtbench.results.format import ResultCell, Results
 
 DEPLOY = "Deploy (not measured there)"
@@ -28,8 +28,7 @@ def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -
     deploy, notes = deployment(decision)
     parts = [part("What was asked", rows=_asked(decision))]
     parts += [part(*_left(looks, results.cells, decision)) for looks in decision.looks]
-    parts += [part("What is open", *_open(decision)), part("What it took", _spent(decision))]
-    parts.append(part("Error levels", _errors(decision)))
+    parts.append(part("What it took", _spent(decision)))
     if decision.serving:
         parts.append(part(DEPLOY, " ".join(notes), deploy, code=True))
     if decision.refused:
@@ -76,30 +75,11 @@ def _left(looks: Looks, cells: Sequence[ResultCell], decision: Decision) -> tupl
     )
 
 
-def _open(decision: Decision) -> tuple[str, Rows]:
+def _spent(decision: Decision) -> str:
+    spent = decision.spent
     texts = [] if decision.complete else [budget_spent(decision, "mtbench choose -o DIR --resume")]
     if decision.least:
         texts.append("The choice rests on one measurement of each arm, which has no interval.")
-    rows = [row for found in decision.recommendations for row in _doubts(found)]
-    if rows and decision.complete and not decision.least:
-        texts.append(ALL_USED)
-    if not rows:
-        texts.append("No arm without a verdict looks faster.")
-    return " ".join(texts), rows
-
-
-def _doubts(found: Recommendation) -> Rows:
-    place = f"{suite_name(found.suite)}, {batches(found.batch_size, found.batching)}"
-    if found.undecided is None:
-        return [(place, found.text)] if found.word == "cannot tell" else []
-    gain = "" if found.undecided.speedup.value is None else f" ({times(found.undecided)})"
-    others = [(place, f"{arm}: open, too") for arm in found.also_open]
-    return [(place, f"{found.undecided.arm}{gain}: {found.doubt}"), *others]
-
-
-def _spent(decision: Decision) -> str:
-    spent = decision.spent
-    texts = []
     if spent.forwards_full:
         share = percent(spent.forwards / spent.forwards_full, 0)
         texts.append(f"{spent.forwards:,} of {spent.forwards_full:,} forwards of the full grid ({share} %).")
@@ -107,16 +87,3 @@ def _spent(decision: Decision) -> str:
         texts.append(f"{seconds(spent.decoding_s)} of {seconds(spent.decoding_full_s)} of decoding.")
     texts.append("The full grid is every arm on every block; it is estimated from the blocks that were decoded.")
     return " ".join(texts)
-
-
-def _errors(decision: Decision) -> str:
-    levels = decision.levels
-    between, worse, kept, close = (
-        number(100 * level, 1)
-        for level in (levels.between_arms, levels.accuracy_worse, levels.accuracy_not_worse, levels.close)
-    )
-    return (
-        f"The errors below are probabilities at each batch size, over all looks and arms. A bound on the times of two "
-        f"arms is wrong: at most {between} %. An allowed arm is called too inaccurate: at most {worse} %. An arm that "
-        f"is too inaccurate is called allowed: at most {kept} %. Arms within {close} % of the fastest count as good."
-    )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mtbench.document.formatting import NONE, counted, listed, memory, number
 from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
-from mtbench.results.acceptance import OWNERS
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.formats import GpuInfo, Machine, SessionRecord
 
@@ -159,7 +158,6 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         "level": f"{100 * results.statistics.level:g}%",
         "speed_margin": f"{100 * results.statistics.speed_margin:g}%",
         "accuracy_margin": f"{100 * results.statistics.accuracy_margin:g} points",
-        "owners": "; ".join(f"{owner}: {formula}" for owner, formula in OWNERS.values()),
         "choice": choice,
     }
     return [(heading, note.format(**values)) for heading, note in NOTES.items()]
@@ -185,11 +183,9 @@ NOTES: Mapping[str, str] = {
         "nothing, so autoregressive decoding has exactly 1.00."
     ),
     "Acceptance": (
-        "All tokens that a forward commits but one are accepted guesses. Length: tokens per forward that committed "
-        "any. Rate: accepted guesses over offered guesses. Per position: the share of those forwards that accepted at "
-        "least 1, 2, … guesses. Other projects define acceptance in other ways. Their figures stand under their names, "
-        "computed from the same commits by the owner's formula. Compare such a figure only with the same owner's: "
-        "{owners}."
+        "All tokens that a forward commits but one are accepted guesses. Other projects define acceptance in other "
+        "ways. Their figures stand under their names, computed from the same commits by the owner's formula. Compare "
+        "such a figure only with the same owner's."
     ),
     "Intervals": (
         "In brackets, at {level}. Speed: a t interval on the log scale over blocks of prompts. A block is one batch, "

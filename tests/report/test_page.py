@@ -25,10 +25,7 @@ from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
 from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import own_speedups
-from mtbench.results.decision import recommend
-from mtbench.results.decision_format import Choice
-from mtbench.results.figure_formats import Estimate
-from mtbench.results.format import Eliminated, ResultCell, Results
+from mtbench.results.format import Eliminated, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import SessionRecord
 
@@ -118,27 +115,14 @@ def test_the_page_starts_with_the_decision(many_arms: RunDirectory) -> None:
 
 
 def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
-    """Arms in words, settings and commands as they are; what is open, and what it would take."""
+    """Arms in words, settings and commands as they are; what it took."""
     slow, odd = "mars:tau=0.3@mars/graph", "mars@mars/graph"
     results = small_run.read("results.json", Results)
     cells = [cell.changed(demonstration=False) for cell in results.cells if cell.suite == "arithmetic"]
     results = results.changed(cells=cells)
-    open_ = {"text": "At batch size 2: …", "undecided": None, "word": "cannot tell"}
-    found = [r.changed(**open_) for r in recommend(cells, max_loss=0.02)][:1]
-    choice = Choice(
-        arm=slow,
-        speedup=Estimate(value=1.1, ci_low=0.9, ci_high=1.3),
-        tokens_per_forward=1.2,
-        same_tokens=True,
-        accuracy=None,
-    )
-    found.append(
-        found[0].changed(undecided=choice, also_open=[odd], doubt="about 40 blocks would show whether it is faster")
-    )
     decision = made_decision(
         results,
         complete=False,
-        recommendations=found,
         slo_s={"ttft": 0.5},
         over_slo=[cell.cell for cell in cells if cell.arm == odd],
         serving={slow: {"vLLM": f"--draft {slow}"}},
@@ -149,9 +133,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         "What was asked",
         "Who left, and when: arithmetic, batch size 1",
         "Who left, and when: arithmetic, batch size 2",
-        "What is open",
         "What it took",
-        "Error levels",
         "Deploy (not measured there)",
     ]
     left = "after 6 blocks: surely slower than Plain decoding (ar)"
@@ -161,9 +143,6 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         f"- MARS τ=0.3: {left}\n",
         f"- MARS: {left}; over a limit, so it is not recommended\n",
         "The time budget ended the race; go on with `mtbench choose -o DIR --resume`.",
-        ": At batch size 2: …\n",
-        "MARS τ=0.3 (0.90 to 1.30 times (95 %)): about 40 blocks would show whether it is faster\n",
-        "MARS: open, too\n",
         "1,200 of 3,000 forwards of the full grid (40 %). 12.0 s of 30.0 s",
         f"- MARS τ=0.3, vLLM: --draft {slow}\n",
     ):
@@ -302,20 +281,6 @@ def test_the_time_of_a_request_ends_with_its_answer() -> None:
     assert alone.p99 == 9.0
     assert _request_latency(cell_data(lines, [timing.changed(step_s=None)])) is None
     assert _request_latency(cell_data(lines, [timing], batching="refill")) is None
-
-
-def test_results_of_earlier_versions_are_read(small_run: RunDirectory) -> None:
-    """They have no price, no times of requests and no speedup of decoding alone."""
-    stored = small_run.read_json("results.json")
-    del stored["price_per_hour"]
-    for cell in stored["cells"]:
-        del cell["request_latency_s"]
-        for over in cell["speedup"]:
-            del over["decode"]
-    read = Results.model_validate(stored)
-    assert read.price_per_hour is None
-    assert all(isinstance(cell, ResultCell) and cell.request_latency_s is None for cell in read.cells)
-    assert decision_lines(made_results([]))
 
 
 @pytest.fixture(scope="module")

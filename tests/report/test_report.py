@@ -20,7 +20,7 @@ from mtbench.report import figures
 from mtbench.report.document import write_report
 from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers, simulations
-from mtbench.report.summary import remarks, summary, warnings
+from mtbench.report.summary import summary, warnings
 from mtbench.report.terminal import results_tables
 from mtbench.report.text import facts
 from mtbench.results.acceptance import OWNERS
@@ -429,40 +429,6 @@ def sections_of(run: RunDirectory, results: Any) -> list[str]:
 def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
     found = (c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", batch_size))
     return next(c for c in found if c["arm"].startswith(arm))
-
-
-@pytest.mark.parametrize(
-    ("verdict", "changes", "says"),
-    [
-        (
-            "slower",
-            {"draft_s": 0.3, "head_s": 0.06},
-            "mars:tau=0.3@mars/graph commits 1.80 tokens per forward (baseline: 1.00) and is not faster than "
-            "ar@mars/graph: forward time ×0.40, utilisation ×0.80, drafting 50% of decoding, heads 10% of decoding, "
-            "length ×1.20.",
-        ),
-        ("inconclusive: faster if it were the only arm", {}, "is not faster than ar@mars/graph: forward time ×0.40"),
-        ("faster", {}, None),
-        ("inconclusive: 4 blocks, 6 needed", {}, None),
-        ("slower", {"tokens_per_forward": 1.0}, None),
-        ("slower", {"tokens_per_forward": None}, None),
-        ("slower", {"void": ["the device was shared"]}, None),
-    ],
-)
-def test_more_tokens_and_less_speed_explains_itself(
-    run: RunDirectory, verdict: str, changes: dict[str, Any], says: str | None
-) -> None:
-    """A sentence says where an arm's gain went, unless it is faster, gains nothing or was measured too little."""
-    results = run.read_json("results.json")
-    cells = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
-    cell = arm_of(results, "mars:tau")
-    cell |= {"tokens_per_forward": 1.8, "decode_s": 0.6, **changes}
-    factors = {"tokens_per_forward": 1.8, "forward_time": 0.4, "utilisation": 0.8, "host": 0.97, "decode_share": 1.1}
-    entry = cell["speedup"][0] | {"verdict": verdict, "factors": factors, "length_ratio": 1.2}
-    typed = [ResultCell.model_validate(c) for c in cells]
-    found = remarks(typed, {cell["arm"]: Speedup.model_validate(entry)})
-    assert len(found) == (says is not None)
-    assert says is None or says in found[0]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from mtbench.records import dump
 from mtbench.report.phrases import fewer_items
-from mtbench.report.summary import remarks
 from mtbench.report.terminal import results_tables
 from mtbench.results.comparisons import same_items
 from mtbench.results.figure_formats import Accuracy, SameItems
@@ -81,10 +80,9 @@ def test_all_items_need_no_sentence() -> None:
     assert fewer_items([scored("arm", 0.75, None), result_cell()]) == []
 
 
-def test_the_report_and_the_terminal_say_it() -> None:
+def test_the_terminal_says_it() -> None:
     """Below the table of the batch size with fewer items."""
     cells = [scored("arm", 0.75, 0.75)]
-    assert f"A{BEGINNING[1:]} the same accuracies." in remarks(cells, {})
     results = made_results(cells)
     console = Console(width=200)
     with console.capture() as shown:
