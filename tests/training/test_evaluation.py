@@ -124,23 +124,21 @@ class Fixed:
         return evaluate(forward, self, torch.device("cpu"))  # type: ignore[arg-type] # it has what `evaluate` uses
 
 
-def test_predictions_after_the_end_of_the_text_are_not_scored() -> None:
-    """They are always right with a high confidence, and are never decoded."""
-    found = Fixed([2, 0, 2, 0]).evaluated([0, 1, 1, 1], [0.3, 0.99, 0.3, 0.99])
-    assert found["ahead"] == [{"ahead": 2, "n": 2, "accuracy": 0.5}]
-    assert [(entry["low"], entry["n"]) for entry in found["calibration"]] == [(0.3, 2)]
-
-
-def test_calibration_covers_next_tokens_only_if_nothing_else_is_predicted() -> None:
-    """Otherwise it covers the predictions beyond the next token."""
-    assert sum(entry["n"] for entry in Fixed([1, 1, 1]).evaluated([1, 1, 0], [0.9, 0.9, 0.2])["calibration"]) == 3
-    assert sum(entry["n"] for entry in Fixed([1, 2, 3]).evaluated([1, 1, 0], [0.9, 0.9, 0.2])["calibration"]) == 2
-
-
-def test_without_predictions_the_evaluation_is_empty() -> None:
-    """By chance, a held-out conversation may have no masked token."""
-    found = Fixed([]).evaluated([], [])
-    assert (found["ahead"], found["calibration"]) == ([], [])
+@pytest.mark.parametrize(
+    ("ahead", "scored", "calibrated"),
+    [
+        ([2, 0, 2, 0], [(2, 2)], 2),
+        ([1, 1, 1, 1], [(1, 4)], 4),
+        ([1, 2, 3, 1], [(1, 2), (2, 1), (3, 1)], 2),
+        ([], [], 0),
+    ],
+    ids=["after the end", "next tokens", "both", "nothing"],
+)
+def test_what_is_scored(ahead: list[int], scored: list[tuple[int, int]], calibrated: int) -> None:
+    """Predictions after the end of the text are not. Next tokens are calibrated only if nothing else is predicted."""
+    found = Fixed(ahead).evaluated([1] * len(ahead), [0.3] * len(ahead))
+    assert [(entry["ahead"], entry["n"]) for entry in found["ahead"]] == scored
+    assert sum(entry["n"] for entry in found["calibration"]) == calibrated
 
 
 def test_every_confidence_is_in_one_bin() -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mtbench.errors import UserError
 from mtbench.models.families import RECORD
 from mtbench.models.loading import MASK, inspect, load
+from mtbench.training.draft_objectives import BlockDraft
 from mtbench.training.init_model import initialise
 from mtbench.training.mask_token import ROWS, grow_embedding, reserved_tokens
 from mtbench.training.objectives import Ar
@@ -86,6 +87,8 @@ def test_reserved_tokens_stand_for_nothing_else(full: str) -> None:
         ({"mask_token": "1"}, "unknown reserved token"),
         ({"mask_token": "<filename>", "grow_vocabulary": True}, "exclude each other"),
         ({"objective": Ar(), "grow_vocabulary": True}, "ar feeds no mask token; leave out"),
+        ({"objective": BlockDraft()}, "has no mask token"),
+        ({"objective": BlockDraft(), "grow_vocabulary": True}, "dflash leaves the model as it is, and --grow-voc"),
         ({"mask_token": "<filename>", "data": "<filename>"}, "the data hold '<filename>', which is the mask token"),
     ],
 )
