@@ -27,7 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
     pairs = read_pairs(arguments.directory / "pairs")
     cells = sorted(set.intersection(*(set(pair.cells) for pair in pairs)))
-    sides = [({c: p.cells[c].base_s for c in cells}, {c: p.cells[c].head_s for c in cells}) for p in pairs]
+    sides = [({c: p.cells[c].base.wall_s for c in cells}, {c: p.cells[c].head.wall_s for c in cells}) for p in pairs]
     processes = [process for pair in sides for process in pair]
     chance = random.Random(0)
     noise = {cell: stdev(_drawn(processes, cells, chance)[cell]) for cell in cells}

@@ -17,7 +17,7 @@ from tiny_wheels import write_wheel
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate import builds
-from mtbench.experiments.gate.builds import Build, describe, environment_of, refuse_dirty, resolve, same_build
+from mtbench.experiments.gate.builds import Build, describe, environment_of, resolve, same_build
 from mtbench.experiments.gate.format import BuildRecord
 from mtbench.programs import environments
 
@@ -202,14 +202,6 @@ def test_variables_of_the_callers_python_do_not_reach_a_build(monkeypatch: pytes
 
 
 # --- Dirty builds, same builds ------------------------------------------------------------------------------------
-
-
-def test_a_build_with_changes_in_no_commit_is_refused() -> None:
-    """A clean one and one without a checkout are not."""
-    refuse_dirty(record(git="abc"))
-    refuse_dirty(record(git=None))
-    with pytest.raises(UserError, match=r"changes that are in no commit \(abc-dirty\).*--allow-dirty"):
-        refuse_dirty(record(git="abc-dirty"))
 
 
 @pytest.mark.parametrize(

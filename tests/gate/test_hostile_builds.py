@@ -170,13 +170,6 @@ def test_cells_without_bytes(gate: Callable[..., Gate]) -> None:
     assert gate(base={"memory": 0}, memory=0, asked={"counts_only": True}).word == "PASS"
 
 
-def test_a_pair_that_is_deleted_is_run_again(tmp_path: Path, plan: Path) -> None:
-    envs = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
-    whole = a_gate(tmp_path / "gate", *envs).run()
-    (tmp_path / "gate/pairs/0003").rename(tmp_path / "elsewhere")
-    assert a_gate(tmp_path / "gate", *envs).run().changed(started=whole.started) == whole
-
-
 def test_an_interrupt_while_a_process_starts_is_kept(tmp_path: Path, plan: Path) -> None:
     """A fork with hooks would lose it: Python ignores an exception in a hook, and the gate would go on to its end."""
     forks: list[int] = []

@@ -10,11 +10,10 @@ from made_gates import time_test, timed_cell
 from made_records import timing_line
 
 from mtbench.experiments.gate.floor import noise_of
-from mtbench.experiments.gate.format import Attribution
 from mtbench.experiments.gate.pairs import (
-    Block,
     Pair,
     PairTimes,
+    Times,
     differences,
     mean_attribution,
     mean_differences,
@@ -28,14 +27,14 @@ from mtbench.runs.directory import RunDirectory
 CELL = "arithmetic.ar.ar.graph.b1"
 
 
-def timed(folder: Path, lines: list[dict[str, Any]]) -> tuple[dict[int, Block], str | None]:
+def timed(folder: Path, lines: list[dict[str, Any]]) -> tuple[dict[int, Times], str | None]:
     """What a process timed of a cell, and why it is void."""
     run = RunDirectory(folder)
     run.append(f"timings/{CELL}.jsonl", [dump(timing_line(**line)) for line in lines])
     return read_blocks(run, CELL)
 
 
-def process(folder: Path, lines: list[dict[str, Any]]) -> dict[int, Block]:
+def process(folder: Path, lines: list[dict[str, Any]]) -> dict[int, Times]:
     return timed(folder, lines)[0]
 
 
@@ -49,8 +48,8 @@ def test_the_time_of_a_cell_is_the_sum_of_the_medians(tmp_path: Path) -> None:
     head = process(tmp_path / "b", rounds(0, 1.21, 1.21, 1.21) + rounds(1, 2.2, 9.0, 2.2))
     pair = pair_of(base, head)
     assert pair is not None
-    assert pair.base_s == pytest.approx(3.1)
-    assert pair.head_s == pytest.approx(3.41)
+    assert pair.base.wall_s == pytest.approx(3.1)
+    assert pair.head.wall_s == pytest.approx(3.41)
     assert pair.difference == pytest.approx(math.log(1.1))
 
 
@@ -62,7 +61,7 @@ def test_only_blocks_of_both_processes_count(tmp_path: Path) -> None:
     ]
     pair = pair_of(process(tmp_path / "a", many), process(tmp_path / "b", dropped))
     assert pair is not None
-    assert (pair.base_s, pair.head_s) == (5.0, 5.0)
+    assert (pair.base.wall_s, pair.head.wall_s) == (5.0, 5.0)
 
 
 def test_a_process_that_lost_a_fifth_of_its_samples_is_void(tmp_path: Path) -> None:
@@ -102,8 +101,9 @@ def test_hidden_parts_are_not_made_up(tmp_path: Path) -> None:
     one, other = (process(tmp_path / name, rounds(0, 1.0)) for name in "ab")
     pair = pair_of(one, other)
     assert pair is not None
-    assert pair.attribution.forward is None
-    assert pair.attribution.host is None
+    mean = mean_attribution([pair])
+    assert mean is not None
+    assert (mean.forward, mean.host) == (None, None)
 
 
 def test_the_floor_of_known_noise() -> None:
@@ -126,8 +126,9 @@ def test_the_noise_is_said_of_a_noisy_cell() -> None:
 
 def a_pair(**ratios: float) -> PairTimes:
     """A pair with head's time over base's by cell; the other cells have no valid times."""
-    none = Attribution(prefill=0.0, forward=None, host=None, total=0.0)
-    return PairTimes({cell: Pair(1.0, ratio, none) for cell, ratio in ratios.items()}, {})
+    return PairTimes(
+        {cell: Pair(Times(1.0, None, None), Times(ratio, None, None)) for cell, ratio in ratios.items()}, {}
+    )
 
 
 def test_the_mean_is_over_the_cells_of_one_pair() -> None:

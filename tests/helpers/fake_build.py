@@ -12,8 +12,6 @@
     dropped       share of samples that are dropped
     drops_in      pairs, such as "fresh/0001", in which all samples are dropped
     crash         stages that die: "exact", "timed"; "timed once": only the first time
-    dies_waiting  dies while it waits for its first turn
-    prints        characters that `generate` prints
     schema        version that its plans have
     torch         its version of torch
     commit        that it was installed from
@@ -98,7 +96,6 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         died.touch()
         print("Fatal error: planted", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
-    print("x" * faults.get("prints", 0), flush=True)
     stored = json.loads((run / "plan.json").read_text())
     environment = json.loads((run / "environment.json").read_text())
     session = {"device": "cpu", "dtype": "float32", **{key: environment[key] for key in ("processor", "packages")}}
@@ -147,8 +144,6 @@ def take_turn(folder: Path, faults: dict[str, Any], block: int) -> None:
     """Wait for the turn, and write down that this block has had it."""
     print("ready", flush=True)
     exec(faults.get("turn_code", ""), {"block": block})
-    if faults.get("dies_waiting"):
-        os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()
     with (folder.parent / "turns").open("a") as file:
         file.write(f"{folder.name} {block}\n")

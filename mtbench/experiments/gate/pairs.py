@@ -88,8 +88,8 @@ class PairRunner:
 # --- Read ---------------------------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
-    """Medians over the rounds of a block, in seconds. None: not measured apart."""
+class Times(NamedTuple):
+    """Seconds of a block, or of all blocks of a process. None: not measured apart."""
 
     wall_s: float
     prefill_s: float | None
@@ -97,16 +97,15 @@ class Block(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A cell in both processes of a pair, in seconds."""
+    """A cell in both processes of a pair."""
 
-    base_s: float
-    head_s: float
-    attribution: Attribution
+    base: Times
+    head: Times
 
     @property
     def difference(self) -> float:
         """log(head's time / base's time)."""
-        return math.log(self.head_s / self.base_s)
+        return math.log(self.head.wall_s / self.base.wall_s)
 
 
 class PairTimes(NamedTuple):
@@ -134,19 +133,19 @@ def mean_differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> list[f
 
 
 def mean_attribution(pairs: Sequence[Pair]) -> Attribution | None:
-    """Return the mean attribution of some pairs; None without pairs."""
+    """Return the parts of the difference as shares of base's time, means over pairs; None without pairs."""
     if not pairs:
         return None
-    parts = [pair.attribution for pair in pairs]
-    forward = [part.forward for part in parts if part.forward is not None]
-    host = [part.host for part in parts if part.host is not None]
-    apart = len(forward) == len(host) == len(parts)
-    return Attribution(
-        prefill=fmean(part.prefill for part in parts),
-        forward=fmean(forward) if apart else None,
-        host=fmean(host) if apart else None,
-        total=fmean(part.total for part in parts),
-    )
+
+    def grown(part: Callable[[Times], float | None]) -> float | None:
+        both = [(part(pair.base), part(pair.head), pair.base.wall_s) for pair in pairs]
+        shares = [(b - a) / wall_s for a, b, wall_s in both if a is not None and b is not None]
+        return fmean(shares) if len(shares) == len(pairs) else None
+
+    total = fmean((pair.head.wall_s - pair.base.wall_s) / pair.base.wall_s for pair in pairs)
+    prefill, forward = grown(lambda times: times.prefill_s) or 0.0, grown(lambda times: times.forward_s)
+    host = None if forward is None else total - prefill - forward
+    return Attribution(prefill=prefill, forward=forward, host=host, total=total)
 
 
 def _read_pair(path: Path) -> PairTimes:
@@ -165,7 +164,7 @@ def _read_pair(path: Path) -> PairTimes:
     return PairTimes(cells, void)
 
 
-def read_blocks(run: RunDirectory, cell: str) -> tuple[dict[int, Block], str | None]:
+def read_blocks(run: RunDirectory, cell: str) -> tuple[dict[int, Times], str | None]:
     """Return what a process timed of a cell, by block, and why it is void: under 80 % of the samples are left."""
     lines = run.read_lines(f"timings/{cell}.jsonl", TimingLine)
     kept = [line for line in lines if line.dropped is None]
@@ -173,7 +172,7 @@ def read_blocks(run: RunDirectory, cell: str) -> tuple[dict[int, Block], str | N
     for line in kept:
         rounds.setdefault(line.block, []).append(line)
     blocks = {
-        block: Block(
+        block: Times(
             median(line.wall_s for line in of_block),
             _median([line.prefill_s for line in of_block]),
             _median([line.device_s for line in of_block]),
@@ -191,21 +190,17 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def pair_of(base: Mapping[int, Block], head: Mapping[int, Block]) -> Pair | None:
+def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> Pair | None:
     """Return the times over the blocks that both processes have; None if they share too few."""
     shared = sorted(base.keys() & head.keys())
     if not shared or len(shared) < SAMPLES_NEEDED_SHARE * max(len(base), len(head)):
         return None
-    a, b = ([process[block] for block in shared] for process in (base, head))
-    base_s, head_s = (sum(block.wall_s for block in blocks) for blocks in (a, b))
-    total = (head_s - base_s) / base_s
-    prefill = _change([x.prefill_s for x in a], [x.prefill_s for x in b], base_s) or 0.0
-    forward = _change([x.forward_s for x in a], [x.forward_s for x in b], base_s)
-    host = None if forward is None else total - prefill - forward
-    return Pair(base_s, head_s, Attribution(prefill=prefill, forward=forward, host=host, total=total))
+    return Pair(*(_total([process[block] for block in shared]) for process in (base, head)))
 
 
-def _change(base: Sequence[float | None], head: Sequence[float | None], base_s: float) -> float | None:
-    """Return how much a part grew, as a share of base's wall time; None if it was not measured."""
-    known = [(a, b) for a, b in zip(base, head, strict=True) if a is not None and b is not None]
-    return sum(b - a for a, b in known) / base_s if len(known) == len(base) else None
+def _total(blocks: Sequence[Times]) -> Times:
+    """Return the sums over blocks; None for what is not known of every block."""
+    wall_s, prefill_s, forward_s = (
+        None if None in part else math.fsum(filter(None, part)) for part in zip(*blocks, strict=True)
+    )
+    return Times(wall_s or 0.0, prefill_s, forward_s)

@@ -139,8 +139,8 @@ class TimedStage:
             suite=cell.suite,
             arm=cell.arm,
             batch_size=cell.batch_size,
-            base_s=[pair.base_s for pair in own],
-            head_s=[pair.head_s for pair in own],
+            base_s=[pair.base.wall_s for pair in own],
+            head_s=[pair.head.wall_s for pair in own],
             test=decision.time_test(d, self.at, margin, decided.cells[cell.cell], cells),
             attribution=mean_attribution(own),
         )
