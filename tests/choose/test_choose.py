@@ -348,7 +348,6 @@ def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
         "Who left, and when: arithmetic, batch size 8",
         "loses more accuracy than accepted",
         f"{decision.spent.forwards:,} of {decision.spent.forwards_full:,} forwards",
-        "A bound on the times of two arms is wrong: at most 2.5 %",
         "mtbench choose --method speculative --method mars:tau=0.5 --method bigram"
         " --max-loss 2 --batch-size 4,8 --limit 48",
         f"--plugin {PLUGIN}",
