@@ -66,12 +66,13 @@ class HarnessSuite(Suite):
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         """Interleave the tasks: the first item of each, then the second of each, and so on."""
+        how: dict[str, Any] = {"num_fewshot": self.num_fewshot} | self._chat_settings(template)
         with lm_eval_environment():
             requests = [
                 (place, doc, name, request)
                 for name, task in self._tasks.items()
                 for place, (doc, request) in enumerate(
-                    self._build_prompts(task, self._selected_docs(name, limit), limit, template)
+                    self._build_requests(task, self._selected_docs(name, limit), limit, **how)
                 )
             ]
         requests.sort(key=lambda entry: entry[0])
@@ -116,20 +117,16 @@ class HarnessSuite(Suite):
         """Return the documents of a task to use, in order; None: the first `limit`. A suite may choose others."""
         return None
 
-    def _build_prompts(
-        self, task: Any, docs: list[int] | None, limit: int | None, template: Template
-    ) -> list[tuple[int, Any]]:
-        """Return (document, request) pairs whose text is the complete prompt: examples, question, chat template."""
+    def _chat_settings(self, template: Template) -> dict[str, Any]:
+        """Return what makes lm-eval render a complete prompt, with its examples, by this chat template; {}: by none."""
 
         def render(messages: Messages, add_generation_prompt: bool = True) -> str:
             if add_generation_prompt:
                 return template(messages)
             return template(messages[:-1]) + messages[-1]["content"]  # the task writes the beginning of the answer
 
-        if not self.chat_template:
-            return self._build_requests(task, docs, limit, num_fewshot=self.num_fewshot)
         chat = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": render}
-        return self._build_requests(task, docs, limit, num_fewshot=self.num_fewshot, **chat)
+        return chat if self.chat_template else {}
 
     def _build_requests(
         self, task: Any, docs: list[int] | None, limit: int | None = None, num_fewshot: int = 0, **chat: Any
@@ -165,9 +162,11 @@ class HarnessSuite(Suite):
             with lm_eval_environment(), patch.object(datasets.config, "IN_MEMORY_MAX_SIZE", 2**40):
                 data = {file: self._read(path, file) for file, path in paths.items()}
                 # lm-eval merges a group's members with the tasks it knows by name; it does not merge a single task.
-                members = [
-                    {"task": task, **self.config, **self._dataset_override(task, data)} for task in selected.values()
-                ]
+                members: list[dict[str, Any]] = [{"task": task, **self.config} for task in selected.values()]
+                if data:
+                    for member in members:
+                        splits = {split: data[file] for split, file in self.tasks[member["task"]].items()}
+                        member["custom_dataset"] = lambda splits=splits, **_: splits
                 index = Path(lm_eval.__file__).parent / "tasks" / self.folder
                 manager = TaskManager(include_defaults=False, include_path=index)
                 loaded = manager.load({"group": "mtbench", "task": members})["tasks"]
@@ -179,13 +178,6 @@ class HarnessSuite(Suite):
         for task in tasks.values():
             self._configure(task)
         return tasks
-
-    def _dataset_override(self, task: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration that makes `task` use `data` (file -> data set); {} if `data` is empty."""
-        if not data:
-            return {}
-        splits = {split: data[file] for split, file in self.tasks[task].items()}
-        return {"custom_dataset": lambda **_: splits}
 
     def _configure(self, task: Any) -> None:
         """Apply this suite's settings to a loaded task. Raise UserError if the task does not generate text."""
