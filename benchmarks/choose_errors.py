@@ -26,9 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mtbench import statistics
-from mtbench.experiments.choose.race import looks, replay
+from mtbench.experiments.choose.race import CLOSE, Block, RacedArm, looks, replay
 from mtbench.experiments.choose.runner import Racing
-from mtbench.experiments.choose.standing import CLOSE, Block, RacedArm
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan_checks import read_plan
@@ -116,7 +115,7 @@ def measured(path: Path) -> list[RacedArm]:
     run = RunDirectory.open(path)
     plan = read_plan(run)
     group = max(plan.groups, key=lambda group: group.batch_size)
-    race = Race(objective="speed", max_loss=0.02, slo_s={}, refused={}, looks={})
+    race = Race(max_loss=0.02, slo_s={}, refused={}, looks={})
     found = Racing(run, plan, race, Execution()).entrants(group)
     clean = [b for b in range(len(group.blocks)) if all(len(e.blocks) > b and e.blocks[b].wall_s for e in found)]
     return [replace(e, blocks=[e.blocks[b] for b in clean]) for e in found]

@@ -86,8 +86,11 @@ def _refuse_null(value: Any) -> Any:
 class Former(NamedTuple):
     """What a field of an earlier file is now."""
 
-    now: str
+    now: str  # empty: it is left out
     convert: Callable[[Any], Any] = lambda value: value
+
+
+DROPPED = Former("")
 
 
 def points(share: Any) -> Any:
@@ -126,7 +129,8 @@ class Upgraded(Record):
         today = {name: value for name, value in stored.items() if name not in cls.FORMER}
         for name in cls.FORMER.keys() & stored.keys():
             former = cls.FORMER[name]
-            today.setdefault(former.now, former.convert(stored[name]))
+            if former.now:
+                today.setdefault(former.now, former.convert(stored[name]))
         return today
 
 

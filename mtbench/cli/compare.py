@@ -13,9 +13,8 @@ from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_document
-from mtbench.results.across_runs import compare_runs
+from mtbench.results.across_runs import SCHEMA_VERSION, ComparedRun, Comparison, RunComparison, compare_runs
 from mtbench.results.aggregate import Stored, read_stored, statuses
-from mtbench.results.comparison_format import SCHEMA_VERSION, ComparedRun, Comparison, RunComparison
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 

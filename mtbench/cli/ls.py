@@ -64,11 +64,10 @@ def ls(
 
 def _list_arms(family: str | None, model: str | None, roles: Mapping[str, str], *, offline: bool) -> None:
     from mtbench.experiments.choose.candidates import candidates
-    from mtbench.experiments.choose.terminal import candidate_tables
     from mtbench.runs.run_request import RunRequest
 
     found = candidates(RunRequest(family=family, model=model, checkpoint=roles, offline=offline))
-    for table in candidate_tables([str(arm) for arm in (found.plain, *found.arms)], found.refused):
+    for table in found.tables():
         out.print(table)
 
 

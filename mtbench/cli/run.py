@@ -114,7 +114,7 @@ def report(
     price_per_hour: options.PricePerHour = None,
 ) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
-    from mtbench.experiments.choose import pipeline as race
+    from mtbench.experiments.choose import experiment as race
     from mtbench.experiments.run import show_results
     from mtbench.report import pipeline
     from mtbench.runs.directory import RunDirectory

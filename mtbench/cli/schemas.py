@@ -14,7 +14,7 @@ from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.files import write_json
 from mtbench.imports.format import Imported
 from mtbench.records import Record
-from mtbench.results.comparison_format import Comparison
+from mtbench.results.across_runs import Comparison
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
 from mtbench.runs.formats import GenerationLine, TimingLine

@@ -28,11 +28,11 @@ def decided(results: Results, decision: Decision | None) -> Decided:
     """Return what a race decided; without a decision, what the results recommend."""
     if decision is None:
         found = recommend(results.cells, max_loss=results.statistics.accuracy_margin)
-        texts = {GroupKey(r.suite, r.batch_size, r.batching): r.text for r in found}
-        return Decided(headline(found), texts, _beside(found, headline(found)))
-    chosen, shown = decision.least or decision.recommendations, [] if decision.least else decision.recommendations
-    texts = {GroupKey(c.suite, c.batch_size, c.batching): c.text for c in chosen}
-    return Decided(decision.headline, texts, _beside(shown, decision.headline))
+        said = headline(found)
+    else:
+        found, said = decision.recommendations, decision.headline
+    texts = {GroupKey(r.suite, r.batch_size, r.batching): r.text for r in found}
+    return Decided(said, texts, _beside(found, said))
 
 
 def _beside(recommendations: Sequence[Recommendation], said: str) -> list[str]:

@@ -21,9 +21,9 @@ from mtbench.document.formatting import (
 )
 from mtbench.report.arm_table import Column, Notes, arm_row, failure, table_of
 from mtbench.report.phrases import short_verdict
-from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import (
+    OWNERS,
     Accuracy,
     Percentiles,
     RequestLatency,

@@ -1,5 +1,6 @@
 """How a race went: who left, and what it took. Made from decision.json, for the page and report.md."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from mtbench.decoding.serving_engines import NONE_HAS_IT
@@ -47,39 +48,35 @@ def deployment(decision: Decision) -> tuple[Rows, list[str]]:
 
 def _asked(decision: Decision) -> Rows:
     limits = [f"{LIMITS.get(name, name)} at most {seconds(limit)}" for name, limit in decision.slo_s.items()]
-    rows = [("Objective", decision.objective), ("Accepted loss of accuracy, in points", f"{100 * decision.max_loss:g}")]
+    rows = [("Accepted loss of accuracy, in points", f"{100 * decision.max_loss:g}")]
     return rows + ([("Limits", f"{listed(limits)}, for 95 % of the requests or commits")] if limits else [])
 
 
 def _left(looks: Looks, cells: Sequence[ResultCell], decision: Decision) -> tuple[str, str, Rows]:
     """Return what became of each arm of a group: those that left first come first."""
-    group = (looks.suite, looks.batch_size)
-    rows = {
-        gone.arm: f"after {counted(gone.block, 'block')}: {gone.reason}" if gone.block else gone.reason
-        for gone in decision.left
-        if (gone.suite, gone.batch_size) == group
-    }
-    for cell in cells:
-        if (cell.suite, cell.batch_size) == group:
-            stayed = f"failed: {cell.error}" if cell.error else f"stayed, {counted(cell.blocks, 'block')}"
-            rows.setdefault(cell.arm, stayed)
-            if cell.cell in decision.over_slo:
-                rows[cell.arm] += "; over a limit, so it is not recommended"
+    of_group = [cell for cell in cells if (cell.suite, cell.batch_size) == (looks.suite, looks.batch_size)]
+    of_group.sort(key=lambda cell: math.inf if cell.left is None else cell.left.block)
+    over = {cell.arm: "; over a limit, so it is not recommended" for cell in of_group if cell.cell in decision.over_slo}
     text = (
         f"Arms were compared after these blocks: {listed(looks.made) or 'none yet'}; planned: {listed(looks.planned)}."
     )
     return (
         f"Who left, and when: {suite_name(looks.suite)}, {batches(looks.batch_size, 'static')}",
         text,
-        [*rows.items()],
+        [(cell.arm, _fate(cell) + over.get(cell.arm, "")) for cell in of_group],
     )
+
+
+def _fate(cell: ResultCell) -> str:
+    """Return when and why an arm left, or how long it stayed."""
+    if cell.left is None:
+        return f"failed: {cell.error}" if cell.error else f"stayed, {counted(cell.blocks, 'block')}"
+    return f"after {counted(cell.left.block, 'block')}: {cell.left.reason}" if cell.left.block else cell.left.reason
 
 
 def _spent(decision: Decision) -> str:
     spent = decision.spent
     texts = [] if decision.complete else [budget_spent(decision, "mtbench choose -o DIR --resume")]
-    if decision.least:
-        texts.append("The choice rests on one measurement of each arm, which has no interval.")
     if spent.forwards_full:
         share = percent(spent.forwards / spent.forwards_full, 0)
         texts.append(f"{spent.forwards:,} of {spent.forwards_full:,} forwards of the full grid ({share} %).")

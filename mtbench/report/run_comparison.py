@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mtbench.document import Document, Entry, Points, Row, Section, Table
 from mtbench.document.formatting import NONE, bounds, interval, listed, number, percent
 from mtbench.report.phrases import SMALL_MODEL, batches
-from mtbench.results.comparison_format import BothRuns, CellAcrossRuns, Comparison, PairedRatio
+from mtbench.results.across_runs import BothRuns, CellAcrossRuns, Comparison, PairedRatio
 from mtbench.results.comparisons import GroupKey
 
 SIMULATED = "Simulated weights or acceptance: not the figures of a trained model"

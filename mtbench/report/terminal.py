@@ -1,27 +1,22 @@
 """What the terminal shows when a run is planned or done: tables, then the decision."""
 
-from collections.abc import Mapping, Sequence
-
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtbench.document import Row
-from mtbench.document.formatting import counted, listed
-from mtbench.document.terminal import shared_notes, table_lines
+from mtbench.document.formatting import counted
+from mtbench.document.terminal import table_lines
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
 from mtbench.report.decided import decided
-from mtbench.report.main_table import main_table, notes_of
+from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, disclaimers, fewer_items
 from mtbench.report.summary import warnings
 from mtbench.results.comparisons import groups_of, own_speedups
 from mtbench.results.decision_format import Decision
-from mtbench.results.format import ResultCell, Results
+from mtbench.results.format import Results
 from mtbench.runs.plan import Plan
-
-MOST_NAMED = 4  # arms of a note that are named
 
 
 def plan_table(plan: Plan) -> Table:
@@ -59,16 +54,3 @@ def decision_lines(results: Results, decision: Decision | None = None) -> list[s
     """Return what to use, by the decision of a race or by what was measured; before it, what spoils the run."""
     names, found = arm_names(results.cells), decided(results, decision)
     return [in_words(line, names) for line in (*warnings(results.cells), found.headline, *found.beside)]
-
-
-def note_lines(cells: Sequence[ResultCell], names: Mapping[str, str]) -> list[str]:
-    """Return what a reader must know of the cells of a group: each note with its arms, in words."""
-    rows = [Row(cell.arm, [], notes=notes_of(cell.changed(left=None))) for cell in cells]
-    lines = []
-    for note, noted in shared_notes(rows).items():
-        arms = listed(names[row.name] for row in noted)
-        if len(noted) > MOST_NAMED:
-            arms = f"{len(noted)} of {len(cells)} arms"
-        arms = "all arms" if len(noted) == len(cells) else arms
-        lines.append(f"{arms}: {in_words(note, names).removesuffix('.')}")
-    return lines

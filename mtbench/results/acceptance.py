@@ -21,19 +21,6 @@ from mtbench.runs.formats import TimingLine
 
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 
-OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
-    "vllm": ("vLLM; aiperf, token-weighted", "1 + accepted / drafts, accepted after the answer's end included"),
-    "deepspec": ("DeepSpec", "1 + accepted / drafts, accepted beyond the budget included"),
-    "sglang": ("SGLang, SpecForge", "(tokens + 1 for each answer's prefill) / verifications"),
-    "specdec_bench": (
-        "specdec_bench",
-        "mean over answers of their mean chunk, prefill's chunk of 1 included, without the end token",
-    ),
-    "spec_bench": ("Spec-Bench", "mean of all steps of all answers"),
-    "aiperf": ("aiperf", "1 + accepted / steps of each answer, mean over answers, counted as vLLM does"),
-    "mars": ("MARS, Fast-dLLM", "all tokens / all forwards of rows"),
-    "mars_cached": ("MARS, cached samplers", "a batch's tokens / the batch's forwards"),
-}
 TOTALS = "the engine's totals, over all its clients"  # who counted, if the engine said nothing of each request
 
 

@@ -206,7 +206,7 @@ class _Judged(NamedTuple):
 def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> ResultCell:
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
-    summary, counts, times = summarize(data, suite.metric), _counts(data), _times(data)
+    summary, finish = summarize(data, suite.metric), _finish(data)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
@@ -227,9 +227,10 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         accuracy_same_items=None
         if summary.accuracy is None
         else same_items(data, _of_arm(stored, cell.suite, cell.arm)),
-        **counts._asdict(),
+        finish=finish,
+        **_counts(data),
         degenerate=loops,
-        **times._asdict(),
+        **_times(data),
         preparation_s=sum(prepared_s) if prepared_s else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
         repeated_identical=identical / repeated if repeated else None,
@@ -241,7 +242,7 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
             *disturbances(data, judged.comparisons.far_off),
             *measurement_flags(data, stored.sessions),
             *scoring_flags(data, suite),
-            *result_flags(cell, summary, counts.finish, judged.comparisons),
+            *result_flags(cell, summary, finish, judged.comparisons),
             *degenerate.flags(loops, summary.tokens_per_forward),
         ],
         error=data.error,
@@ -268,75 +269,41 @@ def _status(data: CellData, group: Group) -> Status:
 
 def _left(data: CellData) -> dict[str, Any]:
     """Return the field `left` of a cell that left; other cells have none."""
-    line = data.left
-    if line is None:
-        return {}
-    return {"left": Eliminated(block=line.block, lost=line.lost, reason=line.reason, rival=line.rival)}
+    return {} if data.left is None else {"left": Eliminated(**data.left.model_dump(exclude={"cell"}))}
 
 
-class _Counts(NamedTuple):
-    """The fields of a cell that count tokens and forwards."""
-
-    commit_histogram: dict[str, int]
-    tokens: int
-    finish: Finish
-    positions_fed: int | None
-    positions_fed_per_token: float | None
-    positions_fed_per_forward: float | None
-    draft_forwards: int | None
-    draft_forwards_per_token: float | None
+def _finish(data: CellData) -> Finish:
+    reasons = Counter(line.finish_reason for line in data.lines.values())
+    return Finish(end=reasons["end"], stop=reasons["stop"], length=reasons["length"])
 
 
-def _counts(data: CellData) -> _Counts:
-    lines = data.lines.values()
-    reasons = Counter(line.finish_reason for line in lines)
+def _counts(data: CellData) -> dict[str, Any]:
+    """Return the fields of a cell that count tokens and forwards."""
     fed, draft_forwards = data.counted("positions_fed"), data.counted("draft_forwards")
-    return _Counts(
-        commit_histogram=acceptance.histogram([line.commits or () for line in lines]),
-        tokens=data.tokens,
-        finish=Finish(end=reasons["end"], stop=reasons["stop"], length=reasons["length"]),
-        positions_fed=fed,
-        positions_fed_per_token=_over(fed, data.tokens),
-        positions_fed_per_forward=_over(fed, data.counted("forwards")),
-        draft_forwards=draft_forwards,
-        draft_forwards_per_token=_over(draft_forwards, data.tokens),
-    )
+    return {
+        "commit_histogram": acceptance.histogram([line.commits or () for line in data.lines.values()]),
+        "tokens": data.tokens,
+        "positions_fed": fed,
+        "positions_fed_per_token": _over(fed, data.tokens),
+        "positions_fed_per_forward": _over(fed, data.counted("forwards")),
+        "draft_forwards": draft_forwards,
+        "draft_forwards_per_token": _over(draft_forwards, data.tokens),
+    }
 
 
-class _Times(NamedTuple):
-    """The fields of a cell that a clock decides. Seconds, summed over blocks."""
-
-    decode_tokens_per_s: DecodeRate
-    wall_s: float | None
-    prefill_s: float | None
-    decode_s: float | None
-    device_s: float | None
-    host_gap_s: float | None
-    ttft_s: Percentiles
-    commit_latency_s: Percentiles
-    request_latency_s: RequestLatency | None
-    parts: SpeedParts | None
-    draft_s: float | None
-    head_s: float | None
-
-
-def _times(data: CellData) -> _Times:
-    decode_s, device_s = data.total("decode_s"), data.total("device_s")
+def _times(data: CellData) -> dict[str, Any]:
+    """Return the fields of a cell that a clock decides. Seconds, summed over blocks."""
+    times = {name: data.total(name) for name in ("wall_s", "prefill_s", "decode_s", "device_s", "draft_s", "head_s")}
+    decode_s, device_s = times["decode_s"], times["device_s"]
     parts = statistics.parts(data.totals) if data.totals else None
-    return _Times(
-        decode_tokens_per_s=DecodeRate(value=_over(data.total("tokens"), decode_s)),
-        wall_s=data.total("wall_s"),
-        prefill_s=data.total("prefill_s"),
-        decode_s=decode_s,
-        device_s=device_s,
-        host_gap_s=None if decode_s is None or device_s is None else decode_s - device_s,
-        ttft_s=percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
-        commit_latency_s=percentiles(_commit_gaps(data)),
-        request_latency_s=_request_latency(data),
-        parts=None if parts is None else SpeedParts(**parts._asdict()),
-        draft_s=data.total("draft_s"),
-        head_s=data.total("head_s"),
-    )
+    return times | {
+        "decode_tokens_per_s": DecodeRate(value=_over(data.total("tokens"), decode_s)),
+        "host_gap_s": None if decode_s is None or device_s is None else decode_s - device_s,
+        "ttft_s": percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
+        "commit_latency_s": percentiles(_commit_gaps(data)),
+        "request_latency_s": _request_latency(data),
+        "parts": None if parts is None else SpeedParts(**parts._asdict()),
+    }
 
 
 def _commit_gaps(data: CellData) -> list[float]:

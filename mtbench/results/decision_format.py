@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mtbench.records import Count, Former, NonNegative, Record, Seconds, Share, Size, Upgraded, VersionOne
+from mtbench.records import DROPPED, Count, Former, NonNegative, Record, Seconds, Share, Size, Upgraded, VersionOne
 from mtbench.results.figure_formats import Estimate
-from mtbench.runs.formats import Objective
 from mtbench.runs.plan import Batching
 
 FILE = "decision.json"
@@ -91,17 +90,6 @@ class Recommendation(Upgraded):
     text: str = Field(description="the recommendation as a sentence")
 
 
-class EliminatedArm(Record):
-    """A cell that left the race."""
-
-    suite: str = Field(description="suite as it was asked for")
-    batch_size: Size = Field(description="requests decoded side by side")
-    arm: str = Field(description="arm: method:options@role/engine")
-    block: Count = Field(description="blocks that had ended; 0: it did not start")
-    lost: bool = Field(description="true: it is surely not the one to choose; false: nothing about it was left to show")
-    reason: str = Field(description="why it left")
-
-
 class Looks(Record):
     """When a group of arms was looked at."""
 
@@ -129,34 +117,21 @@ class RaceCost(Record):
     decoding_full_s: Seconds = Field(description="time of the full grid, in seconds, estimated in the same way")
 
 
-class LowestCost(Record):
-    """The allowed arm with the least energy or memory. One measurement: it has no interval."""
-
-    suite: str = Field(description="suite as it was asked for")
-    batch_size: Size = Field(description="requests decoded side by side")
-    batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
-    arm: str | None = Field(description="the arm; null: nothing was measured")
-    value: NonNegative | None = Field(description="J per token, or bytes")
-    baseline: NonNegative | None = Field(description="the same of plain decoding")
-    text: str = Field(description="the choice as a sentence")
-
-
-class Decision(Record):
+class Decision(Upgraded):
     """decision.json: what to use at each batch size."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"objective": DROPPED, "least": DROPPED, "left": DROPPED}
 
     schema_version: VersionOne = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run")
     headline: str = Field(description="the decision in a few words, first what to use")
     complete: bool = Field(description="false: the time budget ended the race; `--resume` goes on")
-    objective: Objective = Field(description="what the chosen arm has the least of")
     max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
     slo_s: dict[str, Seconds] = Field(description="limits of 95th percentiles, in seconds; empty: none")
     over_slo: list[str] = Field(description="cells over a limit, which are not recommended")
     recommendations: list[Recommendation] = Field(description="what to use for speed, at each batch size")
-    least: list[LowestCost] = Field(description="what to use for energy or memory; empty for other objectives")
     levels: Levels = Field(description="probabilities of error")
     looks: list[Looks] = Field(description="looks of each group")
-    left: list[EliminatedArm] = Field(description="cells that left, in order")
     refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
     spent: RaceCost = Field(description="what the race took, and its full grid")
     command: list[str] = Field(description="command line that repeats the race")
@@ -172,4 +147,4 @@ class Decision(Record):
     def is_open(self) -> bool:
         """Whether more blocks could change what to use: an arm has no verdict, or is as good as the chosen one."""
         found = self.recommendations
-        return bool(self.least) or any(r.word == "cannot tell" or r.undecided or r.as_good for r in found)
+        return any(r.word == "cannot tell" or r.undecided or r.as_good for r in found)

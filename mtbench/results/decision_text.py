@@ -27,13 +27,13 @@ def headline(recommendations: Sequence[Recommendation]) -> str:
         of_suite = [found for found in recommendations if found.suite == suite]
         parts.append((f"{suite}: " if len(suites) > 1 else "") + _of_suite(of_suite))
     text = _capital(" ".join(parts))
-    return on_demonstration(text) if all(found.demonstration for found in recommendations) else text
+    return _on_demonstration(text) if all(found.demonstration for found in recommendations) else text
 
 
 def sentence(found: Recommendation) -> str:
-    """Return a recommendation as a sentence."""
-    text = _in_place(found)
-    return on_demonstration(text) if found.demonstration else text
+    """Return a recommendation, and what stands beside it."""
+    text = " ".join([_of_suite([found]), *beside(found)])
+    return _on_demonstration(text) if found.demonstration else text
 
 
 def budget_spent(decision: Decision, resume: str) -> str:
@@ -43,13 +43,9 @@ def budget_spent(decision: Decision, resume: str) -> str:
     )
 
 
-def on_demonstration(text: str) -> str:
+def _on_demonstration(text: str) -> str:
     """Return a sentence that says that it holds for a demonstration."""
     return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
-
-
-def _in_place(found: Recommendation) -> str:
-    return " ".join([f"{_capital(_where([found]))}: {_answer(found)}.", *beside(found)])
 
 
 def beside(found: Recommendation) -> list[str]:
@@ -68,41 +64,11 @@ def beside(found: Recommendation) -> list[str]:
 
 
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
-    groups: dict[tuple[str | None, ...], list[Recommendation]] = {}
+    """Return a sentence for each answer, first what to use."""
+    groups: dict[str, list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
-        arms = [None if choice is None else choice.arm for choice in (found.same_tokens, found.within_loss)]
-        groups.setdefault((found.word, *arms), []).append(found)
-    return " ".join(_clause(of_arms) for of_arms in groups.values())
-
-
-def _clause(recommendations: Sequence[Recommendation]) -> str:
-    """Return the sentence on batch sizes with the same answer."""
-    first = recommendations[0]
-    if first.word == "plain":
-        return f"Keep plain decoding {_where(recommendations)}: {_no_gain(recommendations)}."
-    if first.word == "cannot tell":
-        return _no_conclusion(recommendations)
-    if len(recommendations) == 1:
-        return f"{_capital(_where(recommendations))}: {_answer(first)}."
-    parts = []
-    if first.same_tokens is not None:
-        gains = "; ".join(_gain(found.same_tokens, found) for found in recommendations if found.same_tokens)
-        kept = {_kept(found.same_tokens).partition(" (")[0] for found in recommendations if found.same_tokens}
-        tokens = "same tokens up to rounding" if len(kept) > 1 else kept.pop()
-        parts.append(f"use {first.same_tokens.arm} ({gains}), with the {tokens}")
-    if first.within_loss is not None:
-        gains = "; ".join(_gain(found.within_loss, found) for found in recommendations if found.within_loss)
-        parts.append(f"{_if_accepted(first)} {first.within_loss.arm} ({gains})")
-    return f"{_capital(_where(recommendations))}: {'; or, '.join(parts)}."
-
-
-def _no_conclusion(recommendations: Sequence[Recommendation]) -> str:
-    """Return that there is no conclusion at some batch sizes, why, and what to use until there is one."""
-    none = f"No conclusion {_where(recommendations)}"
-    if len(recommendations) == 1:
-        return " ".join([f"{none}: {_why(recommendations[0])}.", *beside(recommendations[0])])
-    each = (f"{_capital(_where([found]))}: {_why(found)}." for found in recommendations)
-    return f"{none}. {' '.join(each)}"
+        groups.setdefault(_answer(found), []).append(found)
+    return " ".join(f"{_capital(_where(alike))}: {answer}." for answer, alike in groups.items())
 
 
 def _why(found: Recommendation) -> str:
@@ -123,12 +89,12 @@ def _why(found: Recommendation) -> str:
     return f"{gain}; {found.doubt}. Until then, keep plain decoding"
 
 
-def _no_gain(recommendations: Sequence[Recommendation]) -> str:
+def _no_gain(found: Recommendation) -> str:
     """Return that no arm gains more than the margin, and the bounds within which this holds."""
     bounds = []
-    if any(len(found.allowed) + len(found.misses_slo) < found.compared for found in recommendations):
+    if len(found.allowed) + len(found.misses_slo) < found.compared:
         bounds.append("the accepted loss of accuracy")
-    if any(found.misses_slo for found in recommendations):
+    if found.misses_slo:
         bounds.append("the limits of latency")
     within = f" within {' and '.join(bounds)}" if bounds else ""
     return f"no arm gains more than {SPEED_MARGIN:.0%}{within}".replace("%", " %")
@@ -137,12 +103,12 @@ def _no_gain(recommendations: Sequence[Recommendation]) -> str:
 def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
     if found.word == "plain":
-        return f"keep plain decoding: {_no_gain([found])}"
+        return f"keep plain decoding: {_no_gain(found)}"
     if found.word == "cannot tell":
         return f"no conclusion: {_why(found)}"
     parts = []
     if found.same_tokens is not None:
-        gain = f"{times(found.same_tokens)} as fast as plain decoding, {_kept(found.same_tokens)}"
+        gain = f"{times(found.same_tokens)} as fast as plain decoding, {found.same_tokens.kept or 'same tokens'}"
         parts.append(f"use {found.same_tokens.arm}: {gain}")
     if found.within_loss is not None:
         gain = f"{times(found.within_loss)} as fast as plain decoding{_cost(found.within_loss)}"
@@ -150,20 +116,11 @@ def _answer(found: Recommendation) -> str:
     return "; or, ".join(parts)
 
 
-def _kept(choice: Choice) -> str:
-    return choice.kept or "same tokens"
-
-
 def _if_accepted(found: Recommendation) -> str:
     points = f"{100 * found.max_loss:g} point{'' if found.max_loss == 0.01 else 's'}"
     if found.same_tokens is None:
         return f"no arm with the same tokens is shown to be faster; if a loss of up to {points} is acceptable, use"
     return f"if a loss of up to {points} is acceptable,"
-
-
-def _gain(choice: Choice | None, found: Recommendation) -> str:
-    assert choice is not None
-    return f"batch size {found.batch_size}: {times(choice)}"
 
 
 def _value(choice: Choice) -> float:

@@ -223,22 +223,40 @@ class TaskSpeedup(Record):
 
 
 class DerivedAcceptance(Sparse):
-    """Acceptance as other projects compute it, by owner. mtbench/results/acceptance.py holds the formulas.
+    """Acceptance as other projects compute it: owner and formula. mtbench/results/acceptance.py computes it.
 
     null: the figure cannot be computed from what the run stores.
     """
 
-    vllm: NonNegative | None = Field(description="vLLM: 1 + accepted tokens / drafts, before the answer is cut")
-    deepspec: NonNegative | None = Field(
-        None, description="DeepSpec: 1 + accepted tokens / drafts, before the answer is cut at the budget"
+    vllm: NonNegative | None = Field(
+        description="vLLM; aiperf, token-weighted: 1 + accepted / drafts, accepted after the answer's end included"
     )
-    sglang: NonNegative | None = Field(description="SGLang, SpecForge: completion tokens / verifications")
-    specdec_bench: NonNegative | None = Field(description="specdec_bench: mean over answers of their mean chunk")
+    deepspec: NonNegative | None = Field(
+        None, description="DeepSpec: 1 + accepted / drafts, accepted beyond the budget included"
+    )
+    sglang: NonNegative | None = Field(
+        description="SGLang, SpecForge: (tokens + 1 for each answer's prefill) / verifications"
+    )
+    specdec_bench: NonNegative | None = Field(
+        description="specdec_bench: mean over answers of their mean chunk, prefill's chunk of 1 included, without the "
+        "end token"
+    )
     spec_bench: NonNegative | None = Field(description="Spec-Bench: mean of all steps of all answers")
-    aiperf: NonNegative | None = Field(description="aiperf: mean over answers of 1 + accepted / steps")
-    aiperf_token_weighted: NonNegative | None = Field(description="aiperf, token-weighted: 1 + accepted / steps")
+    aiperf: NonNegative | None = Field(
+        description="aiperf: 1 + accepted / steps of each answer, mean over answers, counted as vLLM does"
+    )
+    aiperf_token_weighted: NonNegative | None = Field(description="aiperf, token-weighted: as vLLM")
     mars: NonNegative | None = Field(description="MARS, Fast-dLLM: all tokens / all forwards of rows")
-    mars_cached: NonNegative | None = Field(description="MARS, cached samplers: a batch's tokens / its forwards")
+    mars_cached: NonNegative | None = Field(
+        description="MARS, cached samplers: a batch's tokens / the batch's forwards"
+    )
+
+
+OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula; two that are always equal are one
+    name: tuple(str(field.description).split(": ", 1))
+    for name, field in DerivedAcceptance.model_fields.items()
+    if name != "aiperf_token_weighted"
+}
 
 
 class AcceptanceFigures(Sparse):

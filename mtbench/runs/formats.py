@@ -3,7 +3,7 @@
 The plan is in mtbench/runs/plan.py.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, RootModel
 
@@ -27,8 +27,6 @@ Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
 
 Speed = Annotated[float, Field(ge=1, le=1e30)]  # divides
 REPORTED_BY = AliasChoices("reported_by", "told_by")  # its name in runs until November 2026
-Objective = Literal["speed", "latency", "energy", "memory"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 MOST_COMMITTED = 1 << 16  # tokens of one forward
 Committed = Annotated[int, Field(ge=0, le=MOST_COMMITTED)]
@@ -169,7 +167,7 @@ Slo = dict[LimitName, StoredSeconds]  # limits of 95th percentiles
 class Race(Record):
     """race.json: that cells may leave the run, and when it is looked at. Groups are named by suite and batch size."""
 
-    objective: Objective = Field(description="what the chosen arm has the least of")
+    objective: Literal["speed", "latency"] = Field("speed", description="the same in a race of today")
     max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
     slo_s: Slo = Field(
         description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"

@@ -19,22 +19,21 @@ from mtbench import Chosen, plugins
 from mtbench.cli import ls, main
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
-from mtbench.experiments.choose import pipeline as choosing
+from mtbench.experiments.choose import experiment as choosing
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.decide import decide
 from mtbench.experiments.choose.experiment import deployment_lines
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
-from mtbench.experiments.choose.terminal import decision_tables
 from mtbench.experiments.run import EXPERIMENT
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
-from mtbench.report.terminal import decision_lines, note_lines
+from mtbench.report.terminal import decision_lines
 from mtbench.results.decision_format import Decision
-from mtbench.results.format import Eliminated, Results
+from mtbench.results.format import Results
 from mtbench.runs import model_pool
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
@@ -60,13 +59,12 @@ def begin(path: Path, plan: Plan, race: Race) -> RunDirectory:
     return run
 
 
-def begun(path: Path, objective: str = "speed") -> Racing:
+def begun(path: Path) -> Racing:
     """A race of a few arms on 48 items: six blocks of eight, twelve of four."""
     request = RunRequest(family="tiny", method=ARMS, batch_size=(4, 8), limit=48)
     found = candidates(request)
     plan = plan_race(request, found, LOSS)
-    race = race_of(plan, found, objective, LOSS, {})  # type: ignore[arg-type]
-    return again(begin(path, plan, race))
+    return again(begin(path, plan, race_of(plan, found, LOSS, {})))
 
 
 def again(run: RunDirectory) -> Racing:
@@ -139,7 +137,7 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     request = RunRequest(family="tiny", method=("speculative",), batch_size=(8,), limit=8)
     found = candidates(request)
     plan = plan_race(request, found, LOSS)
-    run = begin(tmp_path / "race", plan, race_of(plan, found, "speed", LOSS, {}))
+    run = begin(tmp_path / "race", plan, race_of(plan, found, LOSS, {}))
     with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
         mtbench.read(run.path)
     run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])
@@ -220,12 +218,12 @@ def test_a_race_with_too_few_tokens_for_a_grade_runs_in_float32(monkeypatch: pyt
     monkeypatch.setattr(model_pool, "fastest_dtype", lambda *_: "bfloat16")
     request = RaceRequest(batch_size=(2,), limit=12, max_new_tokens=64, device="cpu")
     few, enough, named = (request, request.changed(limit=40), request.changed(dtype="bfloat16"))
-    assert [choosing.planned(r)[1].request.dtype for r in (few, enough, named)] == ["float32", "auto", "bfloat16"]
+    assert [choosing.plan_of(r).plan.request.dtype for r in (few, enough, named)] == ["float32", "auto", "bfloat16"]
     assert any("so it runs in float32" in warning for warning in warnings_of(few))
 
 
 def warnings_of(request: RaceRequest) -> list[str]:
-    return choosing.warnings(choosing.planned(request)[1])
+    return choosing.warnings(choosing.plan_of(request).plan)
 
 
 def test_a_file_of_json_is_not_overwritten_and_nothing_runs(tmp_path: Path) -> None:
@@ -239,16 +237,6 @@ def test_a_deployment_without_a_note_has_no_empty_line() -> None:
     decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
     lines = [*deployment_lines(decision, {})]
     assert [line.rpartition(": ")[2] for line in lines] == ["Deploy (not measured there):", "vllm serve m"]
-
-
-def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:
-    """With the arms that they hold for; why an arm left stands in its row."""
-    wrong, cut = "accuracy 0.0%, below 5%: this is the speed of wrong answers", "100% of the answers were cut"
-    gone = Eliminated(block=6, lost=True, reason="surely slower than a")
-    cells = [result_cell(arm=f"{name}@ar/graph", flags=[wrong]) for name in "ab"]
-    cells[1] = cells[1].changed(flags=[wrong, cut], left=gone)
-    names = {"a@ar/graph": "A", "b@ar/graph": "B"}
-    assert note_lines(cells, names) == [f"all arms: {wrong}", f"B: {cut}"]
 
 
 def test_auto_stands_alone() -> None:
@@ -272,9 +260,9 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
     assert [rec.batch_size for rec in decision.recommendations] == [8, 4]
     assert decision.looks[0].made[0] == 6
     assert 0 < decision.spent.forwards < decision.spent.forwards_full
-    gone = next(g for g in decision.left if g.arm.startswith("mars") and g.batch_size == 8)
-    assert gone.reason == "loses more accuracy than accepted"
-    assert sum(not isinstance(block, str) for block in decision_tables(results, decision)) == 2
+    wrong = next(cell for cell in results.cells if cell.method == "mars" and cell.batch_size == 8)
+    assert wrong.left is not None
+    assert wrong.left.reason == "loses more accuracy than accepted"
     assert {cell.status for cell in results.cells} <= {"ok", "left"}
 
 
@@ -304,9 +292,9 @@ def says_what_was_decided(run: RunDirectory) -> Decision:
     assert said in decision_lines(results, decision)
     assert said in page.partition("<main>")[0]
     assert said in markdown.partition("\n## ")[0].replace("\\", "")
-    for recommended in decision.least or decision.recommendations:
+    for recommended in decision.recommendations:
         assert in_words(recommended.text, names) in page
-    for gone in decision.left:
+    for gone in (cell.left for cell in results.cells if cell.left):
         assert in_words(gone.reason, names) in page
     assert ("over a limit" in page) == bool(decision.over_slo)
     return decision
@@ -324,19 +312,21 @@ def test_the_page_says_what_the_race_decided(race: RunDirectory, tmp_path: Path)
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("changes", [{"objective": "memory"}, {"slo_s": {"ttft": 1e-9}}], ids=["memory", "slo"])
-def test_another_objective_and_limits_are_on_the_page(
-    race: RunDirectory, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    """What is decided by them from the same lines. Energy is written as memory is."""
+def test_arms_over_a_limit_are_on_the_page(race: RunDirectory, tmp_path: Path) -> None:
+    """What is decided by limits from the same lines."""
     run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
-    run.write_json("race.json", run.read_json("race.json") | changes)
+    run.write_json("race.json", run.read_json("race.json") | {"slo_s": {"ttft": 1e-9}})
     results = run.read("results.json", Results)
     decide(again(run), results)
     write_report(run, results)
-    decision = says_what_was_decided(run)
-    assert bool(decision.least) == ("objective" in changes)
-    assert bool(decision.over_slo) == ("slo_s" in changes)
+    assert says_what_was_decided(run).over_slo
+
+
+def test_a_decision_of_november_2026_is_read() -> None:
+    """It could be for another objective than speed; what was chosen for that is left out."""
+    decision = made_decision(made_results([result_cell()]))
+    stored = dump(decision) | {"objective": "speed", "least": [], "left": []}
+    assert Decision.model_validate(stored) == decision
 
 
 @pytest.mark.whole
@@ -355,21 +345,7 @@ def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
         assert told in page
 
 
-@pytest.mark.slow
-def test_the_least_memory_is_one_measurement(tmp_path: Path) -> None:
-    """No arm leaves for its speed. The arms of one model need as much memory: plain decoding stays."""
-    decision = finish(begun(tmp_path / "race", "memory"))
-    assert [least.batch_size for least in decision.least] == [8, 4]
-    assert all("one measurement" in least.text for least in decision.least)
-    assert not any("slower" in gone.reason for gone in decision.left)
-    assert decision.headline.startswith(
-        "On this demonstration, at batch size 8: no arm that can be used has 2% less memory"
-    )
-
-
 MISTAKES = [
-    ({"objective": "size"}, "objective 'size'"),
-    ({"objective": "energy", "device": "cpu"}, "--objective energy needs a GPU"),
     ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
     ({"max_loss": 100.0}, "above 0 and below 100"),
     ({"method": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),

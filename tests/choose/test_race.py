@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from made_races import PLAIN, Truth, decide, draw, missed_same, wrongly_kept
-from made_records import cell_data, result_cell, timing_line
+from made_records import cell_data, generation_line, result_cell, timing_line
 from thinned import one_in
 
 from mtbench.experiments.choose.decide import _Pairs
-from mtbench.experiments.choose.race import looks, replay
-from mtbench.experiments.choose.standing import Block, RacedArm
+from mtbench.experiments.choose.race import Block, RacedArm, looks, replay
+from mtbench.experiments.choose.runner import misses_slo
 from mtbench.results.comparisons import compare
 from mtbench.results.decision import recommend
 
@@ -145,12 +145,6 @@ def test_a_look_waits_for_all_arms_and_uses_its_own_blocks_only() -> None:
     assert left(arms[0], arms[1], late, at=[6, 24])["slow"] == (6, True)
 
 
-def test_another_objective_lets_no_arm_leave_for_its_speed() -> None:
-    arms = [entrant(PLAIN, 1), entrant("fast", 2, claims_lossless=True), entrant("slow", 0.5, claims_lossless=True)]
-    outcome = replay(arms, looks(24), LOSS, by_time=False)
-    assert {d.cell: (d.block, d.lost) for d in outcome.left} == dict.fromkeys(("fast", "slow", PLAIN), (24, False))
-
-
 def test_a_race_that_is_over_ends_in_a_decision() -> None:
     """It lasts until its leader is faster, or by the bound of the decision not 2 % faster than plain decoding."""
     rng, over = np.random.default_rng(5), 0
@@ -211,3 +205,16 @@ def test_an_arm_without_a_word_is_shown_with_the_interval_that_its_word_is_teste
                 assert found.undecided.level == pytest.approx(1 - 0.05 / (5 * 9))
                 alone += (pairs.bounds(cell, plain).low or 0.0) > 1.02
     assert alone
+
+
+def test_a_cell_is_over_a_limit_by_the_blocks_so_far() -> None:
+    """Gaps of 10 ms, then of 90 ms. Samples that are not clean do not count."""
+    timings = [
+        timing_line(block=b, ttft_s=0.1, step_s=[0.1, gap, gap], dropped=dropped)
+        for b, (gap, dropped) in enumerate([(0.01, None), (0.09, "slow clock"), (0.09, None)])
+    ]
+    lines = [[generation_line(item=str(b), block=b, commits=[1, 1, 1])] for b in range(3)]
+    assert misses_slo(timings, lines, {"itl": 0.05}) == [False, False, True]
+    assert misses_slo(timings, lines, {"ttft": 0.05}) == [True, True, True]
+    assert misses_slo(timings, lines, {"ttft": 0.5, "itl": 0.1}) == [False] * 3
+    assert misses_slo(timings, lines, {}) == []

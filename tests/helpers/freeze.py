@@ -26,7 +26,7 @@ import whole
 
 import mtbench
 from mtbench.document import write
-from mtbench.experiments.choose import pipeline as racing
+from mtbench.experiments.choose import experiment as racing
 from mtbench.experiments.gate import exports as gate_exports
 from mtbench.experiments.gate.pairs import PairRunner
 from mtbench.experiments.gate.plans import Planned

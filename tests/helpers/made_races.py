@@ -8,8 +8,7 @@ import numpy as np
 from made_records import result_cell
 
 from mtbench import statistics
-from mtbench.experiments.choose.race import Outcome, looks, replay
-from mtbench.experiments.choose.standing import Block, RacedArm
+from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay
 from mtbench.results import verdict_words
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import Decision, EliminatedArm, Levels, Looks, RaceCost
+from mtbench.results.decision_format import Decision, Levels, Looks, RaceCost
 from mtbench.results.figure_formats import Estimate, Finish, Percentiles, Samples, Speedup
 from mtbench.results.format import ResultCell, ResultEnvironment, Results, StatisticsInfo
 from mtbench.results.samples import CellData
@@ -86,24 +86,20 @@ def cell_data(lines: list[GenerationLine], timings: list[TimingLine], **given: A
 
 
 def made_decision(results: Results, **given: Any) -> Decision:
-    """What a race decides by these results. All arms but the last left it after six blocks of eight."""
+    """What a race decides by these results."""
     found = recommend(results.cells, max_loss=0.02)
     places = dict.fromkeys((cell.suite, cell.batch_size) for cell in results.cells)
-    gone: dict[str, Any] = {"block": 6, "lost": True, "reason": f"surely slower than {results.cells[0].arm}"}
     values: dict[str, Any] = {
         "schema_version": 1,
         "run_id": results.run_id,
         "headline": headline(found),
         "complete": True,
-        "objective": "speed",
         "max_loss": 0.02,
         "slo_s": {},
         "over_slo": [],
         "recommendations": found,
-        "least": [],
         "levels": Levels(between_arms=0.025, accuracy_worse=0.025, accuracy_not_worse=0.05, close=0.02),
         "looks": [Looks(suite=suite, batch_size=size, planned=[6, 8], made=[6]) for suite, size in places],
-        "left": [EliminatedArm(suite=c.suite, batch_size=c.batch_size, arm=c.arm, **gone) for c in results.cells[:-1]],
         "refused": {},
         "spent": RaceCost(forwards=1200, forwards_full=3000, decoding_s=12.0, decoding_full_s=30.0),
         "command": ["mtbench", "choose"],

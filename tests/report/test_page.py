@@ -118,7 +118,9 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
     """Arms in words, settings and commands as they are; what it took."""
     slow, odd = "mars:tau=0.3@mars/graph", "mars@mars/graph"
     results = small_run.read("results.json", Results)
+    gone = Eliminated(block=6, lost=True, reason=f"surely slower than {results.cells[0].arm}")
     cells = [cell.changed(demonstration=False) for cell in results.cells if cell.suite == "arithmetic"]
+    cells = [cell.changed(left=gone) if cell.batch_size == 1 else cell for cell in cells]
     results = results.changed(cells=cells)
     decision = made_decision(
         results,

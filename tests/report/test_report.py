@@ -23,9 +23,8 @@ from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names,
 from mtbench.report.summary import summary, warnings
 from mtbench.report.terminal import results_tables
 from mtbench.report.text import facts
-from mtbench.results.acceptance import OWNERS
 from mtbench.results.aggregate import assemble
-from mtbench.results.figure_formats import DerivedAcceptance, Speedup
+from mtbench.results.figure_formats import OWNERS, DerivedAcceptance, Speedup
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 

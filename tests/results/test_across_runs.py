@@ -11,8 +11,7 @@ from made_runs import AR, MARS, TASK, Answer, MadeRun, answer, hidden
 from scipy.stats import t
 
 from mtbench import statistics
-from mtbench.results.across_runs import compare_runs
-from mtbench.results.comparison_format import CellFigures, PairedRatio, RunComparison
+from mtbench.results.across_runs import CellFigures, PairedRatio, RunComparison, compare_runs
 
 ITEMS = 17
 

@@ -10,7 +10,7 @@ from small import save_small
 from whole import finish, start
 
 from mtbench.errors import UserError
-from mtbench.experiments.choose.pipeline import planned
+from mtbench.experiments.choose.experiment import plan_of
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.runs import planner
 from mtbench.runs.plan import RunRequest
@@ -93,4 +93,4 @@ def test_a_wrong_file_is_found_before_a_checkpoint_is_read(
     with pytest.raises(UserError, match=r"^suite 'prompts': .*mine\.jsonl"):
         make_plan(RunRequest(suite=["arithmetic", suite], model=model, method=["ar"], limit=1))
     with pytest.raises(UserError, match=r"^suite 'prompts': .*mine\.jsonl"):
-        planned(RaceRequest(suite=[suite], model=model))
+        plan_of(RaceRequest(suite=[suite], model=model))

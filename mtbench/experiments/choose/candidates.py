@@ -7,6 +7,9 @@ roles, and if planning finds nothing wrong with it on these checkpoints (draft, 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.markup import escape
+from rich.table import Table
+
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, parse_arms
 from mtbench.decoding.method import Method
@@ -25,6 +28,20 @@ class Candidates(NamedTuple):
     plain: Arm
     arms: list[Arm]
     refused: dict[str, str]  # method -> why none of its arms can be raced
+
+    def tables(self) -> list[Table]:
+        """Return the arms that can be raced, and the methods that cannot with the reason."""
+        can = Table("arm", title="Can be raced", box=None, title_justify="left")
+        for arm in (self.plain, *self.arms):
+            can.add_row(escape(str(arm)))
+        if not self.refused:
+            return [can]
+        cannot = Table(
+            "method", "why not", title="Cannot be raced", box=None, title_justify="left", padding=(0, 2, 0, 0)
+        )
+        for method, reason in self.refused.items():
+            cannot.add_row(escape(method), escape(reason))
+        return [can, cannot]
 
 
 def candidates(request: RunRequest) -> Candidates:

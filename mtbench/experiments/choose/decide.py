@@ -1,14 +1,12 @@
 """The decision of a race: decision.json, from the results of its run and the looks that were made."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from mtbench import statistics
 from mtbench.experiments.choose.deploy import deployment
-from mtbench.experiments.choose.limits import over_limits
-from mtbench.experiments.choose.runner import BY_TIME, Racing
-from mtbench.experiments.choose.standing import CLOSE
+from mtbench.experiments.choose.race import CLOSE
+from mtbench.experiments.choose.runner import Racing, over_limits
 from mtbench.records import dump
 from mtbench.results import verdict_words
 from mtbench.results.aggregate import Stored, read_stored
@@ -17,20 +15,12 @@ from mtbench.results.decision_format import (
     FILE,
     SCHEMA_VERSION,
     Decision,
-    EliminatedArm,
     Levels,
     Looks,
-    LowestCost,
     RaceCost,
-    Recommendation,
 )
-from mtbench.results.decision_text import on_demonstration
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.formats import Elimination
 from mtbench.runs.plan import Group
-
-UNITS = {"energy": "J per token", "memory": "MiB"}
-MIB = 1 << 20
 
 
 def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -> Decision:
@@ -39,19 +29,16 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
     found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, misses_slo=over_slo)
-    least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
     serving = deployment(found, results.cells, racing.plan.cells)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,
-        headline=" ".join(part.text for part in least) or headline(found),
+        headline=headline(found),
         complete=not any(cell.status == "partial" for cell in results.cells),
-        objective=race.objective,
         max_loss=race.max_loss,
         slo_s={str(name): limit for name, limit in race.slo_s.items()},
         over_slo=over_slo,
         recommendations=found,
-        least=least,
         levels=Levels(
             between_arms=statistics.WORD_LEVELS["faster"],
             accuracy_worse=statistics.WORD_LEVELS["worse than margin"],
@@ -59,7 +46,6 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
             close=CLOSE,
         ),
         looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
-        left=_gone(racing),
         refused=race.refused,
         spent=spent_on(stored),
         command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
@@ -114,72 +100,9 @@ class _Pairs:
         return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
 
 
-def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> LowestCost:
-    """Return the allowed arm with the least energy or memory at one batch size; plain decoding if none has 2 % less."""
-    place = (rec.suite, rec.batch_size, rec.batching)
-    of_group = {c.arm: c for c in cells if (c.suite, c.batch_size, c.batching) == place}
-    values = {arm: c.j_per_token if objective == "energy" else c.peak_memory_bytes for arm, c in of_group.items()}
-    usable = [arm for arm in [rec.baseline, *rec.allowed] if arm is not None and values.get(arm) is not None]
-    where = f"At batch size {rec.batch_size}"
-    if not usable:
-        reason = next((c.energy_reason for c in of_group.values() if c.energy_reason), "it was not measured")
-        told = reason if objective == "energy" else "it was not measured"
-        text = f"{where}: no conclusion on {objective}: {told}."
-        return LowestCost(
-            suite=place[0],
-            batch_size=place[1],
-            batching=place[2],
-            arm=None,
-            value=None,
-            baseline=None,
-            text=on_demonstration(text) if rec.demonstration else text,
-        )
-    best = min(usable, key=lambda arm: values[arm] or 0.0)
-    if rec.baseline in usable and (values[best] or 0.0) > (1 - CLOSE) * (values[rec.baseline] or 0.0):
-        best = str(rec.baseline)
-    shown = _amount(values[best], objective)
-    beside = "" if rec.baseline is None else f"; plain decoding: {_amount(values.get(rec.baseline), objective)}"
-    what = f"use {best}, which has the least {objective}, {shown}{beside}"
-    if best == rec.baseline:
-        what = f"no arm that can be used has {CLOSE:.0%} less {objective} than plain decoding, {shown}"
-    text = f"{where}: {what} (one measurement, no interval)."
-    return LowestCost(
-        suite=place[0],
-        batch_size=place[1],
-        batching=place[2],
-        arm=best,
-        value=values[best],
-        baseline=None if rec.baseline is None else values.get(rec.baseline),
-        text=on_demonstration(text) if rec.demonstration else text,
-    )
-
-
-def _amount(value: float | None, objective: str) -> str:
-    if value is None:
-        return "not measured"
-    return f"{value / MIB if objective == 'memory' else value:,.4g} {UNITS[objective]}"
-
-
 def _looks(racing: Racing, group: Group) -> Looks:
     made = racing.outcome(group).made
     return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=made)
-
-
-def _gone(racing: Racing) -> list[EliminatedArm]:
-    found = []
-    for line in racing.run.read_lines("eliminated.jsonl", Elimination):
-        cell = racing.plan.cell(line.cell)
-        found.append(
-            EliminatedArm(
-                suite=cell.suite,
-                batch_size=cell.batch_size,
-                arm=cell.arm,
-                block=line.block,
-                lost=line.lost,
-                reason=line.reason,
-            )
-        )
-    return found
 
 
 def spent_on(stored: Stored) -> RaceCost:

@@ -7,25 +7,33 @@ from typing import NamedTuple
 from mtbench import plugins
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
-from mtbench.experiments.choose import pipeline
-from mtbench.experiments.choose.candidates import Candidates
+from mtbench.experiments.choose.candidates import Candidates, candidates
+from mtbench.experiments.choose.decide import decide, spent_on
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
-from mtbench.experiments.choose.terminal import candidate_tables, decision_tables
+from mtbench.experiments.choose.runner import Racing, plan_race, race_of
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import folder_of, show_estimate
+from mtbench.report import pipeline as run_pipeline
 from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.document import write_report
+from mtbench.report.progress import RunProgress
 from mtbench.report.race import DEPLOY, deployment
-from mtbench.report.terminal import decision_lines
+from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import weights
+from mtbench.results.aggregate import assemble, read_stored
 from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.decision_text import ALL_USED, budget_spent
 from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
+from mtbench.runs.model_pool import resolve_device, with_dtype
 from mtbench.runs.plan import Plan
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import write_plan
+from mtbench.runs.prompts import open_suites
 from mtbench.runs.run_request import Execution
 from mtbench.runs.workers import refuse
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 FAILED, INCOMPLETE = 1, 3  # exit codes: plain decoding failed; the time budget ended the race
 
@@ -58,17 +66,15 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
     def plan(self, request: RaceRequest, session: RaceSession) -> RacePlan:
         """Return the candidates, the plan and the looks."""
         refuse(_execution(request, session), request.device)
-        return RacePlan(*pipeline.planned(request))
+        return plan_of(request)
 
     def warnings(self, planned: RacePlan) -> list[str]:
         """Return what is known to end without a verdict or a grade."""
-        return pipeline.warnings(planned.plan)
+        return warnings(planned.plan)
 
     def dry_run(self, planned: RacePlan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
         """Print the candidates and how long the race takes at most."""
-        for table in candidate_tables(
-            [str(arm) for arm in (planned.found.plain, *planned.found.arms)], planned.found.refused
-        ):
+        for table in planned.found.tables():
             console.print(table)
         for warning in self.warnings(planned):
             notes.say(warning)
@@ -96,20 +102,20 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
     def run(self, job: Job[RaceRequest, RaceSession]) -> Decided:
         """Run what is missing of the race, and decide."""
         with job.progress() as progress:
-            return Decided(*pipeline.finish(job.directory, _execution(job.request, job.session), progress))
+            return finish(job.directory, _execution(job.request, job.session), progress)
 
     def show(self, job: Job[RaceRequest, RaceSession], found: Decided, console: Terminal) -> None:
         """Print a line for each arm, what to use, and how to deploy it."""
         results, decision = found
-        for block in decision_tables(results, decision):
-            console.say(block) if isinstance(block, str) else console.print(block, highlight=False)
+        for table in results_tables(results, console.width):
+            console.print(table)
         for line in (*decision_lines(results, decision), *deployment_lines(decision, arm_names(results.cells))):
             console.say(line)
         for made in weights(results):
             console.say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
         if not decision.complete:
             console.say(budget_spent(decision, f"mtbench choose -o {job.path} --resume{plugins.as_options()}"))
-        elif not decision.least and any(rec.word == "cannot tell" for rec in decision.recommendations):
+        elif any(rec.word == "cannot tell" for rec in decision.recommendations):
             console.say(ALL_USED)
         spent = decision.spent
         if spent.forwards_full:
@@ -133,6 +139,69 @@ def deployment_lines(decision: Decision, names: Mapping[str, str]) -> Iterator[s
         yield f"{DEPLOY}:"
     yield from (f"{in_words(name, names)}: {command}" for name, command in rows)
     yield from (in_words(note, names) for note in notes)
+
+
+def plan_of(request: RaceRequest) -> RacePlan:
+    """Return the candidates of a race, its plan and its looks. Raises UserError if the request is wrong."""
+    asked = request.run_request()
+    opened = open_suites(asked)
+    found = candidates(asked)
+    if not found.arms:
+        raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
+    max_loss = request.max_loss / 100
+    plan = plan_race(asked, found, max_loss, opened)
+    if request.dtype == "auto" and resolve_device(request.device) == "cpu" and _ungraded(plan):
+        plan = plan.changed(request=plan.request.changed(dtype="float32"))
+    return RacePlan(found, plan, race_of(plan, found, max_loss, dict(request.slo)))
+
+
+def warnings(plan: Plan) -> list[str]:
+    """Return what is known beforehand to end without a verdict or a grade, and what was chosen for a grade."""
+    said, chosen = plan.warnings(), plan.request.dtype
+    remedy = "raise `--limit` or `--max-new-tokens`, or give `--dtype float32`"
+    for suite, tokens, dtype in _ungraded(plan):
+        said.append(
+            f"{suite}: at most {tokens:,} tokens of plain decoding; {EPSILON_POSITIONS_NEEDED:,} are needed to tell "
+            f"other tokens from rounding in {dtype}; {f'so it runs in {chosen}' if chosen in EXACT_EPSILON else remedy}"
+        )
+    return said
+
+
+def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
+    """Return the suites with too few tokens for a grade in the fastest dtype, with these tokens and this dtype."""
+    fastest = plan.request.changed(dtype="auto") if plan.request.dtype in EXACT_EPSILON else plan.request
+    dtype = with_dtype(plan.changed(request=fastest)).request.dtype
+    tokens = {suite.suite: len(suite.items) * suite.max_new_tokens for suite in plan.suites}
+    few = {suite: most for suite, most in tokens.items() if most < EPSILON_POSITIONS_NEEDED}
+    return [] if dtype in EXACT_EPSILON else [(suite, most, dtype) for suite, most in few.items()]
+
+
+def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> Decided:
+    """Run what is missing of a race, decide, and write its pages. A decision from before stays until then."""
+    plan, race = read_plan(run), run.read("race.json", Race)
+    refuse(execution, plan.request.device)
+    racing = Racing(run, plan, race, execution, progress.expect)
+    with run.locked():
+        Racing(run, plan, race, execution).restore_left()  # it counts no batches: none are expected yet
+        results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
+        decision = decide(racing, results)
+        write_report(run, results)
+    return Decided(results, decision)
+
+
+def is_decided(run: RunDirectory) -> bool:
+    """Return whether decision.json is of the stored blocks. A race that was resumed and killed has more of them."""
+    return run.has(FILE) and run.read(FILE, Decision).spent == spent_on(read_stored(run))
+
+
+def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
+    """Write results, decision and pages of a race, from the stored lines. Its looks are kept if it has no new block."""
+    with run.locked():
+        results = assemble(run, price_per_hour=price_per_hour)
+        looks = run.read(FILE, Decision).looks if is_decided(run) else None
+        decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results, looks)
+        write_report(run, results)
+    return results
 
 
 EXPERIMENT = ChooseExperiment()

@@ -12,7 +12,7 @@ from mtbench.errors import UserError
 from mtbench.records import Former
 from mtbench.runs import option_texts as texts
 from mtbench.runs import options
-from mtbench.runs.formats import LimitName, Objective
+from mtbench.runs.formats import LimitName
 from mtbench.runs.options import COMPARED, DECISION, option
 from mtbench.runs.run_request import (
     RACED_BLOCKS,
@@ -37,13 +37,6 @@ class RaceRequest(DecodingRequest):
     max_loss: Annotated[
         options.MaxLoss, Field(description="Loss of accuracy that you accept, in points.", gt=0, lt=100)
     ] = 1.0
-    objective: Annotated[
-        Objective,
-        option(
-            "speed or latency: an arm leaves when it is surely slower. energy or memory: the least measured value.",
-            DECISION,
-        ),
-    ] = "speed"
     slo: Annotated[
         Mapping[LimitName, float],
         option(

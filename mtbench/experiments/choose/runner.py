@@ -11,13 +11,14 @@ from mtbench.decoding.arms import Arm
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
-from mtbench.experiments.choose.limits import misses_slo
-from mtbench.experiments.choose.race import Outcome, looks, replay, words
-from mtbench.experiments.choose.standing import Block, RacedArm
+from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay, words
 from mtbench.options import decoding_options
 from mtbench.records import dump
+from mtbench.results.aggregate import commit_gaps, percentiles
+from mtbench.results.figure_formats import Percentiles
+from mtbench.results.format import ResultCell
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, Objective, Race, Slo
+from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, Race, Slo, TimingLine
 from mtbench.runs.plan import Cell, Group, Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
@@ -25,8 +26,6 @@ from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.runs.score import scores_of
 from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
-
-BY_TIME: tuple[Objective, ...] = ("speed", "latency")
 
 
 def plan_race(
@@ -42,10 +41,10 @@ def plan_race(
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 
 
-def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float, slo_s: Slo) -> Race:
+def race_of(plan: Plan, found: Candidates, max_loss: float, slo_s: Slo) -> Race:
     """Return when the groups of a plan are looked at, and by what they are judged."""
     at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
-    return Race(objective=objective, max_loss=max_loss, slo_s=dict(slo_s), refused=found.refused, looks=at)
+    return Race(max_loss=max_loss, slo_s=dict(slo_s), refused=found.refused, looks=at)
 
 
 def _spec(arm: Arm) -> str:
@@ -69,7 +68,7 @@ class Racing:
 
     def executing(self) -> Execution:
         """Return the execution with the race as its hook."""
-        return replace(self.execution, leave=self, peak_memory=self.execution.peak_memory or self._needs_memory)
+        return replace(self.execution, leave=self)
 
     def __call__(self, cells: Sequence[str]) -> list[Elimination]:
         """Return the cells that leave now. Looks are made as soon as all their blocks are stored."""
@@ -108,8 +107,7 @@ class Racing:
 
     def outcome(self, group: Group) -> Outcome:
         """Return what the looks at a group have decided."""
-        by_time = self.race.objective in BY_TIME
-        return replay(self.entrants(group), self.looks(group), self.race.max_loss, by_time=by_time)
+        return replay(self.entrants(group), self.looks(group), self.race.max_loss)
 
     def entrants(self, group: Group) -> list[RacedArm]:
         """Return the cells of a group with their leading blocks."""
@@ -176,10 +174,6 @@ class Racing:
         """Return why a cell leaves, with the rival's arm."""
         return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
 
-    @property
-    def _needs_memory(self) -> bool:
-        return self.race.objective == "memory"
-
     def _known(self, group: Group) -> dict[str, str]:
         """Return by arm the word on its accuracy from the largest batch size; empty for that size itself."""
         largest = max((g for g in self.plan.groups if g.suite == group.suite), key=lambda g: g.batch_size)
@@ -216,3 +210,26 @@ def is_plain(cell: Cell) -> bool:
     """Return whether the cell is plain decoding: the reference that a race has beside its arms."""
     method = METHODS[cell.method]
     return method.reference and not method.outside and not decoding_options(method, cell.options)
+
+
+def over_limits(cells: Sequence[ResultCell], slo_s: Slo) -> list[str]:
+    """Return the cells that are over a limit. Plain decoding stays: it is what one has."""
+    return [c.cell for c in cells if not c.reference and _over(c.ttft_s, c.commit_latency_s, slo_s)]
+
+
+def misses_slo(timings: Sequence[TimingLine], lines: Sequence[Sequence[GenerationLine]], slo_s: Slo) -> list[bool]:
+    """Return after each number of blocks, from 1 on, whether a cell is over a limit. `lines`: answers by block."""
+    first_s: list[float] = []
+    gaps_s: list[float] = []
+    found = []
+    for timing, of_block in zip(timings, lines, strict=False) if slo_s else ():
+        if not timing.dropped:
+            first_s += [] if timing.ttft_s is None else [timing.ttft_s]
+            gaps_s += commit_gaps(of_block, {timing.block: timing.step_s})
+        found.append(_over(percentiles(first_s), percentiles(gaps_s), slo_s))
+    return found
+
+
+def _over(first: Percentiles, gap: Percentiles, slo_s: Slo) -> bool:
+    measured = {"ttft": first.p95, "itl": gap.p95}
+    return any(p95 > limit for name, limit in slo_s.items() if (p95 := measured[name]) is not None)
