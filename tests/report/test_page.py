@@ -100,7 +100,7 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
 def test_the_page_starts_with_the_decision(many_arms: RunDirectory) -> None:
     """Question, subject and decision come before the first section, in the same order in Markdown and terminal."""
     page, markdown = ((many_arms.path / name).read_text() for name in ("report.html", "report.md"))
-    decision = decision_lines(many_arms.read("results.json", Results))[-1]
+    decision = " ".join(decision_lines(many_arms.read("results.json", Results)))
     assert "use MARS τ=0.3: 1.90 to 2.10 times" in decision
     first_screen = page.partition("<main>")[0].partition("<body>")[2]
     places = [

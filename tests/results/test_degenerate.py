@@ -3,18 +3,13 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made_records import cell_data, generation_line, made_results, result_cell
-from rich.console import Console
+from made_records import cell_data, generation_line
 
-from mtbench.records import dump
-from mtbench.report.terminal import results_tables
 from mtbench.results import degenerate
 from mtbench.results.aggregate import assemble
-from mtbench.results.figure_formats import AcceptanceFigures, Degenerate, DerivedAcceptance, Finish
-from mtbench.results.format import ResultCell
+from mtbench.results.figure_formats import Degenerate
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine
 
@@ -82,10 +77,6 @@ def test_a_hidden_answer_hides_the_figures() -> None:
     assert degenerate.of_cell(cell_data(lines, [])) == hidden(1, 1 / 3)
 
 
-def test_loops_alone_leave_no_figures() -> None:
-    assert degenerate.of_cell(cell_data(answers([(LOOP, [4] * 16)]), [])) == hidden(1, 1.0)
-
-
 def test_without_a_text_of_a_model_there_is_nothing_to_say() -> None:
     """No answer, or simulated weights or acceptance."""
     simulated = {"weights": None, "accept": "0.8", "note": None}
@@ -136,41 +127,6 @@ def test_a_run_whose_answers_loop_is_flagged(
         assert cell.degenerate.answers == cell.finish.length
         flagged = any("of the answers end in a loop" in flag for flag in cell.flags)
         assert flagged is (cell.finish.length / cell.items > degenerate.FLAGGED_SHARE)
-
-
-def looping(**given: Any) -> ResultCell:
-    """A cell of eight answers, four of them cut by the budget and one of these in a loop."""
-    found = Degenerate(answers=1, share=0.125, tokens_per_forward=1.63, acceptance_length=1.7, acceptance_rate=0.1)
-    values: dict[str, Any] = {
-        "items": 8,
-        "finish": Finish(end=4, stop=0, length=4),
-        "tokens_per_forward": 1.91,
-        "acceptance": AcceptanceFigures(
-            length=2.0,
-            rate=0.15,
-            per_position=[0.5],
-            offered=10,
-            derived=DerivedAcceptance(**dict.fromkeys(DerivedAcceptance.model_fields)),
-        ),
-        "degenerate": found,
-        "flags": degenerate.flags(found, 1.91),
-    }
-    return result_cell(**values | given)
-
-
-def test_the_terminal_gives_the_flag() -> None:
-    console = Console(width=200)
-    with console.capture() as printed:
-        console.print(*results_tables(made_results([looping()]), 200))
-    sentence = "12% of the answers end in a loop (1.91 tokens per forward, 1.63 without them)"
-    assert f"¹ {sentence}" in printed.get()
-
-
-def test_results_of_earlier_versions_are_read() -> None:
-    """They do not have the field."""
-    stored = dump(looping())
-    del stored["degenerate"]
-    assert ResultCell.model_validate(stored).degenerate is None
 
 
 def test_the_rule_is_in_the_documents_too(request: pytest.FixtureRequest) -> None:

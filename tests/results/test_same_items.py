@@ -6,7 +6,6 @@ import pytest
 from made_records import cell_data, generation_line, made_results, result_cell
 from rich.console import Console
 
-from mtbench.records import dump
 from mtbench.report.phrases import fewer_items
 from mtbench.report.terminal import results_tables
 from mtbench.results.comparisons import same_items
@@ -88,10 +87,3 @@ def test_the_terminal_says_it() -> None:
     with console.capture() as shown:
         console.print(*results_tables(results, 200))
     assert f"{BEGINNING} the same accuracies" in " ".join(shown.get().split())
-
-
-def test_results_of_earlier_versions_are_read() -> None:
-    """They do not have the field."""
-    stored = dump(scored("arm", 0.75, 0.75))
-    del stored["accuracy_same_items"]
-    assert ResultCell.model_validate(stored).accuracy_same_items is None

@@ -6,19 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import cell_data, generation_line, made_results, result_cell, speedup, timing_line
-from rich.console import Console
+from made_records import cell_data, generation_line, result_cell, speedup, timing_line
 
-from mtbench import statistics
 from mtbench.records import dump
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import spread_over_tasks
-from mtbench.report.terminal import results_tables
 from mtbench.results import subtasks
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import compare, own_speedups
-from mtbench.results.figure_formats import Accuracy, Speedup, Spread, TaskFigures, TaskValue
-from mtbench.results.format import ResultCell, Results
+from mtbench.results.figure_formats import Speedup, Spread, TaskFigures, TaskValue
+from mtbench.results.format import Results
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import by_task, tokens_per_forward_spread, with_spreads
 from mtbench.runs.directory import RunDirectory
@@ -112,13 +109,6 @@ def test_equal_tasks_give_no_spread() -> None:
     assert tokens_per_forward_spread(tasks) is None
 
 
-def test_each_baseline_has_its_own_spread() -> None:
-    """The tasks were not compared with the second one."""
-    tasks = figures({"code": 2.5, "chat": 1.25})[1]
-    first, second = with_spreads([speedup(baseline=AR), speedup(baseline="ar@mars/graph")], tasks)
-    assert (ends(first.spread), second.spread) == (("chat", "code", 2, 2), None)
-
-
 def test_a_ratio_that_contains_an_engine_has_none() -> None:
     """No task has a speedup over another engine."""
     tasks = figures({"code": 2.5, "chat": 1.25})[1]
@@ -159,61 +149,12 @@ def test_the_words_name_both_tasks(spread: Spread | None, words: str | None) -> 
     assert spread_over_tasks(spread) == words
 
 
-def cells(**given: Any) -> list[ResultCell]:
-    """A baseline, and an arm that is 1.9 times as fast with 2 tokens per forward."""
-    accuracy = Accuracy(metric="exact_match", **statistics.wilson(15, 20)._asdict())
-    over = {"baseline": AR, "verdict": "faster", "value": 1.9, "ci_low": 1.8, "ci_high": 2.0}
-    agreement = [{"baseline": AR, "items": 20, "identical": 20}]
-    lossless = {"against": AR, "grade": "exact", "items": 20, "identical": 20}
-    unknown: dict[str, Any] = dict.fromkeys(("first_divergence", "epsilon", "worst_margin", "near_ties", "floor"))
-    values: dict[str, Any] = {
-        "arm": ARM,
-        "accuracy": accuracy,
-        "tokens_per_forward": 2.0,
-        "tokens_per_forward_ci": [1.9, 2.1],
-        "tokens_per_forward_spread": made(1.5, 2.4),
-        "speedup": [speedup(**over, spread=made(1.2, 2.6))],
-        "agreement": agreement,
-        "lossless": lossless | unknown,
-    }
-    return [result_cell(arm=AR, accuracy=accuracy, reference=True), result_cell(**values | given)]
-
-
 def test_the_row_of_an_arm_says_it() -> None:
     """Below its speedup and its tokens per forward. The baseline has nothing to say."""
-    both = cells(flags=["accuracy 1%"])
-    baseline, arm = main_table(both, {AR: 1, ARM: 2}, own_speedups(both)).rows
-    said = [entry.detail for entry in arm.entries if entry.detail]
+    over = speedup(baseline=AR, verdict="faster", value=1.9, ci_low=1.8, ci_high=2.0, spread=made(1.2, 2.6))
+    arm = result_cell(arm=ARM, tokens_per_forward=2.0, tokens_per_forward_spread=made(1.5, 2.4), speedup=[over])
+    both = [result_cell(arm=AR, reference=True), arm]
+    of_baseline, of_arm = main_table(both, {AR: 1, ARM: 2}, own_speedups(both)).rows
+    said = [entry.detail for entry in of_arm.entries if entry.detail]
     assert said[:2] == ["by task from 1.20 on chat to 2.60 on code", "by task from 1.50 on chat to 2.40 on code"]
-    assert not any("by task" in (entry.detail or "") for entry in baseline.entries)
-    assert arm.notes == [("flag", "accuracy 1%.")]
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ({}, True),
-        ({"speedup": []}, False),
-        ({"void": ["tokens differ between rounds"]}, False),
-        ({"status": "failed", "error": "out of memory"}, False),
-    ],
-    ids=["both", "no speedup", "void", "failed"],
-)
-def test_a_wide_terminal_says_it_beside_the_speedup(given: dict[str, Any], shown: bool) -> None:
-    """Of an arm that can be trusted; a narrow terminal keeps one line an arm."""
-    texts = {}
-    for width in (160, 80):
-        console = Console(width=width)
-        with console.capture() as printed:
-            console.print(*results_tables(made_results(cells(**given)), width))
-        texts[width] = printed.get()
-    assert ("from 1.20 on chat to 2.60 on code" in texts[160]) is shown
-    assert "on chat" not in texts[80]
-
-
-def test_results_of_earlier_versions_are_read() -> None:
-    """They do not have the fields."""
-    stored = dump(cells()[1])
-    del stored["tokens_per_forward_spread"], stored["speedup"][0]["spread"]
-    read = ResultCell.model_validate(stored)
-    assert (read.tokens_per_forward_spread, read.speedup[0].spread) == (None, None)
+    assert not any("by task" in (entry.detail or "") for entry in of_baseline.entries)
