@@ -61,7 +61,7 @@ def test_other_private_prompts_are_other_work(planned: Planned) -> None:
     one, other = private("0" * 64), private("1" * 64)
     assert plans.compare(one, one) == []
     assert plans.sha256(one.stored) != plans.sha256(other.stored)
-    with pytest.raises(UserError, match="prompts of arithmetic is"):
+    with pytest.raises(UserError, match="digest of prompts of arithmetic: "):
         plans.compare(one, other)
 
 
@@ -82,10 +82,10 @@ def test_other_prompts_are_other_work(planned: Planned) -> None:
     stored = json.loads(json.dumps(planned.stored))
     stored["suites"][0]["items"][0]["prompt_ids"][0] += 1
     other = planned._replace(plan=Plan.model_validate(stored), stored=stored)
-    with pytest.raises(UserError, match="prompts of arithmetic is"):
+    with pytest.raises(UserError, match="digest of prompts of arithmetic: "):
         plans.compare(planned, other)
     stored = json.loads(json.dumps(planned.stored))
     stored["groups"][0]["blocks"].reverse()
     other = planned._replace(plan=Plan.model_validate(stored), stored=stored)
-    with pytest.raises(UserError, match="blocks of arithmetic at batch size 1, static is"):
+    with pytest.raises(UserError, match="blocks of arithmetic at batch size 1, static: "):
         plans.compare(planned, other)

@@ -216,7 +216,7 @@ def test_another_gpu_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan:
 
 
 def test_another_plan_is_refused_with_the_field(gate: Callable[..., Gate]) -> None:
-    with pytest.raises(UserError, match=r"options\.tau of arithmetic\.mars\.mars\.graph\.b1 is 1\.0 in base and 0\.5"):
+    with pytest.raises(UserError, match=r"options\.tau of arithmetic\.mars\.mars\.graph\.b1: 1\.0 in base, 0\.5"):
         gate(option=0.5)
 
 

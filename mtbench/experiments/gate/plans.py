@@ -86,8 +86,8 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
         if what in before and what in after:
             if before[what] != after[what]:
                 raise UserError(
-                    f"the builds plan other work, so they cannot be compared: {part} of {owner} is "
-                    f"{_shown(before[what])} in base and {_shown(after[what])} in head; give the options that differ."
+                    f"the builds plan other work, so they cannot be compared: {part} of {owner}: "
+                    f"{_shown(before[what])} in base, {_shown(after[what])} in head; give the options that differ."
                 )
         elif part.startswith("options.") and owner in a and owner in b:
             side, value = ("head", after[what]) if what in after else ("base", before[what])
@@ -105,8 +105,8 @@ def _shown(value: object) -> str:
 
 
 def _work(plan: Plan) -> dict[tuple[str, str], Any]:
-    """Return what a plan asks for, by part and owner, such as `options.tau` of a cell or `prompts` of a suite."""
-    work: dict[tuple[str, str], Any] = {("prompts", suite.suite): _prompts(suite) for suite in plan.suites}
+    """Return what a plan asks for, by part and owner, such as `options.tau` of a cell."""
+    work: dict[tuple[str, str], Any] = {("digest of prompts", suite.suite): _prompts(suite) for suite in plan.suites}
     for group in plan.groups:
         owner = f"{group.suite} at batch size {group.batch_size}, {group.batching}"
         work |= {(field, owner): getattr(group, field) for field in GROUP_WORK}
