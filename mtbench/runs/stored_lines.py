@@ -20,7 +20,7 @@ def generation_line(
     item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
 ) -> JsonObject:
     """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
-    return {
+    line = {
         "item": item,
         "prompt_ids": list(prompt) if public else None,
         "prompt_tokens": len(prompt),
@@ -28,6 +28,7 @@ def generation_line(
         "forwards": generation.forwards,
         "block": block,
     }
+    return {key: line[key] for key in GenerationLine.model_fields}  # in the order of the format
 
 
 def timing_line(
