@@ -5,13 +5,11 @@ import queue
 import socket
 import sys
 import threading
-import time
 from functools import cache
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 WITHIN_S = 3.0  # HF_HUB_ETAG_TIMEOUT, a variable of the hub's client, is used instead where it is set
-RETRY_S = 0.5  # after a failure of name resolution that may pass
 LOCAL_FAMILIES = "tiny, smollm2-135m"  # their checkpoints are embedded, or in a package that is installed
 PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080}
 _refusals: list[str] = []  # of the hub
@@ -65,33 +63,20 @@ def _first_hop(url: str) -> tuple[str | None, int]:
 
 @cache
 def _refusal(host: str, port: int, within_s: float) -> str | None:
-    """Try IPv4 and IPv6 at once: a machine may have a route for one of them only. A look-up of a name may hang."""
-    end = time.monotonic() + within_s
+    """Try to connect, in a thread: the look-up of a name may hang."""
     answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    families = (socket.AF_INET, socket.AF_INET6)
-    for family in families:
-        threading.Thread(target=_connect, args=(family, (host, port), end, answers), daemon=True).start()
-    reasons: list[str] = []
-    for _ in families:
-        try:
-            answer = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
-        if answer is None:
-            return None
-        reasons.append(answer)
-    return f"{host}: {reasons[0] if reasons else f'no answer in {within_s:g} s'}"
+    threading.Thread(target=_connect, args=((host, port), within_s, answers), daemon=True).start()
+    try:
+        reason = answers.get(timeout=within_s)
+    except queue.Empty:
+        reason = f"no answer in {within_s:g} s"
+    return None if reason is None else f"{host}: {reason}"
 
 
-def _connect(family: int, address: tuple[str, int], end: float, answers: "queue.SimpleQueue[str | None]") -> None:
-    """Put None if a connection can be made before `end` (`time.monotonic`), and else the reason."""
-    while True:
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as connection:
-                connection.settimeout(max(0.1, end - time.monotonic()))
-                connection.connect(address)
-            return answers.put(None)
-        except OSError as error:
-            if error.errno != socket.EAI_AGAIN or time.monotonic() + RETRY_S > end:
-                return answers.put(error.strerror or str(error))
-        time.sleep(RETRY_S)
+def _connect(address: tuple[str, int], within_s: float, answers: "queue.SimpleQueue[str | None]") -> None:
+    """Put None if a connection can be made, and else the reason."""
+    try:
+        socket.create_connection(address, within_s).close()
+    except OSError as error:
+        return answers.put(error.strerror or str(error))
+    return answers.put(None)

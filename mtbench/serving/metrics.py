@@ -14,7 +14,7 @@ GAP_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 class Metrics:
     """The metrics of one server, in a registry of its own."""
 
-    def __init__(self, rows: int, queue: Callable[[], int], running: Callable[[], int], kv: Callable[[], int]) -> None:
+    def __init__(self, rows: int, queue: Callable[[], int], running: Callable[[], int]) -> None:
         registry = self.registry = CollectorRegistry()
         self.requests = Counter("mtbench_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
@@ -22,7 +22,6 @@ class Metrics:
         Gauge("mtbench_queue_length", "Requests that wait for a row.", registry=registry).set_function(queue)
         Gauge("mtbench_rows_running", "Rows that decode a request.", registry=registry).set_function(running)
         Gauge("mtbench_rows", "Rows of the batch.", registry=registry).set(rows)
-        Gauge("mtbench_kv_bytes", "Bytes of keys and values of all rows.", registry=registry).set_function(kv)
         self.tokens = Counter("mtbench_tokens", "Tokens decoded.", registry=registry)
         self.forwards = Counter("mtbench_forwards", "Forward passes, counted once per running row.", registry=registry)
         self.option = Gauge("mtbench_option", "Value for requests that set none.", ["name"], registry=registry)

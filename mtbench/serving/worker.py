@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 
 from mtbench.decoding.live import Ended, Policy, Queue, Ticket, serve
-from mtbench.decoding.loop import Batch
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.serving.metrics import Metrics
@@ -49,7 +48,6 @@ class Worker:
         self.running = 0  # rows that decode
         self.error: BaseException | None = None  # what ended the thread
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._batch: Batch | None = None
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._decode, name="decoding", daemon=True)
         self.metrics = self._new_metrics()
@@ -118,12 +116,12 @@ class Worker:
         self._wake([ticket])
 
     def _new_metrics(self) -> Metrics:
-        return Metrics(self.served.rows, lambda: len(self.queue), lambda: self.running, self._kv_bytes)
+        return Metrics(self.served.rows, lambda: len(self.queue), lambda: self.running)
 
     def _decode(self) -> None:
         torch.set_num_threads(self._threads)
         try:
-            serve(self._make, self.queue, self, None if self.policy is None else self._follow)
+            serve(self.served.make, self.queue, self, None if self.policy is None else self._follow)
         except BaseException as error:
             self.error = error
             self._fail(self.queue.take(len(self.queue)))
@@ -132,15 +130,6 @@ class Worker:
         for ticket in tickets:
             ticket.outcome = self.error
         self._wake(tickets)
-
-    def _make(self) -> Batch:
-        self._batch = None  # its memory is free before another one takes some
-        self._batch = self.served.make()
-        return self._batch
-
-    def _kv_bytes(self) -> int:
-        batch = self._batch
-        return 0 if batch is None else batch.bytes_per_slot * batch.width * batch.slots
 
     def _follow(self, queue: int, running: int) -> dict[str, float]:
         assert self.policy is not None

@@ -24,7 +24,7 @@ def test_arms_get_the_same_requests() -> None:
 
 def test_an_item_comes_again_only_when_all_were_sent() -> None:
     planned = planning.plan(request(url=URLS, limit=5))
-    for level in planned.levels:
+    for level in planned.request.levels:
         points = sorted((p for p in planned.points if (p.arm, p.level) == ("one", level)), key=lambda p: p.round)
         order = [item for point in points for item in point.items]
         assert sorted(order[:5]) == list(range(5))

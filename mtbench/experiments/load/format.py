@@ -83,11 +83,6 @@ class LoadPlan(Record):
         """Return an arm by its name."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    @property
-    def levels(self) -> list[float]:
-        """The levels in the order in which they were asked for."""
-        return list(self.request.request_rate or map(float, self.request.concurrency))
-
 
 class Segment(Record):
     """Consecutive tokens of an answer that were decoded with the same options."""

@@ -35,7 +35,7 @@ def plan(request: LoadRequest) -> LoadPlan:
         )
     arms.refuse_twins([arm.name for arm in chosen])
     _refuse_levels(request)
-    sizes = {level: requests_at(request, level) for level in levels(request)}
+    sizes = {level: requests_at(request, level) for level in request.levels}
     needed = request.rounds * max(sizes.values())
     run_request = _run_request(request, chosen, min(needed, request.limit or needed))
     planned = make_plan(run_request)
@@ -63,11 +63,6 @@ def plan(request: LoadRequest) -> LoadPlan:
         points=_points(request, chosen, sizes, len(suite_plan.items)),
         plugins=planned.plugins,
     )
-
-
-def levels(request: LoadRequest) -> list[float]:
-    """Return the rates, or the concurrency levels."""
-    return list(request.request_rate or map(float, request.concurrency))
 
 
 def requests_at(request: LoadRequest, level: float) -> int:
@@ -119,7 +114,7 @@ def _refuse_levels(request: LoadRequest) -> None:
         )
     if request.concurrency and request.requests is None:
         raise UserError("--concurrency needs --requests N: how many requests a point sends.")
-    for level in levels(request):
+    for level in request.levels:
         if requests_at(request, level) > MOST_REQUESTS:
             raise UserError(
                 f"a point of {requests_at(request, level):,} requests is not allowed; at most {MOST_REQUESTS:,} are. "

@@ -138,6 +138,11 @@ class LoadRequest(Upgraded):
         options.MaxLoss, Field(description="Loss of accuracy that you accept, in points.", gt=0, lt=100)
     ] = 2.0
 
+    @property
+    def levels(self) -> list[float]:
+        """The rates, or the concurrency levels, in their order."""
+        return list(self.request_rate or map(float, self.concurrency))
+
     @model_validator(mode="before")
     @classmethod
     def _split_urls(cls, given: Any) -> Any:

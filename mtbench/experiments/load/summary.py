@@ -6,7 +6,7 @@ with its first answer.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,19 +51,10 @@ class Sent:
         """All requests."""
         return [line for point in self.points for line in point.requests]
 
-    @property
-    def windows_s(self) -> list[float]:
-        """The time of each round."""
-        return [point.window_s for point in self.points]
-
     @cached_property
     def is_scored(self) -> bool:
         """Whether the answers have scores."""
         return bool(self.points) and all(point.point in self.scores for point in self.points)
-
-    def by_round(self, value: Callable[[PointLine], float]) -> list[float]:
-        """Return a value of every round."""
-        return [value(point) for point in self.points]
 
     def good(self, point: PointLine) -> list[bool]:
         """Return for each request of a round whether it was answered within all limits."""
@@ -93,7 +84,7 @@ def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
     points, scores = read_points(run, planned), read_scores(run)
     environment = run.read("environment.json", Environment)
     cells: dict[float, list[Sent]] = {}
-    for level in sorted(planned.levels):
+    for level in sorted(planned.request.levels):
         for arm in planned.arms:
             of_cell = sorted((p for p in points if (p.arm, p.level) == (arm.name, level)), key=lambda p: p.round)
             if of_cell:
@@ -133,6 +124,7 @@ def cell(sent: Sent) -> LoadCell:
     scored = sent.is_scored
     correct = sum(sent.good_and_correct(point) for point in sent.points) if scored else None
     items = {line.item for line in sent.requests if line.outcome == "ok"}
+    names = sorted({name for line in sent.requests for segment in line.options for name in segment.options})
     return LoadCell(
         arm=sent.arm,
         level=sent.level,
@@ -144,7 +136,7 @@ def cell(sent: Sent) -> LoadCell:
         achieved_rate=_rate(sent, lambda point: sum(line.outcome == "ok" for line in point.requests)),
         goodput=_rate(sent, lambda point: sum(sent.good(point))),
         correct_goodput=_rate(sent, sent.good_and_correct) if scored else None,
-        tokens_per_s=_rate(sent, lambda point: sum(line.tokens or 0 for line in point.requests)),
+        tokens_per_s=_rate(sent, _tokens),
         ttft=_latency(sent, lambda line: line.ttft_s),
         itl=_latency(sent, lambda line: line.itl_s),
         e2e=_latency(sent, lambda line: line.e2e_s),
@@ -152,7 +144,7 @@ def cell(sent: Sent) -> LoadCell:
         accuracy=_accuracy(sent) if scored else None,
         items=len(items),
         tokens_per_forward=_tokens_per_forward(sent),
-        options={name: _option(sent, name) for name in _option_names(sent.requests)},
+        options={name: _option(sent, name) for name in names},
         j_per_token=_energy(sent),
         flags=_flags(sent, sizes),
     )
@@ -222,7 +214,7 @@ def _goodput_ratio(baseline: Sent, arm: Sent, shared: Sequence[Pair]) -> statist
 
 def _rate(sent: Sent, amount: Callable[[PointLine], float]) -> Estimate:
     """Return an amount per second, with the rounds as the unit."""
-    return _ratio(sent.by_round(amount), sent.windows_s)
+    return _ratio([amount(point) for point in sent.points], [point.window_s for point in sent.points])
 
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
@@ -239,25 +231,22 @@ def _estimate(ratio: statistics.Ratio) -> Estimate:
 def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latency:
     """Return percentiles of a time: of each round, then their mean."""
     measured = _by_round(sent, value)
-
-    def mean(percentile: int) -> Estimate:
-        each = [float(np.percentile(values, percentile)) for values in measured]
-        return _ratio(each, [1.0] * len(each))
-
-    return Latency(**{f"p{percentile}": mean(percentile) for percentile in PERCENTILES})
+    each = {p: [float(np.percentile(values, p)) for values in measured] for p in PERCENTILES}
+    return Latency(**{f"p{p}": _ratio(values, [1.0] * len(values)) for p, values in each.items()})
 
 
 def _mean_over_rounds(sent: Sent, value: Callable[[RequestLine], float | None]) -> Estimate | None:
     """Return the mean of a value over requests; None if no request has it."""
     measured = _by_round(sent, value)
-    if not measured:
-        return None
-    return _ratio([sum(values) for values in measured], [float(len(values)) for values in measured])
+    return (
+        _ratio([sum(values) for values in measured], [float(len(values)) for values in measured]) if measured else None
+    )
 
 
 def _by_round(sent: Sent, value: Callable[[RequestLine], float | None]) -> list[list[float]]:
     """Return what is known of a value, for each round in which a request has it."""
-    return [found for point in sent.points if (found := _known(map(value, point.requests)))]
+    known = ([v for v in map(value, point.requests) if v is not None] for point in sent.points)
+    return [values for values in known if values]
 
 
 def _accuracy(sent: Sent) -> Estimate:
@@ -279,10 +268,6 @@ def _tokens_per_forward(sent: Sent) -> Estimate | None:
     return _ratio([tokens for tokens, _ in sums], [forwards for _, forwards in sums]) if sums else None
 
 
-def _option_names(requests: Iterable[RequestLine]) -> list[str]:
-    return sorted({name for line in requests for segment in line.options for name in segment.options})
-
-
 def _option(sent: Sent, name: str) -> Estimate:
     """Return the mean over tokens of an option."""
     sums = []
@@ -294,14 +279,14 @@ def _option(sent: Sent, name: str) -> Estimate:
 
 
 def _energy(sent: Sent) -> Estimate | None:
-    joules = _known(point.energy_j for point in sent.points)
+    joules = [point.energy_j for point in sent.points if point.energy_j is not None]
     if len(joules) < len(sent.points):
         return None
-    return _ratio(joules, sent.by_round(lambda point: sum(line.tokens or 0 for line in point.requests)))
+    return _ratio(joules, [float(_tokens(point)) for point in sent.points])
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _tokens(point: PointLine) -> int:
+    return sum(line.tokens or 0 for line in point.requests)
 
 
 def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
