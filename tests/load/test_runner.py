@@ -101,17 +101,6 @@ def test_a_killed_load_goes_on(tmp_path: Path) -> None:
     assert load_run(run, planned).missing() == []
 
 
-def test_a_time_budget_ends_between_points(tmp_path: Path) -> None:
-    with answering(lambda prompt: (200, "1")) as server:
-        run, planned = begun(tmp_path / "load", request(url={"one": server.url}))
-        load_run(run, planned).send(PYTHON, deadline=time.monotonic() - 1)
-        assert not server.asked
-    found = summarise(run, planned, CLIENTS["aiperf"])
-    assert not found.complete
-    run.write_json("load.json", dump(found))
-    write(run.path, "load", document(found))
-
-
 def test_a_full_server_and_a_broken_one(tmp_path: Path) -> None:
     """Their refusals are counted; they end nothing."""
     codes = iter([200, 200, 503, 500, 200, *[200] * 100])
