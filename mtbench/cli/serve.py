@@ -46,14 +46,6 @@ def serve(
     max_queue: Annotated[
         int, Option("--max-queue", min=1, help="Requests that may wait for a row; others get 503.")
     ] = 64,
-    adaptive: Annotated[
-        str | None,
-        Option(
-            "--adaptive",
-            help="NAME=IDLE..FULL, such as tau=0.95..0.7: an option's value without load and under full load, for "
-            "requests that do not set it.",
-        ),
-    ] = None,
     host: Annotated[str, Option("--host", help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8000,
     api_key_env: Annotated[
@@ -83,13 +75,11 @@ def serve(
         raise UserError(f"`mtbench serve` needs {', '.join(missing)}; run `pip install {' '.join(missing)}`.")
     from mtbench import kernels
     from mtbench.serving import served, server
-    from mtbench.serving.adaptive import parse_span
     from mtbench.serving.app import Limits
 
     key = None if api_key_env is None else os.environ.get(api_key_env)
     if api_key_env is not None and not key:
         raise UserError(f"--api-key-env {api_key_env}: the environment variable is not set; set it to the key.")
-    span = None if adaptive is None else parse_span(adaptive)
     request = RunRequest(
         family=family,
         model=model,
@@ -102,8 +92,6 @@ def serve(
     loaded = served.load(request, method, max_num_seqs, max_length)
     if off := kernels.off():
         warn(f"mtbench's kernels do not run, and PyTorch's do: {off}")
-    if span is not None:
-        loaded.check_span(span)
     limits = Limits(
         max_new_tokens=max_new_tokens,
         max_queue=max_queue,
@@ -111,7 +99,7 @@ def serve(
         api_key=key,
     )
     try:
-        server.run(loaded, limits, span, say, host=host, port=port, ready_file=ready_file)
+        server.run(loaded, limits, say, host=host, port=port, ready_file=ready_file)
     except server.DecodingError as error:
         warn(f"error: {error}")
         raise typer.Exit(FAILED) from None

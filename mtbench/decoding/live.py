@@ -9,7 +9,7 @@ The loop is that of a workload (loop.py); `LiveRun` says where requests come fro
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -25,19 +25,12 @@ from mtbench.decoding.run_state import Reads, RunState, contains, finished, over
 from mtbench.errors import loses_device
 
 
-class Segment(NamedTuple):
-    """Consecutive tokens of an answer that were decoded with the same values of the options."""
-
-    tokens: int
-    options: Mapping[str, float]
-
-
 class Ended(NamedTuple):
     """A complete answer."""
 
     generation: Generation
     offered: list[int]  # by forward, tokens beyond the first that could have been committed
-    segments: list[Segment]
+    options: Mapping[str, float]  # that its tokens were decoded with
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +41,6 @@ class Ticket:
     token_ids: list[int] = field(default_factory=list)  # decided so far, also some beyond a stop string
     outcome: Ended | BaseException | None = None  # None: not complete; an exception: why it failed
     given_up: bool = False
-    changes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # forwards before, values from then on
 
     def give_up(self) -> None:
         """Say that nobody waits for the answer: its row is freed."""
@@ -117,24 +109,18 @@ class Queue:
             self._changed.notify_all()
 
 
-Policy = Callable[[int, int], Mapping[str, float]]  # queue length, running rows -> values of options
-
-
 class LiveRun(RunState):
     """The run of a batch that decodes what a queue gives."""
 
     goes_on = True
 
-    def __init__(self, batch: Batch, queue: Queue, observer: Observer, policy: Policy | None = None) -> None:
-        """`policy`: before each step, the values of options for the requests that do not set them."""
+    def __init__(self, batch: Batch, queue: Queue, observer: Observer) -> None:
         super().__init__()
         self.sets_options = True
         self.most_new_tokens, self.rows = batch.slots, batch.width
-        self.queue, self.observer, self.policy = queue, observer, policy
+        self.queue, self.observer = queue, observer
         self.checkpoint = batch.target.checkpoint
-        self.options = {name: float(getattr(batch.method, name)) for name in batch.options}  # in force
-        if policy is not None:
-            self.options |= policy(0, 0)
+        self.options = {name: float(getattr(batch.method, name)) for name in batch.options}  # of requests without
         self.tickets: dict[int, Ticket] = {}  # by row
         self.known: dict[int, int] = {}  # by row, decided tokens that the host has read
         self._taken: dict[int, Ticket] = {}  # by number, until they are placed
@@ -159,22 +145,8 @@ class LiveRun(RunState):
     def place(self, row: int, number: int, request: Request) -> None:
         super().place(row, number, request)
         ticket = self._taken.pop(number)
-        ticket.changes.append((0, dict(request.options)))
         self.placed[row].searched, self.tickets[row], self.known[row] = 0, ticket, len(request.prompt_ids)
         self.observer.joined(ticket)
-
-    def option_changes(self) -> Iterable[tuple[str, list[int], float]]:
-        values = {} if self.policy is None else self.policy(len(self.queue), len(self.live))
-        for name, value in values.items():
-            if value == self.options[name]:
-                continue
-            self.options[name] = value
-            rows = [row for row in self.live if name not in self.tickets[row].request.options]
-            for row in rows:
-                changes = self.tickets[row].changes
-                changes.append((self.steps - self.placed[row].first_step, {**changes[-1][1], name: value}))
-            if rows:
-                yield name, rows, value
 
     def count_step(self, positions: int, draft_forwards: int) -> None:
         super().count_step(positions, draft_forwards)
@@ -217,7 +189,7 @@ class LiveRun(RunState):
             generation = finished(self.checkpoint.tokenizer, ids, counts, ends, request.stop)
             assert generation.commits is not None
             offered = counts.offered[: len(generation.commits)]
-            ticket.outcome = Ended(generation, offered, segments(generation.commits, ticket.changes))
+            ticket.outcome = Ended(generation, offered, request.options)
         self.observer.left(ticket)
 
     def fail(self, error: BaseException) -> bool:
@@ -229,20 +201,8 @@ class LiveRun(RunState):
         return bool(failed)
 
 
-def segments(commits: Sequence[int], changes: Sequence[tuple[int, Mapping[str, float]]]) -> list[Segment]:
-    """Return an answer's tokens by the values of the options; `changes`: forwards before, values from then on.
-
-    >>> segments([1, 4, 2, 1], [(0, {"tau": 0.9}), (1, {"tau": 0.7}), (3, {"tau": 0.9})])
-    [Segment(tokens=1, options={'tau': 0.9}), Segment(tokens=6, options={'tau': 0.7}), \
-Segment(tokens=1, options={'tau': 0.9})]
-    """
-    ends = [begin for begin, _ in changes[1:]] + [len(commits)]
-    found = [Segment(sum(commits[begin:end]), values) for (begin, values), end in zip(changes, ends, strict=True)]
-    return [segment for segment in found if segment.tokens]
-
-
 @torch.inference_mode()
-def serve(make: Callable[[], Batch], queue: Queue, observer: Observer, policy: Policy | None = None) -> None:
+def serve(make: Callable[[], Batch], queue: Queue, observer: Observer) -> None:
     """Decode what the queue gives until it is closed and empty.
 
     An error costs the requests in rows; the others go on in a new batch of `make`. One without requests is raised, and
@@ -250,7 +210,7 @@ def serve(make: Callable[[], Batch], queue: Queue, observer: Observer, policy: P
     """
     while True:
         batch = make()
-        run = LiveRun(batch, queue, observer, policy)
+        run = LiveRun(batch, queue, observer)
         try:
             batch.open(run)
             batch.decode(run, Clock())

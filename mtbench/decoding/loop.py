@@ -196,8 +196,6 @@ class Batch:
 
     def _step(self, run: RunState, clock: Clock) -> None:
         """Execute one step, count it and start to read the cursors."""
-        for name, at, value in run.option_changes():
-            self.options[name][at] = value
         shape, draft_forwards = self.shape(run), self._draft_forwards()
         clock.mark()
         self.advance(run, shape)

@@ -1,7 +1,7 @@
 """What the host stores during one run of a batch: the request in each row, and the answers."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -74,10 +74,6 @@ class RunState:
         """Return whether every live row may reach its budget in steps in flight, of at most `commits` tokens each."""
         in_flight = len(self.copies) * commits
         return all(self.snapshot.known[row] + in_flight >= self.placed[row].request.slots for row in self.live)
-
-    def option_changes(self) -> Iterable[tuple[str, list[int], float]]:
-        """Return which options change before the next step: name, rows and value."""
-        return ()
 
     def count_step(self, positions: int, draft_forwards: int) -> None:
         """Count the positions that a step fed per row, and its forwards of draft models."""

@@ -64,7 +64,7 @@ class Answer:
             "mtbench": {
                 "forwards": len(commits),
                 "queued_s": (job.joined_s or job.arrived_s) - job.arrived_s,
-                "options": [{"tokens": segment.tokens, **segment.options} for segment in ended.segments],
+                "options": [{"tokens": len(ended.generation.token_ids), **ended.options}],
             },
         }
 

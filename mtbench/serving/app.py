@@ -71,7 +71,7 @@ class Service:
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     async def metrics(self, _: HttpRequest) -> Response:
-        return Response(self.worker.metrics.text(self.worker.options), media_type=CONTENT_TYPE_LATEST)
+        return Response(self.worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: HttpRequest) -> Response:
         self._check_key(request)

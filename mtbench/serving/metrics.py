@@ -1,6 +1,6 @@
 """What Prometheus reads: counters, gauges and histograms of one server."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,7 +24,6 @@ class Metrics:
         Gauge("mtbench_rows", "Rows of the batch.", registry=registry).set(rows)
         self.tokens = Counter("mtbench_tokens", "Tokens decoded.", registry=registry)
         self.forwards = Counter("mtbench_forwards", "Forward passes, counted once per running row.", registry=registry)
-        self.option = Gauge("mtbench_option", "Value for requests that set none.", ["name"], registry=registry)
         self.first_s = Histogram(
             "mtbench_time_to_first_token_seconds", "Arrival to first token.", buckets=FIRST_S, registry=registry
         )
@@ -35,8 +34,6 @@ class Metrics:
             registry=registry,
         )
 
-    def text(self, options: Mapping[str, float]) -> bytes:
-        """Return all metrics as Prometheus reads them. `options`: the values in force."""
-        for name, value in options.items():
-            self.option.labels(name).set(value)
+    def text(self) -> bytes:
+        """Return all metrics as Prometheus reads them."""
         return generate_latest(self.registry)

@@ -20,7 +20,6 @@ from mtbench.options import build, check_value, per_request
 from mtbench.runs.model_pool import ModelPool, fastest_dtype, use_threads
 from mtbench.runs.planner import inspect_checkpoints, refuse_arm
 from mtbench.runs.run_request import RunRequest
-from mtbench.serving.adaptive import OptionRange
 
 LONGEST = 4096  # positions of a row, unless the user asks for more
 DEFAULT_FAMILY = "tiny"
@@ -48,14 +47,6 @@ class Served:
             raise UserError(f"{name}={value} is not allowed; {name} is {error}.") from None
         dataclasses.replace(self.method, **{name: float(value)})  # type: ignore[type-var]  # refuses some combinations
         return float(value)
-
-    def check_span(self, span: OptionRange) -> None:
-        """Raise UserError unless the load may choose this option's value."""
-        if span.name not in self.options:
-            known = ", ".join(self.options) or "none"
-            raise UserError(f"--adaptive {span.name}: {self.arm!r} has no such option of requests; it has: {known}.")
-        for value in (span.idle, span.full):
-            self.option(span.name, value)
 
     @property
     def window(self) -> int:

@@ -18,7 +18,6 @@ import uvicorn
 
 from mtbench.errors import UserError, first_line
 from mtbench.files import write_text
-from mtbench.serving.adaptive import LoadPolicy, OptionRange
 from mtbench.serving.app import Limits, Service
 from mtbench.serving.served import Served
 from mtbench.serving.worker import Worker
@@ -43,7 +42,6 @@ class DecodingError(RuntimeError):
 def run(
     served: Served,
     limits: Limits,
-    span: OptionRange | None,
     say: Callable[[str], None],
     *,
     host: str,
@@ -55,7 +53,7 @@ def run(
     Raises DecodingError if an error ends the thread that decodes, such as one after which the GPU computes no more.
     """
     _allow_connections()
-    service = Service(Worker(served, None if span is None else lambda rows: LoadPolicy(span, rows)), limits)
+    service = Service(Worker(served), limits)
     listening = listen(host, port)
 
     def told(url: str) -> None:

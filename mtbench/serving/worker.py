@@ -7,13 +7,13 @@ has not read yet is the list of token ids of its own answer, so a slow reader de
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
-from mtbench.decoding.live import Ended, Policy, Queue, Ticket, serve
+from mtbench.decoding.live import Ended, Queue, Ticket, serve
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.serving.metrics import Metrics
@@ -38,13 +38,8 @@ class Job(Ticket):
 class Worker:
     """Decodes jobs in a thread of its own."""
 
-    def __init__(self, served: Served, make_policy: Callable[[int], Policy] | None = None) -> None:
-        """`make_policy`: returns the policy of a batch of so many rows."""
+    def __init__(self, served: Served) -> None:
         self.served, self.queue = served, Queue()
-        self.policy = None if make_policy is None else make_policy(served.rows)
-        self.options = dict(served.options)  # in force for requests that set none
-        if self.policy is not None:
-            self.options |= self.policy(0, 0)
         self.running = 0  # rows that decode
         self.error: BaseException | None = None  # what ended the thread
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -121,7 +116,7 @@ class Worker:
     def _decode(self) -> None:
         torch.set_num_threads(self._threads)
         try:
-            serve(self.served.make, self.queue, self, None if self.policy is None else self._follow)
+            serve(self.served.make, self.queue, self)
         except BaseException as error:
             self.error = error
             self._fail(self.queue.take(len(self.queue)))
@@ -130,11 +125,6 @@ class Worker:
         for ticket in tickets:
             ticket.outcome = self.error
         self._wake(tickets)
-
-    def _follow(self, queue: int, running: int) -> dict[str, float]:
-        assert self.policy is not None
-        self.options |= self.policy(queue, running)
-        return self.options
 
     def _wake(self, tickets: Sequence[Ticket]) -> None:
         assert self._loop is not None

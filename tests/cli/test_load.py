@@ -28,7 +28,7 @@ def mistake(*words: Any) -> str:
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     result = load(
-        "--method", "ar", "--method", "mars:tau=1..0.7", "--request-rate", "1,4", "--dry-run", "-o", tmp_path / "load"
+        "--method", "ar", "--method", "mars:tau=0.7", "--request-rate", "1,4", "--dry-run", "-o", tmp_path / "load"
     )
     assert result.exit_code == 0, result.exception
     shown = " ".join(result.output.split())

@@ -14,7 +14,7 @@ from small import WORDS, small_checkpoint
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.host_sync import Shape
-from mtbench.decoding.live import Ended, GivenUpError, Queue, Ticket, segments, serve
+from mtbench.decoding.live import Ended, GivenUpError, Queue, Ticket, serve
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method
 from mtbench.decoding.output import Generation
@@ -238,37 +238,20 @@ def test_nothing_grows_with_the_life_of_a_batch(runner: ModelRunner, monkeypatch
     assert len({tuple(generation_of(ticket).token_ids) for ticket in tickets}) <= 5
 
 
-def test_an_answer_says_which_value_each_token_had(runner: ModelRunner) -> None:
-    """The policy holds for requests that set no value; what it changed meanwhile is told in segments."""
-    seen = []
-
-    def policy(queue: int, running: int) -> dict[str, float]:
-        seen.append((queue, running))
-        return {"tau": 1.0 if len(seen) < 8 else 0.0}
-
-    plain, own = (
+def test_an_answer_says_which_value_it_had(runner: ModelRunner) -> None:
+    """A request keeps its own value beside others; one that sets none has the method's."""
+    loose, strict = (
         Ticket(Request(prompt_ids=[3, 4], max_new_tokens=30, ignore_eos=True, options=o)) for o in ({}, {"tau": 1.0})
     )
-    with live(batch(mars(tau=0.5), runner, rows=2), policy) as (queue, watcher):
-        queue.put(plain)
-        queue.put(own)
+    with live(batch(mars(tau=0.0), runner, rows=2)) as (queue, watcher):
+        queue.put(loose)
+        queue.put(strict)
         watcher.wait(2)
-    assert isinstance(plain.outcome, Ended)
-    assert isinstance(own.outcome, Ended)
-    strict, loose = plain.outcome.segments
-    assert (strict.options, loose.options) == ({"tau": 1.0}, {"tau": 0.0})
-    assert strict.tokens + loose.tokens == 30
-    commits = generation_of(plain).commits or []
-    assert commits[: strict.tokens] == [1] * strict.tokens
-    assert commits[strict.tokens : -1] == [4] * (len(commits) - strict.tokens - 1)
-    assert own.outcome.segments == [(30, {"tau": 1.0})]
-    assert generation_of(own).commits == [1] * 30
-
-
-def test_segments_without_tokens_are_left_out() -> None:
-    """The value changed twice before a forward, and once after the last one."""
-    changes: list[tuple[int, dict[str, float]]] = [(0, {"x": 1}), (0, {"x": 2}), (2, {"x": 3})]
-    assert segments([2, 1], changes) == [(3, {"x": 2})]
+    assert isinstance(loose.outcome, Ended)
+    assert isinstance(strict.outcome, Ended)
+    assert (loose.outcome.options, strict.outcome.options) == ({"tau": 0.0}, {"tau": 1.0})
+    assert len(generation_of(loose).commits or []) < 10
+    assert generation_of(strict).commits == [1] * 30
 
 
 def test_a_row_that_has_finished_does_not_lengthen_the_next_steps(

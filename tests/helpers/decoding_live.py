@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from mtbench.decoding.live import Ended, Policy, Queue, Ticket, serve
+from mtbench.decoding.live import Ended, Queue, Ticket, serve
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request
@@ -39,10 +39,10 @@ class Watcher:
 
 
 @contextmanager
-def live(make: Callable[[], Batch], policy: Policy | None = None) -> Iterator[tuple[Queue, Watcher]]:
+def live(make: Callable[[], Batch]) -> Iterator[tuple[Queue, Watcher]]:
     """Decode what is put into the queue until the block ends."""
     queue, watcher = Queue(), Watcher()
-    thread = threading.Thread(target=serve, args=(make, queue, watcher, policy), daemon=True)
+    thread = threading.Thread(target=serve, args=(make, queue, watcher), daemon=True)
     thread.start()
     yield queue, watcher
     queue.close()

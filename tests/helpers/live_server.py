@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import httpx
@@ -14,7 +13,6 @@ import httpx
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.models.runner import ModelRunner
-from mtbench.serving.adaptive import LoadPolicy, OptionRange
 from mtbench.serving.app import Limits, Service
 from mtbench.serving.served import Served
 from mtbench.serving.server import listen, serve
@@ -66,9 +64,9 @@ class Running:
 
 
 @contextmanager
-def serving(served: Served, span: OptionRange | None = None, **limits: Any) -> Iterator[Running]:
+def serving(served: Served, **limits: Any) -> Iterator[Running]:
     """Serve until the block ends."""
-    worker = Worker(served, None if span is None else partial(LoadPolicy, span))
+    worker = Worker(served)
     service = Service(worker, Limits(**limits))
     listening, started = listen("127.0.0.1", 0), threading.Event()
     told: list[tuple[str, asyncio.AbstractEventLoop]] = []

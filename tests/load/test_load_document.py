@@ -17,7 +17,7 @@ from mtbench.runs.formats import Environment
 LEVELS = (1.0, 2.0, 8.0)
 
 
-def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95..0.7"), *, rounds: int = 5, scored: bool = True) -> Load:
+def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95,cache=block"), *, rounds: int = 5, scored: bool = True) -> Load:
     """A load of some arms at three rates; the second arm is faster and refuses more."""
     slo, cells, comparisons = Slo(ttft_s=0.2), [], []
     for level in LEVELS:
@@ -84,7 +84,7 @@ def test_the_terminal_has_every_arm(width: int) -> None:
     assert all(len(text) <= width for text in shown.splitlines())
     assert shown.count("45 of 50") == 3
     assert "goodput" in shown
-    assert "mars:tau=0.95..0.7" in shown
+    assert "mars:tau=0.95,cache=block" in shown
     assert "▲" in shown
 
 

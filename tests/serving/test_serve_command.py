@@ -130,8 +130,6 @@ def test_a_process_without_its_gpu_fails_its_requests_and_ends(tmp_path: Path) -
     [
         ({"method": "openai:url=http://127.0.0.1:1/v1"}, "external engine"),
         ({"method": "mars:tau=0.9|0.8"}, "names 2 arms"),
-        ({"method": "mars", "adaptive": "sigma=1..2"}, "it has: tau"),
-        ({"method": "mars", "adaptive": "tau=1..2"}, "not allowed"),
         ({"method": "ar", "max_length": 1 << 20}, "--max-length"),
         ({"api_key_env": "MTBENCH_TEST_NO_SUCH_KEY"}, "is not set"),
         ({"host": "192.0.2.1"}, "cannot be used"),

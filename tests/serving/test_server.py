@@ -22,7 +22,6 @@ from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method
 from mtbench.models.runner import ModelRunner
 from mtbench.serving import app
-from mtbench.serving.adaptive import OptionRange
 
 BUDGET = 20
 TAUS = [1.0, 0.3, 0.05, 0.6]
@@ -349,23 +348,3 @@ def test_ending_lets_open_requests_end_and_refuses_new_ones(
             assert events(answer)[-1]["choices"][0]["finish_reason"] == "length"
         running.thread.join(WAIT_S)
         assert not running.thread.is_alive()
-
-
-def test_under_load_the_adaptive_option_falls_and_answers_say_so(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that names the option keeps its value; /metrics has the value in force."""
-    with serving(small_served(mars(tau=0.5), runner, rows=1), OptionRange("tau", 1.0, 0.0)) as running:
-        alone = running.complete(prompt=[3], max_tokens=40, ignore_eos=True)
-        assert spec(alone)["options"] == [{"tokens": 40, "tau": 1.0}]
-
-        def ask(i: int) -> dict[str, Any]:
-            return running.complete(prompt=[3 + i], max_tokens=40, ignore_eos=True, **({"tau": 1.0} if i == 5 else {}))
-
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(ask, range(8)))
-        assert spec(answers[5])["options"] == [{"tokens": 40, "tau": 1.0}]
-        assert min(segment["tau"] for answer in answers for segment in spec(answer)["options"]) == 0.0
-        assert all(sum(s["tokens"] for s in spec(answer)["options"]) == 40 for answer in answers)
-        with running.client() as client:
-            assert 'mtbench_option{name="tau"}' in client.get(running.url.removesuffix("/v1") + "/metrics").text

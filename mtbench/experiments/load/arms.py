@@ -1,11 +1,4 @@
-"""Arms of a load: methods that this command serves, and servers that are given by their URL.
-
-mars:tau=0.95            a fixed option, written as in `mtbench run --method`
-mars:tau=1|0.95|0.8      three arms
-mars:tau=0.95..0.7       one arm whose server adapts tau between 0.95 (idle) and 0.7 (full)
-vllm=http://HOST:8000/v1 a server that runs already
-vllm=http://HOST:8000/v1=KEY   the same, and the environment variable KEY has the key that it wants
-"""
+"""Arms of a load: methods that this command serves, as in `mtbench run --method`."""
 
 from collections.abc import Sequence
 
@@ -13,9 +6,6 @@ from mtbench.decoding.arms import ENGINES, Arm, parse_arms
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan
-from mtbench.options import parse_option
-
-RANGE = ".."
 
 
 def parse(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
@@ -23,53 +13,23 @@ def parse(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
 
     Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
     """
-    found = []
-    for spec in specs:
-        fixed, adaptive = _without_range(spec)
-        for arm in parse_arms([fixed], engine):
-            method = METHODS[arm.method]
-            if method.outside:
-                raise UserError(
-                    f"--method {spec!r}: {arm.method} is an external engine and cannot be served; start its server and "
-                    "give it with `--url NAME=URL`."
-                )
-            if adaptive is not None:
-                option, _, text = adaptive.partition("=")
-                for end in text.split(RANGE):
-                    parse_option(method, option, end)
-            found.append(ArmPlan(name=_name(arm, adaptive), method=_served(arm), adaptive=adaptive))
-    return found
-
-
-def refuse_twins(names: Sequence[str]) -> None:
-    """Raise UserError if two arms have the same name."""
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two arms have the name {name!r}; give each arm once.")
-
-
-def _without_range(spec: str) -> tuple[str, str | None]:
-    """Return a method without its range, and the range.
-
-    >>> _without_range("mars:tau=0.95..0.7,cache=block")
-    ('mars:cache=block', 'tau=0.95..0.7')
-    """
-    name, _, rest = spec.partition(":")
-    pairs = rest.split(",") if rest else []
-    ranges = [pair for pair in pairs if RANGE in pair]
-    if len(ranges) > 1:
-        raise UserError(f"--method {spec!r}: a server adapts one option; give one range, such as `tau=0.95..0.7`.")
-    fixed = ",".join(pair for pair in pairs if pair not in ranges)
-    return f"{name}:{fixed}" if fixed else name, ranges[0] if ranges else None
+    arms = parse_arms(specs, engine)
+    for arm in arms:
+        if METHODS[arm.method].outside:
+            raise UserError(
+                f"{arm.method} is an external engine and cannot be served; start its server and give it with "
+                "`--url NAME=URL`."
+            )
+    return [ArmPlan(name=_name(arm), method=_served(arm)) for arm in arms]
 
 
 def _options(arm: Arm) -> list[str]:
     return [f"{name}={value}" for name, value in arm.changed]
 
 
-def _name(arm: Arm, adaptive: str | None) -> str:
+def _name(arm: Arm) -> str:
     """Return the short name of an arm: what differs from the defaults."""
-    options = _options(arm) + ([adaptive] if adaptive else [])
+    options = _options(arm)
     if arm.on != METHODS[arm.method].roles[0]:
         options.append(f"on={arm.on}")
     if arm.engine != ENGINES[0]:

@@ -34,7 +34,7 @@ class ArmPlan(Record):
 
     name: Text = Field(description="name of the arm")
     method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
-    adaptive: str | None = Field(None, description="option that the server adapts, with its range; null: none")
+    adaptive: None = Field(None, description="null; a range that the server adapted, in plans of earlier versions")
     url: str | None = Field(None, description="URL of a given server; null: this command starts it")
     key_env: str | None = Field(None, description="environment variable with the server's key; null: it wants none")
 

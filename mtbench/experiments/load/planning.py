@@ -26,14 +26,16 @@ def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
     chosen = [*arms.parse(request.method, request.engine)]
     chosen += [
-        ArmPlan(name=name, method=None, adaptive=None, url=url, key_env=request.key_env.get(name))
-        for name, url in request.url.items()
+        ArmPlan(name=name, method=None, url=url, key_env=request.key_env.get(name)) for name, url in request.url.items()
     ]
     if not chosen:
         raise UserError(
             "no arm is given; add `--method METHOD`, such as `--method mars:tau=0.95`, or `--url NAME=URL`."
         )
-    arms.refuse_twins([arm.name for arm in chosen])
+    names = [arm.name for arm in chosen]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two arms have the name {name!r}; give each arm once.")
     _refuse_levels(request)
     sizes = {level: requests_at(request, level) for level in request.levels}
     needed = request.rounds * max(sizes.values())

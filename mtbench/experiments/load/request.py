@@ -52,8 +52,7 @@ class LoadRequest(Upgraded):
     method: Annotated[
         Sequence[str],
         option(
-            "Method that this command serves, such as 'mars:tau=1|0.95' or, with a range that the server "
-            "adapts to its queue, mars:tau=0.95..0.7. Repeatable.",
+            "Method that this command serves, such as 'mars:tau=1|0.95'. Repeatable.",
             COMPARED,
         ),
     ] = ()

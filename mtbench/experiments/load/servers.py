@@ -35,7 +35,6 @@ def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
     assert arm.method is not None
     return [
         *("serve", "--method", arm.method, *_models(planned)),
-        *(("--adaptive", arm.adaptive) if arm.adaptive else ()),
         *("--dtype", request.dtype, "--max-num-seqs", str(request.max_num_seqs), "--max-queue", str(request.max_queue)),
         *("--max-length", str(planned.room), "--max-new-tokens", str(planned.max_new_tokens)),
         *("--request-timeout", f"{request.request_timeout_s:f}s"),
