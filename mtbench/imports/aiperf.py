@@ -20,7 +20,6 @@ from mtbench.imports.importer import (
     Meaning,
     figure,
     has,
-    lowered,
     member,
     optional_text,
     other_version,
@@ -109,7 +108,8 @@ def _metric(export: Mapping[str, Any], name: str, where: str) -> Iterator[Import
     for statistic, words in STATISTICS.items():
         if statistic in stored and (known.meaning is None or statistic != "avg"):
             over_requests = "p50" in stored
-            definition = f"{words} of: {lowered(known.definition)}" if over_requests else known.definition
+            said = known.definition[:1].lower() + known.definition[1:]
+            definition = f"{words} of: {said}" if over_requests else known.definition
             full = f"{name}, {statistic}" if over_requests else name
             yield figure(Meaning(f"aiperf: {full}", known.unit, definition), full, stored[statistic], where)
 

@@ -113,13 +113,6 @@ def number(value: Any, name: str, where: str) -> float:
     return float(value)
 
 
-def numbers(values: Any, name: str, where: str) -> list[float]:
-    """Return an array of finite numbers."""
-    if not isinstance(values, list):
-        raise UserError(f"{where}: {text(name)} is {shown(values)}; it must be an array of numbers.")
-    return [number(value, f"{name}[{place}]", where) for place, value in enumerate(values)]
-
-
 def figure(meaning: Meaning, name: str, value: Any, where: str) -> ImportedFigure:
     """Return a figure of a file. Raises UserError if its value is not a number."""
     return ImportedFigure(
@@ -137,11 +130,6 @@ def settings(document: Any, names: Iterable[str]) -> dict[str, str]:
     if not isinstance(document, dict):
         return {}
     return {name: text(document[name]) for name in names if document.get(name) is not None}
-
-
-def lowered(sentence: str) -> str:
-    """Return a sentence with a small first letter."""
-    return sentence[:1].lower() + sentence[1:]
 
 
 def text(value: Any) -> str:

@@ -20,7 +20,6 @@ from mtbench.imports.importer import (
     figure,
     has,
     number,
-    numbers,
     optional_text,
     settings,
     shown,
@@ -103,7 +102,10 @@ def _result(document: Mapping[str, Any], where: str, part: str | None) -> Found:
 
 def _positions(document: Mapping[str, Any], where: str) -> Iterator[ImportedFigure]:
     name = "spec_decode_per_position_acceptance_rates"
-    for place, rate in enumerate(numbers(document.get(name) or [], name, where)):
+    rates = document.get(name) or []
+    if not isinstance(rates, list):
+        raise UserError(f"{where}: {name} is {shown(rates)}; it must be an array of numbers.")
+    for place, rate in enumerate(rates):
         meaning = Meaning(
             f"vllm: {name}[{place}]",
             "share",
