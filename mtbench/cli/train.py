@@ -41,7 +41,7 @@ OfflineOption = Annotated[bool, Option("--offline", help="Never use the network.
 OutOption = Annotated[Path, Option("--out", "-o", help="Folder to write; must not exist.")]
 DataOption = Annotated[
     list[str],
-    Option("--data", help="A suite (its training split), a file, a folder, or a data set of the hub. Repeatable."),
+    Option("--data", help="A suite (its training split), a file, or a data set of the hub. Repeatable."),
 ]
 DryRunOption = Annotated[
     bool,
@@ -56,7 +56,6 @@ def recipe(
     folder: Annotated[
         Path | None, Option("--out", "-o", help="Folder of its checkpoints; default checkpoints/NAME.")
     ] = None,
-    only: Annotated[list[str], Option("--only", help="Train only this stage and those it needs. Repeatable.")] = [],  # noqa: B006
     workers: Annotated[
         int | None,
         Option("--workers", min=1, help="Stages trained in parallel; default: 1 on a GPU, else one per core."),
@@ -81,7 +80,7 @@ def recipe(
         raise typer.Exit(MISTAKE)
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES, "mtbench train --help")
-    stages = recipe_runner.needed(RECIPES[name], only)
+    stages = RECIPES[name]
     folder = folder or Path("checkpoints") / name
     workers = workers or recipe_runner.default_workers()
     session = ["--data-dir", str(data_dir.resolve())] if data_dir else []
@@ -185,9 +184,6 @@ def common(
         str | None,
         Option(help="Reserved token of the tokenizer, such as '<filename>', as the mask token of a base without one."),
     ] = None,
-    grow_vocabulary: Annotated[
-        bool, Option("--grow-vocabulary", help="Add a row for a mask token to the embedding of a base without one.")
-    ] = False,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
     dry_run: DryRunOption = False,
@@ -275,8 +271,7 @@ def _train(*, out: Path, data: list[str], dry_run: bool, report_to: str, **given
 
     request = TrainingRequest(name=out.name, out=out, data=tuple(data), **given)
     if dry_run:
-        found = check(request, fetch=False).data
-        say("the data are on the hub, and not counted" if found is None else found.summary)
+        say(check(request).data.summary)
         return
     train(request, TrainingProgress(err), report_to)
     if _is_main_process():

@@ -30,7 +30,6 @@ PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "outp
 SCHEMAS = "messages; prompt and completion; question and answer; instruction and output, maybe input"
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
 SUFFIXES = (".jsonl", ".parquet")
-TRAIN = re.compile(r"(?<![a-z])train")  # in the name of a training file or of its folder
 
 Row = tuple[str, Messages | None]  # its location, for messages; its turns, None if one of them is empty
 
@@ -85,10 +84,9 @@ def prepare(
     examples = contiguous_examples(*map(torch.cat, columns))
     counts = Counts(*map(sum, zip(*(counts for _, counts in found), strict=True)))
     if not examples:
-        advice = "give a larger one with `--max-length N`" if counts.long else "give other conversations with `--data`"
         raise UserError(
-            f"{', '.join(names)} holds no conversation shorter than max_length {max_length} "
-            f"({counts.summary(max_length)}); {advice}"
+            f"{', '.join(names)} holds no conversation shorter than max_length {max_length} ({counts}); give a larger "
+            "one with `--max-length N`, or other conversations with `--data`"
         )
     description = {
         "data": names,
@@ -96,14 +94,13 @@ def prepare(
         "seed": seed,
         "read": counts.read,
         "dropped": counts.dropped,
-        "dropped_empty": counts.empty,
         "cut": counts.cut,
     }
     return Data(
         examples=examples,
         sources=tuple(len(part) for part in parts),
         description=description,
-        summary=counts.summary(max_length),
+        summary=str(counts),
     )
 
 
@@ -117,25 +114,11 @@ class Counts(NamedTuple):
     """How many conversations were read, dropped and cut."""
 
     read: int
-    empty: int  # dropped: a turn has no content
-    long: int  # dropped: the prompt alone reaches the maximum length
+    dropped: int  # a turn has no content, or the prompt alone reaches the maximum length
     cut: int  # kept, with the end of the answer cut off
 
-    @property
-    def dropped(self) -> int:
-        return self.empty + self.long
-
-    def summary(self, max_length: int) -> str:
-        """Return the counts as one line of text.
-
-        >>> Counts(7473, 0, 12, 3).summary(512)
-        '7,473 conversations: 12 dropped (prompt of 512 tokens or more), 3 cut'
-        """
-        reasons = {f"prompt of {max_length:,} tokens or more": self.long, "a turn without content": self.empty}
-        dropped = [f"{count:,} dropped ({reason})" for reason, count in reasons.items() if count]
-        if not dropped:
-            dropped = ["0 dropped"]
-        return f"{self.read:,} conversations: {', '.join([*dropped, f'{self.cut:,} cut'])}"
+    def __str__(self) -> str:
+        return f"{self.read:,} conversations: {self.dropped:,} dropped, {self.cut:,} cut"
 
 
 # --- Reading ------------------------------------------------------------------------------------------------------
@@ -152,8 +135,8 @@ def read_conversations(
 def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
     """Yield the first `count` rows (None: all) of `data`, as conversations.
 
-    `data` is a suite (its training split), a file (.jsonl, .parquet), a folder of such files, or a data set
-    of the Hugging Face hub, OWNER/NAME[@CONFIG][:SPLIT]. Raises UserError if it is none of these or cannot be read,
+    `data` is a suite (its training split), a file (.jsonl, .parquet), or a data set of the Hugging Face hub,
+    OWNER/NAME[@CONFIG][:SPLIT]. Raises UserError if it is none of these or cannot be read,
     and, with row and reason, at the first row that is not a conversation.
     """
     for location, row in islice(_rows(data, count, source), count):
@@ -219,33 +202,14 @@ def _rows(data: str, count: int | None, source: Source) -> Iterator[tuple[str, A
         for number, turns in enumerate(suite.examples(count, source.seed), start=1):
             yield f"{data}, row {number:,}", {"messages": turns}
     elif path.exists():
-        for file in _files(path) if path.is_dir() else [path]:
-            yield from _file_rows(file)
-    elif is_on_hub(data):
+        yield from _file_rows(path)
+    elif HUB.fullmatch(data) and not data.endswith(SUFFIXES):
         yield from _hub_rows(data, count, source.offline)
     else:
         raise UserError(
-            f"no data {data!r}; known: a suite ({', '.join(SUITES)}), a file ({', '.join(SUFFIXES)}), a folder of "
-            "them, or a data set of the hub (OWNER/NAME, OWNER/NAME@CONFIG:SPLIT)"
+            f"no data {data!r}; known: a suite ({', '.join(SUITES)}), a file ({', '.join(SUFFIXES)}), "
+            "or a data set of the hub (OWNER/NAME, OWNER/NAME@CONFIG:SPLIT)"
         )
-
-
-def is_on_hub(data: str) -> bool:
-    """Return whether `data` names a data set of the hub: it is neither a suite nor a file, and has the form of one."""
-    path = Path(data).expanduser()
-    local = data.partition(":")[0] in list(SUITES) or path.exists() or path.name.endswith(SUFFIXES)
-    return not local and HUB.fullmatch(data) is not None
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the readable files below a folder, in order.
-
-    If some have `train` in their name or path, only those are returned: the others may be test data.
-    """
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name.endswith(SUFFIXES)]
-    if not files:
-        raise UserError(f"{folder} holds no file to train on; known: {', '.join(SUFFIXES)}")
-    return [file for file in files if TRAIN.search(str(file.relative_to(folder)))] or files
 
 
 def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -295,18 +259,18 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
 
     Raises UserError if the chat template refuses a conversation or writes another prompt when an answer follows.
     """
-    read = empty = long = cut = 0
+    read = dropped = cut = 0
     tokens, lengths, prompts = array("i"), array("q"), array("q")
     stream = iter(rows)
     while chunk := list(islice(stream, CHUNK)):
         texts = [_apply_template(location, turns, tokenizer) for location, turns in chunk if turns is not None]
         read += len(chunk)
-        empty += len(chunk) - len(texts)
+        dropped += len(chunk) - len(texts)
         if not texts:
             continue
         for prompt, answer in _encode(texts, tokenizer):
             if len(prompt) >= max_length:
-                long += 1
+                dropped += 1
                 continue
             ids = prompt + answer
             cut += len(ids) > max_length
@@ -314,7 +278,7 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
             lengths.append(min(len(ids), max_length))
             prompts.append(len(prompt))
     columns = (torch.from_numpy(numpy.asarray(column)) for column in (tokens, lengths, prompts))
-    return contiguous_examples(*columns), Counts(read, empty, long, cut)
+    return contiguous_examples(*columns), Counts(read, dropped, cut)
 
 
 def _apply_template(location: str, turns: Messages, tokenizer: Any) -> tuple[str, str]:

@@ -134,7 +134,7 @@ def joined(*streams: Stream) -> Stream:
 
 
 def block_start(position: Tensor, first: int, size: int) -> Tensor:
-    """Return the first position of each position's block; blocks are counted from `first`, which may be negative."""
+    """Return the first position of each position's block; blocks are counted from `first`."""
     return (position - first) // size * size + first
 
 
@@ -143,9 +143,9 @@ def full_blocks(length: int, size: int) -> int:
     return -(-length // size) * size
 
 
-def filled(ids: Tensor, first: int, size: int, end: int) -> Tensor:
+def filled(ids: Tensor, size: int, end: int) -> Tensor:
     """Append end tokens up to the end of the last block. They are labels, as in the released code."""
-    return torch.nn.functional.pad(ids, (0, (first - len(ids)) % size), value=end)
+    return torch.nn.functional.pad(ids, (0, -len(ids) % size), value=end)
 
 
 def first_target(prompt: int) -> int:
@@ -198,18 +198,17 @@ class Mars(Objective):
     )
     ar_weight: float = option(1.0, "weight of the next-token loss; 0 turns it off (without SFT loss)", low=0)
     timestep_weight: bool = option(False, "a random 1/t per conversation, as in the released ablation without SFT loss")
-    random_offset: bool = option(False, "shift the blocks of each conversation by a random offset")
 
     @property
     def parts(self) -> tuple[str, ...]:
         return ("mask", "ar") if self.ar_weight else ("mask",)
 
     def max_fed_tokens(self, length: int, prompt: int) -> int:
-        start, shift = first_target(prompt), int(self.random_offset)
+        start = first_target(prompt)
         if self.layout == "anchored":
             after_start = length - 1 - start
-            return length - 1 + after_start - after_start // self.block_size + shift
-        full = full_blocks(length, self.block_size) + shift * (self.block_size - 1)
+            return length - 1 + after_start - after_start // self.block_size
+        full = full_blocks(length, self.block_size)
         return full - 1 + full - 1 - start
 
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
@@ -221,13 +220,8 @@ class Mars(Objective):
         assert special.mask is not None
         anchors = 1 if self.layout == "anchored" else 0  # clean tokens at the start of a block's window
         start = first_target(example.prompt)
-        shift = int(torch.randint(self.block_size, (), generator=random)) if self.random_offset else 0
-        if anchors:
-            first = start - 1 - shift
-            ids = example.ids
-        else:
-            first = -shift
-            ids = filled(example.ids, first, self.block_size, special.end)
+        first = start - 1 if anchors else 0
+        ids = example.ids if anchors else filled(example.ids, self.block_size, special.end)
 
         position = torch.arange(start, len(ids) - 1)
         position = position[(position - first) % self.block_size >= anchors]
@@ -297,7 +291,7 @@ class BlockDiffusion(Objective):
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         assert special.mask is not None
         size, start = self.block_size, first_target(example.prompt)
-        ids = filled(example.ids, 0, size, special.end)
+        ids = filled(example.ids, size, special.end)
         labels = torch.arange(start, len(ids))
         time = draw_time(random)
         masked = labels[torch.rand(len(labels), generator=random) < time]

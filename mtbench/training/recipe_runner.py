@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mtbench.errors import UserError, unknown
+from mtbench.errors import UserError
 from mtbench.evaluation.machine_share import usable_processors
 from mtbench.options import options_of, show
 from mtbench.programs.processes import last_line
@@ -31,22 +31,6 @@ GRACE_S = 20.0  # for a stage to end after SIGTERM, before SIGKILL
 def needs(stage: Stage, stages: Sequence[Stage]) -> list[str]:
     """Return the stages that make this stage's base and teacher."""
     return [other.name for other in stages if other.name in (stage.base, stage.teacher)]
-
-
-def needed(stages: Sequence[Stage], only: Sequence[str]) -> list[Stage]:
-    """Return the stages named in `only` (none: all) and those they need, in the order of the recipe.
-
-    Raises UserError for an unknown name.
-    """
-    names = [stage.name for stage in stages]
-    for name in only:
-        if name not in names:
-            raise unknown("stage", name, names, "mtbench train --recipe NAME --dry-run")
-    selected = set(only or names)
-    for stage in reversed(stages):  # a stage stands behind those it needs
-        if stage.name in selected:
-            selected.update(needs(stage, stages))
-    return [stage for stage in stages if stage.name in selected]
 
 
 def default_workers() -> int:

@@ -24,9 +24,9 @@ from mtbench.models.attention import ATTENTION
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.loading import Inspected, downloaded, inspect
 from mtbench.training.checkpoint import write_checkpoint, write_copy, write_draft, write_errors
-from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_without_template
+from mtbench.training.conversations import Data, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
-from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
+from mtbench.training.mask_token import refuse_mask_in_text, with_mask
 from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.recipes import Stage
 from mtbench.training.trainer import Job, Progress, fit
@@ -43,7 +43,6 @@ class TrainingRequest(Stage):
     base: str
     out: Path
     mask_token: str | None = None  # reserved token of a base that has no mask token
-    grow_vocabulary: bool = False  # or add a row for one to its embedding
     data_dir: Path | None = None
     offline: bool = False
 
@@ -54,11 +53,11 @@ class TrainingRequest(Stage):
 
 
 class Checked(NamedTuple):
-    """What `check` found. `data` is None for data on the hub in a dry run, which fetches none."""
+    """What `check` found."""
 
     base: Inspected
     teacher: Inspected | None
-    data: Data | None
+    data: Data
     record: dict[str, Any]  # of the request, for the training record
 
 
@@ -71,14 +70,11 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     checked = check(request)
-    assert checked.data is not None
     processes = _processes()
     if progress and processes.is_main_process:
         progress.note(checked.data.summary)
     objective, tokenizer = request.objective, checked.base.tokenizer
     model = _load(checked.base)
-    if request.grow_vocabulary and checked.base.mask_id is not None:
-        grow_embedding(model, checked.base.mask_id)
     teacher = None if checked.teacher is None else _load(checked.teacher)
     special = Special(checked.base.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
     objective.attach(model, special)
@@ -122,39 +118,36 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     return request.out
 
 
-def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
+def check(request: TrainingRequest) -> Checked:
     """Refuse, by a UserError, everything that can be refused without loading weights.
 
     That is: an existing `out`, options that contradict one another, checkpoints that cannot be trained, conversations
-    that cannot be read, and an interrupted training that was requested otherwise. Nothing is written. With
-    `fetch=False` data sets on the hub are left unchecked, because that would download them.
+    that cannot be read, and an interrupted training that was requested otherwise. Nothing is written.
     """
     refuse_existing(request.out)
     _check_options(request)
     objective, settings = request.objective, request.settings
-    given = request.mask_token is not None or request.grow_vocabulary
-    base = inspect(request.base, offline=request.offline, needs_mask=objective.needs_mask and not given)
+    needs_mask = objective.needs_mask and request.mask_token is None
+    base = inspect(request.base, offline=request.offline, needs_mask=needs_mask)
     _refuse_other_layout(base, objective)
     refuse_without_template(base.tokenizer)
     if objective.needs_mask:
-        base = with_mask(base, request.mask_token, grow=request.grow_vocabulary)
+        base = with_mask(base, request.mask_token)
     teacher = None
     if request.teacher is not None:
         teacher = inspect(request.teacher, offline=request.offline)
         _refuse_other_vocabulary(base, teacher)
-    data = None
-    if fetch or not any(map(is_on_hub, request.data)):
-        data = prepare(
-            request.data,
-            request.to_read(),
-            base.tokenizer,
-            max_length=settings.max_length,
-            seed=settings.seed,
-            data_dir=request.data_dir,
-            offline=request.offline,
-        )
-        if objective.needs_mask:
-            refuse_mask_in_text(base, data.examples.ids)
+    data = prepare(
+        request.data,
+        request.to_read(),
+        base.tokenizer,
+        max_length=settings.max_length,
+        seed=settings.seed,
+        data_dir=request.data_dir,
+        offline=request.offline,
+    )
+    if objective.needs_mask:
+        refuse_mask_in_text(base, data.examples.ids)
     record = _request_record(request, base, teacher, data)
     _refuse_other_request(request.resume_folder, record)
     return Checked(base, teacher, data, record)
@@ -168,13 +161,8 @@ def _processes() -> PartialState:
 def _check_options(request: TrainingRequest) -> None:
     """Raise UserError for options that contradict one another."""
     objective, settings = request.objective, request.settings
-    if not objective.needs_mask and (request.mask_token is not None or request.grow_vocabulary):
-        raise UserError(f"{objective.name} feeds no mask token; leave out --mask-token and --grow-vocabulary.")
-    if objective.freezes_model and request.grow_vocabulary:
-        raise UserError(
-            f"{objective.name} leaves the model as it is, and --grow-vocabulary would change it; name a reserved token "
-            "with --mask-token."
-        )
+    if not objective.needs_mask and request.mask_token is not None:
+        raise UserError(f"{objective.name} feeds no mask token; leave out --mask-token.")
     if objective.needs_teacher and request.teacher is None:
         raise UserError(f"{objective.name} needs `--teacher CHECKPOINT` to distil from")
     if request.teacher is not None and not objective.needs_teacher:
@@ -217,16 +205,14 @@ def _refuse_other_vocabulary(base: Inspected, teacher: Inspected) -> None:
     raise UserError(f"the teacher's tokenizer {reason}; distil from a model with the same tokenizer")
 
 
-def _request_record(
-    request: TrainingRequest, base: Inspected, teacher: Inspected | None, data: Data | None
-) -> dict[str, Any]:
+def _request_record(request: TrainingRequest, base: Inspected, teacher: Inspected | None, data: Data) -> dict[str, Any]:
     """Return the part of the training record that says what was requested."""
     return {
         "objective": request.objective.name,
         "feeds_masks": request.objective.needs_mask,
         "options": asdict(request.objective),
         "settings": asdict(request.settings),
-        "data": None if data is None else {**data.description, "sha256": data.examples.sha256},
+        "data": {**data.description, "sha256": data.examples.sha256},
         "mask_token": base.tokenizer.mask_token if request.objective.needs_mask else None,
         "base": base.source,
         "base_sha256": weights_sha256(Path(base.source)),
@@ -239,15 +225,14 @@ def _request_record(
 def _refuse_other_request(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise UserError if `folder` holds an interrupted training of another request, naming the first difference.
 
-    Options in `FREE` may differ. Data are not compared if `record` has none.
+    Options in `FREE` may differ.
     """
     file = folder / "request.json"
     if not file.is_file():
         return
     before, now = _flat(json.loads(file.read_text())), _flat(json.loads(json.dumps(record)))
     for name in before | now:
-        unknown = record["data"] is None and name.partition(".")[0] == "data"
-        if before.get(name) != now.get(name) and name not in FREE and not unknown:
+        if before.get(name) != now.get(name) and name not in FREE:
             raise UserError(
                 f"{folder} holds an interrupted training whose {name} was {json.dumps(before.get(name))}, not "
                 f"{json.dumps(now.get(name))}; repeat its command to resume it, or remove the folder to start again"

@@ -44,10 +44,7 @@ class Settings:
     warmup: float = option(0.03, "share of the steps in which the learning rate rises", low=0, high=1)
     max_length: int = option(512, "tokens of a conversation; longer answers are cut on the right", low=2)
     seed: int = option(42, "random seed for data order, masks and drawn data", low=0, high=(1 << 32) - 1)
-    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "dtype of the saved weights; training uses float32")
-    precision: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "dtype of the arithmetic; auto: bfloat16 on a GPU"
-    )
+    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "dtype of the saved weights")
     rows: int = option(ROWS, "rows of a forward pass; a step takes as many forward passes as it needs", low=1)
     pack: int | None = option(
         None, f"tokens of a row that holds several conversations; 0: one per row; default {PACKED} on a GPU", low=0
@@ -61,10 +58,6 @@ class Settings:
         if self.pack is not None:
             return self.pack
         return max(PACKED, longest) if on_gpu else 0
-
-    def uses_bfloat16(self, on_gpu: bool) -> bool:
-        """Return whether the arithmetic is in bfloat16 (autocast)."""
-        return self.precision == "bfloat16" or (self.precision == "auto" and on_gpu)
 
 
 class Progress(Protocol):
@@ -160,7 +153,7 @@ def _training_arguments(job: Job, on_gpu: bool) -> TrainingArguments:
         learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine",
         optim="adamw_torch_fused",
-        bf16=settings.uses_bfloat16(on_gpu),
+        bf16=on_gpu,  # of the arithmetic (autocast); weights and optimizer stay in float32
         gradient_checkpointing=settings.checkpointing or None,  # False, too, gives a deprecation warning
         ddp_find_unused_parameters=False,
         seed=settings.seed,

@@ -99,11 +99,11 @@ def test_the_command_of_a_stage_requests_that_stage(
 
 def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -> None:
     """Numbers, words and switches; options that are not given have their defaults."""
-    words = "mars --base a/b --data x --data y -o out --block-size 8 --layout anchored --ar-weight 0 --random-offset"
+    words = "mars --base a/b --data x --data y -o out --block-size 8 --layout anchored --ar-weight 0"
     assert invoke(*words.split(), "--no-timestep-weight", "--learning-rate", "1e-3", "--pack", "0").exception is None
     assert received["request"] == TrainingRequest(
         name="out",
-        objective=Mars(block_size=8, layout="anchored", ar_weight=0.0, random_offset=True),
+        objective=Mars(block_size=8, layout="anchored", ar_weight=0.0),
         base="a/b",
         data=("x", "y"),
         settings=Settings(learning_rate=1e-3, pack=0),

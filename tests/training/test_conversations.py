@@ -128,43 +128,28 @@ def test_rows_with_an_empty_turn_are_dropped_and_counted(tmp_path: Path, tokeniz
     data = write_lines(tmp_path / "mine.jsonl", [*empty, {"messages": [system, *turns("Q", "A")]}])
     prepared = prepare(data, None, tokenizer, max_length=64, seed=0)
     assert len(prepared.examples) == 1
-    assert prepared.description["dropped"] == prepared.description["dropped_empty"] == 2
-    assert prepared.summary == "3 conversations: 2 dropped (a turn without content), 0 cut"
+    assert prepared.description["dropped"] == 2
+    assert prepared.summary == "3 conversations: 2 dropped, 0 cut"
 
 
 # --- Sources -----------------------------------------------------------------------------------------
 
 
-def test_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JSONL, Parquet and a folder of them give their rows in order; blank lines do not count."""
+def test_files_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSONL and Parquet give their rows in order; blank lines do not count."""
     import pyarrow
     import pyarrow.parquet
 
-    folder = tmp_path / "folder"
-    write_lines(folder / "a.jsonl", ROWS[:2])
-    (folder / "b.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS[2:4]) + "\n\n")
-    (folder / "c").mkdir()
-    columns = {"messages": [turns(row["prompt"], row["completion"]) for row in ROWS[4:]]}
-    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "c" / "d.parquet")
-    (folder / "README.md").write_text("No rows.")
-
+    lines, table = tmp_path / "a.jsonl", tmp_path / "b.parquet"
+    lines.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
     expected = [turns(row["prompt"], row["completion"]) for row in ROWS]
-    assert list(read_conversations(str(folder), None, seed=0)) == expected
-    assert list(read_conversations(str(folder), 5, seed=0)) == expected[:5]
+    pyarrow.parquet.write_table(pyarrow.table({"messages": expected}), table)
+    for file in (lines, table):
+        assert list(read_conversations(str(file), None, seed=0)) == expected
+        assert list(read_conversations(str(file), 5, seed=0)) == expected[:5]
     for module in ("datasets", "pyarrow"):  # both are optional
         monkeypatch.setitem(sys.modules, module, None)
-    assert list(read_conversations(str(folder / "b.jsonl"), None, seed=0)) == expected[2:4]
-
-
-@pytest.mark.parametrize(
-    "files", [("test", "train-0", "train-1"), ("a/constraints", "train/0", "train/1"), ("a", "b_train_1", "b_train_2")]
-)
-def test_of_a_folder_with_splits_only_the_training_one_is_read(tmp_path: Path, files: Sequence[str]) -> None:
-    """The others are test data; the name of a file or folder gives the split."""
-    for file, rows in zip(files, (ROWS[:3], ROWS[3:4], ROWS[4:]), strict=True):
-        write_lines(tmp_path / "set" / f"{file}.jsonl", rows)
-    read = read_conversations(str(tmp_path / "set"), None, seed=0)
-    assert [question["content"] for question, _ in read] == [f"Why {n}?" for n in range(3, 8)]
+    assert list(read_conversations(str(lines), None, seed=0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -191,11 +176,10 @@ def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, conten
         ("some/where.jsonl", "no data 'some/where.jsonl'"),
         ("arithmetic", "give their number with `--examples N`"),
         ("synthetic", "'synthetic' has no training split; known: arithmetic, gsm8k"),
-        (str(Path(__file__).parents[1] / "helpers"), r"holds no file to train on; known: \.jsonl"),
     ],
 )
 def test_data_that_is_not_there_is_named_with_the_choices(data: str, reason: str) -> None:
-    """An unknown name, a missing file, an endless suite, a suite without examples, a folder without data."""
+    """An unknown name, a missing file, an endless suite, a suite without examples."""
     with pytest.raises(UserError, match=reason):
         list(read(data, None, Source()))
 
@@ -299,7 +283,7 @@ def test_labels_are_the_last_assistant_turn_with_its_end_and_newline(tokenizer: 
     assert ids.dtype == torch.long
     assert tokenizer.decode(ids[prompt:]) == "The answer is 15.<|im_end|>\n"
     assert tokenizer.decode(ids) == tokenizer.apply_chat_template(CHAT, tokenize=False)
-    assert counts == Counts(read=1, empty=0, long=0, cut=0)
+    assert counts == Counts(read=1, dropped=0, cut=0)
 
 
 def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any) -> None:
@@ -308,9 +292,9 @@ def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any
     prompt = whole[0].prompt
     short, counts = tokenise([("here", CHAT)] * 2, tokenizer, max_length=prompt + 3)
     assert short[1].ids.tolist() == whole[0].ids[: prompt + 3].tolist()
-    assert (counts.long, counts.cut) == (0, 2)
+    assert (counts.dropped, counts.cut) == (0, 2)
     none, counts = tokenise([("here", CHAT)], tokenizer, max_length=prompt)
-    assert (len(none), counts.long, counts.cut) == (0, 1, 0)
+    assert (len(none), counts.dropped, counts.cut) == (0, 1, 0)
     reason = r"no conversation shorter than max_length 3 \(8 conversations: 8 dropped.*; give .* `--max-length N`"
     with pytest.raises(UserError, match=reason):
         prepare(rows, None, tokenizer, max_length=3, seed=0)

@@ -111,7 +111,7 @@ def test_the_loss_of_ar_is_the_surprise_of_all_labels(model: Any, seed: int) -> 
     assert_same(model, ours(model, Ar(), sequences_of(Ar(), seed)), torch.stack(terms).sum())
 
 
-def mars_terms(model: Any, example: Example, block: int, layout: str, shift: int = 0) -> tuple[Tensor, Tensor]:
+def mars_terms(model: Any, example: Example, block: int, layout: str) -> tuple[Tensor, Tensor]:
     """The surprise of each target behind the masks of its block, and behind the text, by one forward pass for each.
 
     A block's masks follow the clean text before it: `released` blocks start at position 0, `anchored` ones behind the
@@ -119,7 +119,7 @@ def mars_terms(model: Any, example: Example, block: int, layout: str, shift: int
     """
     anchors = int(layout == "anchored")
     text, prompt = example.ids.tolist(), example.prompt
-    first = (prompt - 1 if anchors else 0) - shift
+    first = prompt - 1 if anchors else 0
     if not anchors:
         text += [END] * ((first - len(text)) % block)
     masked, plain = [], []
@@ -140,22 +140,6 @@ def test_mars_equals_one_forward_pass_per_target(model: Any, block: int, layout:
     for ar_weight in (1.0, 0.0, 0.3):
         mars = Mars(block_size=block, layout=layout, ar_weight=ar_weight)
         assert_same(model, ours(model, mars, sequences_of(mars, seed)), masked + ar_weight * next_token)
-
-
-@pytest.mark.parametrize("layout", ["released", "anchored"])
-def test_a_random_offset_shifts_the_blocks(model: Any, layout: Any) -> None:
-    """Each conversation's loss is that of one of the B offsets, and all of them occur."""
-    mars = Mars(block_size=3, layout=layout, random_offset=True)
-    example = conversations(0)[3]
-    expected = [sum(mars_terms(model, example, 3, layout, shift)).item() for shift in range(3)]  # type: ignore[union-attr]
-    found = set()
-    for seed in range(20):
-        sequence = mars.build(example, SPECIAL, torch.Generator().manual_seed(seed))
-        batch = pack([[sequence]], len(sequence.ids), 2)
-        loss = mars.losses(model, target_states(model, batch), batch).total.item()
-        found.add(min(range(3), key=lambda shift: abs(expected[shift] - loss)))
-        assert min(abs(loss - value) for value in expected) < 1e-9
-    assert found == {0, 1, 2}
 
 
 def test_the_timestep_weight_is_one_over_a_time_per_conversation() -> None:
@@ -288,7 +272,7 @@ def test_an_anchored_block_has_one_next_token_prediction_and_one_for_each_mask(b
 def test_sequences_are_valid(name: str, prompt: int, answer: int, seed: int) -> None:
     """Indices in range, weights finite, prompts never masked, each target a labelled token or an end token."""
     kinds: dict[str, Callable[[], list[Objective]]] = {
-        "mars": lambda: [Mars(block_size=5, layout="anchored", random_offset=True), Mars(block_size=16, ar_weight=0)]
+        "mars": lambda: [Mars(block_size=5, layout="anchored"), Mars(block_size=16, ar_weight=0)]
     }
     for objective in kinds.get(name, lambda: [OBJECTIVES[name]()])():
         example = Example(torch.arange(prompt + answer) % 19, prompt)

@@ -15,7 +15,7 @@ from mtbench.cli.train import app
 from mtbench.errors import UserError
 from mtbench.training import recipe_runner
 from mtbench.training.objectives import Ar, Mars
-from mtbench.training.recipes import RECIPES, Stage
+from mtbench.training.recipes import Stage
 from mtbench.training.trainer import Settings
 
 # Replaces `mtbench`: writes down when it begins and ends; `bad` fails, `long` waits to be interrupted.
@@ -138,14 +138,6 @@ def test_another_checkpoint_in_a_stages_place_is_refused(tmp_path: Path, monkeyp
     result = CliRunner().invoke(app, ["--recipe", "toy", "-o", str(tmp_path), "--dry-run"])
     assert isinstance(result.exception, UserError)
     assert refusal in str(result.exception)
-
-
-def test_only_selects_a_stage_and_those_it_needs() -> None:
-    """In the recipe's order; an unknown stage is refused with the known ones."""
-    names = [stage.name for stage in recipe_runner.needed(RECIPES["tiny"], ["draft"])]
-    assert names == ["init", "sums", "ar", "draft_init", "draft"]
-    with pytest.raises(UserError, match=r"unknown stage 'mras' \(did you mean 'mars'\?\)"):
-        recipe_runner.needed(RECIPES["tiny"], ["mras"])
 
 
 @pytest.mark.slow

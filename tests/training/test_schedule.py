@@ -28,7 +28,6 @@ OBJECTIVES: st.SearchStrategy[Objective] = st.one_of(
         layout=st.sampled_from(["released", "anchored"]),
         ar_weight=st.sampled_from([0.0, 1.0]),
         timestep_weight=st.booleans(),
-        random_offset=st.booleans(),
     ),
     st.builds(BlockDiffusion, block_size=BLOCK),
     st.builds(Medusa, heads=st.integers(1, 6)),
@@ -195,7 +194,7 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tol
     "objective",
     [
         Ar(),
-        Mars(block_size=4, random_offset=True),
+        Mars(block_size=4),
         Mars(layout="anchored", block_size=3),
         BlockDiffusion(block_size=4),
         Medusa(heads=2),

@@ -86,8 +86,9 @@ def test_the_family_is_what_the_recipe_makes() -> None:
     for name, stage in stages.items():
         record = json.loads((TINY / name / RECORD).read_text())
         assert stage.objective is not None
-        assert (record["objective"], record["options"]) == (stage.objective.name, asdict(stage.objective)), name
-        assert record["settings"] == asdict(stage.settings), name
+        assert record["objective"] == stage.objective.name, name
+        assert asdict(stage.objective).items() <= record["options"].items(), name
+        assert asdict(stage.settings).items() <= record["settings"].items(), name
         assert record["data"]["examples"] == stage.to_read(), name
         for source, sha256 in ((stage.base, "base_sha256"), (stage.teacher, "teacher_sha256")):
             if source in stages:

@@ -12,7 +12,6 @@ from transformers import GPT2Config
 from mtbench.training.draft_objectives import Eagle
 from mtbench.training.init_model import initialise
 from mtbench.training.objectives import Ar, Draft, Mars, Objective
-from mtbench.training.train import check
 
 pytest_plugins = ["training_fixtures"]
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
@@ -80,11 +79,3 @@ def test_data_are_refused_before_weights_are_loaded(base: str, rows: str, tmp_pa
     late = tmp_path / "late.jsonl"
     late.write_text(Path(rows).read_text() * 20 + '{"text": "no conversation"}\n')
     both_refuse(requested(Ar(), base, str(late), USUAL, tmp_path / "out"), rf"line {20 * COUNT + 1}: columns")
-
-
-def test_a_dry_run_fetches_nothing_from_the_hub(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data sets on the hub are not read; everything else is checked, and nothing is written."""
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("the hub was asked"))
-    request = requested(Ar(), base, "owner/name", USUAL, tmp_path / "out")
-    assert check(request, fetch=False).data is None
-    assert not list(tmp_path.iterdir())
