@@ -8,7 +8,7 @@ import typer
 
 from mtbench.cli.parameters import command
 from mtbench.cli.session import beside_json, refuse_twice, write_json
-from mtbench.document import show
+from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.records import dump

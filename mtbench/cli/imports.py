@@ -41,7 +41,8 @@ def import_files(
 
     Reads results of vLLM `bench serve`, guidellm, aiperf and lm-eval.
     """
-    from mtbench.document import markdown, show
+    from mtbench.document.markdown_text import markdown
+    from mtbench.document.terminal import show
     from mtbench.imports.format import SCHEMA_VERSION, Imported
     from mtbench.imports.registry import our_cells, read_file
     from mtbench.records import cleaned, dump

@@ -1,15 +1,18 @@
-"""A document as one self-contained HTML page: no network, and no script but the page's own."""
+"""A document as one self-contained HTML page: no network, and no script but the page's own. And all files of it."""
 
 import base64
 import hashlib
 import re
 from collections.abc import Iterable
 from itertools import groupby
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from mtbench import files
 from mtbench.document import plots
+from mtbench.document.markdown_text import markdown
 from mtbench.document.model import Document, Figure, Row, Section, Widget
 
 THEME = {  # the figures' colours -> the page's, so that figures follow its light and dark theme
@@ -29,6 +32,17 @@ def html(document: Document) -> str:
     """Return the page."""
     widgets = [block for section in document.sections for block in section.blocks if isinstance(block, Widget)]
     return template("page.html.j2").render(document=document, widgets=widgets)
+
+
+def write(directory: Path, name: str, document: Document) -> Path:
+    """Write `<name>.md`, `<name>.html` and the figures' files. Return the path of the page."""
+    for figure in document.figures():
+        files.write_text(directory / f"figures/{figure.name}.svg", figure.svg)
+        files.write_bytes(directory / f"figures/{figure.name}.png", figure.png)
+    files.write_text(directory / f"{name}.md", markdown(document))
+    page = directory / f"{name}.html"
+    files.write_text(page, html(document))
+    return page
 
 
 def template(name: str, package: str = "mtbench.document") -> Template:

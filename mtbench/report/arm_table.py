@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mtbench.document import Entry, Row, Table, Verdict
+from mtbench.document.model import Entry, Row, Table, Verdict
 from mtbench.report.arm_names import in_words
 from mtbench.results.format import ResultCell
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mtbench import statistics
-from mtbench.document import Entry, Row, Table
 from mtbench.document.formatting import (
     NONE,
     bounds,
@@ -19,6 +18,7 @@ from mtbench.document.formatting import (
     seconds,
     times,
 )
+from mtbench.document.model import Entry, Row, Table
 from mtbench.report.arm_table import Column, Notes, arm_row, failure, table_of
 from mtbench.report.phrases import short_verdict
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine

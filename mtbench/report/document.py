@@ -10,10 +10,23 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from mtbench import document as documents
-from mtbench.document import Beside, Block, Document, Figure, Notes, Pairs, Part, Points, Section, Table, Text, Widget
 from mtbench.document.formatting import listed
-from mtbench.document.html_page import template
+from mtbench.document.html_page import template, write
+from mtbench.document.latex_table import latex
+from mtbench.document.model import (
+    Beside,
+    Block,
+    Document,
+    Figure,
+    Notes,
+    Pairs,
+    Part,
+    Points,
+    Section,
+    Table,
+    Text,
+    Widget,
+)
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
 from mtbench.report.arm_names import arm_names, in_words
@@ -79,11 +92,11 @@ def write_report(run: RunDirectory, results: Results) -> Path:
         caption = f"Methods: {group.place}. What each arm gains and what it costs."
         table = replace(group.main.only(range(last + 1)), caption=caption)
         notes = [f"{listed(text.facts(group.cells))}.", "95% intervals in brackets.", f"{group.note}."]
-        run.write_text(f"tables/{group.slug}.tex", documents.latex(table, group.slug, notes))
+        run.write_text(f"tables/{group.slug}.tex", latex(table, group.slug, notes))
     shown = document(
         results, None if decision is None else cleaned(decision), groups, naming, _viewer(run, results, naming)
     )
-    return documents.write(run.path, "report", shown)
+    return write(run.path, "report", shown)
 
 
 def document(

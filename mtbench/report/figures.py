@@ -10,8 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from mtbench.document import Figure, plots
+from mtbench.document import plots
 from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
+from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, WIDTH
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell

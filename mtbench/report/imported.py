@@ -8,8 +8,8 @@ in further tables.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mtbench.document import Document, Entry, Points, Row, Section, Table
 from mtbench.document.formatting import NONE, count, counted, number
+from mtbench.document.model import Document, Entry, Points, Row, Section, Table
 from mtbench.imports.format import Imported, ImportedResult, OurCell
 
 COLUMNS = 4

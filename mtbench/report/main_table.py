@@ -4,9 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mtbench.document import Entry, Table
 from mtbench.document.formatting import bounds, counted, interval, number, times
-from mtbench.document.model import Bar
+from mtbench.document.model import Bar, Entry, Table
 from mtbench.report.arm_table import Column, Notes, table_of
 from mtbench.report.detail_tables import length_detail, percent_entry
 from mtbench.report.phrases import (

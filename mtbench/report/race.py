@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mtbench.decoding.serving_engines import NONE_HAS_IT
-from mtbench.document import Pairs, Part, Text
 from mtbench.document.formatting import counted, listed, percent, seconds
+from mtbench.document.model import Pairs, Part, Text
 from mtbench.report.arm_names import in_words
 from mtbench.report.phrases import batches, suite_name
 from mtbench.results.decision_format import Decision, Looks

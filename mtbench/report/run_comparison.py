@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from mtbench.document import Document, Entry, Points, Row, Section, Table
 from mtbench.document.formatting import NONE, bounds, interval, listed, number, percent
+from mtbench.document.model import Document, Entry, Points, Row, Section, Table
 from mtbench.report.phrases import SMALL_MODEL, batches
 from mtbench.results.across_runs import BothRuns, CellAcrossRuns, Comparison, PairedRatio
 from mtbench.results.comparisons import GroupKey

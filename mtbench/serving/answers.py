@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from mtbench.decoding.live import Ended
 from mtbench.decoding.output import text_of
 from mtbench.serving.served import Served
-from mtbench.serving.text_stream import TextStream
 from mtbench.serving.wire import Asked
 from mtbench.serving.worker import Job
 
 DONE = b"data: [DONE]\n\n"
+INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
 
 
 class Answer:
@@ -93,6 +95,43 @@ class Answer:
     def _message(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self.asked.chat else "text_completion"
         return sse({**self._names, "object": kind, "choices": choices, **more})
+
+
+class TextStream:
+    """The text of one answer while it grows: complete characters only, and no beginning of a stop string.
+
+    Some tokens are parts of a character, and some tokenizers write a token differently at the beginning of a text. So
+    new tokens are decoded together with those before them, and the text of these is cut off (as in
+    text-generation-inference).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self._before: list[int] = []  # tokens that new ones are decoded with
+        self._new: list[int] = []  # tokens whose text is not complete
+        self._held = ""  # text that may begin a stop string
+        self.stopped = False  # a stop string is complete: `add` returns nothing more
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete."""
+        self._new += ids
+        before = text_of(self._tokenizer, self._before)
+        text = text_of(self._tokenizer, self._before + self._new)
+        if self.stopped or text.endswith(INCOMPLETE) or len(text) <= len(before):
+            return ""
+        self._before, self._new = self._new, []
+        return self._release(text[len(before) :])
+
+    def _release(self, piece: str) -> str:
+        text = self._held + piece
+        self.stopped = any(s in text for s in self._stop)
+        end = min((text.find(s) for s in self._stop if s in text), default=len(text) - self._begun(text))
+        self._held = text[end:]
+        return text[:end]
+
+    def _begun(self, text: str) -> int:
+        """Return how many characters at the end of the text may begin a stop string."""
+        return max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
 
 
 def acceptance(commits: Sequence[int], offered: Sequence[int], window: int) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from starlette.types import Receive, Scope, Send
 from mtbench.errors import first_line
 from mtbench.serving import wire
 from mtbench.serving.answers import DONE, Answer, sse
-from mtbench.serving.metrics import Outcome
 from mtbench.serving.wire import Asked, BadRequestError
-from mtbench.serving.worker import Job, Worker
+from mtbench.serving.worker import Job, Outcome, Worker
 
 LARGEST_BODY = 4 << 20  # bytes
 DRAIN_S = 0.05  # between two looks whether to end

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench import files, statistics
-from mtbench.document import (
+from mtbench.document import plots
+from mtbench.document.formatting import NONE, bounds, interval, listed
+from mtbench.document.html_page import html
+from mtbench.document.model import (
     SIGNS,
     Beside,
     Block,
@@ -27,10 +30,7 @@ from mtbench.document import (
     Text,
     Tone,
     Verdict,
-    html,
-    plots,
 )
-from mtbench.document.formatting import NONE, bounds, interval, listed
 from mtbench.document.plots import ACCENT, DASHES, INK, MUTED, PAPER, WARN
 from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD

@@ -10,8 +10,10 @@ import pytest
 from browsers import BROWSER, opened
 from made_gates import HOSTILE
 
-from mtbench import document
-from mtbench.document import (
+from mtbench.document import html_page, latex_table, markdown_text, plots, terminal
+from mtbench.document.console import Terminal
+from mtbench.document.model import (
+    Bar,
     Beside,
     Document,
     Entry,
@@ -26,10 +28,7 @@ from mtbench.document import (
     Text,
     Verdict,
     Widget,
-    plots,
 )
-from mtbench.document.console import Terminal
-from mtbench.document.model import Bar
 from mtbench.errors import printable
 
 COLUMNS = [("speedup", "wall time of the baseline over the arm's"), ("accuracy, %", "share of correct items")]
@@ -97,12 +96,12 @@ def text_of(page: str) -> str:
 
 def printed(shown: Document, width: int = 80) -> str:
     file = io.StringIO()
-    document.show(shown, Terminal(file=file, width=width))
+    terminal.show(shown, Terminal(file=file, width=width))
     return file.getvalue()
 
 
 def test_every_renderer_shows_what_was_found(tmp_path: Path) -> None:
-    page = document.write(tmp_path, "report", made())
+    page = html_page.write(tmp_path, "report", made())
     assert page == tmp_path / "report.html"
     shown = text_of(page.read_text()), (tmp_path / "report.md").read_text(), printed(made())
     for text in (text.replace("\\", "") for text in shown):
@@ -122,19 +121,19 @@ def test_every_renderer_shows_what_was_found(tmp_path: Path) -> None:
 
 
 def test_the_page_is_one_file_that_loads_nothing() -> None:
-    page = document.html(made())
+    page = html_page.html(made())
     assert "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-" in page
     assert not re.search(r"https?://|@import|\bsrc=", page)
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(set(ids)) == len(ids)
     assert set(re.findall(r'aria-labelledby="([^"]+)"', page)) <= set(ids)
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
-    assert page == document.html(made())
+    assert page == html_page.html(made())
 
 
 def test_the_page_is_accessible() -> None:
     """It has a language, headings in order, scopes on table heads, and words for every figure."""
-    page = document.html(made())
+    page = html_page.html(made())
     assert '<html lang="en">' in page
     levels = [int(level) for level in re.findall(r"<h(\d)", page)]
     assert levels[0] == 1
@@ -146,19 +145,19 @@ def test_the_page_is_accessible() -> None:
 def test_no_text_is_markup(tmp_path: Path) -> None:
     """Whatever a name holds, it is shown as text everywhere, and controls no terminal."""
     nasty = "<script>x()</script><b>&$y$ *a* [b](c) |"
-    page = document.html(made(nasty))
+    page = html_page.html(made(nasty))
     assert page.count("<script") == 2  # the page's own, and the widget's
     assert text_of(page).count(nasty) > 12
-    lines = [line for line in document.markdown(made(nasty)).splitlines() if not line.startswith("    ")]
+    lines = [line for line in markdown_text.markdown(made(nasty)).splitlines() if not line.startswith("    ")]
     assert "<script" not in "".join(lines)  # in a block of code it is text
     assert "[b](c)" not in "".join(lines)
-    assert "<b>" not in document.latex(Table(COLUMNS, rows(nasty)), "x", [])
+    assert "<b>" not in latex_table.latex(Table(COLUMNS, rows(nasty)), "x", [])
     assert not set("\x1b\x00\u202e") & set(printed(made(HOSTILE)))
 
 
 def test_a_command_in_a_sentence_is_code() -> None:
     """Backticks are for the terminal. What stands in them is escaped; a single one stays."""
-    assert "<p>Run <code>mtbench a&lt;b</code>, <code>c</code>.</p>" in document.html(
+    assert "<p>Run <code>mtbench a&lt;b</code>, <code>c</code>.</p>" in html_page.html(
         Document("t", "l", sections=[Section("s", [Text("Run `mtbench a<b`, `c`."), Text("a ` b")])])
     )
 
@@ -169,7 +168,7 @@ def test_a_command_in_a_sentence_is_code() -> None:
 )
 def test_a_loss_within_the_margin_is_not_marked_as_bad(word: str, tone: str) -> None:
     assert Entry("1", verdict=word).tone == tone
-    page = document.html(
+    page = html_page.html(
         Document("t", "l", sections=[Section("s", [Table(COLUMNS[:1], [Row("a", [Entry("1", verdict=word)])])])])
     )
     assert f'<span class="verdict {tone}">' in page
@@ -202,7 +201,7 @@ def test_columns_without_a_value_are_left_out() -> None:
 @BROWSER
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """No error and no request; no page is wider than the window; links and the printer unfold what they ask for."""
-    url = document.write(tmp_path, "report", made("x" * 120)).resolve().as_uri()
+    url = html_page.write(tmp_path, "report", made("x" * 120)).resolve().as_uri()
     with opened(url) as (tab, wrong):
         assert tab.locator("#w").inner_text() == "it ran"
         assert not tab.locator("#how-to-read-it dl").is_visible()

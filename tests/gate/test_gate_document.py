@@ -1,8 +1,8 @@
 """What a gate writes for people: the page, the Markdown, the terminal, and the files beside them."""
 
-import html
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,8 +26,10 @@ from made_gates import (
 )
 from schemas import validator
 
-from mtbench import document as documents
 from mtbench.document.console import Terminal
+from mtbench.document.html_page import html
+from mtbench.document.markdown_text import markdown
+from mtbench.document.terminal import show
 from mtbench.experiments.gate import figures, tables
 from mtbench.experiments.gate.document import document
 from mtbench.experiments.gate.exports import write
@@ -40,18 +42,18 @@ FILES = {"gate.json", "gate.md", "gate.html", "gate.junit.xml"}
 
 def shown_of(made: Gate) -> str:
     """The text of the page, without figures."""
-    return text_of(documents.html(document(made, drawn=False)))
+    return text_of(html(document(made, drawn=False)))
 
 
 def text_of(markup: str) -> str:
     """The visible text of a page."""
     markup = re.sub(r"<(style|script)>.*?</\1>|<wbr>", "", markup, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", markup)).split())
 
 
 def printed(made: Gate, width: int = 100) -> str:
     terminal = Terminal(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    documents.show(document(made, drawn=False), terminal)
+    show(document(made, drawn=False), terminal)
     return terminal.export_text()
 
 
@@ -83,10 +85,10 @@ def test_the_first_sentence_is_the_word_and_why(made: Gate) -> None:
     """On the page, in the Markdown and, as what a reader sees last, in the terminal."""
     shown, clean = document(made, drawn=False), cleaned(made)
     sentence = f"{made.word}: {clean.reason.rstrip('.')}"
-    heading = re.search("<h1>.*</h1>", documents.html(shown))
+    heading = re.search("<h1>.*</h1>", html(shown))
     assert heading
     assert text_of(re.sub("</?code>", "`", heading[0])) == f"{tables.SIGNS[made.word]} {sentence}"
-    assert documents.markdown(shown).startswith(f"# {made.word}: ")
+    assert markdown(shown).startswith(f"# {made.word}: ")
     last = "".join(printed(made, 4000).splitlines()[-1].split())
     assert last == "".join(f"{tables.SIGNS[made.word]} {sentence}".split())
 
@@ -181,11 +183,11 @@ def test_cells_without_times_are_drawn_as_far_as_they_go() -> None:
 def test_no_text_is_markup() -> None:
     """Labels, errors and versions of strangers are shown as text, in figures too, and control nothing."""
     shown = document(hostile())
-    page, markdown = documents.html(shown), documents.markdown(shown)
+    page, written = html(shown), markdown(shown)
     assert "<b>&" not in page
     assert "broken=1" in text_of(page)
-    assert "<script" not in markdown
-    for text in (page, markdown, printed(hostile())):
+    assert "<script" not in written
+    for text in (page, written, printed(hostile())):
         assert not set("\x1b\x00\u202e") & set(text)
 
 

@@ -25,7 +25,7 @@ import pytest
 import whole
 
 import mtbench
-from mtbench.document import write
+from mtbench.document.html_page import write
 from mtbench.experiments.choose import experiment as racing
 from mtbench.experiments.gate import exports as gate_exports
 from mtbench.experiments.gate.pairs import PairRunner

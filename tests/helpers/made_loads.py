@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append(body)
         code, text = self.server.reply(body["prompt"])
         tokens = len(text.split())
-        told = {"mtbench": {"forwards": 2 * tokens, "queued_s": 0.5, "options": [{"tokens": tokens, "tau": 0.75}]}}
+        told = {"mtbench": {"forwards": 2 * tokens}}
         usage = {"completion_tokens": tokens}
         content = {"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage, "metrics": told}
         self._send(code, content, stream=body.get("stream", False))
@@ -125,14 +125,12 @@ def line(position: int = 0, **given: Any) -> RequestLine:
         "tokens": 11,
         "text": "a",
         "forwards": 5,
-        "queued_s": 0.0,
-        "options": [],
     }
     return RequestLine(**values | given)
 
 
 def refused(position: int, outcome: str = "rejected") -> RequestLine:
-    nothing = dict.fromkeys(("e2e_s", "ttft_s", "itl_s", "tokens", "text", "forwards", "queued_s"))
+    nothing = dict.fromkeys(("e2e_s", "ttft_s", "itl_s", "tokens", "text", "forwards"))
     return line(position, outcome=outcome, error="503", **nothing)
 
 

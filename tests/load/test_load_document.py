@@ -6,8 +6,10 @@ import pytest
 from made_gates import HOSTILE
 from made_loads import CLIENT, line, point, refused, request
 
-from mtbench.document import html, markdown, show
 from mtbench.document.console import Terminal
+from mtbench.document.html_page import html
+from mtbench.document.markdown_text import markdown
+from mtbench.document.terminal import show
 from mtbench.experiments.load.document import document
 from mtbench.experiments.load.format import Load, ServerFacts, Slo
 from mtbench.experiments.load.runner import Scores

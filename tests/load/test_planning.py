@@ -7,7 +7,7 @@ import pytest
 from made_loads import request
 
 from mtbench.errors import UserError
-from mtbench.experiments.load import arms, planning
+from mtbench.experiments.load import planning
 from mtbench.experiments.load.request import parse_urls
 
 URLS = {"one": "http://127.0.0.1:1/v1", "two": "http://127.0.0.1:2/v1"}
@@ -51,7 +51,7 @@ def test_prompts_are_those_of_a_run() -> None:
 
 
 def test_arms_are_those_of_a_run() -> None:
-    found = arms.parse(["ar", "mars:tau=1|0.95,cache=block"])
+    found = planning.served_arms(["ar", "mars:tau=1|0.95,cache=block"])
     assert [arm.name for arm in found] == ["ar", "mars:cache=block", "mars:tau=0.95,cache=block"]
     assert found[1].method == "mars:cache=block,on=mars,engine=graph"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from made_loads import line, point, refused
 
-from mtbench.experiments.load.format import RequestLine, Segment, Slo
+from mtbench.experiments.load.format import RequestLine, Slo
 from mtbench.experiments.load.runner import window_s
 from mtbench.experiments.load.summary import Sent, cell, compare, is_good
 
@@ -67,17 +67,9 @@ def test_an_item_counts_once() -> None:
     assert found.good_and_correct == 3
 
 
-def test_options_in_use_are_means_over_tokens() -> None:
-    segments = [Segment(tokens=30, options={"tau": 1.0}), Segment(tokens=10, options={"tau": 0.6})]
-    found = cell(sent(rounds([line(options=segments), line(1)])))
-    assert found.options["tau"].value == pytest.approx(0.9)
-    assert not cell(sent(rounds([line()]))).options
-
-
 def test_what_a_server_does_not_tell_is_null() -> None:
-    found = cell(sent(rounds([line(forwards=None, queued_s=None)])))
+    found = cell(sent(rounds([line(forwards=None)])))
     assert found.tokens_per_forward is None
-    assert found.queued_s is None
     assert found.accuracy is None
     assert found.j_per_token is None
 

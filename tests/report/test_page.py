@@ -13,8 +13,9 @@ import pytest
 from made_records import cell_data, generation_line, made_decision, made_results, result_cell, speedup, timing_line
 from rich.console import Console
 
-from mtbench.document import Document, Entry, Row, Section, Table, latex, markdown
-from mtbench.document.latex_table import WIDEST
+from mtbench.document.latex_table import WIDEST, latex
+from mtbench.document.markdown_text import markdown
+from mtbench.document.model import Document, Entry, Row, Section, Table
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.document import write_report

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mtbench.document import Figure
+from mtbench.document.model import Figure
 from mtbench.document.plots import MOST_TICKS, log_ticks
 from mtbench.errors import printable
 from mtbench.report import figures

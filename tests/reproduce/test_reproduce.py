@@ -14,8 +14,8 @@ import torch
 from schemas import validator
 
 from mtbench.cli import main
-from mtbench.document import html as page_of
-from mtbench.document import markdown
+from mtbench.document.html_page import html as page_of
+from mtbench.document.markdown_text import markdown
 from mtbench.errors import UserError
 from mtbench.experiments.reproduce import rerun as reproduction
 from mtbench.experiments.reproduce.agreement import WORDS

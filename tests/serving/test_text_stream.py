@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mtbench.decoding.output import cut_at_string, text_of
-from mtbench.serving.text_stream import INCOMPLETE, TextStream
+from mtbench.serving.answers import INCOMPLETE, TextStream
 
 TEXT = "Zeit für Käse 🧀🧀, 日本語 — naïve\n\n  x = 3 "
 

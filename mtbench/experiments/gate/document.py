@@ -5,8 +5,8 @@ Everything is made from one record (mtbench/experiments/gate/format.py). It show
 
 import shlex
 
-from mtbench.document import Block, Document, Entry, Notes, Pairs, Part, Points, Row, Section, Table, Verdict
 from mtbench.document.formatting import NONE, counted, listed, number
+from mtbench.document.model import Block, Document, Entry, Notes, Pairs, Part, Points, Row, Section, Table, Verdict
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.figures import forest
 from mtbench.experiments.gate.format import STAGES, BuildRecord, Finding, Gate, NoiseFloor, StageName

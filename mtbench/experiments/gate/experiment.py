@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtbench import files, plugins, records
-from mtbench.document import Document, Section, show
 from mtbench.document.console import Terminal
+from mtbench.document.model import Document, Section
+from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.gate import exports, floor

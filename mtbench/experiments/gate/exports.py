@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-from mtbench import document as documents
 from mtbench import files
+from mtbench.document import html_page
 from mtbench.document.formatting import listed
 from mtbench.document.markdown_text import markdown_table, plain
 from mtbench.errors import printable
@@ -31,7 +31,7 @@ def write(directory: Path, gate: Gate) -> Path:
     """Write all files of the gate into `directory` and return the path of the page."""
     files.write_json(directory / "gate.json", dump(gate))
     files.write_text(directory / "gate.junit.xml", junit(gate))
-    return documents.write(directory, "gate", document(gate))
+    return html_page.write(directory, "gate", document(gate))
 
 
 @dataclass

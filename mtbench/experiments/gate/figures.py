@@ -9,8 +9,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mtbench.document import Figure, plots
+from mtbench.document import plots
 from mtbench.document.formatting import bounds, listed
+from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, above
 from mtbench.experiments.gate.format import Gate, TimedCell, TimeTest, Verdict
 from mtbench.experiments.gate.tables import ALL_CELLS, change, changed_by

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from mtbench import document
-from mtbench.document import Entry, Row, Table, Tone
+from mtbench.document import model
 from mtbench.document.formatting import NONE, bounds, counted, listed, seconds
+from mtbench.document.model import Entry, Row, Table, Tone
 from mtbench.experiments.gate.format import (
     EXIT_CODES,
     Attribution,
@@ -51,10 +51,10 @@ class Status(NamedTuple):
     text: str
 
     @property
-    def verdict(self) -> document.Verdict:
+    def verdict(self) -> model.Verdict:
         if self.word is None:
-            return document.Verdict(self.text)
-        return document.Verdict(self.text, tone=TONES[self.word], sign=SIGNS[self.word])
+            return model.Verdict(self.text)
+        return model.Verdict(self.text, tone=TONES[self.word], sign=SIGNS[self.word])
 
 
 def change(test: TimeTest) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.experiments.load.clients import KEY, Client, Sending, outcome_of, server_metrics, write_lines
+from mtbench.experiments.load.clients import KEY, Client, Sending, forwards_of, outcome_of, write_lines
 from mtbench.experiments.load.format import RequestLine
 
 VERSION = "0.13.0"
@@ -94,7 +94,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "itl_s": _seconds(metrics, "inter_token_latency"),
         "tokens": usage.get("completion_tokens"),
         "text": "".join(_texts(messages)) if answered else None,
-        **server_metrics(told),
+        "forwards": forwards_of(told),
     }
 
 

@@ -14,15 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
 from mtbench import files
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ClientFacts, ClientName, RequestLine
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
 from mtbench.programs.environments import Note, Pip, installed
-from mtbench.records import Count, NonNegative
 
 BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write
 KEY = "<key>"  # stands for the server's key in a command
@@ -142,22 +139,13 @@ def outcome_of(code: Any, message: str | None) -> str:
     return "rejected" if full else "failed"
 
 
-class Told(BaseModel):
-    """What a server of mtbench says about a request: a segment has its tokens and the options that they had."""
-
-    forwards: Count | None = None
-    queued_s: NonNegative | None = None
-    options: list[dict[str, NonNegative]] = []
-
-
-def server_metrics(metrics: Any) -> dict[str, Any]:
-    """Return what a server of mtbench says about a request, as fields of RequestLine; nothing of another server."""
+def forwards_of(metrics: Any) -> int | None:
+    """Return the forward passes that a server of mtbench says a request took; None of another server."""
     try:
-        told = Told.model_validate(metrics["mtbench"])
-        segments = [{"tokens": int(segment.pop("tokens")), "options": segment} for segment in told.options]
-    except (ValueError, LookupError, TypeError):
-        return {"forwards": None, "queued_s": None, "options": []}
-    return {"forwards": told.forwards, "queued_s": told.queued_s, "options": segments}
+        told = metrics["mtbench"]["forwards"]
+    except (LookupError, TypeError):
+        return None
+    return told if type(told) is int and told >= 0 else None
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

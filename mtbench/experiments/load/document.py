@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mtbench.document import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
+from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.experiments.load.figures import draw
 from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
 from mtbench.records import cleaned
@@ -20,7 +20,6 @@ COLUMNS = [
     ("whole p95", "time from a request's start to its last token: 95th percentile; below it p50 and p99"),
     ("tokens per s", "tokens of all answers per second"),
     ("tokens per forward", "tokens over the forward passes of their rows, as the server counts them"),
-    ("in use", "mean over tokens of the options that the server may change by request"),
     ("J per token", "energy of the GPU over tokens, idle time included"),
 ]
 COMPARED = [
@@ -28,7 +27,7 @@ COMPARED = [
     ("goodput", "the arm's goodput over the other's"),
     ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
 ]
-BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "ITL p95", "whole p95", "in use")
+BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "ITL p95", "whole p95")
 
 
 def document(load: Load, *, drawn: bool = True) -> Document:
@@ -122,7 +121,6 @@ def _entries(cell: LoadCell) -> list[Entry]:
         _percentiles(cell.e2e),
         _entry(cell.tokens_per_s),
         _entry(cell.tokens_per_forward),
-        Entry(_in_use(cell)),
         _entry(cell.j_per_token),
     ]
 
@@ -156,10 +154,6 @@ def _percentiles(latency: Latency) -> Entry:
         return Entry()
     others = f"p50 {seconds(latency.p50.value)}, p99 {seconds(latency.p99.value)}"
     return Entry(seconds(latency.p95.value), limits and f"[{seconds(limits[0])}, {seconds(limits[1])}]", detail=others)
-
-
-def _in_use(cell: LoadCell) -> str:
-    return listed(f"{name} {_number(value, digits=3)}" for name, value in cell.options.items()) or NONE
 
 
 def _cells(load: Load, level: float) -> list[LoadCell]:

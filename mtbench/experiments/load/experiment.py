@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from mtbench import plugins
-from mtbench.document import show, write
 from mtbench.document.console import Terminal
+from mtbench.document.html_page import write
+from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.load import aiperf, guidellm, planning

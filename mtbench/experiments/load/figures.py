@@ -6,8 +6,9 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
-from mtbench.document import Figure, plots
+from mtbench.document import plots
 from mtbench.document.formatting import listed, number
+from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, DASHES, INK, MUTED, PAPER, RULE, SHADES
 from mtbench.experiments.load.format import Estimate, Load, LoadCell
 

@@ -4,7 +4,8 @@ An **arm** is a server: one that this command starts for a method, or a given UR
 number of concurrent requests. A **point** is one arm at one level in one round: one process of the client.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,13 +14,16 @@ from mtbench.experiments.load.request import LoadRequest as LoadRequest
 from mtbench.experiments.load.request import Positive
 from mtbench.experiments.load.request import Slo as Slo
 from mtbench.records import (
+    DROPPED,
     Count,
+    Former,
     NonNegative,
     Record,
     Sha256,
     Size,
     StoredSeconds,
     Text,
+    Upgraded,
     VersionOne,
 )
 from mtbench.runs.formats import Environment
@@ -29,12 +33,13 @@ SCHEMA_VERSION: Literal[1] = 1
 Outcome = Literal["ok", "rejected", "failed"]
 
 
-class ArmPlan(Record):
+class ArmPlan(Upgraded):
     """A server that gets load."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"adaptive": DROPPED}
 
     name: Text = Field(description="name of the arm")
     method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
-    adaptive: None = Field(None, description="null; a range that the server adapted, in plans of earlier versions")
     url: str | None = Field(None, description="URL of a given server; null: this command starts it")
     key_env: str | None = Field(None, description="environment variable with the server's key; null: it wants none")
 
@@ -84,15 +89,10 @@ class LoadPlan(Record):
         return next(arm for arm in self.arms if arm.name == name)
 
 
-class Segment(Record):
-    """Consecutive tokens of an answer that were decoded with the same options."""
-
-    tokens: Count = Field(description="number of tokens")
-    options: dict[str, float] = Field(description="value of each option that may change by request")
-
-
-class RequestLine(Record):
+class RequestLine(Upgraded):
     """A request as the client saw it, with what the server said about it."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"queued_s": DROPPED, "options": DROPPED}
 
     position: Count = Field(description="its place in the point's items")
     item: Text = Field(description="name of the item")
@@ -105,8 +105,6 @@ class RequestLine(Record):
     tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not told")
     text: str | None = Field(description="the answer; null: not answered")
     forwards: Count | None = Field(description="forward passes in which the request had a row; null: not told")
-    queued_s: StoredSeconds | None = Field(description="time that it waited for a row; null: not told")
-    options: list[Segment] = Field(description="options that its tokens were decoded with; empty: not told")
 
 
 class PointLine(Record):
@@ -159,13 +157,11 @@ class LoadCell(Record):
     ttft: Latency = Field(description="time to the first token")
     itl: Latency = Field(description="time per later token, by the client's formula")
     e2e: Latency = Field(description="time to the last token")
-    queued_s: Estimate | None = Field(description="mean wait for a row; null: the server does not tell it")
     accuracy: Estimate | None = Field(description="mean score of the answered items; null: not scored")
     items: Count = Field(description="different items that were answered; one answered again counts once")
     tokens_per_forward: Estimate | None = Field(
         description="tokens per forward pass of a row; null: the server does not tell it"
     )
-    options: dict[str, Estimate] = Field(description="mean over tokens of each option that may change by request")
     j_per_token: Estimate | None = Field(description="energy per token of an answer; null: not measured")
     flags: list[str] = Field(description="remarks")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError, first_line
-from mtbench.experiments.load.clients import KEY, Client, Sending, outcome_of, server_metrics, write_lines
+from mtbench.experiments.load.clients import KEY, Client, Sending, forwards_of, outcome_of, write_lines
 from mtbench.experiments.load.format import RequestLine
 
 VERSION = "0.8.1"
@@ -108,7 +108,7 @@ def _line(entry: Mapping[str, Any], group: str) -> dict[str, Any]:
         "itl_s": _seconds(entry.get("inter_token_latency_ms")) if answered else None,
         "tokens": output.get("text_tokens") if answered else None,
         "text": (entry.get("output") or "") if answered else None,
-        **server_metrics(entry.get("response_metrics")),
+        "forwards": forwards_of(entry.get("response_metrics")),
     }
 
 

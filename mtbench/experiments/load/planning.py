@@ -8,11 +8,10 @@ seeded order; during its turn an arm's levels come in a seeded order, too.
 import random
 from collections.abc import Sequence
 
-from mtbench.decoding.arms import safe
+from mtbench.decoding.arms import ENGINES, Arm, parse_arms, safe
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
-from mtbench.experiments.load import arms
 from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
 from mtbench.models.loading import inspect
 from mtbench.runs.plan import RunRequest, SuitePlan
@@ -24,7 +23,7 @@ MOST_REQUESTS = 100_000  # of a point
 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
-    chosen = [*arms.parse(request.method, request.engine)]
+    chosen = served_arms(request.method, request.engine)
     chosen += [
         ArmPlan(name=name, method=None, url=url, key_env=request.key_env.get(name)) for name, url in request.url.items()
     ]
@@ -65,6 +64,40 @@ def plan(request: LoadRequest) -> LoadPlan:
         points=_points(request, chosen, sizes, len(suite_plan.items)),
         plugins=planned.plugins,
     )
+
+
+def served_arms(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
+    """Return the arms of several `--method` values, in order.
+
+    Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
+    """
+    arms = parse_arms(specs, engine)
+    for arm in arms:
+        if METHODS[arm.method].outside:
+            raise UserError(
+                f"{arm.method} is an external engine and cannot be served; start its server and give it with "
+                "`--url NAME=URL`."
+            )
+    return [ArmPlan(name=_name(arm), method=_served(arm)) for arm in arms]
+
+
+def _changed(arm: Arm) -> list[str]:
+    return [f"{name}={value}" for name, value in arm.changed]
+
+
+def _name(arm: Arm) -> str:
+    """Return the short name of an arm: what differs from the defaults."""
+    options = _changed(arm)
+    if arm.on != METHODS[arm.method].roles[0]:
+        options.append(f"on={arm.on}")
+    if arm.engine != ENGINES[0]:
+        options.append(f"engine={arm.engine}")
+    return f"{arm.method}{':' if options else ''}{','.join(options)}"
+
+
+def _served(arm: Arm) -> str:
+    """Return the arm as `mtbench serve --method` reads it."""
+    return f"{arm.method}:{','.join([*_changed(arm), f'on={arm.on}', f'engine={arm.engine}'])}"
 
 
 def requests_at(request: LoadRequest, level: float) -> int:

@@ -124,7 +124,6 @@ def cell(sent: Sent) -> LoadCell:
     scored = sent.is_scored
     correct = sum(sent.good_and_correct(point) for point in sent.points) if scored else None
     items = {line.item for line in sent.requests if line.outcome == "ok"}
-    names = sorted({name for line in sent.requests for segment in line.options for name in segment.options})
     return LoadCell(
         arm=sent.arm,
         level=sent.level,
@@ -140,11 +139,9 @@ def cell(sent: Sent) -> LoadCell:
         ttft=_latency(sent, lambda line: line.ttft_s),
         itl=_latency(sent, lambda line: line.itl_s),
         e2e=_latency(sent, lambda line: line.e2e_s),
-        queued_s=_mean_over_rounds(sent, lambda line: line.queued_s),
         accuracy=_accuracy(sent) if scored else None,
         items=len(items),
         tokens_per_forward=_tokens_per_forward(sent),
-        options={name: _option(sent, name) for name in names},
         j_per_token=_energy(sent),
         flags=_flags(sent, sizes),
     )
@@ -230,23 +227,10 @@ def _estimate(ratio: statistics.Ratio) -> Estimate:
 
 def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latency:
     """Return percentiles of a time: of each round, then their mean."""
-    measured = _by_round(sent, value)
+    known = ([v for v in map(value, point.requests) if v is not None] for point in sent.points)
+    measured = [values for values in known if values]
     each = {p: [float(np.percentile(values, p)) for values in measured] for p in PERCENTILES}
     return Latency(**{f"p{p}": _ratio(values, [1.0] * len(values)) for p, values in each.items()})
-
-
-def _mean_over_rounds(sent: Sent, value: Callable[[RequestLine], float | None]) -> Estimate | None:
-    """Return the mean of a value over requests; None if no request has it."""
-    measured = _by_round(sent, value)
-    return (
-        _ratio([sum(values) for values in measured], [float(len(values)) for values in measured]) if measured else None
-    )
-
-
-def _by_round(sent: Sent, value: Callable[[RequestLine], float | None]) -> list[list[float]]:
-    """Return what is known of a value, for each round in which a request has it."""
-    known = ([v for v in map(value, point.requests) if v is not None] for point in sent.points)
-    return [values for values in known if values]
 
 
 def _accuracy(sent: Sent) -> Estimate:
@@ -266,16 +250,6 @@ def _tokens_per_forward(sent: Sent) -> Estimate | None:
         if known:
             sums.append((sum(tokens for tokens, _ in known), sum(forwards for _, forwards in known)))
     return _ratio([tokens for tokens, _ in sums], [forwards for _, forwards in sums]) if sums else None
-
-
-def _option(sent: Sent, name: str) -> Estimate:
-    """Return the mean over tokens of an option."""
-    sums = []
-    for point in sent.points:
-        told = [s for line in point.requests for s in line.options if name in s.options and s.tokens]
-        if told:
-            sums.append((sum(s.tokens * s.options[name] for s in told), sum(s.tokens for s in told)))
-    return _ratio([weighted for weighted, _ in sums], [tokens for _, tokens in sums])
 
 
 def _energy(sent: Sent) -> Estimate | None:

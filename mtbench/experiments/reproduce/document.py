@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from mtbench.document import SIGNS, Document, Entry, Notes, Pairs, Points, Row, Section, Table, Tone, Verdict
 from mtbench.document.formatting import NONE, listed
+from mtbench.document.model import SIGNS, Document, Entry, Notes, Pairs, Points, Row, Section, Table, Tone, Verdict
 from mtbench.experiments.reproduce.agreement import Word
 from mtbench.experiments.reproduce.format import KINDS, Figure, FigureDifference, Interval, Reproduction
 

@@ -8,8 +8,9 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from mtbench.document import show, write
 from mtbench.document.console import Terminal
+from mtbench.document.html_page import write
+from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.reproduce import rerun
