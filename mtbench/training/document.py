@@ -7,47 +7,33 @@ needs no model.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench import files, statistics
 from mtbench.document import plots
-from mtbench.document.formatting import NONE, bounds, interval, listed
+from mtbench.document.formatting import NONE, bounds, interval, listed, percent
 from mtbench.document.html_page import html
-from mtbench.document.model import (
-    SIGNS,
-    Beside,
-    Block,
-    Document,
-    Entry,
-    Figure,
-    Pairs,
-    Part,
-    Row,
-    Section,
-    Table,
-    Text,
-    Tone,
-    Verdict,
-)
+from mtbench.document.model import Beside, Block, Document, Entry, Figure, Pairs, Part, Row, Section, Table, Text
 from mtbench.document.plots import ACCENT, DASHES, INK, MUTED, PAPER, WARN
 from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD
 from mtbench.options import show
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
-from mtbench.statistics import Proportion
 from mtbench.training.checkpoint import read_record
 
 COLORS = (ACCENT, INK, WARN, MUTED)
-TONES: Mapping[str, Tone] = {"yes": "good", "no": "bad"}
 CONFIDENCE = (
-    "Decoding with a threshold τ commits tokens whose probability is at least τ. The threshold is calibrated if at "
-    "least a share τ of these tokens is right. Intervals assume independent predictions; predictions of one "
+    "Decoding with a threshold τ commits tokens whose probability p is at least τ. The confidence is calibrated if of "
+    "the predictions with about the same p a share p is right. Intervals assume independent predictions; those of one "
     "conversation are not fully independent, so the intervals are somewhat too narrow."
 )
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the confidence; each is the lower edge of a bin
+NOT_MEASURED = (
+    "Accuracy and confidence were not measured: the training has not ended, or no conversations with something to "
+    "predict were held out (`--held-out`, at most a tenth)."
+)
 
 Record = Mapping[str, Any]
 
@@ -75,30 +61,6 @@ class Training:
         """Which predictions its calibration covers."""
         ahead = self.evaluation["ahead"] if self.evaluation else []
         return "predictions beyond the next token" if any(e["ahead"] > 1 for e in ahead) else "next-token predictions"
-
-
-class Passing(NamedTuple):
-    """The predictions whose confidence reaches a threshold."""
-
-    threshold: float
-    share: float  # of all predictions
-    confidence: float | None  # mean over these predictions
-    right: Proportion
-
-    @property
-    def verdict(self) -> str:
-        """Is the share of right predictions at least the threshold? Decided by the confidence interval."""
-        if self.right.ci_low is None or self.right.ci_high is None:
-            return "none pass"
-        if self.right.ci_low >= self.threshold:
-            return "yes"
-        return "no" if self.right.ci_high < self.threshold else "cannot tell"
-
-    @property
-    def answer(self) -> Entry:
-        tone = TONES.get(self.verdict, "plain")
-        mean = f"mean p {100 * self.confidence:.1f}%" if self.confidence else None
-        return Entry("", verdict=Verdict(self.verdict, tone=tone, sign=SIGNS[tone]), detail=mean)
 
 
 def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -138,7 +100,7 @@ def document(trainings: Sequence[Training]) -> Document:
     with plots.style():
         losses = [_loss(training, "".join(marks) or "mtbench, training") for training in trainings]
     evaluated = [training for training in trainings if training.evaluation]
-    ahead: list[Block] = [Text(f"{t.label}: {_why_missing(t)}") for t in trainings if not t.evaluation]
+    ahead: list[Block] = [Text(f"{t.label}: {NOT_MEASURED}") for t in trainings if not t.evaluation]
     if evaluated:
         ahead.append(_accuracies(evaluated))
     return Document(
@@ -239,8 +201,7 @@ def _accuracies(trainings: Sequence[Training]) -> Table:
     rows = []
     for distance in sorted({distance for entries in found for distance in entries}):
         entries = [of_training.get(distance) for of_training in found]
-        places = [_share(share_right(entry), f" of {entry['n']:,}") if entry else Entry() for entry in entries]
-        rows.append(Row(str(distance), places))
+        rows.append(Row(str(distance), [_share_right(entry) if entry else Entry() for entry in entries]))
     caption = (
         "Share of right predictions, %, with 95% interval and number of predictions, by the distance from the last "
         "token that the model was given. A prediction is right if its most likely token is that of the text."
@@ -249,32 +210,19 @@ def _accuracies(trainings: Sequence[Training]) -> Table:
 
 
 def _confidence(training: Training) -> Table:
-    """Return how well the confidence of a training is calibrated: at each threshold."""
+    """Return how well the confidence of a training is calibrated: in each bin."""
     assert training.evaluation is not None
-    total = sum(entry["n"] for entry in training.evaluation["calibration"])
+    bins = training.evaluation["calibration"]
+    total = sum(entry["n"] for entry in bins)
     rows = [
-        Row(str(one.threshold), [Entry(f"{one.right.n:,}", f"{100 * one.share:.1f}%"), _share(one.right), one.answer])
-        for one in passing(training.evaluation)
+        Row(f"{entry['low']}–{entry['high']}", [Entry(percent(entry["confidence"])), _share_right(entry)])
+        for entry in bins
     ]
     caption = (
         f"{training.label}: of {total:,} {training.predictions}. Confidence and share right differ by "
         f"{100 * calibration_error(training.evaluation):.1f} points on average."
     )
-    return Table([(heading, "") for heading in ("pass", "right, %", "calibrated?")], rows, "p at least", caption)
-
-
-def passing(evaluation: Record) -> list[Passing]:
-    """Return, for each threshold, the predictions that reach it, and how many of those are right."""
-    bins = evaluation["calibration"]
-    total = sum(entry["n"] for entry in bins)
-    found = []
-    for threshold in THRESHOLDS:
-        inside = [entry for entry in bins if entry["low"] >= threshold]
-        n = sum(entry["n"] for entry in inside)
-        right = sum(round(entry["accuracy"] * entry["n"]) for entry in inside)
-        confidence = sum(entry["confidence"] * entry["n"] for entry in inside) / n if n else None
-        found.append(Passing(threshold, n / total, confidence, statistics.wilson(right, n)))
-    return found
+    return Table([(heading, "") for heading in ("mean p, %", "right, %")], rows, "p", caption)
 
 
 def calibration_error(evaluation: Record) -> float:
@@ -284,53 +232,21 @@ def calibration_error(evaluation: Record) -> float:
     return float(error / sum(entry["n"] for entry in bins))
 
 
-def share_right(entry: Record) -> Proportion:
+def _share_right(entry: Record) -> Entry:
     """Return an entry's `accuracy` over its `n` predictions, with its interval."""
-    return statistics.wilson(round(entry["accuracy"] * entry["n"]), entry["n"])
-
-
-def percent(found: Proportion) -> tuple[str, str]:
-    """Return a share in percent, and its interval, as text."""
-    if found.value is None:
-        return NONE, ""
-    return f"{100 * found.value:.1f}", interval(bounds(found), 100, 1) or ""
-
-
-def _share(found: Proportion, more: str = "") -> Entry:
-    value, limits = percent(found)
-    return Entry(value, f"{limits}{more}" or None)
+    found = statistics.wilson(round(entry["accuracy"] * entry["n"]), entry["n"])
+    return Entry(percent(found.value), f"{interval(bounds(found), 100, 1)} of {found.n:,}")
 
 
 def _lead(training: Training) -> str:
-    """Return the main results in sentences."""
+    """Return the main results in a sentence."""
     if training.evaluation is None:
-        return _why_missing(training)
+        return NOT_MEASURED
     nearest, farthest = training.evaluation["ahead"][0], training.evaluation["ahead"][-1]
-    last = passing(training.evaluation)[-1]
-    accuracy = f"{percent(share_right(nearest))[0]}% of tokens {nearest['ahead']} ahead are right"
+    accuracy = f"{percent(nearest['accuracy'])}% of tokens {nearest['ahead']} ahead are right"
     if farthest is not nearest:
-        accuracy += f", and {percent(share_right(farthest))[0]}% of those {farthest['ahead']} ahead"
-    text = (
-        f"On {training.evaluation['conversations']:,} held-out conversations, {accuracy}. "
-        f"Are {training.predictions} with p ≥ {last.threshold} right {100 * last.threshold:.0f}% of the time? "
-    )
-    if not last.right.n:
-        return f"{text}There are none."
-    value, interval = percent(last.right)
-    verdict = {"yes": "Yes", "no": "No", "cannot tell": "Not decided"}[last.verdict]
-    return f"{text}{verdict}: {value}% {interval} of {last.right.n:,}."
-
-
-def _why_missing(training: Training) -> str:
-    """Return why a training has no evaluation."""
-    record = training.record
-    if min(record["settings"]["held_out"], record["data"]["examples"] // 10) == 0:
-        reason = "no conversations were held out (--held-out 0, or fewer than ten in all)"
-    elif "evaluation" in record:
-        reason = "the held-out conversations have nothing to predict"
-    else:
-        reason = "the training has not ended"
-    return f"Accuracy and confidence were not measured: {reason}."
+        accuracy += f", and {percent(farthest['accuracy'])}% of those {farthest['ahead']} ahead"
+    return f"On {training.evaluation['conversations']:,} held-out conversations, {accuracy}."
 
 
 def _values(options: Mapping[str, Any]) -> str:
