@@ -117,7 +117,7 @@ def reasons_not_comparable(place: Place, pair: Pair) -> list[str]:
         reasons.append("--protocol own stops at stop strings, theirs does not")
     if quantity == "speedup" and row.arm == row.against[quantity]:
         reasons.append("it is its own baseline")
-    if quantity in ("wall_s", "draft_forwards"):
+    if quantity == "wall_s":
         ours, theirs = pair.ran.result.items, table.benchmarks[pair.benchmark].items
         if ours != theirs:
             reasons.append(f"of {ours} items, theirs of {theirs}")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mtbench import statistics
+from mtbench.document.formatting import Spread
 from mtbench.experiments.reproduce import agreement
 from mtbench.experiments.reproduce.agreement import WORDS, Estimate, Finding
 from mtbench.experiments.reproduce.comparable import FamilyResults, Pair, Place, reasons_not_comparable, stores_surplus
@@ -44,8 +45,6 @@ from mtbench.experiments.reproduce.format import (
 from mtbench.experiments.reproduce.rerun import PAPER, RESULT, SHARES, Part, stands_in
 from mtbench.records import dump
 from mtbench.results.comparisons import wall_ratio
-from mtbench.results.format import ResultCell
-from mtbench.results.samples import CellData
 from mtbench.runs.directory import RunDirectory
 
 
@@ -147,68 +146,41 @@ def _pair(place: Place, benchmark: str) -> Pair | str:
 
 def _measure(quantity: Quantity, pair: Pair, protocol: str) -> _Ours | str:
     """Return our figure, or the reason why there is none."""
-    data, result = pair.ran.data, pair.ran.result
+    data, result, baseline = pair.ran.data, pair.ran.result, pair.baseline
     match quantity:
         case "accuracy":
-            return _accuracy(result)
-        case "tokens_per_forward":
-            return _tokens_per_forward(data, protocol)
+            accuracy = result.accuracy
+            return "nothing was scored" if accuracy is None else _found(accuracy.value, accuracy, accuracy.n)
+        case "tokens_per_forward":  # by the paper's accounting if the run follows its protocol, else by ours
+            return _rate(data.tokens_and_forwards(with_surplus=protocol == PAPER and stores_surplus(data)))
         case "acceptance_length":
-            return _rate(data.tokens_and_steps(), "its engine does not expose its commits")
+            return _rate(data.tokens_and_steps())
         case "tokens_per_s":
-            rate = result.tokens_per_s
-            return _plain(rate.value, result.blocks, rate.ci_low, rate.ci_high)
+            return _found(result.tokens_per_s.value, result.tokens_per_s, result.blocks)
         case "wall_s":
-            return _plain(result.wall_s, result.blocks)
-        case "draft_forwards":
-            return _plain(result.draft_forwards, result.items)
-    assert pair.baseline is not None, f"{quantity} is over another arm"
-    baseline = pair.baseline
-    match quantity:
-        case "draft_forwards_change":
-            drafts, before = result.draft_forwards, baseline.result.draft_forwards
-            change = drafts / before - 1 if drafts is not None and before else None
-            return _plain(change, result.items)
-        case "accuracy_change":
-            return _accuracy_change(data, baseline.data)
-        case "speedup":
-            ratio = wall_ratio(data, baseline.data)
-            return _plain(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
-
-
-def _accuracy(result: ResultCell) -> _Ours | str:
-    accuracy = result.accuracy
-    if accuracy is None or accuracy.value is None:
-        return "nothing was scored"
-    return _Ours(Estimate(accuracy.value, accuracy.ci_low, accuracy.ci_high), accuracy.n)
-
-
-def _accuracy_change(data: CellData, baseline: CellData) -> _Ours | str:
-    gained, lost, n = statistics.gains_and_losses(data.scores, baseline.scores)
+            return _found(result.wall_s, None, result.blocks)
+    assert baseline is not None, f"{quantity} is over another arm"
+    if quantity == "speedup":
+        ratio = wall_ratio(data, baseline.data)
+        return _found(ratio.value, ratio, ratio.units)
+    gained, lost, n = statistics.gains_and_losses(data.scores, baseline.data.scores)
     change = statistics.paired_difference(gained, lost, n)
-    if change.difference is None:
-        return "nothing was scored"
-    return _Ours(Estimate(change.difference, change.ci_low, change.ci_high), n, (gained + lost + 2) / (n + 2))
+    return _found(change.difference, change, n, discordant=(gained + lost + 2) / (n + 2))
 
 
-def _plain(value: float | None, n: int, low: float | None = None, high: float | None = None) -> _Ours | str:
+def _found(value: float | None, interval: Spread | None, n: int, discordant: float = 0.0) -> _Ours | str:
     if value is None:
         return "nothing was measured"
-    return _Ours(Estimate(float(value), low, high), n)
+    low, high = (None, None) if interval is None else (interval.ci_low, interval.ci_high)
+    return _Ours(Estimate(float(value), low, high), n, discordant)
 
 
-def _tokens_per_forward(data: CellData, protocol: str) -> _Ours | str:
-    """Return tokens per forward: by the paper's accounting if the run follows its protocol, else by ours."""
-    counts = data.tokens_and_forwards(with_surplus=protocol == PAPER and stores_surplus(data))
-    return _rate(counts, "its engine does not expose its forwards")
-
-
-def _rate(counts: tuple[list[int], list[int]] | None, hidden: str) -> _Ours | str:
-    """Return tokens over forwards, both per unit of blocks; `hidden` if they are not known."""
+def _rate(counts: tuple[list[int], list[int]] | None) -> _Ours | str:
+    """Return tokens over forwards, both per unit of blocks."""
     if counts is None:
-        return hidden
+        return "its engine does not expose its forwards"
     ratio = statistics.ratio_of_totals([counts[0]], [counts[1]])
-    return _plain(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
+    return _found(ratio.value, ratio, ratio.units)
 
 
 def _judge(place: Place, names: Sequence[str], printed: str, ours: Sequence[_Ours]) -> Finding:

@@ -23,8 +23,6 @@ Quantity = Literal[
     "tokens_per_s",
     "wall_s",
     "speedup",
-    "draft_forwards",
-    "draft_forwards_change",
 ]
 
 
@@ -50,8 +48,6 @@ KINDS: Mapping[Quantity, Kind] = {
     "tokens_per_s": Kind("tokens/s", "", 1),
     "wall_s": Kind("seconds", "s", 1),
     "speedup": Kind("speedup", "", 2),
-    "draft_forwards": Kind("draft forwards", "", 0),
-    "draft_forwards_change": Kind("draft change, %", "%", 0, signed=True),
 }
 
 Printed = Annotated[str, StringConstraints(pattern=r"^[+-]?[0-9]{1,3}(,[0-9]{3})*(\.[0-9]+)?$")]
