@@ -111,16 +111,6 @@ def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -
     )
 
 
-@pytest.mark.parametrize(("examples", "held_out"), [(5, 0), (9, 1), (60, 6), (10_000, 512)])
-def test_the_requested_number_of_conversations_is_trained_on(examples: int, held_out: int) -> None:
-    """`--examples 60` reads 66: held-out conversations are added."""
-    stage = Stage(name="x", objective=None, data=("arithmetic",), examples=examples)
-    read = stage.to_read()
-    assert read is not None
-    assert read - min(stage.settings.held_out, read // 10) == examples
-    assert read == examples + held_out
-
-
 def test_a_command_trains_and_prints_the_folder(base: Path, tmp_path: Path) -> None:
     """Standard output has only the folder; standard error has the data's counts and the loss."""
     out = tmp_path / "out"

@@ -1,12 +1,10 @@
-"""Making an untrained checkpoint: its tokenizer, and that it overwrites nothing."""
+"""The tokenizer of an untrained checkpoint."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtbench.errors import UserError
-from mtbench.training.init_model import initialise, learn_tokenizer
+from mtbench.training.init_model import learn_tokenizer
 
 TALK = [
     [{"role": "user", "content": f"What is {n} times {n}?"}, {"role": "assistant", "content": f"It is {n * n}."}]
@@ -32,10 +30,3 @@ def test_the_tokenizer_has_single_digits_and_its_special_tokens(tokenizer: Any) 
 def test_the_tokenizer_decodes_any_text_unchanged(tokenizer: Any, text: str) -> None:
     """It works on bytes, so no text is unknown."""
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_an_untrained_checkpoint_overwrites_nothing(tmp_path: Path) -> None:
-    """Its folder must be new."""
-    with pytest.raises(UserError, match="exists and is never overwritten"):
-        initialise(TALK, tmp_path, seed=0, data={}, vocab_size=400)
-    assert not list(tmp_path.iterdir())

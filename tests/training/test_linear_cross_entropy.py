@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import mtbench.training.linear_cross_entropy as module
-from mtbench.training.linear_cross_entropy import TeacherOutput, chunks, linear_cross_entropy
+from mtbench.training.linear_cross_entropy import TeacherOutput, linear_cross_entropy
 
 N, H, V, PARTS = 11, 5, 13, 3
 
@@ -129,9 +129,3 @@ def test_no_tensor_of_predictions_times_vocabulary_is_computed(
         linear_cross_entropy(**given, teacher_output=teacher)[0].backward()
     assert n * H <= largest.elements == 20 * v
     assert all(given[name].grad is not None for name in ("hidden", "head"))
-
-
-def test_a_vocabulary_larger_than_a_chunk_takes_one_prediction_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk is never empty."""
-    monkeypatch.setattr(module, "CHUNK", 10)
-    assert list(chunks(3, 11)) == [slice(0, 1), slice(1, 2), slice(2, 3)]

@@ -1,16 +1,13 @@
-"""The embedded family: equality in float64 on trained weights, and (slow) accuracy of its models."""
+"""The embedded family is what its recipe makes, and (slow) its models are accurate."""
 
-import functools
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import naive
 import pytest
 import torch
 from decoding_cases import decode_prompts
-from torch import Tensor
 from whole import plan_of
 
 from mtbench.decoding.method import ModelRunners
@@ -24,56 +21,6 @@ from mtbench.runs.prompts import open_suite
 from mtbench.statistics import Difference, paired_difference
 from mtbench.training.recipes import RECIPES
 from mtbench.training.train import TrainingRequest, train
-
-BUDGET = 48
-
-
-@pytest.fixture(scope="module")
-def exact_runner() -> ModelRunner:
-    return ModelRunner(load(family("tiny").checkpoint("mars"), dtype=torch.float64))
-
-
-@pytest.fixture(scope="module")
-def naive_logits(exact_runner: ModelRunner) -> naive.Logits:
-    """The model's logits by transformers' own attention, without a cache; each context is computed once."""
-    checkpoint = exact_runner.checkpoint
-
-    @functools.cache
-    @torch.no_grad()
-    def logits(ids: tuple[int, ...]) -> Tensor:
-        checkpoint.model.set_attn_implementation("eager")
-        out: Tensor = checkpoint.model(torch.tensor([ids]), use_cache=False, logits_to_keep=8).logits[0]
-        checkpoint.model.set_attn_implementation("mtbench")
-        return out.index_fill(-1, checkpoint.suppressed, float("-inf"))
-
-    return lambda ids: logits(tuple(ids))
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    return [i.prompt_ids for i in plan_of(5).suites[0].items] + [[40]]
-
-
-SIZES = [(4, 0.95), pytest.param(2, 0.8, marks=pytest.mark.slow), pytest.param(7, 0.5, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize(("size", "tau"), SIZES)
-def test_cached_decoding_equals_recomputation_on_trained_weights(
-    exact_runner: ModelRunner, naive_logits: naive.Logits, prompts: list[list[int]], size: int, tau: float
-) -> None:
-    """In float64, with prompts of real lengths: tokens and commits agree with the naive reference."""
-    checkpoint = exact_runner.checkpoint
-    assert checkpoint.mask_id is not None
-    end, mask = checkpoint.end_ids[-1], checkpoint.mask_id
-    assert checkpoint.end_ids in ((end,), (checkpoint.tokenizer.pad_token_id, end))
-    expected = [
-        naive.mars(naive_logits, p, BUDGET, end, mask=mask, size=size, tau=tau, metric="probability") for p in prompts
-    ]
-    for cache in ("cursor", "none"):
-        method = METHODS["mars"](tau=tau, block_size=size, cache=cache)
-        got, _ = decode_prompts(method, ModelRunners("mars", {"mars": exact_runner}), prompts, BUDGET)
-        assert [(g.token_ids, g.commits) for g in got] == expected
-
 
 UNSHIPPED = {"init", "sums", "draft_init"}  # only intermediate
 LIMIT_BYTES = 30_000_000

@@ -78,29 +78,16 @@ def test_the_same_command_makes_the_same_weights(base: str, rows: str, undisturb
     assert losses_of(other) != losses_of(undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("changes", "tolerance"),
-    [({"rows": 1}, 1e-5), ({"rows": 8}, 1e-5), ({"pack": 120}, 1e-5), ({"checkpointing": True}, 1e-6)],
-    ids=str,
-)
+@pytest.mark.parametrize("objective", [MARS, Eagle(steps=2), Mtp()], ids=lambda objective: objective.name)
+@pytest.mark.parametrize("changes", [{"rows": 1}, {"rows": 8}, {"pack": 120}, {"checkpointing": True}], ids=str)
 def test_saving_memory_changes_no_loss(
-    base: str, rows: str, undisturbed: Path, tmp_path: Path, changes: dict[str, Any], tolerance: float
+    objective: Objective, changes: dict[str, Any], deeper: str, rows: str, tmp_path: Path
 ) -> None:
     """Fewer rows per forward pass, packing and recomputed activations give the same curve."""
-    out = run(MARS, base, rows, replace(USUAL, **changes), tmp_path / "out")
-    assert losses_of(out) == pytest.approx(losses_of(undisturbed), abs=tolerance * 10)
-    assert record(out)["tokens"] == record(undisturbed)["tokens"]
-
-
-@pytest.mark.parametrize("objective", [Eagle(steps=2), Mtp()], ids=lambda objective: objective.name)
-@pytest.mark.parametrize("changes", [{"checkpointing": True}, {"pack": 120}], ids=str)
-def test_saving_memory_changes_no_loss_of_a_draft(
-    objective: DraftObjective, changes: dict[str, Any], deeper: str, rows: str, tmp_path: Path
-) -> None:
-    """With activations recomputed, its steps still read the keys of those before."""
     plain = run(objective, deeper, rows, USUAL, tmp_path / "plain")
     out = run(objective, deeper, rows, replace(USUAL, **changes), tmp_path / "out")
     assert losses_of(out) == pytest.approx(losses_of(plain), abs=1e-4)
+    assert record(out)["tokens"] == record(plain)["tokens"]
 
 
 def test_a_resumable_checkpoint_has_the_whole_record(
@@ -131,9 +118,6 @@ def test_a_long_training_has_a_curve_of_at_least_fifty_points(base: str, rows: s
     assert entries["steps"] == 105
     assert [point["step"] for point in entries["curve"]] == [*range(2, 105, 2), 105]
     assert entries["tokens"]["conversations"] == 105
-    rates = [point["learning_rate"] for point in entries["curve"]]
-    assert rates[0] == pytest.approx(1e-2 / 21)  # of step 2, the second of 21 that warm up
-    assert 0 < rates[-1] < 1e-5
 
 
 def test_the_curve_has_the_learning_rate_of_each_step(undisturbed: Path) -> None:

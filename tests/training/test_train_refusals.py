@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainings import COUNT, SHAPE, USUAL, both_refuse, requested, saved
+from trainings import SHAPE, USUAL, both_refuse, requested, saved
 from transformers import GPT2Config
 
 from mtbench.training.draft_objectives import Eagle
@@ -29,9 +29,8 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
             False,
             "cannot hold a conversation of 48, for which mars feeds up to 93; give `--pack 93`",
         ),
-        (Ar(), {"max_length": 2}, False, r"no conversation shorter than max_length 2 .*; give .* `--max-length N`"),
     ],
-    ids=["teacher", "no teacher", "pack", "max_length"],
+    ids=["teacher", "no teacher", "pack"],
 )
 def test_options_are_refused_before_weights_are_loaded(
     base: str, rows: str, tmp_path: Path, objective: Objective, changes: dict[str, Any], teacher: bool, reason: str
@@ -69,13 +68,3 @@ def test_a_teacher_with_another_vocabulary_is_refused_before_weights_are_loaded(
     request = requested(Draft(distil="logits"), base, rows, USUAL, tmp_path / "out")
     both_refuse(replace(request, teacher=str(other)), "the teacher's tokenizer gives")
     both_refuse(replace(request, teacher="/nowhere/teacher"), "'/nowhere/teacher'")
-
-
-@pytest.mark.usefixtures("without_weights")
-def test_data_are_refused_before_weights_are_loaded(base: str, rows: str, tmp_path: Path) -> None:
-    """Data that do not exist, a suite without a number of examples, and a row that is not a conversation."""
-    both_refuse(requested(Ar(), base, "nothing", USUAL, tmp_path / "out"), "no data 'nothing'; known: a suite")
-    both_refuse(requested(Ar(), base, "arithmetic", USUAL, tmp_path / "out"), "`--examples N`")
-    late = tmp_path / "late.jsonl"
-    late.write_text(Path(rows).read_text() * 20 + '{"text": "no conversation"}\n')
-    both_refuse(requested(Ar(), base, str(late), USUAL, tmp_path / "out"), rf"line {20 * COUNT + 1}: columns")
