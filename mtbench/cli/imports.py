@@ -43,10 +43,10 @@ def import_files(
     """
     from mtbench.document.markdown_text import markdown
     from mtbench.document.terminal import show
-    from mtbench.imports.format import SCHEMA_VERSION, Imported
-    from mtbench.imports.registry import our_cells, read_file
     from mtbench.records import cleaned, dump
     from mtbench.report.imported import imported_document
+    from mtbench.results.imports.format import SCHEMA_VERSION, Imported
+    from mtbench.results.imports.registry import our_cells, read_file
 
     refuse_existing(json_to)
     refuse_twice(files, "file", "give each file once")

@@ -12,11 +12,11 @@ from mtbench.experiments.gate.format import FloorFile, Gate
 from mtbench.experiments.load.format import Load, LoadPlan, PointLine
 from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.files import write_json
-from mtbench.imports.format import Imported
 from mtbench.records import Record
 from mtbench.results.across_runs import Comparison
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
+from mtbench.results.imports.format import Imported
 from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Plan
 

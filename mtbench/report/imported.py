@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mtbench.document.formatting import NONE, count, counted, number
 from mtbench.document.model import Document, Entry, Points, Row, Section, Table
-from mtbench.imports.format import Imported, ImportedResult, OurCell
+from mtbench.results.imports.format import Imported, ImportedResult, OurCell
 
 COLUMNS = 4
 COUNTS = ("requests", "drafts", "count")  # units of whole numbers

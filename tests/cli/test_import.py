@@ -15,10 +15,10 @@ from mtbench import records
 from mtbench.cli import main
 from mtbench.cli.session import err, out
 from mtbench.errors import UserError
-from mtbench.imports.importer import OURS
 from mtbench.results.aggregate import assemble
 from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
 from mtbench.results.format import ResultCell
+from mtbench.results.imports.importer import OURS
 from mtbench.runs.directory import RunDirectory
 
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "imports"
+FOLDER = Path(__file__).parents[1] / "results" / "imports"
 RECORDED = Path(__file__).parents[1] / "load" / "recorded"
 
 

@@ -9,10 +9,10 @@ from pydantic_core import from_json
 
 from mtbench import files
 from mtbench.errors import UserError, first_line, printable
-from mtbench.imports import aiperf, guidellm, lm_eval, vllm
-from mtbench.imports.format import ImportedResult, OurCell, OurFigure
-from mtbench.imports.importer import MOST_FIGURES, OURS, Content, Meaning
 from mtbench.results.format import ResultCell, Results
+from mtbench.results.imports import aiperf, guidellm, lm_eval, vllm
+from mtbench.results.imports.format import ImportedResult, OurCell, OurFigure
+from mtbench.results.imports.importer import MOST_FIGURES, OURS, Content, Meaning
 from mtbench.runs.directory import RunDirectory
 
 LARGEST_FILE = 1 << 27  # bytes: a report with every request of a long benchmark

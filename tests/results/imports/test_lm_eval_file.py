@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mtbench.imports.registry import read_file
+from mtbench.results.imports.registry import read_file
 
 TASK = """task: sums
 dataset_path: json

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 from mtbench.errors import UserError, printable
-from mtbench.imports.format import ImportedFigure
+from mtbench.results.imports.format import ImportedFigure
 
 LONGEST_TEXT = 200  # characters of an untrusted text that are kept
 LARGEST_NUMBER = 1e30

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mtbench.errors import UserError
-from mtbench.imports.format import ImportedFigure
-from mtbench.imports.importer import (
+from mtbench.results.imports.format import ImportedFigure
+from mtbench.results.imports.importer import (
     Content,
     Found,
     Importer,

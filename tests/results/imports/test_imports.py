@@ -11,8 +11,8 @@ import pytest
 from tool_files import TEXTS, VLLM, lines
 
 from mtbench.errors import UserError
-from mtbench.imports.format import ImportedResult
-from mtbench.imports.registry import IMPORTERS, MOST_RESULTS, read_file
+from mtbench.results.imports.format import ImportedResult
+from mtbench.results.imports.registry import IMPORTERS, MOST_RESULTS, read_file
 
 Reader = Callable[..., list[ImportedResult]]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtbench.errors import UserError
-from mtbench.imports.format import ImportedFigure
-from mtbench.imports.importer import (
+from mtbench.results.imports.format import ImportedFigure
+from mtbench.results.imports.importer import (
     LENGTH_OF_REQUESTS,
     POOLED_LENGTH,
     POOLED_RATE,
