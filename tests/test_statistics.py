@@ -370,14 +370,6 @@ def test_wilson_equals_scipys(n: int, share: float, level: float) -> None:
     assert stat.wilson(correct, n, level=level)[2:4] == pytest.approx((expected.low, expected.high), rel=0, abs=1e-12)
 
 
-@settings(deadline=None)  # the first call imports scipy
-@given(st.integers(0, 400), st.integers(0, 400))
-def test_mcnemar_p_equals_scipys(gained: int, lost: int) -> None:
-    """The exact binomial test, to 1e-11."""
-    expected = scipy.stats.binomtest(gained, gained + lost, 0.5).pvalue if gained + lost else 1.0
-    assert stat.mcnemar_p(gained, lost) == pytest.approx(expected, rel=1e-11)
-
-
 def share_covered(counts: npt.NDArray[np.int64], covered: Callable[..., bool]) -> float:
     """Return the share of simulated counts for which `covered` holds; each distinct row is evaluated once."""
     distinct, times = np.unique(counts, axis=0, return_counts=True)
@@ -612,32 +604,6 @@ def test_false_verdicts_are_rare_with_many_arms() -> None:
         verdicts = verdict_words.speed_verdicts([stat.ratio_of_totals([baseline], [arm]) for arm in arms], [None] * 8)
         false += "faster" in words(verdicts)
     assert false / 4000 <= 0.03
-
-
-@pytest.mark.parametrize(
-    ("words", "stops"),
-    [
-        (["faster", "faster", "faster"], None),
-        (["faster", "faster", "same"], 16),
-        (["faster", "inconclusive", "same"], 16),
-        (["faster", "inconclusive", "inconclusive"], None),
-        (
-            [
-                "faster",
-                "slower",
-                "inconclusive: faster if it were the only arm; adjusted for 4 arms, the 98% interval is [1.01, 1.15]",
-            ],
-            4,
-        ),
-        (["slower", "same", "inconclusive"], 1),
-        (["same", "slower", "faster"], None),
-        (["faster", "inconclusive", "faster"], None),
-    ],
-)
-def test_an_arm_stops_paying_after_its_last_faster_size(words: list[str], stops: int | None) -> None:
-    """The smallest size shown to be no faster beyond the last `faster` one. A gap below that does not count."""
-    assert verdict_words.stops_paying(dict(zip((1, 4, 16), words, strict=True))) == stops
-    assert verdict_words.stops_paying(dict(zip((16, 4, 1), reversed(words), strict=True))) == stops
 
 
 # Near ties, void cells and flags

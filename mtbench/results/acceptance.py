@@ -57,7 +57,7 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
         per_position=_at_least([t.histogram for t in first]),
         offered=drafted,
         reported_by=first[0].reported_by or TOTALS,
-        derived=DerivedAcceptance(**{**hidden, "vllm": per_draft, "aiperf_token_weighted": per_draft}),
+        derived=DerivedAcceptance(**{**hidden, "vllm": per_draft}),
     )
 
 
@@ -121,15 +121,13 @@ def derived(
     drafts = offered != 0  # without drafts the owners that count drafts have no figure
     uncut = _uncut(commits, surplus)
     past_budget = [n if why == "length" else 0 for n, why in zip(surplus, finish, strict=True)]
-    per_draft = length(uncut) if drafts else None
     return DerivedAcceptance(
-        vllm=per_draft,
+        vllm=length(uncut) if drafts else None,
         deepspec=length(_uncut(commits, past_budget)) if drafts else None,
         sglang=sglang(commits),
         specdec_bench=specdec_bench(commits, [why == "end" for why in finish]),
         spec_bench=spec_bench(commits),
         aiperf=aiperf(uncut) if drafts else None,
-        aiperf_token_weighted=per_draft,
         mars=mars(commits),
         mars_cached=mars_cached(commits, batch_forwards),
     )

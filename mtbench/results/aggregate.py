@@ -21,7 +21,6 @@ from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
-    DecodeRate,
     Finish,
     Lossless,
     Percentiles,
@@ -208,7 +207,6 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, finish = summarize(data, suite.metric), _finish(data)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
-    identical, repeated = data.repeated
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     method = METHODS[cell.method]
     return ResultCell(
@@ -233,7 +231,6 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         **_times(data),
         preparation_s=sum(prepared_s) if prepared_s else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
-        repeated_identical=identical / repeated if repeated else None,
         reference=method.reference and not decoding_options(method, cell.options),
         lossless=judged.lossless,
         void=judged.void,
@@ -294,11 +291,8 @@ def _counts(data: CellData) -> dict[str, Any]:
 def _times(data: CellData) -> dict[str, Any]:
     """Return the fields of a cell that a clock decides. Seconds, summed over blocks."""
     times = {name: data.total(name) for name in ("wall_s", "prefill_s", "decode_s", "device_s", "draft_s", "head_s")}
-    decode_s, device_s = times["decode_s"], times["device_s"]
     parts = statistics.parts(data.totals) if data.totals else None
     return times | {
-        "decode_tokens_per_s": DecodeRate(value=_over(data.total("tokens"), decode_s)),
-        "host_gap_s": None if decode_s is None or device_s is None else decode_s - device_s,
         "ttft_s": percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
         "commit_latency_s": percentiles(_commit_gaps(data)),
         "request_latency_s": _request_latency(data),

@@ -126,9 +126,9 @@ def compare(
 def stops_paying(cells: Sequence[ResultCell]) -> list[BreakEven]:
     """Return from which batch size on an arm is not faster than a baseline on its engine. It needs several sizes.
 
-    `batch_size` is `verdict_words.stops_paying` of the verdicts at the sizes `swept`. If too little was measured at a
-    size, only larger sizes count. `batch_size` is None if the arm is faster at the largest size, or if too little was
-    measured there; `reason` says which of the two. Void and failed cells are left out.
+    `batch_size` is the smallest size that is shown not to be faster, beyond the last size that is `faster`: only `same`
+    and `slower` show it. If too little was measured at a size, only larger sizes count. It is None if the arm is faster
+    at the largest size, or if too little was measured there; `reason` says which. Void and failed cells are left out.
     """
     sound = {(c.suite, c.arm, c.batching, c.batch_size) for c in cells if not c.void}
     verdicts: dict[tuple[str, str, str, Batching], dict[int, str]] = {}
@@ -165,10 +165,11 @@ def _where_it_stops(verdicts: Mapping[int, str]) -> tuple[int | None, str | None
     known = {size: verdict for size, verdict in verdicts.items() if size > unknown}
     if not known:
         return None, f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
-    stops, largest = verdict_words.stops_paying(known), max(known)
-    if stops is None and not known[largest].startswith("faster"):
-        return None, f"neither faster nor shown to be no faster at batch size {largest}"
-    return stops, None
+    beyond = itertools.takewhile(lambda size: not known[size].startswith("faster"), sorted(known, reverse=True))
+    shown = [size for size in beyond if known[size].startswith(("same", "slower"))]
+    if shown or known[max(known)].startswith("faster"):
+        return min(shown, default=None), None
+    return None, f"neither faster nor shown to be no faster at batch size {max(known)}"
 
 
 def floor(cells: Iterable[CellData]) -> Floor | None:
@@ -273,14 +274,11 @@ def _speedups(
 
     doubts: why an arm can have no word, or None.
     """
-    timed = []
-    for arm, doubt in zip(arms, doubts, strict=True):
-        data, base = arm.on_blocks_of(baseline), baseline.on_blocks_of(arm)
-        if data is not None and base is not None:
-            timed.append((arm, data, base, doubt))
+    both = [(arm, arm.beside(baseline), doubt) for arm, doubt in zip(arms, doubts, strict=True)]
+    timed = [(arm, *pair, doubt) for arm, pair, doubt in both if pair is not None]
     walls = [(base.by_block("wall_s"), data.by_block("wall_s")) for _, data, base, _ in timed]
     ratios = [statistics.ratio_of_totals([base], [data]) for base, data in walls]
-    shared = [statistics.shared_ratio(*both, looks=looks, among=len(walls)) for both in walls] if looks > 1 else ratios
+    shared = [statistics.shared_ratio(*pair, looks=looks, among=len(walls)) for pair in walls] if looks > 1 else ratios
     reasons = [
         doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
         for _, data, base, doubt in timed
@@ -297,9 +295,10 @@ def _too_short(data: CellData, synchronisation_s: float) -> str | None:
 
 def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
     """Return the wall time of the baseline over that of the arm, on the blocks of both; None if they share none."""
-    arm, base = data.on_blocks_of(baseline), baseline.on_blocks_of(data)
-    if arm is None or base is None:
+    pair = data.beside(baseline)
+    if pair is None:
         return Ratio(None, None, None, None, 0, "block")
+    arm, base = pair
     return statistics.ratio_of_totals([base.by_block("wall_s")], [arm.by_block("wall_s")])
 
 
@@ -308,7 +307,6 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
     tokens, tokens0 = data.by_block("tokens"), baseline.by_block("tokens")
     wall, wall0 = data.by_block("wall_s"), baseline.by_block("wall_s")
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0])
-    repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
     factors = None
     if data.totals and baseline.totals and not verdict_words.disturbed(str(verdict)):
         factors = statistics.factors(data.totals, baseline.totals)
@@ -317,9 +315,7 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
         value=ratio.value,
         ci_low=ratio.ci_low,
         ci_high=ratio.ci_high,
-        ci_repeat=bounds(repeat),
         rate_ratio=rate.value,
-        rate_ratio_ci=bounds(rate),
         length_ratio=statistics.ratio_of_totals([tokens], [tokens0]).value,
         verdict=str(verdict),
         factors=None if factors is None else SpeedFactors(**factors._asdict()),
@@ -361,23 +357,20 @@ def _accuracies(
     arms: Sequence[CellData], baseline: CellData, margin: float, doubts: Sequence[str | None], looks: int
 ) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
-    changes = [statistics.gains_and_losses(data.scores, baseline.scores) for data in arms]
+    changes = (statistics.gains_and_losses(data.scores, baseline.scores) for data in arms)
     differences = [statistics.paired_difference(*change) for change in changes]
     reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
     verdicts = verdict_words.accuracy_verdicts(differences, margin, reasons, looks=looks)
     found = {}
-    for data, change, difference, (verdict, needed) in zip(arms, changes, differences, verdicts, strict=True):
+    for data, difference, (verdict, needed) in zip(arms, differences, verdicts, strict=True):
         if not difference.n:
             continue
         found[data.cell.arm] = AccuracyComparison(
             baseline=baseline.cell.arm,
             **difference._asdict(),
-            ci90_low=statistics.paired_difference(*change, level=0.90).ci_low,
-            p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
             margin=margin,
             verdict=_settled(data, baseline) or str(verdict),
             n_needed=None if needed is None else needed.n,
-            n_needed_at=None if needed is None else needed.difference,
         )
     return found
 

@@ -28,7 +28,6 @@ from mtbench.results.decision_text import sentence
 from mtbench.results.figure_formats import AccuracyComparison, Estimate, Speedup
 from mtbench.results.format import ResultCell
 from mtbench.results.verdict_words import Bounds
-from mtbench.statistics import Difference
 
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")
@@ -74,12 +73,12 @@ def recommend(
 ) -> list[Recommendation]:
     """Return a recommendation for each suite, batch size and way of batching. Simulated cells have none.
 
-    max_loss: the loss of accuracy that is accepted, as a share. pairs: what the times of two cells show. misses_slo:
-    cells that cannot be chosen, since a latency is over its limit.
+    max_loss: the loss of accuracy that the run accepts, as a share. pairs: what the times of two cells show.
+    misses_slo: cells that cannot be chosen, since a latency is over its limit.
     """
     groups = groups_of(cell for cell in cells if cell.simulated is None)
     baselines = {key: _baseline(group) for key, group in groups.items()}
-    accuracies = {key: _accuracies(group, baselines[key], key.batch_size, max_loss) for key, group in groups.items()}
+    accuracies = {key: _accuracies(group, baselines[key], key.batch_size) for key, group in groups.items()}
     found = []
     for key, group in groups.items():
         alike = [o for o in groups if (o.suite, baselines[o]) == (key.suite, baselines[key])]
@@ -90,12 +89,14 @@ def recommend(
 
 
 class _Accuracy(NamedTuple):
-    """An arm's accuracy against plain decoding, with the word that holds for the accepted loss."""
+    """An arm's accuracy against plain decoding. Its verdict holds for the loss that the run accepts."""
 
     found: AccuracyComparison
     batch_size: int  # at which it was measured
-    word: str
-    items_needed: int | None  # for a word; None: decided, or not known
+
+    @property
+    def word(self) -> str:
+        return self.found.verdict
 
 
 class _Arm(NamedTuple):
@@ -149,7 +150,6 @@ def _of_group(
     same = next((arm for arm in usable if arm.same_tokens), None)
     others = (arm for arm in usable if not arm.same_tokens)
     within = next((arm for arm in others if same is None or pairs.faster(arm.cell, same.cell)), None)
-    second = next((arm for arm in usable if arm is not same and arm is not within), None)
     word: Word = "use" if usable else "plain" if arms and all(arm.out for arm in arms) else "cannot tell"
     least = max((arm.value for arm in (same, within) if arm is not None), default=0.0)
     open_ = [
@@ -172,14 +172,9 @@ def _of_group(
         word=word,
         same_tokens=_choice(same),
         within_loss=_choice(within),
-        runner_up=_choice(second),
         undecided=_choice(undecided),
         also_open=[arm.cell.arm for arm in open_ if undecided is not None and arm is not undecided],
         as_good=[arm.cell.arm for arm in usable for chosen in (same, within) if _as_good(arm, chosen)],
-        blocks_needed=_blocks_needed(undecided) if undecided else None,
-        items_needed=undecided.accuracy.items_needed
-        if undecided and undecided.accuracy and not undecided.allowed
-        else None,
         doubt=_not_started(cells) if undecided is None else _doubt(undecided),
         text="",
     )
@@ -250,33 +245,15 @@ def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
     return f"same tokens up to rounding ({graded.identical:,} of {graded.items:,} answers identical)"
 
 
-def _accuracies(
-    cells: Sequence[ResultCell], baseline: str | None, batch_size: int, max_loss: float
-) -> Mapping[str, _Accuracy]:
-    """Return the accuracy of each arm against the baseline. Words hold for the margin of the run.
-
-    With another margin they are tested again. All arms are tested together, as in mtbench/statistics.py.
-    """
-    compared = {cell.arm: a for cell in cells for a in cell.accuracy_vs if a.baseline == baseline}
-    found = {arm: _Accuracy(a, batch_size, a.verdict, a.n_needed) for arm, a in compared.items()}
-    again = [arm for arm, a in compared.items() if _tested(a) and not math.isclose(a.margin, max_loss)]
-    tested = [compared[arm] for arm in again]
-    differences = [Difference(a.difference, a.ci_low, a.ci_high, a.gained, a.lost, a.n) for a in tested]
-    verdicts = verdict_words.accuracy_verdicts(differences, max_loss, [None] * len(again))
-    for arm, (verdict, needed) in zip(again, verdicts, strict=True):
-        found[arm] = _Accuracy(compared[arm], batch_size, str(verdict), None if needed is None else needed.n)
-    return found
+def _accuracies(cells: Sequence[ResultCell], baseline: str | None, batch_size: int) -> Mapping[str, _Accuracy]:
+    """Return the accuracy of each arm against the baseline."""
+    return {cell.arm: _Accuracy(a, batch_size) for cell in cells for a in cell.accuracy_vs if a.baseline == baseline}
 
 
 def _with_most_items(parts: Sequence[Mapping[str, _Accuracy]]) -> dict[str, _Accuracy]:
     """Return by arm the accuracy over the most items; of several with as many, the first."""
     arms = dict.fromkeys(arm for part in parts for arm in part)
     return {arm: max((part[arm] for part in parts if arm in part), key=lambda a: a.found.n) for arm in arms}
-
-
-def _tested(accuracy: AccuracyComparison) -> bool:
-    """Return whether the word comes from the test, and not from the same tokens or from a void arm."""
-    return not (verdict_words.withheld(accuracy.verdict) or accuracy.verdict.startswith("not worse: "))
 
 
 def _as_good(arm: _Arm, chosen: _Arm | None) -> bool:
@@ -335,7 +312,7 @@ def _doubt_of_speed(arm: _Arm) -> str:
 def _doubt_of_tokens(arm: _Arm) -> str:
     if arm.accuracy is None:
         return f"its tokens are not shown to be those of plain decoding{_ungraded(arm.cell)}, and no answer was scored"
-    needed = arm.accuracy.items_needed
+    needed = arm.accuracy.found.n_needed
     takes = "no known number of items" if needed is None else f"at least {needed:,} items"
     return f"{takes} would show whether it loses more accuracy than accepted ({arm.accuracy.found.n:,} were scored)"
 

@@ -45,7 +45,10 @@ class Choice(Record):
 class Recommendation(Upgraded):
     """What to use on a suite at a batch size, by what was measured there."""
 
-    FORMER: ClassVar[Mapping[str, Former]] = {"too_late": Former("misses_slo")}
+    FORMER: ClassVar[Mapping[str, Former]] = {
+        "too_late": Former("misses_slo"),
+        **dict.fromkeys(("runner_up", "blocks_needed", "items_needed"), DROPPED),
+    }
 
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     batch_size: Size = Field(description="requests decoded side by side")
@@ -68,7 +71,6 @@ class Recommendation(Upgraded):
     within_loss: Choice | None = Field(
         description="arm that is faster still, and whose accuracy is shown to lose no more than max_loss; null: none"
     )
-    runner_up: Choice | None = Field(description="next fastest arm that could be used; null: none")
     undecided: Choice | None = Field(
         description="fastest arm that is neither shown to be usable nor ruled out, and may be better; null: none"
     )
@@ -77,12 +79,6 @@ class Recommendation(Upgraded):
     )
     as_good: list[str] = Field(
         description="arms of the same kind that are not told apart from the chosen ones: their intervals overlap"
-    )
-    blocks_needed: Size | None = Field(
-        description="blocks that the undecided arm is expected to need for a word on its speed; null: none, or unknown"
-    )
-    items_needed: Size | None = Field(
-        description="items that it is expected to need for a word on its accuracy; null: none, or unknown"
     )
     doubt: str | None = Field(
         None, description="what is open about the undecided arm, and what it would take to tell; null: none"
@@ -99,15 +95,6 @@ class Looks(Record):
     made: list[Size] = Field(description="those of them that were reached")
 
 
-class Levels(Record):
-    """Probabilities of error of one group, over all looks and arms."""
-
-    between_arms: Share = Field(description="that any bound on the times of two arms fails")
-    accuracy_worse: Share = Field(description="that an allowed arm is called worse than accepted")
-    accuracy_not_worse: Share = Field(description="that an arm that is worse than accepted is called not worse")
-    close: Share = Field(description="arms within this share of the leader's time are as good")
-
-
 class RaceCost(Record):
     """What the race took, and what its full grid would have taken: every arm on every block."""
 
@@ -120,7 +107,7 @@ class RaceCost(Record):
 class Decision(Upgraded):
     """decision.json: what to use at each batch size."""
 
-    FORMER: ClassVar[Mapping[str, Former]] = {"objective": DROPPED, "least": DROPPED, "left": DROPPED}
+    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("objective", "least", "left", "levels", "command"), DROPPED)
 
     schema_version: VersionOne = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run")
@@ -130,11 +117,9 @@ class Decision(Upgraded):
     slo_s: dict[str, Seconds] = Field(description="limits of 95th percentiles, in seconds; empty: none")
     over_slo: list[str] = Field(description="cells over a limit, which are not recommended")
     recommendations: list[Recommendation] = Field(description="what to use for speed, at each batch size")
-    levels: Levels = Field(description="probabilities of error")
     looks: list[Looks] = Field(description="looks of each group")
     refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
     spent: RaceCost = Field(description="what the race took, and its full grid")
-    command: list[str] = Field(description="command line that repeats the race")
     serving: dict[str, dict[str, str]] = Field(
         description="by recommended arm and serving engine, the command that starts it with the same method, not "
         "measured by mtbench; empty: no engine has the method"

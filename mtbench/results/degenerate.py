@@ -11,7 +11,6 @@ The rule needs only token ids and the finish reason, so it holds for external en
 
 from collections.abc import Sequence
 
-from mtbench.results import acceptance
 from mtbench.results.figure_formats import Degenerate
 from mtbench.results.samples import CellData, add
 from mtbench.runs.formats import GenerationLine
@@ -44,14 +43,10 @@ def of_cell(data: CellData) -> Degenerate | None:
     others = [line for line in data.lines.values() if not is_degenerate(line)]
     answers = len(data.lines) - len(others)
     forwards = add(line.forwards for line in others)
-    commits = [line.commits for line in others if line.commits is not None]
-    known = len(commits) == len(others)
     return Degenerate(
         answers=answers,
         share=answers / len(data.lines),
         tokens_per_forward=sum(len(line.token_ids) for line in others) / forwards if forwards else None,
-        acceptance_length=acceptance.length(commits) if known else None,
-        acceptance_rate=acceptance.rate(commits, add(line.drafted for line in others)) if known else None,
     )
 
 

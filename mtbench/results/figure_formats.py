@@ -1,11 +1,14 @@
 """Single figures of results.json as records: estimates, comparisons, acceptance, the parts of a speedup."""
 
-from typing import Annotated, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from mtbench.records import (
+    DROPPED,
     Count,
+    Former,
     Interval,
     NonNegative,
     NotNull,
@@ -14,6 +17,7 @@ from mtbench.records import (
     Share,
     Size,
     Sparse,
+    Upgraded,
 )
 from mtbench.runs.formats import REPORTED_BY, Grade
 from mtbench.runs.plan import Batching
@@ -90,8 +94,10 @@ class SameItems(Record):
     there: Share = Field(description="mean score there of these n items")
 
 
-class AccuracyComparison(Sparse):
+class AccuracyComparison(Sparse, Upgraded):
     """The accuracy of the arm less that of a baseline, on the items that both answered."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("ci90_low", "p_mcnemar", "n_needed_at"), DROPPED)
 
     baseline: str = Field(description="arm of the baseline")
     difference: float | None = Field(description="accuracy of the arm less that of the baseline, as a share")
@@ -100,8 +106,6 @@ class AccuracyComparison(Sparse):
     gained: Count = Field(description="items that only the arm answers correctly")
     lost: Count = Field(description="items that only the baseline answers correctly")
     n: Count = Field(description="items that both answered")
-    ci90_low: float | None = Field(description="lower bound of the 90 % interval")
-    p_mcnemar: float | None = Field(description="exact p-value of McNemar's test; it decides nothing")
     margin: float = Field(description="margin for `not worse`, as a share")
     verdict: AccuracyVerdict = Field(
         description="not worse, worse by less than the margin, worse, worse than margin or inconclusive; a detail may "
@@ -109,9 +113,6 @@ class AccuracyComparison(Sparse):
     )
     n_needed: Count | None = Field(
         description="items at which the arm is found `not worse` four times in five; null: decided, or enough items"
-    )
-    n_needed_at: float | None = Field(
-        None, description="true difference that n_needed assumes: the observed one if it lies inside the margin, else 0"
     )
 
 
@@ -163,33 +164,27 @@ class Spread(Record):
     tasks: Annotated[int, Field(ge=2)] = Field(description="tasks of the cell")
 
 
-class Speedup(Sparse):
+class Speedup(Sparse, Upgraded):
     """The speed of the arm over one baseline.
 
     With includes_engine the baseline ran by another engine, so that the engine's part is in the ratio.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={"dependentRequired": {"includes_engine": ["plain"], "plain": ["includes_engine"]}}
-    )
+    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("ci_repeat", "rate_ratio_ci"), DROPPED)
 
     baseline: str = Field(description="arm of the baseline")
     value: float | None = Field(description="wall time of the baseline over that of the arm")
     ci_low: float | None = Field(description="lower bound; null: too few blocks")
     ci_high: float | None = Field(description="upper bound; null: too few blocks")
-    ci_repeat: Interval | None = Field(description="interval over rounds in place of blocks; null: too few rounds")
     rate_ratio: float | None = Field(description="tokens per second, arm over baseline")
-    rate_ratio_ci: Interval | None = Field(description="low and high of rate_ratio; null: too few blocks")
     length_ratio: float | None = Field(description="tokens of the arm over tokens of the baseline")
     verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
     factors: SpeedFactors | None = Field(
         description="factors of rate_ratio; null: nothing was measured, an engine hides its counters, or the machine "
         "was disturbed"
     )
-    includes_engine: Annotated[bool | None, NotNull()] = Field(
-        None,
-        description="true: the baseline ran by another engine; absent: by the same engine",
-        json_schema_extra={"const": True},
+    includes_engine: bool = Field(
+        False, description="true: the baseline ran by another engine; absent: by the same engine"
     )
     plain: PlainSpeedup | None = Field(
         None,
@@ -205,12 +200,6 @@ class Speedup(Sparse):
         "an engine does not tell it",
     )
 
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if len(self.model_fields_set & {"includes_engine", "plain"}) == 1 or self.includes_engine is False:
-            raise ValueError("includes_engine (true) and plain must be given together")
-        return self
-
 
 class TaskSpeedup(Record):
     """The speed of the arm over one baseline by the same engine, on one task."""
@@ -222,11 +211,13 @@ class TaskSpeedup(Record):
     verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
 
 
-class DerivedAcceptance(Sparse):
+class DerivedAcceptance(Sparse, Upgraded):
     """Acceptance as other projects compute it: owner and formula. mtbench/results/acceptance.py computes it.
 
     null: the figure cannot be computed from what the run stores.
     """
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"aiperf_token_weighted": DROPPED}  # vLLM's
 
     vllm: NonNegative | None = Field(
         description="vLLM; aiperf, token-weighted: 1 + accepted / drafts, accepted after the answer's end included"
@@ -245,17 +236,14 @@ class DerivedAcceptance(Sparse):
     aiperf: NonNegative | None = Field(
         description="aiperf: 1 + accepted / steps of each answer, mean over answers, counted as vLLM does"
     )
-    aiperf_token_weighted: NonNegative | None = Field(description="aiperf, token-weighted: as vLLM")
     mars: NonNegative | None = Field(description="MARS, Fast-dLLM: all tokens / all forwards of rows")
     mars_cached: NonNegative | None = Field(
         description="MARS, cached samplers: a batch's tokens / the batch's forwards"
     )
 
 
-OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula; two that are always equal are one
-    name: tuple(str(field.description).split(": ", 1))
-    for name, field in DerivedAcceptance.model_fields.items()
-    if name != "aiperf_token_weighted"
+OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
+    name: tuple(str(field.description).split(": ", 1)) for name, field in DerivedAcceptance.model_fields.items()
 }
 
 
@@ -301,29 +289,19 @@ class Finish(Record):
     length: Count = Field(description="answers that the budget of tokens cut")
 
 
-class Degenerate(Record):
+class Degenerate(Upgraded):
     """Answers that the budget cut and whose last 64 tokens repeat with a period of at most 16, and the other answers.
 
     mtbench/results/degenerate.py holds the rule.
     """
+
+    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("acceptance_length", "acceptance_rate"), DROPPED)
 
     answers: Count = Field(description="degenerate answers")
     share: Share = Field(description="their share of all answers")
     tokens_per_forward: NonNegative | None = Field(
         description="tokens per forward of the other answers; null: there are none, or an engine hides its forwards"
     )
-    acceptance_length: NonNegative | None = Field(
-        description="acceptance length of the other answers; null: there are none, or an engine hides it"
-    )
-    acceptance_rate: NonNegative | None = Field(
-        description="acceptance rate of the other answers; null: no guesses were offered, or the number is not stored"
-    )
-
-
-class DecodeRate(Record):
-    """Tokens per second of decoding."""
-
-    value: NonNegative | None = Field(description="tokens per second of decode_s; null: not measured")
 
 
 class SpeedParts(Record):

@@ -1,17 +1,20 @@
 """results.json as records: what the stored lines of a run add up to, cell by cell.
 
-A value is never NaN; null is what was not measured. An interval is a 95 % interval unless its name says otherwise; its
-bounds are null where there are too few units. mtbench/statistics.py holds every definition.
+A value is never NaN; null is what was not measured. An interval is a 95 % interval unless a `level` stands beside it;
+its bounds are null where there are too few units. mtbench/statistics.py holds every definition.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from mtbench.decoding.method import Claims
 from mtbench.records import (
+    DROPPED,
     CellName,
     Count,
+    Former,
     Interval,
     NonNegative,
     Price,
@@ -21,6 +24,7 @@ from mtbench.records import (
     Share,
     Size,
     Sparse,
+    Upgraded,
     VersionOne,
 )
 from mtbench.results.figure_formats import (
@@ -28,7 +32,6 @@ from mtbench.results.figure_formats import (
     Accuracy,
     AccuracyComparison,
     Agreement,
-    DecodeRate,
     Degenerate,
     Estimate,
     Finish,
@@ -52,20 +55,6 @@ SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "left", "partial", "failed"]
 
 
-def _named(task: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError if a task has no name."""
-    if not isinstance(task.get("name"), str):
-        raise ValueError("a task must have a name")
-    return task
-
-
-TaskInfo = Annotated[
-    dict[str, Any],
-    AfterValidator(_named),
-    Field(json_schema_extra={"properties": {"name": {"type": "string"}}, "required": ["name"]}),
-]
-
-
 class Eliminated(Record):
     """When a cell left a run in which cells leave, and why. It is compared on the blocks that it has."""
 
@@ -75,8 +64,12 @@ class Eliminated(Record):
     rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
 
 
-class ResultCell(Sparse):
+class ResultCell(Sparse, Upgraded):
     """One cell: what ran, what came out, how fast it was and how it compares. Times are in seconds."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(
+        ("decode_tokens_per_s", "host_gap_s", "repeated_identical"), DROPPED
+    )
 
     cell: CellName = Field(description=CELL_ID)
     status: Status = Field(
@@ -85,7 +78,7 @@ class ResultCell(Sparse):
     )
     left: Eliminated | None = Field(None, description="why the cell left before the last block; null: it did not")
     suite: str = Field(description="suite as it was asked for, name or name:rest")
-    task: TaskInfo = Field(description="the suite's own description of its task, with its name")
+    task: dict[str, Any] = Field(description="the suite's own description of its task, with its name")
     arm: str = Field(description="arm: method:options@role/engine")
     method: str = Field(description="name of the method")
     options: dict[str, Any] = Field(description="value of every option of the method")
@@ -129,12 +122,10 @@ class ResultCell(Sparse):
     degenerate: Degenerate | None = Field(
         None, description="answers that end in a loop; null: no answers, or the cell is simulated"
     )
-    decode_tokens_per_s: DecodeRate = Field(description="tokens per second of decoding")
     wall_s: Seconds | None = Field(description="wall time of all blocks, in seconds; per block the mean over rounds")
     prefill_s: Seconds | None = Field(description="time of reading the prompts, in seconds")
     decode_s: Seconds | None = Field(description="time of decoding, in seconds")
     device_s: Seconds | None = Field(description="part of decode_s that the device computed, in seconds")
-    host_gap_s: float | None = Field(description="decode_s less device_s, in seconds")
     preparation_s: Seconds | None = Field(
         description="time of capture and compilation, nearly all of it in the warm-up, in seconds"
     )
@@ -156,9 +147,6 @@ class ResultCell(Sparse):
         description="time in what the method computes beside its models, in seconds; null on a GPU"
     )
     kv_bytes: Count | None = Field(description="most bytes of keys and values that a block needs")
-    repeated_identical: Share | None = Field(
-        description="share of the requests of later rounds with the tokens of round 1; null: one round"
-    )
     claims: Claims = Field(description="lossless, distribution or lossy: what the method promises")
     reference: bool = Field(description="true: the plain loop, which commits one token per forward")
     lossless: Lossless | None = Field(description="how it keeps its promise of another arm's tokens; null: no promise")

@@ -45,7 +45,8 @@ class Verdict(NamedTuple):
 
 def too_few(units: int, unit: Unit = "block") -> str | None:
     """Return why there is no interval, for example `4 blocks, 6 needed`; None if there is one."""
-    return _short_of(UNITS_NEEDED[unit], units, unit)
+    needed = UNITS_NEEDED[unit]
+    return None if units >= needed else f"{units} {unit}{'' if units == 1 else 's'}, {needed} needed"
 
 
 def too_short(windows_s: Sequence[float], synchronisation_s: float) -> str | None:
@@ -188,28 +189,6 @@ def _with_items_needed(verdict: Verdict, arm: Difference, margin: float, arms: i
     observed = needed.difference == arm.difference
     assumed = "at the observed difference" if observed else "if the true difference is 0"
     return AccuracyVerdict(Verdict(INCONCLUSIVE, f", needs n ≈ {needed.n} {assumed}"), needed)
-
-
-def stops_paying(verdicts: Mapping[int, str]) -> int | None:
-    """Return the smallest batch size that is shown not to be faster, beyond the last size that is `faster`.
-
-    `verdicts`: batch size -> verdict on speed, of one arm over one baseline. Only `same` and `slower` show it. None if
-    the arm is faster at the largest size, or if nothing is shown beyond the last faster size.
-    """
-    stops = None
-    for size in sorted(verdicts, reverse=True):
-        if verdicts[size].startswith("faster"):
-            break
-        if verdicts[size].startswith(("same", "slower")):
-            stops = size
-    return stops
-
-
-def _short_of(needed: int, count: int, noun: str) -> str | None:
-    """Return, for example, `4 blocks, 6 needed`; None if there are enough."""
-    if count >= needed:
-        return None
-    return f"{count} {noun}{'' if count == 1 else 's'}, {needed} needed"
 
 
 def _speed_p(speedup: Ratio, margin: float) -> dict[str, float]:

@@ -109,13 +109,11 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
             "ci_high": ratio.ci_high,
             "verdict": str(speed),
         }
-        nothing: dict[str, Any] = dict.fromkeys(("ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors"))
+        nothing: dict[str, Any] = dict.fromkeys(("rate_ratio", "length_ratio", "factors"))
         difference = differences[place]
         accuracy = AccuracyComparison(
             baseline=PLAIN,
             **difference._asdict(),
-            ci90_low=None,
-            p_mcnemar=None,
             margin=max_loss,
             verdict=word_of.get(place, "not worse: same tokens on all items"),
             n_needed=None,
@@ -161,8 +159,7 @@ def chosen_is_behind(found: Recommendation, truths: Sequence[Truth], max_loss: f
 def wrongly_kept(found: Recommendation, truths: Sequence[Truth], max_loss: float) -> bool:
     """Return whether an arm is said to lose no more than accepted, and loses more."""
     losses = {truth.name: truth.loss or 0.0 for truth in truths}
-    said = [c.arm for c in (found.within_loss, found.runner_up) if c is not None and not c.same_tokens]
-    return any(losses[arm] >= max_loss for arm in said)
+    return found.within_loss is not None and losses[found.within_loss.arm] >= max_loss
 
 
 def _missed(speeds: Mapping[str, float], chosen: Choice | None, found: Recommendation) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import Decision, Levels, Looks, RaceCost
+from mtbench.results.decision_format import Decision, Looks, RaceCost
 from mtbench.results.figure_formats import Estimate, Finish, Percentiles, Samples, Speedup
 from mtbench.results.format import ResultCell, ResultEnvironment, Results, StatisticsInfo
 from mtbench.results.samples import CellData
@@ -98,11 +98,9 @@ def made_decision(results: Results, **given: Any) -> Decision:
         "slo_s": {},
         "over_slo": [],
         "recommendations": found,
-        "levels": Levels(between_arms=0.025, accuracy_worse=0.025, accuracy_not_worse=0.05, close=0.02),
         "looks": [Looks(suite=suite, batch_size=size, planned=[6, 8], made=[6]) for suite, size in places],
         "refused": {},
         "spent": RaceCost(forwards=1200, forwards_full=3000, decoding_s=12.0, decoding_full_s=30.0),
-        "command": ["mtbench", "choose"],
         "serving": {},
     }
     return Decision(**values | given)
@@ -110,9 +108,7 @@ def made_decision(results: Results, **given: Any) -> Decision:
 
 def speedup(**given: Any) -> Speedup:
     """A comparison in which nothing but the verdict is known."""
-    values: dict[str, Any] = dict.fromkeys(
-        ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
-    )
+    values: dict[str, Any] = dict.fromkeys(("value", "ci_low", "ci_high", "rate_ratio", "length_ratio", "factors"))
     return Speedup(**values | {"baseline": "ar@ar/graph", "verdict": "inconclusive"} | given)
 
 
@@ -125,7 +121,6 @@ def result_cell(**given: Any) -> ResultCell:
     records = {
         "samples": Samples(used=0, dropped=0),
         "tokens_per_s": Estimate(value=None, ci_low=None, ci_high=None),
-        "decode_tokens_per_s": {"value": None},
         "ttft_s": Percentiles(p50=None, p95=None),
         "commit_latency_s": Percentiles(p50=None, p95=None),
         "finish": Finish(end=0, stop=0, length=0),

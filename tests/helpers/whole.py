@@ -74,9 +74,9 @@ class Quiet:
     def show(self, text: str) -> None: ...
 
 
-TIMES = {"command", "environment", "tokens_per_s", "decode_tokens_per_s", "parts", "factors", "peak_memory_bytes"}
+TIMES = {"command", "environment", "tokens_per_s", "parts", "factors", "peak_memory_bytes"}
 TIMES |= {"stops_paying", "plain", "run_id", "decode"}
-SPEEDUPS = {"value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "verdict"}
+SPEEDUPS = {"value", "ci_low", "ci_high", "rate_ratio", "verdict"}
 
 
 def figures(value: Any) -> Any:

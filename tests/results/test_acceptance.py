@@ -39,7 +39,6 @@ TOTALS = "the engine's totals, over all its clients"
         ("spec_bench", Fraction(4 + 3 + 1 + 3 + 2 + 0 + 1 + 1 + 1, 9)),
         # per request 1 + 9/4, 1 + 1/3, 1 + 1/1
         ("aiperf", (1 + Fraction(9, 4) + 1 + Fraction(1, 3) + 2) / 3),
-        ("aiperf_token_weighted", 1 + Fraction(9 + 1 + 1, 4 + 3 + 1)),
         # 16 tokens in 9 forwards
         ("mars", Fraction(16, 9)),
         # 16 tokens in the 5 forwards of the batches
@@ -66,7 +65,7 @@ def test_where_nothing_is_offered_there_is_no_rate() -> None:
     assert acceptance.rate(plain, 0) is None
     assert (acceptance.length(plain), acceptance.per_position(plain)) == (1, [])
     figures = acceptance.derived(plain, 0, 2, ["length"] * 2, [0, 0])
-    assert {figures.vllm, figures.deepspec, figures.aiperf, figures.aiperf_token_weighted} == {None}
+    assert {figures.vllm, figures.deepspec, figures.aiperf} == {None}
     assert acceptance.rate(COMMITS, None) is None
     assert None not in dump(acceptance.derived(COMMITS, None, BATCH_FORWARDS, FINISH, SURPLUS)).values()
     assert acceptance.derived(COMMITS, OFFERED, None, FINISH, SURPLUS).mars_cached is None
@@ -134,7 +133,7 @@ def test_the_acceptance_that_an_engine_reports_is_used() -> None:
     assert found.per_position is None
     assert found.reported_by == TOTALS
     known = {owner for owner, figure in dump(found.derived).items() if figure is not None}
-    assert known == {"vllm", "aiperf_token_weighted"}
+    assert known == {"vllm"}
 
 
 def test_the_share_of_each_position_follows_from_a_histogram() -> None:

@@ -60,9 +60,7 @@ def answers(commits: Sequence[tuple[list[int], list[int]]]) -> list[GenerationLi
 def test_the_other_answers_have_figures_of_their_own() -> None:
     """A loop of 64 tokens in 16 forwards; the others have 12 tokens in 6 forwards, one of which committed nothing."""
     lines = answers([(LOOP, [4] * 16), (TEXT[:8], [4, 0, 3, 1]), (TEXT[:4], [2, 2])])
-    assert degenerate.of_cell(cell_data(lines, [])) == Degenerate(
-        answers=1, share=1 / 3, tokens_per_forward=2.0, acceptance_length=12 / 5, acceptance_rate=7 / 18
-    )
+    assert degenerate.of_cell(cell_data(lines, [])) == Degenerate(answers=1, share=1 / 3, tokens_per_forward=2.0)
 
 
 def test_an_external_engine_has_a_share_and_no_figures() -> None:
@@ -85,9 +83,7 @@ def test_without_a_text_of_a_model_there_is_nothing_to_say() -> None:
 
 
 def hidden(number: int, share: float) -> Degenerate:
-    return Degenerate(
-        answers=number, share=share, tokens_per_forward=None, acceptance_length=None, acceptance_rate=None
-    )
+    return Degenerate(answers=number, share=share, tokens_per_forward=None)
 
 
 @pytest.mark.parametrize(

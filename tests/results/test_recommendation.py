@@ -48,8 +48,6 @@ def lost(
         "difference": (gained - losses) / n,
         "ci_low": -0.01,
         "ci_high": 0.01,
-        "ci90_low": -0.008,
-        "p_mcnemar": 1.0,
         "margin": 0.02,
         "n_needed": None,
     }
@@ -79,13 +77,13 @@ def one(cells: list[ResultCell], max_loss: float = 0.02) -> Recommendation:
 
 
 def names(found: Recommendation) -> list[str | None]:
-    choices = (found.same_tokens, found.within_loss, found.runner_up)
+    choices = (found.same_tokens, found.within_loss)
     return [None if choice is None else choice.arm for choice in choices]
 
 
 def test_the_fastest_arm_with_the_same_tokens_is_used() -> None:
     found = one([plain(), arm("a", 1.5), arm("b", 2.0), arm("c", 1.2, "inconclusive")])
-    assert (found.word, names(found), found.baseline) == ("use", ["b", None, "a"], PLAIN)
+    assert (found.word, names(found), found.baseline) == ("use", ["b", None], PLAIN)
     assert found.text == "At batch size 1: use b: 1.90 to 2.10 times (95 %) as fast as plain decoding, same tokens."
 
 
@@ -103,22 +101,22 @@ def test_the_fastest_arm_with_the_same_tokens_is_used() -> None:
 def test_an_arm_that_is_not_shown_to_have_the_same_tokens_is_not_used(given: dict[str, Any]) -> None:
     """On another checkpoint, too: the tokens that it keeps are not those of the model that one would deploy."""
     found = one([plain(), arm("a", 1.2), arm("b", 2.0, **given)])
-    assert names(found) == ["a", None, None]
+    assert names(found) == ["a", None]
 
 
 def test_heads_beside_frozen_weights_have_the_same_tokens_if_all_answers_agree() -> None:
     """Their checkpoint is another one, and holds the weights of plain decoding."""
     own: dict[str, Any] = {"on": "medusa", "checkpoints": {"medusa": "embedded:tiny/medusa"}, "lossless": None}
     agreeing: dict[str, Any] = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=40)]}
-    assert names(one([plain(), arm("a", 2.0, **own, **agreeing)])) == ["a", None, None]
-    assert names(one([plain(), lossy("a", 2.0, lost(verdict="inconclusive"), **agreeing)])) == [None] * 3
+    assert names(one([plain(), arm("a", 2.0, **own, **agreeing)])) == ["a", None]
+    assert names(one([plain(), lossy("a", 2.0, lost(verdict="inconclusive"), **agreeing)])) == [None] * 2
     differing: dict[str, Any] = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=39)]}
-    assert names(one([plain(), arm("a", 2.0, **own, **differing)])) == [None] * 3
+    assert names(one([plain(), arm("a", 2.0, **own, **differing)])) == [None] * 2
 
 
 def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:
     found = one([plain(), arm("a", 2.0, claims="distribution", lossless=None)])
-    assert names(found) == ["a", None, None]
+    assert names(found) == ["a", None]
     assert found.text.endswith("as fast as plain decoding, same distribution.")
 
 
@@ -137,10 +135,10 @@ def test_a_fast_arm_without_a_grade_says_what_a_grade_takes() -> None:
 
 def test_a_lossy_arm_is_named_only_if_it_is_faster_and_shown_to_lose_no_more() -> None:
     kept = arm("kept", 1.5)
-    assert names(one([plain(), kept, lossy("l", 2.0, lost())])) == ["kept", "l", None]
-    assert names(one([plain(), kept, lossy("l", 1.55, lost())])) == ["kept", None, "l"]  # the intervals overlap
-    assert names(one([plain(), kept, lossy("l", 2.0, lost(verdict="inconclusive"))])) == ["kept", None, None]
-    assert names(one([plain(), lossy("l", 2.0, lost(verdict="worse by less than the margin"))])) == [None, "l", None]
+    assert names(one([plain(), kept, lossy("l", 2.0, lost())])) == ["kept", "l"]
+    assert names(one([plain(), kept, lossy("l", 1.55, lost())])) == ["kept", None]  # the intervals overlap
+    assert names(one([plain(), kept, lossy("l", 2.0, lost(verdict="inconclusive"))])) == ["kept", None]
+    assert names(one([plain(), lossy("l", 2.0, lost(verdict="worse by less than the margin"))])) == [None, "l"]
     assert "loss of up to 2 points" in one([plain(), kept, lossy("l", 2.0, lost())]).text
 
 
@@ -149,7 +147,7 @@ def test_accuracy_is_that_of_the_batch_size_with_the_most_items() -> None:
     few = [plain(), lossy("l", 2.0, lost(n=24, verdict="inconclusive"))]
     many = [cell.changed(batch_size=8) for cell in (plain(), lossy("l", 1.5, lost(n=1000)))]
     at_one, at_eight = recommend([*few, *many], max_loss=0.02)
-    assert (at_one.batch_size, names(at_one), names(at_eight)) == (1, [None, "l", None], [None, "l", None])
+    assert (at_one.batch_size, names(at_one), names(at_eight)) == (1, [None, "l"], [None, "l"])
     assert at_one.within_loss is not None
     assert at_one.within_loss.accuracy is not None
     assert (at_one.within_loss.accuracy.n, at_one.within_loss.accuracy.batch_size) == (1000, 8)
@@ -170,24 +168,14 @@ class OneIsFaster(Intervals):
 def test_a_paired_comparison_takes_the_place_of_the_intervals() -> None:
     cells = [plain(), arm("kept", 1.5), lossy("l", 1.55, lost())]
     [found] = recommend(cells, max_loss=0.02, pairs=OneIsFaster("l", "kept"))
-    assert names(found) == ["kept", "l", None]
-
-
-def test_another_loss_than_the_run_s_is_tested_again() -> None:
-    """25 losses and 15 gains of 2,000: within 2 points, not within half a point."""
-    cells = [plain(), lossy("l", 2.0, lost(15, 25, 2000))]
-    assert names(one(cells, 0.02)) == names(one(cells, 0.015)) == [None, "l", None]
-    strict = one(cells, 0.005)
-    assert (strict.word, strict.items_needed) == ("cannot tell", 5088)  # if the true difference is 0
-    wide = [plain(), lossy("l", 2.0, lost(15, 25, 2000, verdict="inconclusive", margin=0.005))]
-    assert names(one(wide, 0.02)) == [None, "l", None]
+    assert names(found) == ["kept", "l"]
 
 
 def test_plain_decoding_is_kept_if_every_arm_is_out() -> None:
     slow = [arm("a", 0.8, "slower"), arm("b", 1.0, "same", spread=1.01)]
     slow += [lossy("c", 2.0, lost(0, 90, verdict="worse than margin"))]
     found = one([plain(), *slow])
-    assert (found.word, names(found)) == ("plain", [None] * 3)
+    assert (found.word, names(found)) == ("plain", [None] * 2)
     assert headline([found]) == (
         "At batch size 1: keep plain decoding: no arm gains more than 2 % within the accepted loss of accuracy."
     )
@@ -223,13 +211,13 @@ def test_plain_decoding_is_the_answer_at_the_level_of_2_5_percent() -> None:
 def test_no_conclusion_says_what_one_takes() -> None:
     open_ = arm("a", 1.1, "inconclusive", spread=1.12)
     found = one([plain(), arm("b", 0.8, "slower"), open_])
-    assert (found.word, found.blocks_needed) == ("cannot tell", 37)  # 16 · (log 1.12 / log(1.1/1.02))²
+    assert found.word == "cannot tell"  # 37 blocks: 16 · (log 1.12 / log(1.1/1.02))²
     assert found.text == (
         "At batch size 1: no conclusion: a is 0.98 to 1.23 times (95 %) as fast as plain decoding; at least 37 blocks "
         "would show whether it is faster (16 were timed). Until then, keep plain decoding."
     )
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))])
-    assert (found.word, found.items_needed) == ("cannot tell", 2500)
+    assert found.word == "cannot tell"
     assert "at least 2,500 items" in found.text
     assert headline([found]).startswith("At batch size 1: no conclusion: l is 1.90 to 2.10 times (95 %) as fast as")
 
@@ -267,14 +255,13 @@ def test_an_arm_that_was_slower_is_not_called_fast() -> None:
 
 def test_more_blocks_than_anyone_would_time_have_a_number_too() -> None:
     found = one([plain(), arm("a", 1.021, "inconclusive")])
-    assert found.blocks_needed is None
     assert "over 10,000 blocks would show whether it is faster" in found.text
 
 
 def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
     wanting = lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))
     found = one([plain(), arm("a", 1.5), wanting])
-    assert (found.word, names(found), found.items_needed) == ("use", ["a", None, None], 2500)
+    assert (found.word, names(found)) == ("use", ["a", None])
     assert "l may be faster still (1.90 to 2.10 times (95 %)): at least 2,500 items" in found.text
     assert one([plain(), arm("a", 2.5), wanting]).undecided is None
     second = lossy("m", 1.9, lost(verdict="inconclusive", n_needed=2500))
@@ -286,7 +273,7 @@ def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
 def test_an_arm_with_the_same_tokens_stays_open_beside_a_faster_lossy_one() -> None:
     """The lossy one costs accuracy; whether the other is faster is not known."""
     found = one([plain(), arm("s", 1.12, "inconclusive", spread=1.14), lossy("l", 1.5, lost())])
-    assert (names(found), found.undecided and found.undecided.arm) == ([None, "l", None], "s")
+    assert (names(found), found.undecided and found.undecided.arm) == ([None, "l"], "s")
     assert "no arm with the same tokens is shown to be faster" in found.text
     assert (
         "s may be faster than plain decoding with the same tokens (0.98 to 1.28 times (95 %)): at least" in found.text
@@ -296,7 +283,7 @@ def test_an_arm_with_the_same_tokens_stays_open_beside_a_faster_lossy_one() -> N
 def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
     cells = [plain(), arm("a", 2.0, cell="a"), arm("b", 1.5, cell="b")]
     [found] = recommend(cells, max_loss=0.02, misses_slo=["a"])
-    assert (names(found), found.misses_slo) == (["b", None, None], ["a"])
+    assert (names(found), found.misses_slo) == (["b", None], ["a"])
     [found] = recommend(cells, max_loss=0.02, misses_slo=["a", "b"])
     assert (found.word, found.baseline) == ("plain", PLAIN)
     assert headline([found]) == (
@@ -318,11 +305,11 @@ def test_arms_that_did_not_start_are_the_reason_for_no_conclusion() -> None:
     assert found.text.startswith("On this demonstration, at batch size 1: no conclusion: no arm started, since")
 
 
-def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
+def test_an_arm_that_lost_a_race_is_chosen_last() -> None:
     """On fewer blocks it may look faster than the arm that it lost against."""
     gone = Eliminated(block=6, lost=True, reason="surely slower than a")
     cells = [plain(), arm("a", 1.5), arm("b", 1.6, status="left", left=gone)]
-    assert names(one(cells)) == ["a", None, "b"]
+    assert names(one(cells)) == ["a", None]
     assert one([plain(), arm("b", 1.0, "inconclusive", left=gone)]).word == "plain"
 
 
@@ -359,12 +346,12 @@ def test_plain_decoding_is_that_on_the_checkpoint_that_one_would_deploy() -> Non
     assert both.within_loss is not None
     assert both.within_loss.speedup.value == 1.5
     alone = one([plain(TUNED), tuned.changed(speedup=[same])])
-    assert (alone.baseline, names(alone)) == (TUNED, ["a", None, None])
+    assert (alone.baseline, names(alone)) == (TUNED, ["a", None])
 
 
 def test_a_ratio_that_contains_the_engine_recommends_nothing() -> None:
     engine = speedup(baseline=PLAIN, value=3.0, verdict="faster", includes_engine=True, plain=None)
-    assert names(one([plain(), arm("a", 1.0, speedup=[engine])])) == [None] * 3
+    assert names(one([plain(), arm("a", 1.0, speedup=[engine])])) == [None] * 2
 
 
 def test_simulated_cells_have_no_recommendation() -> None:

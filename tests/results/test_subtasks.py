@@ -118,19 +118,14 @@ def test_results_with_tasks_follow_the_schema(run: RunDirectory) -> None:
     validator("results").validate(run.read_json("results.json"))
 
 
-def test_tasks_have_a_table_in_every_format(run: RunDirectory, results: Results) -> None:
-    """Page, Markdown and LaTeX have a row per task and one for all items; CSV has one per task and arm."""
+def test_tasks_have_a_table(run: RunDirectory) -> None:
+    """Page and Markdown have a row per task and one for all items."""
     markdown, page = ((run.path / name).read_text() for name in ("report.md", "report.html"))
     assert markdown.count("### By task") == page.count("<h3>By task</h3>") == 2
     for row in ("| even &amp; co (4) |", "| odd (3) |", "| all items (7) |", "| mean of the 2 |"):
         assert markdown.count(row) == 2
     assert "even &amp; co (4)" in page
     assert " per forward, " in markdown
-    latex = (run.path / "tables/arithmetic.b1.tasks.tex").read_text()
-    assert "even \\& co (4) & " in latex
-    assert not (run.path / "tables/prompts_my_prompts_jsonl.b1.tasks.tex").exists()
-    tasks = (run.path / "tables/arithmetic.b1.tasks.csv").read_text()
-    assert len(tasks.splitlines()) == 1 + 2 * len([c for c in results.cells if c.tasks and c.batch_size == 1])
 
 
 def test_the_mean_over_tasks_counts_each_alike(run: RunDirectory, results: Results) -> None:

@@ -261,7 +261,6 @@ def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, mo
         "speculative@ar/graph": "exact",
         "speculative:verify=rejection@ar/graph": None,
     }
-    assert all(c.repeated_identical == 1 for c in results.cells)
     assert "Sampled at temperature 0.8" in dict(method_notes(results))["Same rules for all arms"]
 
 

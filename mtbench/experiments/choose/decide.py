@@ -1,11 +1,9 @@
 """The decision of a race: decision.json, from the results of its run and the looks that were made."""
 
 from functools import partial
-from pathlib import Path
 
 from mtbench import statistics
 from mtbench.experiments.choose.deploy import deployment
-from mtbench.experiments.choose.race import CLOSE
 from mtbench.experiments.choose.runner import Racing, over_limits
 from mtbench.records import dump
 from mtbench.results import verdict_words
@@ -15,7 +13,6 @@ from mtbench.results.decision_format import (
     FILE,
     SCHEMA_VERSION,
     Decision,
-    Levels,
     Looks,
     RaceCost,
 )
@@ -39,16 +36,9 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
         slo_s={str(name): limit for name, limit in race.slo_s.items()},
         over_slo=over_slo,
         recommendations=found,
-        levels=Levels(
-            between_arms=statistics.WORD_LEVELS["faster"],
-            accuracy_worse=statistics.WORD_LEVELS["worse than margin"],
-            accuracy_not_worse=statistics.WORD_LEVELS["not worse"],
-            close=CLOSE,
-        ),
         looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
         refused=race.refused,
         spent=spent_on(stored),
-        command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
         serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
         serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
@@ -85,16 +75,16 @@ class _Pairs:
         base = self.stored.cells[other.cell]
         group = (self.stored.cells[name] for name in self._group(cell).cells)
         of_base = (data for data in group if other.arm in data.cell.baselines and not data.error)
-        return sum(data.on_blocks_of(base) is not None for data in of_base)
+        return sum(data.beside(base) is not None for data in of_base)
 
     def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
         ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
-        shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
+        pair = ours.beside(theirs)
         share = partial(statistics.shared_ratio, looks=self.stored.looks(self._group(cell)), among=among)
-        if shared is None or base is None or not shared.samples:
+        if pair is None or not pair[0].samples:
             return share((), ())
-        return share(base.by_block("wall_s"), shared.by_block("wall_s"))
+        return share(pair[1].by_block("wall_s"), pair[0].by_block("wall_s"))
 
     def _group(self, cell: ResultCell) -> Group:
         return next(group for group in self.stored.plan.groups if cell.cell in group.cells)

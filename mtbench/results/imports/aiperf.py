@@ -14,7 +14,6 @@ from mtbench.results.imports.importer import (
     LENGTH_OF_REQUESTS,
     POOLED_LENGTH,
     POOLED_RATE,
-    Content,
     Found,
     Importer,
     Meaning,
@@ -81,8 +80,8 @@ def _recognises(documents: Sequence[Any]) -> bool:
     return has(first, "aiperf_version") or has(first, "schema_version", "input_config", "request_latency")
 
 
-def _read(content: Content) -> list[Found]:
-    export, where = content.documents[0], content.where
+def _read(where: str, documents: Sequence[Any]) -> list[Found]:
+    export = documents[0]
     if export.get("schema_version") != VERSION:
         raise other_version(where, "aiperf's schema_version", export.get("schema_version"), f"version {VERSION}")
     figures = [found for name in METRICS if export.get(name) is not None for found in _metric(export, name, where)]

@@ -10,7 +10,6 @@ from typing import Any
 from mtbench.errors import UserError
 from mtbench.results.imports.format import ImportedFigure
 from mtbench.results.imports.importer import (
-    Content,
     Found,
     Importer,
     Meaning,
@@ -60,8 +59,8 @@ def _recognises(documents: Sequence[Any]) -> bool:
     return has(first.get("metadata"), "guidellm_version") or any(has(entry, "type_", "metrics") for entry in benchmarks)
 
 
-def _read(content: Content) -> list[Found]:
-    report, where = content.documents[0], content.where
+def _read(where: str, documents: Sequence[Any]) -> list[Found]:
+    report = documents[0]
     version = within(report, "metadata", "version")
     if version != VERSION or isinstance(version, bool | float):
         raise other_version(where, "guidellm's metadata.version", version, f"version {VERSION}")

@@ -55,13 +55,6 @@ LENGTH_OF_REQUESTS = Meaning(
 OURS = {meaning.key: meaning for meaning in (POOLED_LENGTH, POOLED_RATE, LENGTH_OF_REQUESTS)}
 
 
-class Content(NamedTuple):
-    """A file: the JSON values in it, one for the whole file or one for each line."""
-
-    where: str
-    documents: Sequence[Any]
-
-
 @dataclass(frozen=True)
 class Found:
     """One result in a file: what its importer knows of an ImportedResult."""
@@ -74,12 +67,12 @@ class Found:
 
 
 class Importer(NamedTuple):
-    """How one format is recognised and read. `reads` says which versions."""
+    """How one format is recognised and read: a file holds one JSON value, or one on each line."""
 
     format: str
     tool: str
     recognises: Callable[[Sequence[Any]], bool]
-    read: Callable[[Content], list[Found]]
+    read: Callable[[str, Sequence[Any]], list[Found]]  # of the file's name and its JSON values
 
 
 def has(value: Any, *names: str) -> TypeGuard[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """All importers, how a file finds its own (by content, never by name), and which figures of ours equal theirs."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,12 +13,12 @@ from mtbench.errors import UserError, first_line, printable
 from mtbench.results.format import ResultCell, Results
 from mtbench.results.imports import aiperf, guidellm, lm_eval, vllm
 from mtbench.results.imports.format import ImportedResult, OurCell, OurFigure
-from mtbench.results.imports.importer import MOST_FIGURES, OURS, Content, Meaning
+from mtbench.results.imports.importer import MOST_FIGURES, OURS, Meaning
 from mtbench.runs.directory import RunDirectory
 
 LARGEST_FILE = 1 << 27  # bytes: a report with every request of a long benchmark
 MOST_RESULTS = 1000  # of a file
-IMPORTERS = (vllm.IMPORTER, guidellm.IMPORTER, aiperf.IMPORTER, lm_eval.RESULTS, lm_eval.SAMPLES)
+IMPORTERS = (vllm.IMPORTER, guidellm.IMPORTER, aiperf.IMPORTER, lm_eval.IMPORTER)
 
 
 def read_file(path: Path) -> list[ImportedResult]:
@@ -31,7 +32,7 @@ def read_file(path: Path) -> list[ImportedResult]:
     importer = next((known for known in IMPORTERS if known.recognises(documents)), None)
     if importer is None:
         raise UserError(f"{where}: no known format; mtbench imports {_formats()}.")
-    found = importer.read(Content(where, documents))
+    found = importer.read(where, documents)
     if not found or not all(result.figures for result in found):
         raise UserError(f"{where}: it holds no figure, so there is nothing to import.")
     if len(found) > MOST_RESULTS or any(len(result.figures) > MOST_FIGURES for result in found):
@@ -82,19 +83,16 @@ def _figures(cell: ResultCell, wanted: Sequence[Meaning]) -> Iterator[OurFigure]
 
 def _documents(data: bytes, where: str) -> list[Any]:
     """Return the JSON values of a file: one for the whole file, or one for each line."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return [from_json(data)]
-    except (ValueError, RecursionError) as error:
-        lines = [(number, line) for number, line in enumerate(data.splitlines(), start=1) if line.strip()]
-        if len(lines) < 2:
-            raise UserError(f"{where}: not JSON ({first_line(error)}); mtbench imports {_formats()}.") from None
+    lines = [(number, line) for number, line in enumerate(data.splitlines(), start=1) if line.strip()]
     documents = []
-    for number, line in lines:
+    for number, line in lines or [(1, b"")]:
         try:
             documents.append(from_json(line))
         except (ValueError, RecursionError) as error:
-            problem = f"{where}, line {number}: not JSON ({first_line(error)})"
-            raise UserError(f"{problem}; mtbench imports {_formats()}.") from None
+            place = f"{where}, line {number}" if len(lines) > 1 else where
+            raise UserError(f"{place}: not JSON ({first_line(error)}); mtbench imports {_formats()}.") from None
     return documents
 
 

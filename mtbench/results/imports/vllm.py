@@ -13,7 +13,6 @@ from mtbench.results.imports.format import ImportedFigure
 from mtbench.results.imports.importer import (
     POOLED_LENGTH,
     POOLED_RATE,
-    Content,
     Found,
     Importer,
     Meaning,
@@ -74,14 +73,14 @@ def _recognises(documents: Sequence[Any]) -> bool:
     return has(documents[0], "model_id", "tokenizer_id", "request_throughput", "total_token_throughput")
 
 
-def _read(content: Content) -> list[Found]:
-    several = len(content.documents) > 1
+def _read(where: str, documents: Sequence[Any]) -> list[Found]:
+    several = len(documents) > 1
     found = []
-    for line, document in enumerate(content.documents, start=1):
-        where = f"{content.where}, line {line}" if several else content.where
+    for line, document in enumerate(documents, start=1):
+        place = f"{where}, line {line}" if several else where
         if not isinstance(document, dict):
-            raise UserError(f"{where}: it is {shown(document)}; it must be an object.")
-        found.append(_result(document, where, f"line {line}" if several else None))
+            raise UserError(f"{place}: it is {shown(document)}; it must be an object.")
+        found.append(_result(document, place, f"line {line}" if several else None))
     return found
 
 

@@ -136,16 +136,6 @@ def test_lm_eval_results(read: Reader) -> None:
     assert (result.version, result.model) == ("0.4.13", "dummy")
 
 
-def test_lm_eval_samples_have_a_meaning_by_their_hashes(read: Reader) -> None:
-    """The mean of samples is the result's accuracy. Two files have the same figure only if they have the same items."""
-    samples = [json.loads(line) for line in TEXTS["lm_eval_samples"].splitlines()]
-    other = lines(*(sample | {"acc": 1.0} for sample in samples))
-    fewer = lines(*samples[1:], samples[0] | {"prompt_hash": "another prompt"})
-    first, second, third = read(TEXTS["lm_eval_samples"], other, fewer)
-    assert (values(first), values(second)) == ({"acc, mean of samples": 0.125}, {"acc, mean of samples": 1.0})
-    assert first.figures[0].meaning == second.figures[0].meaning != third.figures[0].meaning
-
-
 def test_tools_share_a_meaning_only_where_the_formula_is_the_same(read: Reader) -> None:
     """vLLM's and aiperf's pooled acceptance are one figure; their rates and latencies are not."""
     tools: dict[str, set[str]] = {}
@@ -242,8 +232,6 @@ def changed(document: dict[str, Any], **changes: Any) -> str:
             other_version(TEXTS["lm_eval_results"], "results", "sums", version=[]),
             "sums is an array; it must be an object.",
         ),
-        (TEXTS["lm_eval_samples"] * 2, "its document, prompt and target are those of line 1."),
-        (TEXTS["lm_eval_samples"].replace('"acc": ', '"acc": NaN, "b": '), "acc is nan; it must be a finite number."),
         (changed(VLLM | {"mean_ttft_ms": "\x1b[2J\n" * 90}), "it must be a finite number."),
     ],
 )
@@ -268,10 +256,7 @@ WRONG: list[Any] = [None, "x", [], {"a": []}]
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_file_with_any_wrong_member_is_read_or_refused(tmp_path: Path, name: str) -> None:
     """No member of a stranger's file is trusted: with one null, a text or an array, UserError is the only error."""
-    documents = [json.loads(line) for line in TEXTS[name].splitlines()[:2]] if "\n{" in TEXTS[name] else None
-    document = documents[0] if documents and isinstance(documents[0], dict) else None
-    if document is None:
-        document = json.loads(TEXTS[name])
+    document = json.loads(TEXTS[name])
     path = tmp_path / "file"
     for place in [*places(document)]:
         for wrong in WRONG:
