@@ -80,7 +80,7 @@ class Medusa(Method):
             places = rows.known[:, None] + torch.arange(self.heads, device=hidden.device)
             return rows.scores(logits, places).topk(max(self.branches), 2).indices
 
-        read = runners.target.cache.features((rows.known[:, None] - 2).clamp(min=0))[:, 0]
+        read = runners.target.cache.features(self.taps(runners), (rows.known[:, None] - 2).clamp(min=0))[:, 0]
         top, guesses, nodes = runners.target.run_heads(candidates, read), [], 1
         for head, choices in enumerate(self.branches):
             guesses.append(top[:, head, :choices].repeat(1, nodes))

@@ -23,8 +23,7 @@ from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce import rerun
-from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
-from mtbench.models.random_shapes import SHAPES
+from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, SHAPES
 from mtbench.options import options_of, show
 from mtbench.plugins import Registry
 

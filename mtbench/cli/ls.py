@@ -16,8 +16,7 @@ from mtbench.cli.session import out, say
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
-from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
-from mtbench.models.random_shapes import SHAPES
+from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, SHAPES
 from mtbench.options import common, options_of, roles_of, show
 from mtbench.plugins import Registry
 from mtbench.runs import options

@@ -1,17 +1,24 @@
 """A batch whose steps run as CUDA graphs: each shape is captured once and replayed.
 
 CUDA graphs: CUDA C++ Programming Guide, section "CUDA Graphs"; `torch.cuda.CUDAGraph`.
+
+The operations of a step outside its forward are dozens of small ones on (rows, window) tensors, each a kernel of a few
+microseconds on a GPU. They run as a few kernels: a function is traced with its real tensors (`make_fx`), as a CUDA
+graph captures it, and Inductor fuses what was recorded. What Python decides is frozen. A tensor that the function takes
+from elsewhere keeps its address, and a write in place stays one. So the hooks of a method may be any Python that a CUDA
+graph can capture.
 """
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from mtbench.decoding.fused_ops import Fused, Tensors
 from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners, TargetOutput
@@ -19,6 +26,7 @@ from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import warm_up
 from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import RunState
+from mtbench.errors import first_line
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import compilations
 
@@ -26,12 +34,58 @@ DEVICE = "cuda"  # device of captured steps
 PLAIN_STEPS = 3  # steps of a shape before its capture: libraries allocate and compile in their first calls
 FUSED_STEPS = 2  # the last of them: one is recorded, the next one compiles what was recorded
 
+Tensors = tuple[Tensor, ...]
+
+
+def compile_graph(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Return a recorded graph as compiled code."""
+    return torch.compile(graph, fullgraph=True, dynamic=False)
+
+
+class Fused:
+    """A function of tensors that is recorded in its first call, which also runs it, and compiled in its second.
+
+    If it does not compile, it runs as it is; a warning and `failure` say why.
+    """
+
+    failure: str | None = None
+
+    def __init__(self, function: Callable[..., Tensors]) -> None:
+        self.function = function
+        self._run: Callable[..., Tensors] | None = None
+        self._ran = False  # compiled
+
+    def __call__(self, *tensors: Tensor | None) -> Tensors:
+        if self._run is None:
+            return self._record(*tensors)
+        try:
+            result, self._ran = self._run(*tensors), True
+        except Exception as error:
+            if self._ran:
+                raise
+            self.failure = first_line(error)  # nothing of it has run yet
+            warnings.warn(f"not compiled: {self.failure}", stacklevel=2)
+            self._run, self._ran = self.function, True
+            result = self._run(*tensors)
+        return result
+
+    def _record(self, *tensors: Tensor | None) -> Tensors:
+        results: list[Tensors] = []
+
+        def run(*tensors: Tensor | None) -> Tensors:
+            results.append(self.function(*tensors))
+            return results[0]
+
+        graph = make_fx(run, tracing_mode="real")(*tensors)
+        self._run = compile_graph(graph)
+        return results[0]
+
 
 class Captured(Batch):
     """A batch whose steps are captured as CUDA graphs, by shape, and replayed.
 
     The first steps of a shape run without a graph; the next one is captured, and all later ones are replays. On a GPU
-    the operations outside the forward are compiled first (mtbench/decoding/fused_ops.py).
+    the operations outside the forward are compiled first (`Fused`).
     """
 
     one_launch = True

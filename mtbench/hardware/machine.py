@@ -75,11 +75,8 @@ class Sample:
 class Gpu:
     """One GPU, read through `nvml`: pynvml, or a test double with the same functions."""
 
-    def __init__(self, nvml: Any, handle: Any, part: Any = None) -> None:
-        """`part`: handle of the MIG part that this process uses. Power, energy, clock and heat are the whole GPU's."""
-        self.nvml, self.handle, self.part = nvml, handle, part
-        mode = self.read("nvmlDeviceGetMigMode")  # now and after the next reset
-        self.shares = part is not None or bool(mode and mode[0])
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.nvml, self.handle = nvml, handle
 
     def read(self, query: str, *args: Any) -> Any:
         """Return the answer to one query about this GPU; None if the driver does not support it."""
@@ -114,7 +111,6 @@ class Gpu:
             "memory_bytes": None if memory is None else int(memory.total),
             "power_cap_w": _scaled(self.read("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
             "max_clock_mhz": self.read("nvmlDeviceGetMaxClockInfo", self.nvml.NVML_CLOCK_SM),
-            "mig": self.shares,
         }
 
     def processes(self) -> int | None:
@@ -123,8 +119,7 @@ class Gpu:
         Ids are not compared with our own: inside a container the driver may report ids of another namespace. It may
         also report none; a list without this process tells nothing, so it is None.
         """
-        handle = self.handle if self.part is None else self.part  # other parts have processes of their own
-        found = _ask(self.nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+        found = self.read("nvmlDeviceGetComputeRunningProcesses")
         return len({p.pid for p in found}) if found else None
 
     def _slowed_s(self, policy: int) -> float | None:
@@ -223,19 +218,13 @@ def gpu() -> Gpu | None:
 
 @cache
 def gpu_by_id(uuid: str | None) -> Gpu | None:
-    """Return a GPU by its id, without an id the first one; None if there is no such GPU.
+    """Return the GPU with this id; None: the first one. None if the driver knows no such GPU, as of a part (MIG).
 
-    (An index would differ: NVML counts all GPUs, torch only the visible ones.) torch leaves out the prefix of an id, so
-    the id may also be that of a MIG part. NVML meters only the whole GPU, so that is returned.
+    (An index would differ: NVML counts all GPUs, torch only the visible ones.)
     """
     nvml = _nvml()
-    handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if uuid else None
-    part = _ask(nvml, "nvmlDeviceGetHandleByUUID", f"MIG-{uuid.removeprefix('GPU-')}") if uuid and not handle else None
-    if part is not None:
-        whole = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", part)
-        return None if whole is None else Gpu(nvml, whole, part)
-    if handle is None and (uuid is None or _ask(nvml, "nvmlDeviceGetCount") == 1):
-        handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", 0)
+    query, which = ("nvmlDeviceGetHandleByIndex", 0) if uuid is None else ("nvmlDeviceGetHandleByUUID", uuid)
+    handle = _ask(nvml, query, which)
     return None if handle is None else Gpu(nvml, handle)
 
 

@@ -7,9 +7,15 @@ Batch-invariant: a row's result does not depend on the other rows, bit by bit. E
 `mtbench.kernels.triton_kernels` run. They do not synchronise, so a CUDA graph can record them after a first call has
 compiled them.
 
-R = rows, W = positions fed, V = slots in view, H = query heads, K = key heads, d = head size.
+An RMS norm before a product is applied in two parts: its weight before the product, the root mean square after it. With
+W the product's weight, g the norm's and r = (mean x² + eps)^-½ of a row, W·(r·x∘g) = r·W·(x∘g). What computes x also
+stores x∘g, rounded to x's type, and sums of x²; the product multiplies its sums by r. transformers rounds x·r, and then
+its product with g; here one rounding is left.
+
+R = rows, W = positions fed, N = R·W, V = slots in view, H = query heads, K = key heads, d = head size, C = hidden size.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +31,28 @@ from torch.nn.functional import linear as _product
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mtbench import sampling
-from mtbench.kernels.norms import Norm, NormInput
 
 Result = TypeVar("Result")
+
+
+class Norm(NamedTuple):
+    """An RMS norm. `power`: a power of two above the magnitudes of its weight."""
+
+    weight: Tensor  # (C,)
+    eps: float
+    power: float
+
+    @staticmethod
+    def make(weight: Tensor, eps: float) -> "Norm":
+        """Return the norm of a weight, after reading the weight's largest magnitude."""
+        return Norm(weight, eps, 2.0 ** math.frexp(float(weight.detach().abs().max()))[1])
+
+
+class NormInput(NamedTuple):
+    """A row x on its way through a norm into a product."""
+
+    weighted: Tensor  # (N, C): x∘g / power. |g| < power, so it is in range where x is, also in float16
+    squares: Tensor  # (parts, N), at least float32: sums of x² over parts of C, added in order
 
 
 class Operations(NamedTuple):
@@ -68,7 +93,7 @@ def plain() -> Iterator[None]:
 def _triton() -> ModuleType | None:
     """Return the module of the kernels; None without Triton, and while operations are recorded, which launches are not.
 
-    (mtbench/decoding/fused_ops.py records the hooks of methods.)
+    (mtbench/decoding/cuda_graph.py records the hooks of methods.)
     """
     return None if _off or get_proxy_mode() is not None else _triton_kernels()
 

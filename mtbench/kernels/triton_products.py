@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as hopper
 
-from mtbench.kernels.norms import Norm, NormInput
+from mtbench.kernels import Norm, NormInput
 
 TILE = 128  # outputs of a tile: positions are read once for 128 rows of weights
 STEP = 64  # inputs of a step: 128 bytes of a row in half precision, a line of the cache

@@ -7,7 +7,6 @@ import inspect
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType
@@ -81,14 +80,10 @@ def _deadline(seconds: float) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise _OutOfTimeError
 
-    started_at = time.monotonic()
     handler = signal.signal(signal.SIGALRM, stop)
-    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if remaining_s:  # somebody else's alarm
-            left_s = max(remaining_s - (time.monotonic() - started_at), 1e-6)
-            signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)

@@ -1,8 +1,9 @@
 """Model families: related checkpoints by role. Imports no torch and loads no model.
 
 A checkpoint is a folder, a hub id, a GGUF file (mtbench/models/gguf.py), an embedded checkpoint, or `random:SHAPE`:
-random weights of a known shape (mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv
-2604.07023 (Hugging Face user Xalphinions). DeepSpec's README lists its drafts and their targets.
+random weights of a published shape, which decode as fast as the model; the text is noise. The released MARS checkpoints
+are those of arXiv 2604.07023 (Hugging Face user Xalphinions). DeepSpec's README lists its drafts and their targets.
+The shapes are those of huggingface.co/Qwen/Qwen2.5-{0.5B,1.5B,3B,7B}-Instruct, in Table 1 of arXiv 2412.15115.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,6 @@ from pydantic import BaseModel, ConfigDict
 from mtbench import files, records
 from mtbench.errors import UserError, unknown
 from mtbench.models import gguf
-from mtbench.models.random_shapes import SHAPES
 
 LARGEST_RECORD = 1 << 24  # bytes
 RECORD = "mtbench_training.json"  # what `mtbench train` writes beside a checkpoint
@@ -112,6 +112,26 @@ def _deepspec(name: str, target: str) -> Family:
     )
 
 
+def _qwen2(
+    layers: int, hidden: int, ff: int, heads: int, kv_heads: int, *, rows: int = 151_936, tied: bool = True
+) -> dict[str, Any]:
+    """Return the entries of config.json. The architecture itself adds biases to queries, keys and values."""
+    return {
+        "model_type": "qwen2",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ff,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": rows,
+        "tie_word_embeddings": tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32_768,
+        "initializer_range": 0.02,
+    }
+
+
 TINY = Path(__file__).parents[1] / "tiny"
 EMBEDDED = "embedded:tiny/"  # not a path, so that a plan works in another installation
 RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights work with any ids of their vocabulary
@@ -139,6 +159,12 @@ def locate(source: str) -> str:
     return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
 
 
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen2.5-0.5b": _qwen2(24, 896, 4864, 14, 2),
+    "qwen2.5-1.5b": _qwen2(28, 1536, 8960, 12, 2),
+    "qwen2.5-3b": _qwen2(36, 2048, 11_008, 16, 2),
+    "qwen2.5-7b": _qwen2(28, 3584, 18_944, 28, 4, rows=152_064, tied=False),
+}
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (

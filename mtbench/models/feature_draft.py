@@ -195,13 +195,8 @@ class DraftRunner(ModelRunner):
         return tokens.gather(1, slots + 1) if self.draft.format.sequential else tokens[:, :0]
 
     def read(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return its features of the target in slots (R, P), (R, P, T·C). The target's cache may keep others too."""
-        kept = self.target.cache.taps
-        features = self.target.cache.features(slots, rows)
-        if kept == self.taps:
-            return features
-        by_tap = features.unflatten(-1, (len(kept), -1))
-        return torch.cat([by_tap[:, :, kept.index(tap)] for tap in self.taps], -1)
+        """Return its features of the target in slots (R, P), (R, P, T·C)."""
+        return self.target.cache.features(self.taps, slots, rows)
 
 
 def draft_checkpoint(source: str, draft: FeatureDraft, target: Checkpoint) -> Checkpoint:

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mtbench import kernels
 from mtbench.errors import first_line
-from mtbench.kernels.norms import Norm, NormInput
+from mtbench.kernels import Norm, NormInput
 from mtbench.models.attention import ATTENTION, KERNEL_POSITIONS, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.self_check import Check, modules_logits

@@ -97,11 +97,11 @@ class KVCache:
         if tap in self.taps:
             self._features[tap].index_copy_(0, self.index, hidden)
 
-    def features(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
+    def features(self, taps: Sequence[int], slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the features in slots (R, W), tap after tap, (R, W, T·C). `rows` (R,): cache rows; None: all."""
         row = torch.arange(self.rows, device=slots.device) if rows is None else rows
         index = row[:, None] * self.slots + slots
-        return torch.cat([self._features[tap][index] for tap in self.taps], -1)
+        return torch.cat([self._features[tap][index] for tap in taps], -1)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots (R, D) to slots (R, D) in every layer, so that the accepted path of a draft tree is contiguous.

@@ -32,8 +32,7 @@ from mtbench import network
 from mtbench.errors import UserError, first_line
 from mtbench.models.attention import ATTENTION
 from mtbench.models.checkpoint_files import Shapes, check_settings, check_sizes, stored_shapes
-from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate, read_training_record
-from mtbench.models.random_shapes import SHAPES
+from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, read_training_record
 
 MASK = "<|mask|>"
 RANDOM_SEED = 0

@@ -104,7 +104,6 @@ def _gpu_text(gpu: GpuInfo) -> str:
         gpu.driver and f"driver {gpu.driver}",
         gpu.power_cap_w and f"power cap {number(gpu.power_cap_w)} W",
         gpu.max_clock_mhz and f"at most {gpu.max_clock_mhz} MHz",
-        gpu.mig and "a MIG part: power, energy, clock and heat are those of the whole GPU",
     )
     return listed(filter(None, parts))
 

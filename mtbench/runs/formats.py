@@ -202,9 +202,7 @@ class GpuInfo(Sparse):
     memory_bytes: StoredCount | None = Field(None, description="memory of the GPU, in bytes")
     power_cap_w: StoredQuantity | None = Field(None, description="power cap, in W")
     max_clock_mhz: StoredCount | None = Field(None, description="highest clock, in MHz")
-    mig: bool | None = Field(
-        None, description="the run had a MIG part of the GPU; power, energy, clock and heat are those of the whole GPU"
-    )
+    mig: bool | None = Field(None, description="of earlier versions: the run had a MIG part of the GPU")
 
 
 class ProbeFigures(Record):

@@ -18,9 +18,8 @@ from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
 from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
-from mtbench.models.families import Family
+from mtbench.models.families import SHAPES, Family
 from mtbench.models.loading import Inspected, inspect
-from mtbench.models.random_shapes import SHAPES
 from mtbench.options import build, roles_of
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory

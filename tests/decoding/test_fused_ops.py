@@ -9,12 +9,10 @@ import torch
 from decoding_cases import READ_LAG, decode_prompts, outcomes
 from small import small_checkpoint
 from thinned import one_in
-from torch import Tensor
 
-from mtbench.decoding import fused_ops
+from mtbench.decoding import cuda_graph
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.fused_ops import Fused
 from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import ModelRunners
@@ -50,7 +48,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         made.append(str(graph.graph))
         return torch.compile(graph, fullgraph=True, dynamic=False, backend=request.param)
 
-    monkeypatch.setattr(fused_ops, "compile_graph", compile_graph)
+    monkeypatch.setattr(cuda_graph, "compile_graph", compile_graph)
     return made
 
 
@@ -101,7 +99,7 @@ def test_a_step_is_captured_after_it_was_compiled(
         events.append("compile")
         return call
 
-    monkeypatch.setattr(fused_ops, "compile_graph", compile_graph)
+    monkeypatch.setattr(cuda_graph, "compile_graph", compile_graph)
     method, runners = (
         METHODS["mars"](tau=0.3),
         ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)}),
@@ -121,7 +119,7 @@ def test_a_step_that_does_not_compile_says_so_in_every_timing(
     runner: ModelRunner, recorded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is slower than the arm would be, and its tokens are the same."""
-    monkeypatch.setattr(fused_ops, "compile_graph", lambda graph: lambda *_: 1 / 0)
+    monkeypatch.setattr(cuda_graph, "compile_graph", lambda graph: lambda *_: 1 / 0)
     method, runners = METHODS["ar"](), ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     batch = Captured(method, runners, 2, 64)
     batch.fuses = True
@@ -132,31 +130,3 @@ def test_a_step_that_does_not_compile_says_so_in_every_timing(
             got, timing = decode_prompts(method, runners, PROMPTS, BUDGET, make=lambda *_: batch, rows=2)
         assert outcomes(got) == outcomes(want)
         assert timing.uncompiled == "propose: division by zero"
-
-
-def test_a_function_is_recorded_then_compiled_and_keeps_tensors_in_place(compiled: list[str]) -> None:
-    """Its first call runs it; later calls run what was recorded, on the tensors that it was recorded with."""
-    state, calls = torch.zeros(3), []
-
-    def function(add: Tensor) -> tuple[Tensor, ...]:
-        calls.append(add)
-        state.add_(add)
-        return (state * 2,)
-
-    fused = Fused(function)
-    results = [fused(torch.full((3,), float(n)))[0].tolist() for n in (1, 2, 3)]
-    assert results == [[2.0] * 3, [6.0] * 3, [12.0] * 3]
-    assert state.tolist() == [6.0] * 3
-    assert len(calls) == len(compiled) == 1
-
-
-def test_a_function_that_does_not_compile_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything of it ran; the warning says why."""
-    monkeypatch.setattr(fused_ops, "compile_graph", lambda graph: lambda *_: 1 / 0)
-    state = torch.zeros(1)
-    fused = Fused(lambda: (state.add_(1),))
-    fused()
-    with pytest.warns(UserWarning, match="not compiled: division by zero"):
-        fused()
-    fused()
-    assert state.item() == 3

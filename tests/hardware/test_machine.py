@@ -153,55 +153,20 @@ def test_the_usual_share_of_the_processor_is_low_on_a_busy_machine_and_none_wher
 
 
 def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the driver does not know the id, the first GPU is used only if it is the only one."""
+    """Before torch is imported, the first one. A part of a GPU (MIG) is not metered: the driver knows no such id."""
 
     class Several(Driver):
-        known, count = True, 2
-
         def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-            if not self.known:
+            if not uuid.startswith("GPU-1"):
                 raise self.NVMLError
             return uuid
-
-        def nvmlDeviceGetCount(self) -> int:
-            return self.count
 
         def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
             return index
 
-    driver = Several()
-    monkeypatch.setattr(machine, "_nvml", lambda: driver)
-    handles = []
-    for known, count in ((True, 2), (False, 2), (False, 1)):
-        driver.known, driver.count = known, count
-        found = machine.gpu_by_id.__wrapped__("GPU-1")
-        handles.append(found and found.handle)
-    assert handles == ["GPU-1", None, 0]
-
-
-def test_a_mig_part_is_metered_by_its_whole_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch leaves out the prefix of its id. Only processes are those of the part; environment.json says so."""
-
-    class Parted(Driver):
-        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-            if uuid != "MIG-1":
-                raise self.NVMLError
-            return uuid
-
-        def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part: str) -> str:
-            return f"whole of {part}"
-
-        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-            return processes(7) if handle == "MIG-1" else processes(7, 8)
-
-    monkeypatch.setattr(machine, "_nvml", Parted)
-    found = machine.gpu_by_id.__wrapped__("GPU-1")
-    assert found is not None
-    assert found.handle == "whole of MIG-1"
-    assert found.processes() == 1
-    assert found.describe()["mig"] is True
-    assert Driver().gpu.describe()["mig"] is False
-    assert Driver(nvmlDeviceGetMigMode=[1, 1]).gpu.describe()["mig"] is True  # its id is not known, it is the only one
+    monkeypatch.setattr(machine, "_nvml", Several)
+    found = [machine.gpu_by_id.__wrapped__(uuid) for uuid in ("GPU-1", "GPU-2", None)]
+    assert [gpu and gpu.handle for gpu in found] == ["GPU-1", None, 0]
 
 
 def test_an_arm_that_lost_too_many_windows_is_void_alone(small_run: RunDirectory, tmp_path: Path) -> None:

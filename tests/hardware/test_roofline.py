@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, Mistral
 from mtbench.decoding import adaptive_width
 from mtbench.hardware import probe
 from mtbench.hardware.probe import Probe, Shape, count, floor_s
-from mtbench.models.random_shapes import SHAPES
+from mtbench.models.families import SHAPES
 from mtbench.results.roofline import fraction
 from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.plan import Cell

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from mtbench.kernels import PLAIN, Operations
-from mtbench.kernels.norms import Norm, NormInput
+from mtbench.kernels import PLAIN, Norm, NormInput, Operations
 from mtbench.models import fused_decoder
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder
@@ -249,7 +248,7 @@ def check_decoder(
         metadata = AttentionMetadata(slots, positions, base, 10, sees=tree)
         with torch.inference_mode():
             found = [
-                (each.forward(ids[:, : slots.shape[1]], metadata, 2).logits, each.cache.features(slots))
+                (each.forward(ids[:, : slots.shape[1]], metadata, 2).logits, each.cache.features((0, 1, 2), slots))
                 for each in (expected, runner)
             ]
         for result, reference in zip(found[1], found[0], strict=True):

@@ -32,7 +32,7 @@ def _product(name: str, text: str, fault: str, *checks: str) -> Fault:
 
 
 def _rotary(name: str, text: str, fault: str, *checks: str) -> Fault:
-    return Fault(name, "triton_rotary", text, fault, checks)
+    return Fault(name, "triton_kernels", text, fault, checks)
 
 
 def _attention(name: str, text: str, fault: str) -> Fault:

@@ -263,10 +263,10 @@ for rows, width in ((1, 1), (16, 4)):
         triton_kernels.choose_logsumexp(logits, temperature, seed, torch.empty(rows, width, dtype=torch.int64))
 """
 COMPILE = """
-from mtbench.kernels import triton_attention, triton_products, triton_rotary
+from mtbench.kernels import triton_attention, triton_products
 from mtbench.kernels import triton_kernels as kernels
-from mtbench.kernels.norms import Norm, NormInput
-for module in (triton_attention, triton_products, triton_rotary):
+from mtbench.kernels import Norm, NormInput
+for module in (triton_attention, triton_products, kernels):
     module.dependent_launch = lambda device: True
 like, ids = torch.empty(0, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
 norm = Norm(like.new_empty(3584), 1e-6, 2.0)

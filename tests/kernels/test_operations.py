@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import PretrainedConfig
 
 from mtbench import kernels
-from mtbench.kernels.norms import NormInput
+from mtbench.kernels import NormInput
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import PADDED, Decoder, _attention_arguments
 from mtbench.models.kv_cache import KVCache

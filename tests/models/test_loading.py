@@ -12,9 +12,8 @@ from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
 
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
-from mtbench.models.families import EMBEDDED, RANDOM, family
+from mtbench.models.families import EMBEDDED, RANDOM, SHAPES, family
 from mtbench.models.loading import inspect, load, refuse_unserved
-from mtbench.models.random_shapes import SHAPES
 from mtbench.models.runner import Forwarded, ModelRunner
 
 
