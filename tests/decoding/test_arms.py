@@ -5,10 +5,7 @@ import re
 import pytest
 
 from mtbench.decoding.arms import baselines, cell_id, engine_baselines, parse_arms, reference_arm
-from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.options import build
-from mtbench.plugins import Registry
 
 
 @pytest.mark.parametrize(
@@ -43,15 +40,9 @@ def test_two_spellings_of_one_arm_are_one_arm_given_twice() -> None:
     """An explicit default value changes nothing, unless the checkpoint sets the default."""
     plain, said, trained = parse_arms(["mars", "mars:tau=1,cache=cursor", "mars:block_size=4"])
     assert (str(plain), str(said)) == ("mars@mars/graph", "mars@mars/graph#2")
+    assert cell_id("gsm8k", said, 8) == "gsm8k.mars.mars.graph_2.b8"
     assert str(trained) == "mars:block_size=4@mars/graph"
     assert len({str(a) for a in parse_arms(["mars:tau=0.9999999|0.99999999"])}) == 2
-
-
-def test_an_arm_given_twice_runs_twice() -> None:
-    """The second is `#2` in the string and `_2` in the file, so an A/A run is possible."""
-    first, second = parse_arms(["ar", "ar"])
-    assert (str(first), str(second)) == ("ar@ar/graph", "ar@ar/graph#2")
-    assert cell_id("gsm8k", second, 8) == "gsm8k.ar.ar.graph_2.b8"
 
 
 def test_the_engine_of_an_arm_overrides_the_flag() -> None:
@@ -135,24 +126,3 @@ def test_the_error_for_a_wrong_value_says_what_is_allowed(spec: str, says: str) 
     """The error names the value, the choices, the default and where to look."""
     with pytest.raises(UserError, match=re.escape(says)):
         parse_arms([spec])
-
-
-def test_block_size_defaults_to_what_the_checkpoint_was_trained_with() -> None:
-    """Another value is accepted and flagged."""
-    assert build(METHODS["mars"], {}, {"block_size": 8})[0].block_size == 8
-    assert build(METHODS["mars"], {"block_size": 4}, {"block_size": 8})[1] == ["block_size=4, trained with 8"]
-    assert build(METHODS["mars"], {"block_size": 8}, {"block_size": 8})[1] == []
-    assert build(METHODS["mars"], {}, {})[0].block_size == 4
-
-
-def test_a_name_cannot_be_registered_twice() -> None:
-    """A second class under a name is refused; a decorated class stays importable."""
-    registry: Registry[type] = Registry("thing", "mtbench.methods", lambda cls: None)
-
-    @registry.register("one")
-    class One:
-        name: str
-
-    assert One.name == "one"
-    with pytest.raises(ValueError, match="thing 'one' is registered twice"):
-        registry.register("one")(type("Other", (), {}))

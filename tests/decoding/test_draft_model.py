@@ -17,7 +17,6 @@ from decoding_cases import (
 )
 from hypothesis import given, settings, strategies
 from small import END, VOCABULARY, scripted_lane, small_checkpoint
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 from whole import plan_of
 
 from mtbench import sampling
@@ -60,21 +59,6 @@ def copied(text: list[int], ahead: int, ngram: int, min_ngram: int, match: str) 
                 longer.append(longer[place])
             return longer[len(text) :]
     return []
-
-
-@given(
-    text=strategies.lists(strategies.integers(0, 2), min_size=1, max_size=40),
-    ahead=strategies.integers(1, 12),
-    ngram=strategies.integers(1, 6),
-)
-@settings(deadline=None)
-def test_the_earliest_match_is_that_of_transformers(text: list[int], ahead: int, ngram: int) -> None:
-    """Its prompt lookup drafts the same tokens as the plain search."""
-    theirs = PromptLookupCandidateGenerator(
-        num_output_tokens=ahead, max_matching_ngram_size=ngram, max_length=len(text) + ahead + 2
-    )
-    found = theirs.get_candidates(torch.tensor([text]))[0][0].tolist()[len(text) :]
-    assert found == copied(text, ahead, ngram, 1, "earliest")
 
 
 def kept(drafts: Sequence[int], own: Sequence[int]) -> int:

@@ -101,15 +101,6 @@ def test_at_tau_one_every_policy_is_autoregressive(runner: ModelRunner) -> None:
             assert all(g.commits == [1] * len(g.token_ids) for g in got)
 
 
-@pytest.mark.parametrize("options", [{}, {"tau": 0.3}, {"tau": 0.3, "cache": "none"}, {"tau": 0.2, "extra": True}])
-def test_a_batch_equals_each_prompt_alone(runner: ModelRunner, options: dict[str, Any]) -> None:
-    """Rows of other lengths in the batch change neither tokens nor commits."""
-    method = mars(**options) if options else ar()
-    together = run(method, runner)
-    alone = [run(method, runner, [p])[0] for p in PROMPTS]
-    assert outcomes(together) == outcomes(alone)
-
-
 def test_ar_equals_transformers_generate(make_runner: Callable[..., ModelRunner]) -> None:
     """Greedy `generate` with the same ids suppressed emits the same tokens, prompt by prompt."""
     runner = make_runner()
@@ -135,13 +126,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"tau": 0.3, "cache": "block"},
     {"extra": True},
 ]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_late_reads_of_the_cursors_change_nothing(runner: ModelRunner, options: dict[str, Any]) -> None:
-    """With fixed shapes and late reads, as on a GPU, tokens, commits and finish reasons are the same."""
-    method = mars(**options) if options else ar()
-    assert outcomes(run(method, runner, make=READ_LAG)) == outcomes(run(method, runner))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import GenerationMixin
 
 from mtbench.decoding.arms import baselines, engine_baselines, parse_arms
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.external import ExternalEngine, stock, until_end
+from mtbench.decoding.external import ExternalEngine, stock
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
@@ -241,10 +241,3 @@ def test_only_its_plain_loop_is_a_baseline() -> None:
     assert engine_baselines(assisted, arms) == [str(ar), str(static)]
     assert engine_baselines(mars, arms) == [str(plain), str(static)]
     assert assisted.roles == ("ar", "draft")
-
-
-def test_an_answer_ends_with_its_first_end_token() -> None:
-    """What an engine says behind it, or beyond the budget, is no part of the answer."""
-    assert until_end([5, 9, 2, 7, 2], 4, (2, 3)) == [5, 9, 2]
-    assert until_end([5, 9, 7], 2, (2,)) == [5, 9]
-    assert until_end([2, 2], 2, ()) == [2, 2]

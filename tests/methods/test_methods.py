@@ -95,16 +95,3 @@ def test_the_counts_bear_recounting(run: RunDirectory, cells: list[dict[str, Any
         offered = sum(line["drafted"] for line in lines)
         assert accepted <= offered
         assert cell["acceptance"]["rate"] == (pytest.approx(accepted / offered) if offered else None)
-
-
-@pytest.mark.parametrize(
-    ("arm", "drafts", "forwards"),
-    [("speculative@ar/graph", 4, 4), ("speculative:draft=draft_mars,per_forward=4@ar/graph", 4, 1)],
-)
-def test_a_draft_costs_its_forwards(cells: list[dict[str, Any]], arm: str, drafts: int, forwards: int) -> None:
-    """So many for each of the target's, and the target is fed the drafts and the last token."""
-    for cell in (c for c in cells if c["arm"] == arm):
-        target = round(cell["tokens"] / cell["tokens_per_forward"])
-        assert cell["draft_forwards"] == forwards * target
-        assert cell["positions_fed_per_forward"] == drafts + 1
-        assert cell["draft_s"] > 0

@@ -22,7 +22,6 @@ from thinned import one_in
 
 from mtbench import sampling
 from mtbench.decoding.adaptive_width import Widths
-from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
@@ -334,12 +333,6 @@ def test_what_cannot_draft_is_refused_by_name(spec: str, said: str, tmp_path: An
     monkeypatch.setattr("mtbench.models.loading.find_mask", lambda *_: 5 if spec.startswith("mars") else None)
     with pytest.raises(UserError, match=said):
         make_plan(RunRequest(method=[spec], limit=2, device="cpu"))
-
-
-def test_the_roles_of_an_arm_are_its_targets_and_its_drafts() -> None:
-    [arm] = parse_arms(["speculative:on=mars,draft=draft_mars"])
-    assert arm.roles == ("mars", "draft_mars")
-    assert str(arm) == "speculative:draft=draft_mars@mars/graph"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
+from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.drafts import loading
 from mtbench.models.drafts.eagle_draft import EagleConfig, recognise
 from mtbench.models.drafts.loading import draft_config, inspect_draft, load_draft
@@ -189,9 +190,11 @@ def test_a_draft_of_another_target_is_refused(change: dict[str, Any], said: str,
 
 def test_a_draft_trained_for_other_weights_is_refused(target: Path, tmp_path: Path) -> None:
     folder = write_draft(tmp_path, FORMATS["specforge"])
-    record = {"base_sha256": "0" * 64, "options": {}}
-    (folder / "mtbench_training.json").write_text(json.dumps(record))
     chosen = inspect(str(target))
+    record = folder / "mtbench_training.json"
+    record.write_text(json.dumps({"base_sha256": weights_sha256(target)}))
+    assert inspect_draft(str(folder), chosen) is not None
+    record.write_text(json.dumps({"base_sha256": "0" * 64, "options": {}}))
     refused("was trained for a target with other weights", inspect_draft, str(folder), chosen)
     unknown = replace(chosen, source="owner/name")  # weights on the hub, which are not here to compare
     assert inspect_draft(str(folder), unknown) is not None
