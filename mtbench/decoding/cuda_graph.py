@@ -82,11 +82,7 @@ class Fused:
 
 
 class Captured(Batch):
-    """A batch whose steps are captured as CUDA graphs, by shape, and replayed.
-
-    The first steps of a shape run without a graph; the next one is captured, and all later ones are replays. On a GPU
-    the operations outside the forward are compiled first (`Fused`).
-    """
+    """A batch with graphs. The first steps of a shape run without one; the next is captured, all later are replays."""
 
     one_launch = True
     _anchor: tuple[Any, torch.cuda.CUDAGraph, Tensor] | None = None

@@ -52,37 +52,36 @@ class Graph(Engine):
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name
-        self._decoders: dict[Checkpoint, Decoder] = {}
-        self._unsupported: dict[Checkpoint, str] = {}  # why it has no decoder
+        self._decoders: dict[Checkpoint, Decoder | str] = {}  # or why it has none
         self._batches: dict[Any, Captured] = {}
 
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
         """Return a new runner. Raises UserError if `invariant` does not support the checkpoint."""
-        if checkpoint not in self._decoders and checkpoint not in self._unsupported:
+        if checkpoint not in self._decoders:
             try:
-                decoder = build(checkpoint.model, invariant=self.name == "invariant")
-                checkpoint.calls.watch(decoder)
-                self._decoders[checkpoint] = decoder
+                built = build(checkpoint.model, invariant=self.name == "invariant")
+                checkpoint.calls.watch(built)
+                self._decoders[checkpoint] = built
             except UnsupportedArchitecture as reason:
-                self._unsupported[checkpoint] = str(reason)
+                self._decoders[checkpoint] = str(reason)
                 check_modules(checkpoint.model)
-        model = checkpoint.model
+        decoder, model = self._decoders[checkpoint], checkpoint.model
         if self.name == "invariant" and model.device.type == "cpu" and model.dtype.itemsize < 4:
             half = str(model.dtype).removeprefix("torch.")
             raise UserError(
                 f"engine 'invariant' needs a GPU's kernels in {half}, and this is a CPU; use `--dtype float32`, where "
                 "its tokens are those of `engine=graph`."
             )
-        if self.name == "invariant" and checkpoint in self._unsupported:
+        if self.name == "invariant" and isinstance(decoder, str):
             raise UserError(
                 f"engine 'invariant' needs layers of the Llama architecture, and {checkpoint.source!r} has others "
-                f"({self._unsupported[checkpoint]}); use `engine=graph` or `engine=eager`."
+                f"({decoder}); use `engine=graph` or `engine=eager`."
             )
-        return ModelRunner(checkpoint, self._decoders.get(checkpoint))
+        return ModelRunner(checkpoint, None if isinstance(decoder, str) else decoder)
 
     def layers(self, checkpoint: Checkpoint) -> str:
-        reason = self._unsupported.get(checkpoint)
-        return "mtbench's decoder" if reason is None else f"transformers' modules ({reason})"
+        decoder = self._decoders.get(checkpoint)
+        return f"transformers' modules ({decoder})" if isinstance(decoder, str) else "mtbench's decoder"
 
     def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
         """Return a batch. On a GPU an earlier batch of the same size is used again, with its graphs.

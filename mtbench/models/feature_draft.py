@@ -129,13 +129,8 @@ class DraftConfig:
     taps: tuple[int, ...] = ()  # hidden states of the target that it reads, numbered as transformers' `hidden_states`
     width: int  # C that it expects of the target
     vocabulary: int  # V that it expects of the target
-    max_positions: int
+    max_position_embeddings: int
     mask_id: int | None = None
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The same as `max_positions`, by the name of transformers' configurations."""
-        return self.max_positions
 
     def for_target(self, target: Any) -> "DraftConfig":
         """Return the configuration with what depends on the target, given the target's text configuration.
@@ -208,7 +203,7 @@ def draft_checkpoint(source: str, draft: FeatureDraft, target: Checkpoint) -> Ch
         source=source,
         model=draft,
         mask_id=draft.format.mask_id,
-        max_positions=draft.format.max_positions,
+        max_positions=draft.format.max_position_embeddings,
         calls=calls,
     )
 

@@ -374,14 +374,9 @@ class explained:
                 f"checkpoint {self.source!r} has no usable {self.what}: {reason} "
                 f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `{self.other}`."
             ) from None
-        if self.refusal is not None:
-            raise UserError(
-                f"{self.source!r} cannot be loaded from the local cache ({self.what}: {reason}), and the hub cannot be "
-                f"reached ({self.refusal}); pass a local folder or GGUF file (`--model PATH`), or `--family` with one "
-                f"of: {network.LOCAL_FAMILIES}."
-            ) from None
-        where = f"cannot be loaded from the {'local cache' if self.offline else 'hub'}"
+        where = "local cache" if self.offline or self.refusal else "hub"
+        refused = f", and the hub cannot be reached ({self.refusal})" if self.refusal else ""
         raise UserError(
-            f"{self.source!r} {where} ({self.what}: {reason}); pass `--checkpoint ROLE=PATH` for a local "
-            "folder, `--offline` if it is cached, or `--family tiny` for the embedded checkpoints."
+            f"{self.source!r} cannot be loaded from the {where} ({self.what}: {reason}){refused}; pass a local folder "
+            f"or GGUF file (`--model PATH`), or `--family` with one of: {network.LOCAL_FAMILIES}."
         ) from None

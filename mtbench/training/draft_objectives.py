@@ -410,7 +410,7 @@ class MarkovBlockDraft(BlockDraft):
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
         (inputs,) = self.head_inputs(model, states, batch, None)
         target_head = model.get_output_embeddings().weight
-        confidence = model.draft.confidence_head.proj(inputs.hidden).squeeze(1)
+        confidence = model.draft.confidence_head["proj"](inputs.hidden).squeeze(1)
         parts = confidence.new_zeros(len(self.parts)) + 0 * confidence.sum()  # a graph, without predictions too
         for part in chunks(len(inputs.hidden), len(inputs.head)):
             terms = checkpoint(  # the logits of one chunk at a time

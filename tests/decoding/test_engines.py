@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from mtbench.decoding.arms import ENGINES as NAMES
-from mtbench.decoding.cuda_graph import PLAIN_STEPS, Captured
+from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
@@ -125,15 +125,6 @@ def test_after_memory_moved_steps_are_captured_again(runner: ModelRunner, record
         assert outcomes(got[:2]) == want
         assert timing.preparation_s > 0
     assert len(recorded) == 4
-
-
-def test_tokens_of_steps_before_the_capture_count(runner: ModelRunner, recorded: list[str]) -> None:
-    """An answer with as many tokens as there are plain steps is correct and complete."""
-    runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
-    method = METHODS["ar"]()
-    batch = Captured(method, runners, 1, 64)
-    got, _ = decode_prompts(method, runners, [[3]], PLAIN_STEPS, make=lambda *_: batch)
-    assert outcomes(got) == outcomes(decode_prompts(method, on(runner), [[3]], PLAIN_STEPS)[0])
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param(None, marks=pytest.mark.slow)])

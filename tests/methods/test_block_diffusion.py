@@ -115,15 +115,6 @@ def test_it_equals_a_recomputation(runner: ModelRunner, size: int, options: dict
                 assert [tokens_and_commits(run(chosen, fast, [p], make=make))[0] for p in asked] == want
 
 
-def test_what_is_compared_covers_what_can_happen(runner: ModelRunner) -> None:
-    """Answers end by end token in a block and by budget; forwards commit nothing, some, and a whole block."""
-    answers = [a for size in SIZES for rule in RULES for a in recomputed(runner, prompts(size), size, rule)]
-    commits = {n for _, counts in answers for n in counts}
-    assert commits == {0, 1, 2, 3, 4}
-    ended = [tokens for tokens, _ in answers if tokens[-1] == END]
-    assert len(answers) / 10 < len(ended) < len(answers)
-
-
 def test_a_long_prompt_is_cached_by_whole_blocks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of the prefill end where a block ends, in rows of any length."""
     monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_POSITIONS", 24)

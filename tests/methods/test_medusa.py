@@ -96,8 +96,3 @@ def test_what_has_no_heads_is_refused_by_name(how: dict[str, Any], said: str) ->
     """At planning, before a model is loaded, with what to do."""
     with pytest.raises(UserError, match=said):
         make_plan(RunRequest(limit=2, device="cpu", **how))
-
-
-def test_the_heads_are_those_it_was_trained_with() -> None:
-    plan = make_plan(RunRequest(method=["medusa"], limit=2, device="cpu"))
-    assert next(cell for cell in plan.cells if cell.arm.startswith("medusa")).options == {"heads": 4, "tree": "1"}

@@ -8,7 +8,7 @@ import torch
 from decoding_cases import ar, run
 from small import END, MASK, VOCABULARY, save_small, small_config
 from torch import Tensor
-from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
+from transformers import MambaConfig, Qwen2Config, Qwen3NextConfig
 
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
@@ -86,16 +86,6 @@ def test_a_role_of_a_family_can_be_replaced(tmp_path: Path) -> None:
     assert (mine.checkpoint("mars"), mine.training("mars")) == (path, {})
     assert family("qwen2.5-0.5b").training("mars") == {"block_size": 4}
     assert family("qwen2.5-0.5b", model=path).roles == {"ar": path}
-
-
-def test_a_llama_checkpoint_loads_from_disk(tmp_path: Path) -> None:
-    """In the requested type."""
-    from small import small_tokenizer
-    from transformers import AutoModelForCausalLM
-
-    AutoModelForCausalLM.from_config(small_config(LlamaConfig)).save_pretrained(tmp_path)
-    small_tokenizer().save_pretrained(tmp_path)
-    assert load(str(tmp_path), dtype=torch.bfloat16).model.dtype == torch.bfloat16
 
 
 PUBLISHED = {

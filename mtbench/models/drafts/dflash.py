@@ -100,19 +100,6 @@ MARKOV_HEADS: dict[str, type[MarkovHead]] = {
 }
 
 
-class ConfidenceHead(nn.Module):
-    """The chance that a draft is accepted, by its hidden state, and with a rank by the token before too."""
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width + rank, 1)
-
-    def forward(self, read: Tensor) -> Tensor:
-        """Return the chances (R, N) in float32."""
-        chance: Tensor = self.proj(read)[..., 0].float().sigmoid()
-        return chance
-
-
 @dataclass(frozen=True, kw_only=True)
 class BlockDraftConfig(DraftConfig):
     """The configuration of a draft that predicts a block."""
@@ -169,7 +156,8 @@ class BlockDraft(FeatureDraft):
         if format.markov is not None:
             self.markov_head = MARKOV_HEADS[format.markov](config.vocab_size, format.rank, width)
         if format.confidence:
-            self.confidence_head = ConfidenceHead(width, format.rank if format.confidence_reads_token else 0)
+            reads = width + format.rank if format.confidence_reads_token else width
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(reads, 1)})
 
     def forward(
         self,
@@ -197,10 +185,10 @@ class BlockDraft(FeatureDraft):
         return hidden
 
     def chances(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """Return each draft's chance of acceptance (R, N), by hidden states (R, N, C) and tokens before (R, N)."""
+        """Return each draft's chance of acceptance (R, N) in float32, by hidden states (R, N, C) and tokens before."""
         if self.format.confidence_reads_token:
             hidden = torch.cat((hidden, self.markov_head.markov_w1(before)), -1)
-        chance: Tensor = self.confidence_head(hidden)
+        chance: Tensor = self.confidence_head["proj"](hidden)[..., 0].float().sigmoid()
         return chance
 
 
@@ -333,7 +321,7 @@ def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **ki
         taps=tuple(tap + 1 for tap in taps),
         width=layers.hidden_size,
         vocabulary=layers.vocab_size,
-        max_positions=layers.max_position_embeddings,
+        max_position_embeddings=layers.max_position_embeddings,
         mask_id=_whole(settings, "mask_token_id", least=0, most=layers.vocab_size - 1),
         layers=layers,
         block=_whole(settings, "block_size", least=1 if kind["from_anchor"] else 2, most=256),

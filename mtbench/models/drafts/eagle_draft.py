@@ -115,7 +115,7 @@ def _config(raw: Raw, name: str, layer: PretrainedConfig, taps: tuple[int, ...])
         width=width or layer.hidden_size,
         vocabulary=layer.vocab_size,
         draft_vocabulary=draft_vocabulary or layer.vocab_size,
-        max_positions=layer.max_position_embeddings,
+        max_position_embeddings=layer.max_position_embeddings,
         layer=layer,
         norm_each=_flag(raw, "fc_norm"),
         norm_all=_flag(raw, "norm_before_fc"),
@@ -228,12 +228,6 @@ class EagleDraft(FeatureDraft):
         with torch.device("meta"):  # until `settle` knows whether they are stored
             self.embed_tokens = nn.Embedding(format.vocabulary, config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, format.draft_vocabulary, bias=False)
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return super().get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return super().get_output_embeddings() if self.lm_head is None else self.lm_head
 
     def settle(self, stored: dict[str, Tensor]) -> None:
         as_wide = self.config.hidden_size == self.format.width

@@ -92,7 +92,7 @@ def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
         taps=(raw["num_hidden_layers"],),
         width=raw["hidden_size"],
         vocabulary=raw["vocab_size"],
-        max_positions=raw.get("max_position_embeddings", 1 << 30),
+        max_position_embeddings=raw.get("max_position_embeddings", 1 << 30),
         layout=layout,
     )
 
