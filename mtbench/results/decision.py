@@ -280,8 +280,6 @@ def _choice(arm: _Arm | None) -> Choice | None:
         arm=arm.cell.arm,
         speedup=Estimate(value=speedup.value, ci_low=arm.bounds.low, ci_high=arm.bounds.high),
         level=arm.bounds.level,
-        tokens_per_forward=arm.cell.tokens_per_forward,
-        same_tokens=arm.same_tokens,
         kept=arm.kept,
         accuracy=cost,
     )

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mtbench.records import DROPPED, Count, Former, NonNegative, Record, Seconds, Share, Size, Upgraded, VersionOne
+from mtbench.records import DROPPED, Count, Former, Record, Seconds, Share, Size, Upgraded, VersionOne
 from mtbench.results.figure_formats import Estimate
 from mtbench.runs.plan import Batching
 
@@ -28,17 +28,17 @@ class AccuracyCost(Record):
     batch_size: Size = Field(description="batch size at which it was measured: the one with the most items")
 
 
-class Choice(Record):
+class Choice(Upgraded):
     """An arm that can be used in place of plain decoding: what it gains and what it costs."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"tokens_per_forward": DROPPED, "same_tokens": DROPPED}
 
     arm: str = Field(description="arm: method:options@role/engine")
     speedup: Estimate = Field(description="wall time of the baseline over that of the arm; the interval has `level`")
     level: Share = Field(0.95, description="level of that interval: where no word is given, that of the words")
-    tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
-    same_tokens: bool = Field(
-        description="true: the baseline's tokens, as graded, or the same distribution; false: other tokens"
+    kept: str | None = Field(
+        None, description="what it keeps of the baseline's tokens: the tokens, or their distribution; null: neither"
     )
-    kept: str | None = Field(None, description="what it keeps of the baseline's tokens; null: other tokens")
     accuracy: AccuracyCost | None = Field(description="what it costs in accuracy; null: not scored")
 
 

@@ -226,13 +226,6 @@ def warnings_of(request: RaceRequest) -> list[str]:
     return choosing.warnings(choosing.plan_of(request).plan)
 
 
-def test_a_file_of_json_is_not_overwritten_and_nothing_runs(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{}")
-    words = ["--json", str(tmp_path / "x.json"), "-o", str(tmp_path / "race")]
-    assert "exists and is never overwritten" in str(invoke(words).exception)
-    assert not (tmp_path / "race").exists()
-
-
 def test_a_deployment_without_a_note_has_no_empty_line() -> None:
     decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
     lines = [*deployment_lines(decision, {})]
@@ -323,9 +316,9 @@ def test_arms_over_a_limit_are_on_the_page(race: RunDirectory, tmp_path: Path) -
 
 
 def test_a_decision_of_november_2026_is_read() -> None:
-    """It could be for another objective than speed; what was chosen for that is left out."""
+    """What nothing reads today is left out, such as what was chosen for another objective than speed."""
     decision = made_decision(made_results([result_cell()]))
-    stored = dump(decision) | {"objective": "speed", "least": [], "left": []}
+    stored = dump(decision) | {"objective": "speed", "least": [], "left": [], "levels": {}, "command": []}
     assert Decision.model_validate(stored) == decision
 
 
@@ -373,20 +366,6 @@ def test_a_mistake_is_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         mtbench.choose(**options)
     assert str(error.value) == str(result.exception)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"candidate": "mars"}, "unknown option of mtbench.choose 'candidate'; known: "),
-        ({"max_loss": "1"}, "--max-loss '1' is not allowed; it is a number above 0 and below 100"),
-        ({"time_budget": "soon"}, "--time-budget 'soon' is not allowed"),
-    ],
-)
-def test_a_mistake_in_python_is_a_user_error(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        mtbench.choose(**options)
-    assert message in str(error.value)
 
 
 def test_the_arms_that_can_be_raced_are_listed() -> None:

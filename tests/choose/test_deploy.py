@@ -146,7 +146,7 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
     ]
 
     def chosen(arm: str) -> Choice:
-        return Choice(arm=arm, speedup=NOTHING, tokens_per_forward=None, same_tokens=True, accuracy=None)
+        return Choice(arm=arm, speedup=NOTHING, accuracy=None)
 
     for arm, engines in (
         (auto, ["vLLM", "llama.cpp", "vLLM at batch size 2", "llama.cpp at batch size 2"]),

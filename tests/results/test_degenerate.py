@@ -123,9 +123,3 @@ def test_a_run_whose_answers_loop_is_flagged(
         assert cell.degenerate.answers == cell.finish.length
         flagged = any("of the answers end in a loop" in flag for flag in cell.flags)
         assert flagged is (cell.finish.length / cell.items > degenerate.FLAGGED_SHARE)
-
-
-def test_the_rule_is_in_the_documents_too(request: pytest.FixtureRequest) -> None:
-    page = " ".join((request.config.rootpath / "docs" / "metrics.md").read_text().split())
-    assert f"last {degenerate.LAST_TOKENS} tokens" in page
-    assert f"period of at most {degenerate.LONGEST_PERIOD} tokens" in page

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from made_records import cell_data, generation_line, result_cell, timing_line
+from made_records import cell_data, generation_line, timing_line
 
-from mtbench.records import dump
 from mtbench.results import acceptance
 from mtbench.results import flags as flags_of_cells
 from mtbench.results.comparisons import compare
-from mtbench.results.format import ResultCell
 from mtbench.results.samples import CellData, _units
 from mtbench.results.subtasks import summarize
 from mtbench.runs.formats import SessionRecord, TimingLine
@@ -146,10 +144,3 @@ def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.Monk
 
     assert flags(0.8) == ["shared processor: the arm waited for it in 20% of its time; end other programs"]
     assert flags(0.99) == flags(2.0) == flags(None) == []
-
-
-def test_results_of_earlier_versions_are_read() -> None:
-    """They do not have these fields."""
-    later = ("degenerate", "accuracy_same_items", "tokens_per_forward_spread", "request_latency_s", "left")
-    stored = {name: value for name, value in dump(result_cell(items=8)).items() if name not in later}
-    assert [getattr(ResultCell.model_validate(stored), name) for name in later] == [None] * len(later)

@@ -171,10 +171,8 @@ def other_version(text: str, *path: str, version: Any) -> str:
     ("tool", "path", "version", "line"),
     [
         ("guidellm", ("metadata", "version"), 1, "metadata.version is 1; mtbench imports version 2."),
-        ("guidellm", ("metadata", "version"), True, "metadata.version is true; mtbench imports version 2."),
         ("guidellm", ("metadata",), None, "metadata.version is unrecorded; mtbench imports version 2."),
         ("aiperf", ("schema_version",), "1.1", "schema_version is '1.1'; mtbench imports version 1.4."),
-        ("aiperf", ("schema_version",), None, "schema_version is unrecorded; mtbench imports version 1.4."),
         (
             "lm_eval_results",
             ("lm_eval_version",),
