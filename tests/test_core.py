@@ -20,8 +20,6 @@ CORE = sorted(ROOT.rglob("*.py"))
 LONGEST_METHOD = 150  # lines of a method's file
 LONGEST_FUNCTION = 60  # lines
 LONG_FUNCTIONS = {  # file and function -> why it is longer
-    "cli/reproduce.py reproduce": "its parameters are the options of a command, one a line",
-    "cli/request_options.py options": "its parameters are the options of a run, one a line",
     "cli/serve.py serve": "its parameters are the options of a command, one a line",
     "kernels/triton_attention.py _attend": "a kernel; a function for its loads changes their order when compiled",
     "kernels/triton_attention.py attend": "the arguments of a kernel, one a line",

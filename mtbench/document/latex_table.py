@@ -1,4 +1,4 @@
-"""Tables for papers: LaTeX with the package booktabs, the columns that a paper has, and notes below the table."""
+"""Tables for papers: LaTeX with booktabs and adjustbox, the columns that a paper has, and notes below the table."""
 
 import re
 import textwrap
@@ -8,47 +8,24 @@ from mtbench.document.formatting import NONE
 from mtbench.document.model import Entry, Table
 
 WIDEST_CELL = 22  # characters of a line in a place of a table; longer text wraps
-WIDEST = 84  # characters of a row: what a page of LaTeX's `article` has in \footnotesize
 
 Lines = list[str]  # of one place
 
 
 def latex(table: Table, label: str, notes: Sequence[str]) -> str:
-    """Return a table under its caption: values, intervals and verdicts.
-
-    Columns that do not fit a page stand below the others, beside the names of the rows again.
-    """
+    """Return a table under its caption: values, intervals and verdicts. One wider than a page is made as wide as it."""
     first = [_wrapped(table.of)]
     first += [_wrapped(row.name + "".join(f" ({tag})" for tag in row.tags)) for row in table.rows]
     columns = []
     for place, (heading, _) in enumerate(table.columns):
         entries = [_entry(row.entries[place]) if row.entries else [NONE if place else "failed"] for row in table.rows]
         columns.append([_wrapped(heading), *entries])
-    lines = ["% \\usepackage{booktabs}", "\\begin{table}", "\\centering\\footnotesize"]
+    lines = ["% \\usepackage{adjustbox,booktabs}", "\\begin{table}", "\\centering\\footnotesize"]
     lines += [f"\\caption{{{_tex(table.caption)}}}", f"\\label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', label)}}}"]
-    for part in _parts(first, columns):
-        lines += [*_tabular([first, *part]), "", "\\smallskip"]
+    lines += ["\\begin{adjustbox}{max width=\\textwidth}", *_tabular([first, *columns]), "\\end{adjustbox}"]
     of_rows = [f"{row.name}: {text}" for row in table.rows for kind, text in row.notes if kind in ("failed", "void")]
     lines += ["{\\raggedright%", *(f"{_tex(note)}\\par" for note in [*notes, *of_rows])]
     return "\n".join([*lines, "}", "\\end{table}", ""])
-
-
-def _parts(first: Sequence[Lines], columns: Sequence[list[Lines]]) -> list[list[list[Lines]]]:
-    """Return the columns in parts that each fit a page beside the first column."""
-    parts: list[list[list[Lines]]] = [[]]
-    left = room = WIDEST - _width(first)
-    for column in columns:
-        if parts[-1] and _width(column) > left:
-            parts.append([])
-            left = room
-        parts[-1].append(column)
-        left -= _width(column)
-    return parts
-
-
-def _width(column: Sequence[Lines]) -> int:
-    """Return the characters of a column and of the space beside it."""
-    return max(len(line) for lines in column for line in lines) + 2
 
 
 def _tabular(columns: Sequence[Sequence[Lines]]) -> list[str]:

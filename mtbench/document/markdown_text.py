@@ -50,8 +50,6 @@ def _block(block: Block) -> list[str]:
             return [*(f"- {plain(name)}: {plain(text)}" for name, text in block.rows), ""]
         case Notes():
             return [*(f"- **{plain(name)}.** {plain(text)}" for name, text in block.rows), ""]
-        case Text(role="code"):
-            return [f"    {block.text}", ""]
         case Text():
             strong = "**" if block.role in ("own", "mark") else ""
             return [f"{strong}{plain(block.text)}{strong}", ""]

@@ -171,7 +171,7 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph. role: facts (small), own (strong), mark (a disclaimer), remark, code (a command)."""
+    """A paragraph. role: facts (small), own (strong), mark (a disclaimer), remark."""
 
     kind: ClassVar[str] = "text"
     text: str

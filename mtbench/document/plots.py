@@ -143,12 +143,6 @@ def factor_axis(axes: Axes, low: float, high: float, *, of: str = "x") -> None:
     axes.grid(axis="x" if of == "x" else "y")
 
 
-def no_rows(axes: Axes, lowest: float, highest: float) -> None:
-    """Let rows grow downwards from `highest` to `lowest`, without ticks."""
-    axes.set_ylim(lowest, highest)
-    axes.set_yticks([])
-
-
 def log_ticks(low: float, high: float) -> list[float]:
     """Return at most MOST_TICKS round numbers between the limits, 1 among them, with room for their labels."""
     for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), HALVES, TENTHS):

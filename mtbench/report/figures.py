@@ -96,7 +96,8 @@ def _speedups(scene: Scene) -> Figure | None:
     low, high = min(value for value in reach if value > 0), max(reach)
     space = max(1.04, (high / low) ** 0.04)
     plots.factor_axis(axes, min(0.9, low / space), max(1.1, high * space))
-    plots.no_rows(axes, len(shown) - 0.4, -0.6)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_yticks([])
     return plots.finish(
         figure,
         scene.note,

@@ -85,11 +85,6 @@ def argument_of(name: str, option: Option | None) -> str:
     return flag_of(name, option).removeprefix("--").replace("-", "_")
 
 
-def resumable(kind: type[BaseModel]) -> set[str]:
-    """Return the options that `--resume` may change."""
-    return {name for name, option in options(kind).items() if option.resumable}
-
-
 def read(given: Mapping[str, Any], kind: type[M], see: str) -> M:
     """Return the request with the given options: values, or texts as the command line has them.
 

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -52,7 +51,6 @@ def run(
 
     Raises DecodingError if an error ends the thread that decodes, such as one after which the GPU computes no more.
     """
-    _allow_connections()
     service = Service(Worker(served), limits)
     listening = listen(host, port)
 
@@ -120,11 +118,3 @@ def listen(host: str, port: int) -> socket.socket:
 def _url(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def _allow_connections() -> None:
-    """Allow as many open files as the system lets the process have: each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

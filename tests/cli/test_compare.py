@@ -65,14 +65,6 @@ def test_two_runs(runs: list[Path]) -> None:
     assert shown.splitlines()[-1] == "For a verdict on speed: `mtbench gate --base ENV --head ENV`"
 
 
-def test_two_runs_in_a_narrow_terminal(runs: list[Path]) -> None:
-    """The table fits in 80 columns, and keeps the accuracy with its interval."""
-    shown = compare(runs[:2]).stdout
-    lines = shown.replace(str(runs[0].parent), "").splitlines()
-    assert max(map(len, lines)) <= 80
-    assert re.search(r"ar@ar/graph .*64\.3 → 100\.0 \[", shown)
-
-
 def test_three_runs_are_each_compared_with_the_first(runs: list[Path]) -> None:
     """Rows name the run; what is not compared has its reason, and cells of one run are named."""
     shown = compare(runs, columns=200).stdout
@@ -137,14 +129,6 @@ def test_an_unfinished_run_is_refused(runs: list[Path]) -> None:
 def test_runs_without_a_common_cell_are_refused(runs: list[Path], tmp_path: Path) -> None:
     other = MadeRun({MARS: ANSWERS}).write(tmp_path / "other")
     assert f"have no cell in common; for example, they have {AR} and {MARS}." in mistake(runs[2], other)
-
-
-def test_names_of_strangers_do_not_control_the_terminal(runs: list[Path], tmp_path: Path) -> None:
-    """Brackets are no markup, and escapes are shown."""
-    failed = MadeRun({AR: ANSWERS, MARS: ANSWERS}, failures={AR: "[red]\x1b[2J"}).write(tmp_path / "[bold]four")
-    shown = compare([runs[0], failed], columns=300).stdout
-    assert "[bold]four" in shown
-    assert "[red]\\x1b[2J" in shown
 
 
 def test_names_that_cannot_be(runs: list[Path], tmp_path: Path) -> None:

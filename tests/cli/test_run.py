@@ -211,14 +211,6 @@ def test_a_line_is_not_added_to_a_torn_one(tmp_path: Path) -> None:
         assert run.lines("lines.jsonl") == [*([{"a": 1}] if "1" in torn else []), {"a": 2}, {"a": 3}]
 
 
-def test_a_torn_line_of_failures_is_dropped(checkpoints: dict[str, str], tmp_path: Path) -> None:
-    """A crash during the writing of a failure does not block the run."""
-    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
-    (run.path / "failures.jsonl").write_text('{"cell": "arithmetic.ar')
-    assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
-    assert run.lines("failures.jsonl") == []
-
-
 def test_a_run_does_not_resume_in_another_type(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """A cell must not mix float32 and float64, even if `auto` means another type on the next machine."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"]))
@@ -231,8 +223,8 @@ def test_a_run_does_not_resume_in_another_type(checkpoints: dict[str, str], tmp_
         generate(run, Quiet())
 
 
-class Breaks(Method):
-    """Raises after its first forward."""
+class Hungry(Method):
+    """Runs out of memory in its first forward."""
 
     roles = ("ar",)
     claims = "lossy"
@@ -241,35 +233,21 @@ class Breaks(Method):
         return Window(pending=1, guesses=0, commits=1)
 
     def accept(self, state: State, rows: Rows, judged: TargetOutput) -> Commit:
-        raise RuntimeError("this method is broken\nin two lines")
-
-
-class Hungry(Breaks):
-    """Runs out of memory in its first forward."""
-
-    def accept(self, state: State, rows: Rows, judged: TargetOutput) -> Commit:
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
 
-@pytest.mark.parametrize(
-    ("method", "error"),
-    [
-        (Breaks, "RuntimeError: this method is broken"),
-        (Hungry, r"out of memory at batch size 1, prompts of up to \d+ tokens and 6 new ones"),
-    ],
-)
-def test_a_method_that_raises_fails_only_its_own_cells(
-    method: type[Method], error: str, checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_method_without_memory_fails_only_its_own_cells(
+    checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other cells are measured; the failed cell has the error."""
     METHODS["ar"]
-    monkeypatch.setitem(METHODS._classes, "breaks", dataclass(frozen=True)(method))
-    monkeypatch.setattr(method, "name", "breaks", raising=False)
-    brief = request_for(checkpoints, method=["ar", "breaks", "mars"], batch_size=(1,), limit=2, rounds=1)
+    monkeypatch.setitem(METHODS._classes, "hungry", dataclass(frozen=True)(Hungry))
+    monkeypatch.setattr(Hungry, "name", "hungry", raising=False)
+    brief = request_for(checkpoints, method=["ar", "hungry", "mars"], batch_size=(1,), limit=2, rounds=1)
     cells = cells_of(finish(start(tmp_path / "run", brief)), 1)
     assert [c["status"] for c in cells.values()] == ["ok", "failed", "ok"]
-    assert re.match(error, cells["breaks@ar/graph"]["error"])
-    assert cells["breaks@ar/graph"]["tokens_per_forward"] is None
+    error = r"out of memory at batch size 1, prompts of up to \d+ tokens and 6 new ones"
+    assert re.match(error, cells["hungry@ar/graph"]["error"])
 
 
 def mtbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, str, str]:
@@ -373,9 +351,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
         "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, dflash, eagle, hf-generate, jacobi, "
         "lookahead, mars, mars-selfspec, mars-speculative, medusa, mtp, openai, prompt-lookup, speculative, suffix.",
     ),
-    "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
     "value": (["--method", "mars:tau=2"], "mars: tau=2 is not allowed; a probability is a number from 0 to 1."),
-    "family": (["--family", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
     "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),
     "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant."),
     "checkpoint": (["--checkpoint", "ar=/nowhere/at/all"], "'/nowhere/at/all' for the role 'ar' does not exist"),
@@ -384,15 +360,11 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "mask": (["--method", "mars", "--checkpoint", no_mask_row], "has no mask token and no unused embedding row"),
     "pickled": (["--method", "ar", "--checkpoint", pickled], "pickled weights only (pytorch_model.bin)"),
     "batch": (["--batch-size", "0"], "--batch-size 0 is not allowed"),
-    "words": (["--batch-size", "many"], "--batch-size 'many' is not allowed"),
     "limit": (["--limit", "0"], "--limit 0 is not allowed"),
-    "huge limit": (["--limit", "9" * 30], "is not allowed; it is a whole number from 1 to 16,777,216."),
     "budget": (["--time-budget", "soon"], "--time-budget 'soon' is not allowed; write 500ms, 90s, 30m or 2h."),
     "device": (["--device", "tpu", "--limit", "1"], "--device 'tpu' is not available"),
-    "dtype": (["--dtype", "int8", "--limit", "1"], "unknown dtype 'int8'"),
     "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
     "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),
-    "integer": (["--limit", "abc"], "--limit 'abc' is not allowed; give a whole number of items, or all."),
     "flag": (["--metod", "ar"], "No such option: --metod"),
     "hub": (["--suite", "arithmetic", "--model", "nobody/nothing", "--offline"], "pass `--checkpoint ROLE=PATH`"),
 }

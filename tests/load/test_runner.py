@@ -1,14 +1,10 @@
 """A load in its directory: it is scored as the suite scores, a killed load goes on, and what goes wrong is one line."""
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from living import is_alive
 from made_loads import CLIENT, PYTHON, answering, begun, line, load_run, point, request
 from schemas import validator
 
@@ -130,35 +126,6 @@ def test_a_point_of_another_plan(tmp_path: Path) -> None:
     run.append("points.jsonl", [dump(point(1, [line(0)], point=first.point, arm="one", level=first.level))])
     with pytest.raises(UserError, match="not planned"):
         read_points(run, planned)
-
-
-CODE = """
-import sys, time
-from pathlib import Path
-from mtbench.programs import processes
-sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-with processes.started(sleeping, {}, Path("log"), Path.cwd()) as process:
-    Path("id").write_text(str(process.pid))
-    time.sleep(60)
-"""
-
-
-@pytest.mark.whole
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-def test_a_server_dies_with_a_killed_load(tmp_path: Path) -> None:
-    """Otherwise it would hold memory and compute beside the resumed load."""
-    killed = subprocess.Popen([sys.executable, "-c", CODE], cwd=tmp_path)
-    try:
-        for _ in range(600):
-            if (tmp_path / "id").exists() and (tmp_path / "id").read_text():
-                break
-            time.sleep(0.05)
-        time.sleep(0.3)  # the launcher asks for the signal first
-    finally:
-        killed.kill()
-        killed.wait()
-    time.sleep(0.2)
-    assert not is_alive(int((tmp_path / "id").read_text()))
 
 
 @pytest.mark.whole

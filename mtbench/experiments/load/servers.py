@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 from mtbench import files, plugins
 from mtbench.clients.openai_client import Server, ServerError
 from mtbench.errors import UserError
-from mtbench.experiments.load.format import ArmPlan, LoadPlan
+from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
 from mtbench.programs import processes
+from mtbench.runs import options
 
 READY_S = 1800.0  # time in which a server must answer: a large checkpoint is loaded, kernels are compiled
 DRAIN_S = 30.0  # time in which it must end
 LOOK_S = 0.1
+# Options of a load that its servers get.
+OF_SERVERS = ("checkpoint", "dtype", "device", "max_num_seqs", "max_queue", "request_timeout_s", "offline")
 
 
 class Running(NamedTuple):
@@ -31,15 +34,14 @@ class Running(NamedTuple):
 
 def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
     """Return the arguments of mtbench that serve an arm."""
-    request = planned.request
     assert arm.method is not None
+    request = planned.request
+    given: dict[str, Any] = {name: getattr(request, name) for name in OF_SERVERS}
+    given |= {"model": request.model} if request.model else {"family": planned.family}
     return [
-        *("serve", "--method", arm.method, *_models(planned)),
-        *("--dtype", request.dtype, "--max-num-seqs", str(request.max_num_seqs), "--max-queue", str(request.max_queue)),
+        *("serve", "--method", arm.method, *options.words(given, LoadRequest)),
         *("--max-length", str(planned.room), "--max-new-tokens", str(planned.max_new_tokens)),
-        *("--request-timeout", f"{request.request_timeout_s:f}s"),
         *("--port", "0", "--ready-file", str((folder / "ready.json").resolve())),
-        *(("--offline",) if request.offline else ()),
         *(word for file in plugins.loaded() for word in ("--plugin", file.path)),
     ]
 
@@ -92,11 +94,3 @@ def _said_of(place: str) -> Iterator[None]:
         yield
     except ServerError as error:
         raise UserError(f"{place}{error}.") from None
-
-
-def _models(planned: LoadPlan) -> list[str]:
-    request = planned.request
-    named = ["--model", request.model] if request.model else ["--family", planned.family]
-    for role, path in request.checkpoint.items():
-        named += ["--checkpoint", f"{role}={path}"]
-    return named + (["--device", request.device] if request.device != "auto" else [])
