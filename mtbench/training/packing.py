@@ -11,7 +11,7 @@ Letters: L tokens of a conversation, T fed tokens, N predictions, P parts of a l
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,22 +41,13 @@ class Examples(Sequence[Example]):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Examples": ...
-    def __getitem__(self, index: int | slice) -> "Example | Examples":
-        if isinstance(index, slice):
-            return self.take(index)
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override] # of slices, see `take`
         start = int(self.starts[index])
         return Example(self.ids[start : start + int(self.lengths[index])].long(), int(self.prompts[index]))
 
-    def take(self, indices: Sequence[int] | Tensor | slice) -> "Examples":
+    def take(self, indices: Tensor) -> "Examples":
         """Return the examples at `indices`, in that order, without copying tokens."""
-        if isinstance(indices, slice):
-            indices = range(*indices.indices(len(self)))
-        chosen = torch.as_tensor(indices, dtype=torch.long)
-        return Examples(self.ids, self.starts[chosen], self.lengths[chosen], self.prompts[chosen])
+        return Examples(self.ids, self.starts[indices], self.lengths[indices], self.prompts[indices])
 
     @cached_property
     def sha256(self) -> str:

@@ -148,7 +148,7 @@ def plan(base: str, rows: str, objective: Objective, settings: Settings = USUAL)
     tokenizer = AutoTokenizer.from_pretrained(base)
     examples = prepare(rows, None, tokenizer, max_length=settings.max_length, seed=settings.seed).examples
     return Schedule(
-        examples=examples[: len(examples) - HELD_OUT],
+        examples=examples.take(torch.arange(len(examples) - HELD_OUT)),
         objective=objective,
         special=Special(tokenizer.mask_token_id, tokenizer.eos_token_id),
         batch_size=settings.batch_size,

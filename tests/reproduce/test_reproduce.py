@@ -443,17 +443,3 @@ def test_without_a_name_they_are_listed(monkeypatch: pytest.MonkeyPatch, capsys:
     said = capsys.readouterr().out
     assert all(name in said for name in names())
     assert "qwen2.5-7b" in said
-
-
-def test_an_interruption_names_the_reproduction_to_go_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not the run inside it."""
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reproduction, "run", interrupted)
-    out = str(tmp_path / "run")
-    assert mtbench("mars-table-9", *SMALL, "-o", out, monkeypatch=monkeypatch) == 130
-    assert f"resume with `mtbench reproduce -o {out} --resume`" in capsys.readouterr().err

@@ -20,7 +20,6 @@ from trainings import (
     Watch,
     assert_complete,
     assert_same_training,
-    both_refuse,
     broken_after,
     broken_by,
     conversation,
@@ -28,7 +27,6 @@ from trainings import (
     losses_of,
     plan,
     record,
-    requested,
     resume_folder,
     run,
 )
@@ -286,18 +284,3 @@ def test_other_data_and_another_base_are_another_request(
     file.write_text("".join(file.read_text().splitlines(keepends=True)[::-1]))
     with pytest.raises(UserError, match=r"data\.sha256 was"):
         run(MARS, str(start), str(file), USUAL, out)
-
-
-def test_folders_are_refused_before_weights_are_loaded(
-    base: str,
-    rows: str,
-    interrupted: Callable[[int, Path], Path],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> None:
-    """An existing `--out`, and an interrupted training of another request."""
-    out = interrupted(5, tmp_path)
-    request.getfixturevalue("without_weights")
-    (tmp_path / "existing").mkdir()
-    both_refuse(requested(MARS, base, rows, USUAL, tmp_path / "existing"), "exists and is never overwritten")
-    both_refuse(requested(MARS, base, rows, replace(USUAL, seed=1), out), r"settings\.seed was 42, not 1")
