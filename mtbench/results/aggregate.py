@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -182,27 +182,21 @@ def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     suite, margin = stored.plan.suite(group.suite), stored.plan.request.max_loss / 100
     synchronisation_s = stored.last_session.synchronisation_s or 0.0
     lossless = {arm: _lossless(stored, data) for arm, data in of_arm.items()}
-    void = {arm: void_reasons_of(data, lossless[arm]) for arm, data in of_arm.items()}
-    not_trusted = {arm for arm, reasons in void.items() if reasons}
+    not_trusted = {arm for arm, data in of_arm.items() if void_reasons_of(data, lossless[arm])}
     looks = stored.looks(group)
     comparisons = compare(of_arm, synchronisation_s, margin, not_trusted, looks)
     tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, margin, not_trusted, looks)
-    return [
-        _cell(stored, group, data, _Judged(comparisons[arm], tasks[arm], lossless[arm], void[arm]))
-        for arm, data in of_arm.items()
-    ]
+    return [_cell(stored, group, data, comparisons[arm], tasks[arm], lossless[arm]) for arm, data in of_arm.items()]
 
 
-class _Judged(NamedTuple):
-    """What holds for an arm beside the other arms of its group."""
-
-    comparisons: Comparisons
-    tasks: list[TaskFigures]
-    lossless: Lossless | None
-    void: list[str]
-
-
-def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> ResultCell:
+def _cell(
+    stored: Stored,
+    group: Group,
+    data: CellData,
+    compared: Comparisons,
+    tasks: list[TaskFigures],
+    lossless: Lossless | None,
+) -> ResultCell:
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, finish = summarize(data, suite.metric), _finish(data)
@@ -221,7 +215,7 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         rounds=len(group.rounds),
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **summary._asdict(),
-        tokens_per_forward_spread=tokens_per_forward_spread(judged.tasks),
+        tokens_per_forward_spread=tokens_per_forward_spread(tasks),
         accuracy_same_items=None
         if summary.accuracy is None
         else same_items(data, _of_arm(stored, cell.suite, cell.arm)),
@@ -232,14 +226,14 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         preparation_s=sum(prepared_s) if prepared_s else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
         reference=method.reference and not decoding_options(method, cell.options),
-        lossless=judged.lossless,
-        void=judged.void,
+        lossless=lossless,
+        void=void_reasons_of(data, lossless),
         flags=[
             *cell.flags,
-            *disturbances(data, judged.comparisons.far_off),
+            *disturbances(data, compared.far_off),
             *measurement_flags(data, stored.sessions),
             *scoring_flags(data, suite),
-            *result_flags(cell, summary, finish, judged.comparisons),
+            *result_flags(cell, summary, finish, compared),
             *degenerate.flags(loops, summary.tokens_per_forward),
         ],
         error=data.error,
@@ -247,10 +241,10 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         **energy.of(stored.energy, cell.cell, data.error)._asdict(),
         roofline_fraction=roofline.value,
         roofline_reason=roofline.reason,
-        speedup=with_spreads(judged.comparisons.speedup, judged.tasks),
-        accuracy_vs=judged.comparisons.accuracy_vs,
-        agreement=judged.comparisons.agreement,
-        tasks=judged.tasks,
+        speedup=with_spreads(compared.speedup, tasks),
+        accuracy_vs=compared.accuracy_vs,
+        agreement=compared.agreement,
+        tasks=tasks,
     )
 
 
