@@ -10,9 +10,9 @@ from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.report import pipeline
-from mtbench.report.decided import read_decision
 from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
+from mtbench.report.summary import read_decision
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory

@@ -31,13 +31,12 @@ from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
-from mtbench.report.decided import decided, read_decision
 from mtbench.report.detail_tables import detail_tables, gaps
 from mtbench.report.generation_viewer import ITEMS, viewer
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, fewer_items, simulations, suite_name
 from mtbench.report.race import race_parts
-from mtbench.report.summary import over_batch_sizes, summary, warnings
+from mtbench.report.summary import decided, over_batch_sizes, read_decision, summary, warnings
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import ResultCell, Results

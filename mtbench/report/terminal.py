@@ -9,10 +9,9 @@ from mtbench.document.formatting import counted
 from mtbench.document.terminal import table_lines
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
-from mtbench.report.decided import decided
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, disclaimers, fewer_items
-from mtbench.report.summary import warnings
+from mtbench.report.summary import decided, warnings
 from mtbench.results.comparisons import groups_of, own_speedups
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results

@@ -330,11 +330,3 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     package = folder / "node_modules/axe-core"
     assert json.loads((package / "package.json").read_text())["version"] == AXE.partition("@")[2]
     return (package / "axe.min.js").read_text()
-
-
-def test_the_page_shows_no_backticks(many_arms: RunDirectory) -> None:
-    """In its text and figures, and no element stands in an attribute."""
-    page = re.sub(r"<(script|style)\b.*?</\1>", "", (many_arms.path / "report.html").read_text(), flags=re.DOTALL)
-    assert "<code>" in page
-    assert "`" not in page
-    assert not re.search(r'="[^"]*<code>', page)
