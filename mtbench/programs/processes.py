@@ -23,11 +23,17 @@ TAIL = 4096  # bytes of a log that are searched for its last line
 
 @contextmanager
 def started(
-    command: Sequence[str], variables: Mapping[str, str], log: Path, folder: Path, grace_s: float = 0.0
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    log: Path,
+    folder: Path,
+    grace_s: float = 0.0,
+    pipes: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a running process, whose output goes to `log`; end it and its children when the block ends.
 
-    `grace_s`: how long it may take to end after SIGTERM before it is killed.
+    `grace_s`: how long it may take to end after SIGTERM before it is killed. `pipes`: its standard input and output are
+    pipes, and only its errors go to `log`.
     """
     with files.write_errors(log):
         output = log.open("ab")
@@ -36,8 +42,8 @@ def started(
             process = subprocess.Popen(
                 launched(command),
                 env=dict(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else output,
                 stderr=output,
                 cwd=folder,
                 start_new_session=True,
@@ -48,6 +54,8 @@ def started(
             yield process
         finally:
             _end(process, grace_s)
+            for stream in filter(None, (process.stdin, process.stdout)):
+                stream.close()
 
 
 def launched(command: Sequence[str]) -> list[str]:

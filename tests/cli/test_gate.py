@@ -1,16 +1,13 @@
 """`mtbench gate` on the command line: words, exit codes, files, mistakes in one line, `--resume`."""
 
 import json
-import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import made_gates
 import pytest
 from fake_build import build, calls
 from living import is_alive
@@ -20,7 +17,6 @@ from whole import forget_plugin_files, plan_of
 from mtbench import plugins
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.experiments.gate import floor
 from mtbench.runs.planner import begin_run
 
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
@@ -82,7 +78,6 @@ def test_the_exit_code_is_the_word(
     assert json.loads((tmp_path / "gate" / "gate.json").read_text())["word"] == word
     assert word in (tmp_path / "gate" / "gate.html").read_text()
     assert word in (tmp_path / "gate" / "gate.md").read_text()
-    assert (tmp_path / "gate" / "gate.junit.xml").stat().st_size
 
 
 def test_the_builds_get_the_options_of_the_plan(made: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -174,15 +169,6 @@ def test_resume_needs_the_command_that_began(made: Callable[..., list[str]], tmp
     assert "holds nothing of `mtbench gate calibrate`" in mistake("calibrate", "-o", tmp_path / "gate", "--resume")
 
 
-def test_an_interrupted_gate_names_its_own_command(
-    made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate(*made(), "--counts-only", "-o", tmp_path / "gate")
-    for words, command in ((["gate"], "gate"), (["gate", "calibrate"], "gate calibrate")):
-        monkeypatch.setattr("sys.argv", ["mtbench", *words, "-o", "x"])
-        assert f"`mtbench {command} -o {tmp_path / 'gate'} --resume`" in main._how_to_resume()
-
-
 def test_a_broken_floor_is_refused_before_a_calibration(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """And not after hours of pairs. Every fault is one line that names the file."""
     base = made()[:2]
@@ -194,25 +180,6 @@ def test_a_broken_floor_is_refused_before_a_calibration(made: Callable[..., list
         pairs = len(calls(tmp_path / "base"))
         assert "floor.json" in mistake("calibrate", *base, *OPTIONS, "--pairs", 3, "-o", tmp_path / "d")
         assert len(calls(tmp_path / "base")) == pairs
-    no_cells, noise = {**entry, "cells": []}, {**entry["cells"][0], "pair_sd": 1e300}
-    for odd in (no_cells, {**entry, "cells": [noise], "smallest_detectable": 0.0}):
-        (tmp_path / "floor.json").write_text(json.dumps({**stored, "floors": [odd]}))
-        result = gate(*base, "--head", base[1], *OPTIONS, "--blocks", 8, "--pairs", 2, "-o", tmp_path / odd["measured"])
-        assert result.exit_code in (0, 3), result.output
-        shutil.rmtree(tmp_path / odd["measured"])
-
-
-def test_two_calibrations_write_one_floor(tmp_path: Path) -> None:
-    """None is lost: who reads and writes the file keeps the other waiting."""
-    with floor._alone(tmp_path):
-        other = threading.Thread(target=floor.add, args=(tmp_path, made_gates.floor()))
-        other.start()
-        other.join(0.2)
-        assert other.is_alive()
-        assert not (tmp_path / "floor.json").exists()
-    other.join()
-    assert len(floor.read(tmp_path)) == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["floor.json"]
 
 
 @pytest.mark.slow

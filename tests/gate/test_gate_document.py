@@ -12,13 +12,11 @@ from browsers import BROWSER, opened
 from made_gates import (
     GATES,
     allowed,
-    build,
     changed,
     counts_only,
     floor_file,
     gate,
     hostile,
-    key,
     many,
     slower,
     time_test,
@@ -32,12 +30,12 @@ from mtbench.document.markdown_text import markdown
 from mtbench.document.terminal import show
 from mtbench.experiments.gate import figures, tables
 from mtbench.experiments.gate.document import document
-from mtbench.experiments.gate.exports import write
-from mtbench.experiments.gate.format import Attribution, Gate
+from mtbench.experiments.gate.experiment import write
+from mtbench.experiments.gate.format import Gate
 from mtbench.records import cleaned, dump, parse
 
 EVERY = pytest.mark.parametrize("made", [pytest.param(make(), id=name) for name, make in GATES.items()])
-FILES = {"gate.json", "gate.md", "gate.html", "gate.junit.xml"}
+FILES = {"gate.json", "gate.md", "gate.html"}
 
 
 def shown_of(made: Gate) -> str:
@@ -123,11 +121,6 @@ def test_the_page_names_what_it_rests_on() -> None:
     assert "triton" not in shown  # in neither build
 
 
-def test_one_build_is_a_false_alarm() -> None:
-    shown = shown_of(GATES["one build"]())
-    assert "Base and head are one build, so a FAIL is a false alarm." in shown
-
-
 def test_without_times_no_column_of_times() -> None:
     """Counts only: the cells are named, and nothing is shown that was not measured."""
     shown = shown_of(counts_only())
@@ -149,11 +142,6 @@ def test_a_cell_that_was_noted_is_not_called_the_same() -> None:
     shown = shown_of(allowed())
     assert "Tokens and counts of 4 cells: 1 noted, 3 the same." in shown
     assert "• noted: changed" in shown
-
-
-def test_where_forward_passes_were_not_measured_apart_the_rest_is_decoding() -> None:
-    whole = Attribution(prefill=0.01, forward=None, host=None, total=0.008)
-    assert tables.attribution(whole) == ["+1.0%", "−0.2%", "–", "–"]
 
 
 def test_the_figure_says_in_words_what_it_shows() -> None:
@@ -198,20 +186,6 @@ def test_the_terminal_has_every_cell(width: int) -> None:
         assert tables.changed_by(cell.test).replace(" ", "") in shown
     assert "61pairs" in shown
     assert all(len(line) <= width for line in printed(slower(), width).splitlines())
-
-
-def test_builds_show_a_package_of_either_build() -> None:
-    made = gate(base=build(packages={"torch": "2.11.0"}), head=build(packages={"triton": "3.5.0"}), key=key())
-    shown = shown_of(made)
-    assert "torch 2.11.0 –" in shown
-    assert "triton – 3.5.0" in shown
-
-
-def test_a_build_is_named_with_its_commit_once() -> None:
-    assert tables.build_name(build("main", git="4f7fb6513a355689f69f")) == "main (4f7fb6513a35)"
-    assert tables.build_name(build("main", git="4f7fb6513a355689f69f-dirty")) == "main (4f7fb6513a35-dirty)"
-    assert tables.build_name(build("0.2.0, 4f7fb65", git="4f7fb6513a355689f69f")) == "0.2.0, 4f7fb65"
-    assert tables.build_name(build("a release", git=None)) == "a release"
 
 
 @BROWSER

@@ -27,7 +27,7 @@ import whole
 import mtbench
 from mtbench.document.html_page import write
 from mtbench.experiments.choose import experiment as racing
-from mtbench.experiments.gate import exports as gate_exports
+from mtbench.experiments.gate import experiment as gate_experiment
 from mtbench.experiments.gate.pairs import PairRunner
 from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.stages import UNFINISHED, conclude, read_gate
@@ -76,7 +76,7 @@ def gate(folder: Path) -> None:
     planned = Planned.read(folder / "plans" / "base"), Planned.read(folder / "plans" / "head")
     runner = PairRunner(stored.request, (None, None), planned, {}, print)  # type: ignore[arg-type]  # it runs no pair
     cells = [cell for cell in planned[0].plan.cells if cell.cell in stored.compared]
-    gate_exports.write(folder, conclude(TimedStage(folder, runner, before.looks, float("inf")).run(before, cells)))
+    gate_experiment.write(folder, conclude(TimedStage(folder, runner, before.looks, float("inf")).run(before, cells)))
 
 
 def load(folder: Path) -> None:
@@ -120,7 +120,7 @@ def measure_gate(folder: Path) -> None:
             for side, faults in {"base": {}, "head": {"slower": 1.05}}.items()
         )
         found = fake_gate.a_gate(folder, base, head).run()
-        gate_exports.write(folder, found)
+        gate_experiment.write(folder, found)
         for file in folder.rglob("*.json"):
             file.write_text(file.read_text().replace(name, "/builds").replace(str(folder.parent), "/runs"))
 

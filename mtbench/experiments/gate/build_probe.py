@@ -10,7 +10,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-DISTRIBUTION = "multi-token-bench"
 PLUGINS = ("mtbench.methods", "mtbench.suites")  # entry-point groups, and the packages of our own methods and suites
 
 
@@ -30,20 +29,9 @@ def main(packages: list[str]) -> None:
         "folder": str(Path(mtbench.__file__).parent),
         "code": _sha256({"mtbench", *PLUGINS, *(entry.module for entry in entries)}),
         "prefix": sys.prefix,
-        "commit": _commit(),
         "packages": {name: _version(name) for name in [*packages, *sorted(plugins)]},
     }
     print(json.dumps(answer))
-
-
-def _commit() -> str | None:
-    """Return the commit that pip installed from a repository's address (PEP 610), or None."""
-    try:
-        origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        return None
-    commit = origin.get("vcs_info", {}).get("commit_id")
-    return commit if isinstance(commit, str) else None
 
 
 def _place(module: str) -> Path | None:

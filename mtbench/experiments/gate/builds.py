@@ -1,22 +1,18 @@
 """Builds: turn `--base ENV` and `--head ENV` into environments whose mtbench runs as processes.
 
-    PATH             a virtual environment or a Python executable
-    git:REV          a commit of the repository in the current directory, with the versions of its constraints.txt
-    pip:NAME==VERSION  a release, with this environment's version of torch
+    PATH     a virtual environment
+    git:REV  a commit of the repository in the current directory, with the versions of its constraints.txt
 
-Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A
-marker file is written last, so that an interrupted installation is made again.
+Environments of `git:` are made once, in the cache directory. Each has its own copy of every package. A marker file is
+written last, so that an interrupted installation is made again.
 """
 
-import hashlib
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 from mtbench.errors import UserError
@@ -30,15 +26,14 @@ from mtbench.programs.environments import MARKER, Note, Pip, installed
 from mtbench.records import Record
 
 ANSWER_S = 60.0  # time in which an environment must say what is installed
-CHOICES = "give a virtual environment, a Python executable, git:REV or pip:NAME==VERSION"
+CHOICES = "give a virtual environment or git:REV"
 SHORT = 7  # digits of a commit in a label
 ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
-PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._,-]*\])?==[A-Za-z0-9.!+_-]+")
 
 
 @dataclass(frozen=True)
 class Build:
-    """An environment with mtbench installed. Start every process of it with `environment_of`."""
+    """An environment with mtbench installed. Start every process of it with `environments.variables`."""
 
     env: str  # as asked for
     label: str
@@ -62,21 +57,19 @@ class Answer(Record):
     mtbench: str
     folder: str  # of the package
     prefix: str  # of the environment
-    commit: str | None
     packages: dict[str, str | None]
     code: str  # hash of the Python files of mtbench, its methods, its suites and plugins
 
 
 def resolve(env: str | None, note: Note) -> Build:
-    """Return the build that `env` names; None: this environment. Install it first if it is a `git:` or `pip:` build.
+    """Return the build that `env` names; None: this environment. Install it first if it is a `git:` build.
 
     Raises UserError if there is no such build or if mtbench cannot be imported in it.
     """
     if env is None:
         return Build(sys.executable, "this environment", Path(sys.executable))
-    kind, _, rest = env.partition(":")
-    make = {"git": _from_git, "pip": _from_pip}.get(kind)
-    build = make(env, rest, note) if make and rest else _from_path(env)
+    revision = env.removeprefix("git:")
+    build = _from_git(env, revision, note) if revision not in ("", env) else _from_path(env)
     describe(build)
     return build
 
@@ -88,7 +81,7 @@ def describe(build: Build) -> BuildRecord:
     """
     command = [str(build.python), build_probe.__file__, *machine.PACKAGES]
     try:
-        done = environments.run(command, environment_of(build), timeout_s=ANSWER_S)
+        done = environments.run(command, environments.variables(build.python), timeout_s=ANSWER_S)
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{build.env!r} did not say within {ANSWER_S:g} s what is installed; try `{build.python} -m mtbench "
@@ -97,7 +90,10 @@ def describe(build: Build) -> BuildRecord:
     except OSError as error:
         raise UserError(f"{build.env!r} cannot be run: {build.python}: {error.strerror or error}.") from None
     if done.returncode != 0:
-        raise _no_answer(build, done)
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].rstrip(".")
+        raise UserError(
+            f"{build.env!r}: mtbench cannot be imported: {said}. Try `{build.python} -m mtbench --version`."
+        )
     try:
         answer = Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
         commit = _commit(answer)
@@ -113,11 +109,6 @@ def describe(build: Build) -> BuildRecord:
         code_sha256=answer.code,
         plugins={file: read_file(file).sha256 for file in build.plugins},
     )
-
-
-def environment_of(build: Build) -> dict[str, str]:
-    """Return the environment variables for a process of a build."""
-    return environments.variables(build.python)
 
 
 def refuse_dirty(record: BuildRecord) -> None:
@@ -142,20 +133,11 @@ def _from_path(env: str) -> Build:
     path = Path(env).expanduser().absolute()  # links stay: a virtual environment's python is one
     if not path.exists():
         raise UserError(f"{env!r} does not exist; {CHOICES}.")
-    if path.is_file():
-        if not os.access(path, os.X_OK):
-            raise UserError(f"{env!r} is not executable; {CHOICES}.")
-        folder = path.parent.parent
-        return Build(env, _folder_name(folder) if (folder / "pyvenv.cfg").is_file() else env, path)
     for name in ("python", "python3"):
         if os.access(python := path / "bin" / name, os.X_OK):
-            return Build(env, _folder_name(path), python)
+            usual = path.name in {".venv", "venv", "env", ".env"}  # then the parent's name is shown, too
+            return Build(env, "/".join(path.parts[-2:]) if usual else path.name, python)
     raise UserError(f"{env!r} has no bin/python, so it is no virtual environment; {CHOICES}.")
-
-
-def _folder_name(folder: Path) -> str:
-    """Return a folder's name, with its parent's if the name is a usual one: `base/.venv`."""
-    return "/".join(folder.parts[-2:]) if folder.name in {".venv", "venv", "env", ".env"} else folder.name
 
 
 def _from_git(env: str, revision: str, note: Note) -> Build:
@@ -184,27 +166,8 @@ def _from_git(env: str, revision: str, note: Note) -> Build:
             pip("install", "--constraint", str(pins), "torch")
             pip("install", "--constraint", str(pins), str(source))
 
-    folder = _builds() / f"{commit}-{sys.implementation.cache_tag}"
+    folder = cache_home() / "builds" / f"{commit}-{sys.implementation.cache_tag}"
     return Build(env, label, installed(folder, label, commit[:ABBREVIATED], install, note))
-
-
-def _from_pip(env: str, requirement: str, note: Note) -> Build:
-    if not PINNED.fullmatch(requirement):
-        raise UserError(f"{env!r} names no version; write pip:NAME==VERSION.")
-    torch = f"torch=={version('torch')}"
-    key = hashlib.sha256(f"{requirement} {torch}".encode()).hexdigest()[:8]
-    label = f"pip:{requirement.rpartition('==')[2]}"
-    folder = _builds() / f"{label.replace(':', '-')}-{key}-{sys.implementation.cache_tag}"
-
-    def install(pip: Pip) -> None:
-        pip("install", torch)
-        pip("install", torch, requirement)
-
-    return Build(env, label, installed(folder, label, "", install, note))
-
-
-def _builds() -> Path:
-    return cache_home() / "builds"
 
 
 def _git(folder: Path, *arguments: str, error: str) -> str:
@@ -218,16 +181,9 @@ def _git(folder: Path, *arguments: str, error: str) -> str:
     return done.stdout.strip()
 
 
-def _no_answer(build: Build, done: subprocess.CompletedProcess[str]) -> UserError:
-    said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].rstrip(".")
-    if said.endswith("No module named 'mtbench'"):
-        return UserError(f"{build.env!r} has no mtbench; `{build.python} -m pip install {build_probe.DISTRIBUTION}`.")
-    return UserError(f"{build.env!r}: mtbench cannot be imported: {said}. Try `{build.python} -m mtbench --version`.")
-
-
 def _commit(answer: Answer) -> str | None:
-    """Return the commit of an environment that we made, of a repository's address, or of a checkout; else None."""
+    """Return the commit of an environment that we made, or of a checkout; else None."""
     marker = Path(answer.prefix, MARKER)
     if marker.is_file():
         return marker.read_text() or None
-    return answer.commit[:ABBREVIATED] if answer.commit else machine.git_commit(Path(answer.folder))
+    return machine.git_commit(Path(answer.folder))

@@ -33,7 +33,8 @@ REACH = 5.5  # standard deviations of a mean, at the last look, between no chang
 FARTHEST = 1000.0  # such distances; more would be over a million pairs
 MOST_NEEDED = 10_000  # pairs; a cell that needs more is said to need no known number
 
-Values = Sequence[float] | npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+Values = Sequence[float] | Floats
 Flags = npt.NDArray[np.bool_]
 Differences = Mapping[str, Values]  # by cell, log(head's time / base's time) of each pair in which it ran
 
@@ -72,14 +73,6 @@ class Decision(NamedTuple):
     def open(self) -> list[str]:
         """Cells that need more pairs."""
         return [cell for cell, word in self.cells.items() if word == "INCONCLUSIVE"]
-
-
-class _Rows(NamedTuple):
-    """Cells, and their mean behind them, at a look."""
-
-    mean: npt.NDArray[np.float64]  # (rows,)
-    se: npt.NDArray[np.float64]  # (rows,)
-    pairs: int
 
 
 def decide(
@@ -122,7 +115,7 @@ def decide(
             return Decision("FAIL", cells, all_cells, tested, None)
         if passing[: len(running)].all():
             return Decision("PASS", cells, all_cells, tested, None)
-        could_pass, could_fail = _hope(_Rows(mean, se, look), at, least, len(cells))
+        could_pass, could_fail = _hope(mean, se, look, at, least, len(cells))
         hopeless = ~could_pass & ~passing
         noisy = [cell for cell, hides in zip(running, hopeless, strict=False) if hides]
         if give_up and noisy and not could_fail[~passing].any():
@@ -134,19 +127,20 @@ def _word(fails: bool, passes: bool) -> Verdict:
     return "FAIL" if fails else "PASS" if passes else "INCONCLUSIVE"
 
 
-def _hope(rows: _Rows, at: Sequence[int], least: float, cells: int) -> tuple[Flags, Flags]:
+def _hope(mean: Floats, se: Floats, pairs: int, at: Sequence[int], least: float, cells: int) -> tuple[Flags, Flags]:
     """Return which rows the last look could pass and fail, as far as bounds of noise and estimate tell.
 
-    A row could pass if it did with an estimate of 0, or with its own if that is below.
+    `mean`, `se`: of each row after these `pairs`, shape (rows,). A row could pass if it did with an estimate of 0, or
+    with its own if that is below.
     """
-    last, lowest = at[-1], math.sqrt((rows.pairs - 1) / chdtri(rows.pairs - 1, 1 - HOPE_LEVEL))
-    se = rows.se * lowest * math.sqrt(rows.pairs / last)
+    last, lowest = at[-1], math.sqrt((pairs - 1) / chdtri(pairs - 1, 1 - HOPE_LEVEL))
+    least_se = se * lowest * math.sqrt(pairs / last)
 
-    def reach(level: float) -> npt.NDArray[np.float64]:
-        return np.asarray(stdtrit(last - 1, 1 - level / len(at)) * se, float)
+    def reach(level: float) -> Floats:
+        return np.asarray(stdtrit(last - 1, 1 - level / len(at)) * least_se, float)
 
-    highest = rows.mean + stdtrit(rows.pairs - 1, HOPE_LEVEL) * rows.se
-    could_pass = least - np.minimum(rows.mean, 0) > reach(PASS_LEVEL)
+    highest = mean + stdtrit(pairs - 1, HOPE_LEVEL) * se
+    could_pass = least - np.minimum(mean, 0) > reach(PASS_LEVEL)
     return could_pass, highest > np.maximum(least, reach(FAIL_LEVEL / hypotheses(cells)))
 
 
@@ -225,7 +219,7 @@ def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: in
     return max(least_pairs, next(n for n in range(max(2, enough // 2), enough + 1) if decides(n)))
 
 
-def _tail(distance: npt.NDArray[np.float64], se: npt.NDArray[np.float64], pairs: int) -> npt.NDArray[np.float64]:
+def _tail(distance: Floats, se: Floats, pairs: int) -> Floats:
     """Return P(T ≥ distance/se) with pairs − 1 degrees of freedom. For se = 0 it is 0 if the distance is positive."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(se > 0, distance / se, np.where(distance > 0, np.inf, -np.inf))

@@ -3,15 +3,18 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mtbench import files, plugins, records
+from mtbench.document import html_page
 from mtbench.document.console import Terminal
+from mtbench.document.formatting import listed
+from mtbench.document.markdown_text import markdown
 from mtbench.document.model import Document, Section
 from mtbench.document.terminal import show
-from mtbench.errors import UserError
+from mtbench.errors import UserError, printable
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.gate import exports, floor
+from mtbench.experiments.gate import floor
 from mtbench.experiments.gate.builds import Build, resolve
 from mtbench.experiments.gate.document import document, noise
 from mtbench.experiments.gate.format import EXIT_CODES, Gate, GateRequest, NoiseFloor
@@ -25,14 +28,9 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import PlanRequest
 
 GATE, CALIBRATION = "request.json", "calibration.json"  # what was asked; the name says which of the two it is
+COMMANDS = {"fail": "error", "inconclusive": "warning"}  # of GitHub, by the level of a finding
+LARGEST_SUMMARY = 1_000_000  # bytes: GitHub refuses a step summary of over 1 MiB
 PLANNED = PlanRequest.model_fields.keys()
-
-
-class Calibrated(NamedTuple):
-    """What a calibration has measured, and the file that has it."""
-
-    floor: NoiseFloor
-    file: Path
 
 
 class _BuildsExperiment(Experiment[Any, GateSession, GateRequest, Any]):
@@ -77,7 +75,7 @@ class GateExperiment(_BuildsExperiment):
     def run(self, job: Job[Any, GateSession]) -> Gate:
         """Run what is missing of the gate, and write what it found."""
         gate = self._working(job).run()
-        exports.write(job.path, gate)
+        write(job.path, gate)
         return gate
 
     def show(self, job: Job[Any, GateSession], found: Gate, console: Terminal) -> None:
@@ -108,24 +106,22 @@ class CalibrateExperiment(_BuildsExperiment):
         fixed |= {"head": request.base, "plan_arguments": _plan_arguments(request)}
         return GateRequest(**fixed, plugins=[*session.plugin], base_plugins=[*session.plugin])
 
-    def run(self, job: Job[Any, GateSession]) -> Calibrated:
+    def run(self, job: Job[Any, GateSession]) -> NoiseFloor:
         """Run the pairs that are missing, and add the floor to the file beside the directory."""
         floor.read(job.path.parent)  # a floor.json that cannot be kept is refused before hours of pairs
-        gate_run = self._working(job)
-        if gate_run.request.pairs is None:
-            raise UserError(f"{job.path / CALIBRATION}: pairs is null: a number is needed; start anew.")
-        measured = gate_run.calibrate(gate_run.request.pairs)
-        return Calibrated(measured, floor.add(job.path.parent, measured))
+        measured = self._working(job).calibrate()
+        floor.add(job.path.parent, measured)
+        return measured
 
     def page_of(self, job: Job[Any, GateSession]) -> Path:
         """Return floor.json, beside the directory."""
         return job.path.parent / floor.FILE
 
-    def show(self, job: Job[Any, GateSession], found: Calibrated, console: Terminal) -> None:
+    def show(self, job: Job[Any, GateSession], found: NoiseFloor, console: Terminal) -> None:
         """Print the noise of every cell."""
-        lead = f"The smallest slowdown that a gate finds is {found.floor.smallest_detectable:.1%}."
+        lead = f"The smallest slowdown that a gate finds is {found.smallest_detectable:.1%}."
         title = "Two processes of one build"
-        show(Document(title, lead, sections=[Section("Noise", [noise(found.floor)])]), console)
+        show(Document(title, lead, sections=[Section("Noise", [noise(found)])]), console)
 
 
 def _plan_arguments(request: BuildsRequest) -> list[str]:
@@ -150,8 +146,43 @@ def _tell_github(gate: Gate) -> list[str]:
         return []
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with files.write_errors(Path(summary)), open(summary, "a", encoding="utf-8") as file:
-            file.write(exports.step_summary(gate))
-    return exports.workflow_commands(gate)
+            file.write(step_summary(gate))
+    return workflow_commands(gate)
+
+
+def write(directory: Path, gate: Gate) -> Path:
+    """Write all files of the gate into `directory` and return the path of the page."""
+    files.write_json(directory / "gate.json", dump(gate))
+    return html_page.write(directory, "gate", document(gate))
+
+
+def step_summary(gate: Gate) -> str:
+    """Return the summary of a GitHub step: what gate.md says, as far as GitHub takes it."""
+    text = markdown(document(gate, drawn=False))
+    return text.encode()[:LARGEST_SUMMARY].decode(errors="ignore")
+
+
+def workflow_commands(gate: Gate) -> list[str]:
+    """Return `::error` and `::warning`, one for each finding that fails or is inconclusive.
+
+    See docs.github.com, "Workflow commands for GitHub Actions". GitHub shows ten of each kind per step.
+    """
+    lines = []
+    for finding in gate.findings:
+        if finding.level in COMMANDS:
+            title = _property(listed(filter(None, (f"mtbench gate: {finding.kind}", finding.cell))))
+            lines.append(printable(f"::{COMMANDS[finding.level]} title={title}::{_data(finding.text)}"))
+    return lines
+
+
+def _data(text: str) -> str:
+    """Return the message of a workflow command (escapeData of actions/toolkit, packages/core/src/command.ts)."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """Return a property of a workflow command (escapeProperty, ibid.)."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 EXPERIMENT = GateExperiment()

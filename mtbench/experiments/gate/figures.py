@@ -52,7 +52,11 @@ def _drawn(gate: Gate, lines: Sequence[tuple[str, TimeTest]]) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _percent(x)))
     axes.grid(axis="x")
     axes.set_yticks([])
-    _reference_lines(axes, 100 * gate.request.margin)
+    axes.axvline(0, color=INK, lw=0.9, zorder=1)
+    margin = 100 * gate.request.margin
+    axes.axvline(margin, color=WARN, lw=1, ls=(0, (4, 3)), zorder=1)
+    place: dict[str, Any] = {"xytext": (4, -1), "textcoords": "offset points", "ha": "left", "va": "top"}
+    axes.annotate(f"margin {_percent(margin)}", (margin, -1.12), fontsize=9.5, color=WARN, **place)
     texts = [f"{name}: {changed_by(test)}, {test.word}" for name, test in lines]
     return plots.finish(
         figure,
@@ -79,14 +83,6 @@ def _interval(axes: Axes, row: int, test: TimeTest) -> None:
         axes.plot([100 * (limit - 1) for limit in limits], [row, row], color=INK, lw=1.4, zorder=3)
     if test.ratio is not None:
         axes.plot([100 * (test.ratio - 1)], [row], ls="", mew=1.5, zorder=4, **MARKS[test.word])
-
-
-def _reference_lines(axes: Axes, margin: float) -> None:
-    """Draw the lines of no difference and of the margin in percent, and name the latter."""
-    axes.axvline(0, color=INK, lw=0.9, zorder=1)
-    axes.axvline(margin, color=WARN, lw=1, ls=(0, (4, 3)), zorder=1)
-    place: dict[str, Any] = {"xytext": (4, -1), "textcoords": "offset points", "ha": "left", "va": "top"}
-    axes.annotate(f"margin {_percent(margin)}", (margin, -1.12), fontsize=9.5, color=WARN, **place)
 
 
 def _percent(value: float) -> str:

@@ -4,12 +4,9 @@ A floor holds for one machine, one torch and one plan, for 30 days. It sets how 
 slowdown it can find. It is never part of the test itself.
 """
 
-import fcntl
 import math
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import stdev
 
@@ -34,10 +31,11 @@ def read(folder: Path) -> list[NoiseFloor]:
 
 def find(floors: list[NoiseFloor], key: Key, *, interleave: bool) -> tuple[NoiseFloor | None, str | None]:
     """Return the floor of this machine and plan, or why there is none."""
-    of_kind = [floor for floor in floors if floor.interleave == interleave]
+    of_kind, oldest = [f for f in floors if f.interleave == interleave], time.time() - HOLDS_S
     for floor in of_kind:
         if floor.key == key:
-            return (floor, None) if is_recent(floor) else (None, f"the floor of {floor.measured} is too old")
+            recent = floor.measured >= time.strftime(TIME, time.gmtime(oldest))
+            return (floor, None) if recent else (None, f"the floor of {floor.measured} is too old")
     if not of_kind:
         return None, "this machine is not calibrated for this plan"
     latest = max(of_kind, key=lambda floor: floor.measured)
@@ -45,34 +43,13 @@ def find(floors: list[NoiseFloor], key: Key, *, interleave: bool) -> tuple[Noise
     return None, f"the floor of {latest.measured} does not hold: other {', '.join(changes)}"
 
 
-def add(folder: Path, floor: NoiseFloor) -> Path:
-    """Write a floor beside the others of the folder; it replaces the one of its key. Return the file's path."""
-    file = folder / FILE
-    with _alone(folder):
-        others = [f for f in read(folder) if (f.key, f.interleave) != (floor.key, floor.interleave)]
-        files.write_json(file, dump(FloorFile(schema_version=SCHEMA_VERSION, floors=[*others, floor])))
-    return file
-
-
-def is_recent(floor: NoiseFloor) -> bool:
-    """Return whether a floor was measured within the last 30 days."""
-    return floor.measured >= time.strftime(TIME, time.gmtime(time.time() - HOLDS_S))
+def add(folder: Path, floor: NoiseFloor) -> None:
+    """Write a floor beside the others of the folder; it replaces the one of its key."""
+    others = [f for f in read(folder) if (f.key, f.interleave) != (floor.key, floor.interleave)]
+    files.write_json(folder / FILE, dump(FloorFile(schema_version=SCHEMA_VERSION, floors=[*others, floor])))
 
 
 def noise_of(cell: str, d: Sequence[float]) -> CellFloor:
     """Return the noise of a cell from log(time / time) of pairs of processes of one build."""
     n, sd = len(d), stdev(d)
     return CellFloor(cell=cell, pair_sd=sd, pair_sd_high=sd * math.sqrt((n - 1) / chdtri(n - 1, BOUND_LEVEL)))
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other command changes the floors of the folder."""
-    with files.write_errors(folder):
-        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)  # a folder can be locked: no file is left beside
-    try:
-        with files.write_errors(folder):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -52,7 +52,7 @@ EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 class BuildRecord(Record):
     """One build: an environment with mtbench installed."""
 
-    env: str = Field(description="the build as it was asked for: a path, git:REV or pip:NAME==VERSION")
+    env: str = Field(description="the build as it was asked for: a path or git:REV")
     label: str = Field(description="short name of the build for reports")
     python: str = Field(description="its Python executable")
     mtbench: str | None = Field(description="version of mtbench")

@@ -1,26 +1,27 @@
 """Run `mtbench plan` and `mtbench generate` of a build as processes of their own. Their files are the result.
 
-A process of a build leads a process group. The group ends with it, or with the gate: no process of a build runs on
-beside the next one, whose times it would spoil.
+No process of a build, and nothing that it leaves alive, runs on beside the next one, whose times it would spoil.
 """
 
 import os
+import select
 import signal
 import subprocess
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.experiments.gate.builds import Build, environment_of
-from mtbench.programs.processes import kill_group, last_line, launched
+from mtbench.experiments.gate.builds import Build
+from mtbench.programs import environments
+from mtbench.programs.processes import LOOK_S, has_ended, last_line, started
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
 
 READY = b"ready"  # that `mtbench generate --turns` prints before every block
-LONGEST_LINE = 1000  # bytes of standard output that are read at once
+READ = 1 << 16  # bytes of standard output that are read at once
 
 
 class BuildFailed(Exception):
@@ -31,31 +32,13 @@ class BuildFailed(Exception):
         super().__init__(how)
 
 
-class Process(subprocess.Popen[bytes]):
-    """A process of a build. `overdue`: it was killed because it took too long."""
-
-    overdue = False
-
-    @contextmanager
-    def limited(self, limit_s: float) -> Iterator[None]:
-        """Kill the process if the block takes longer."""
-
-        def end() -> None:
-            self.overdue = True
-            kill_group(self)
-
-        timer = threading.Timer(limit_s, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+class _Overdue(Exception):
+    """A process, the argument, did not go on within its time."""
 
 
 def make_plan(build: Build, arguments: Sequence[str], directory: Path, limit_s: float) -> None:
     """Let a build plan a run in `directory`. Raises BuildFailed, also if it takes longer than `limit_s`."""
-    with _started(build, "mtbench plan", ["plan", *arguments, "-o", str(directory)], _log(directory), limit_s):
+    with _started(build, ["plan", *arguments, "-o", str(directory)], directory, limit_s):
         pass
 
 
@@ -64,8 +47,10 @@ def generate(build: Build, run: RunDirectory, *, timed_only: bool, limit_s: floa
 
     Raises BuildFailed if the process fails, takes longer than `limit_s`, or writes files that cannot be read.
     """
-    with _generating(build, run, timed_only=timed_only, limit_s=limit_s):
+    only = "--timed-only" if timed_only else "--peak-memory"
+    with _started(build, ["generate", str(run.path), only], run.path, limit_s):
         pass
+    _read_all(build, run)
 
 
 def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], first: int, limit_s: float) -> None:
@@ -75,7 +60,7 @@ def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], fir
     takes longer than `limit_s` for a turn; of two that fail, it names base.
     """
     base, head = (
-        _generating(build, run, timed_only=True, turns=True, limit_s=limit_s)
+        _started(build, ["generate", str(run.path), "--timed-only", "--turns"], run.path, limit_s)
         for build, run in zip(builds, runs, strict=True)
     )
     with head as of_head, base as of_base:  # what ends the inner block is told
@@ -87,113 +72,77 @@ def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], fir
                     _give_turn(processes[place])
                     waiting[place] = _is_ready(processes[place], limit_s)
             first = 1 - first
+    for build, run in zip(builds, runs, strict=True):
+        _read_all(build, run)
 
 
-@contextmanager
-def _generating(
-    build: Build, run: RunDirectory, *, timed_only: bool, turns: bool = False, limit_s: float
-) -> Iterator[Process]:
-    arguments = ["generate", str(run.path)]
-    arguments += ["--timed-only"] if timed_only else ["--peak-memory"]
-    arguments += ["--turns"] if turns else []
-    what = "mtbench generate"
-    with _started(build, what, arguments, _log(run.path), limit_s, failing=run, turns=turns) as process:
-        yield process
+def _read_all(build: Build, run: RunDirectory) -> None:
+    """Read every file that a build wrote into a run. Raises BuildFailed for one that is malformed."""
     try:
-        _read_all(run)
+        run.read_lines("failures.jsonl", FailureLine)
+        if run.has("memory.json"):
+            run.read("memory.json", MemoryRecord)
+        for folder, kind in (("generations", GenerationLine), ("timings", TimingLine)):
+            for file in sorted((run.path / folder).glob("*.jsonl")):
+                run.read_lines(f"{folder}/{file.name}", kind)
     except UserError as error:
-        raise BuildFailed(build, f"{what} of {build.label} wrote what cannot be read: {error}".rstrip(".")) from None
-
-
-def _read_all(run: RunDirectory) -> None:
-    """Read every file that a build wrote into a run. Raises UserError for one that is malformed."""
-    run.read_lines("failures.jsonl", FailureLine)
-    if run.has("memory.json"):
-        run.read("memory.json", MemoryRecord)
-    for folder, kind in (("generations", GenerationLine), ("timings", TimingLine)):
-        for file in sorted((run.path / folder).glob("*.jsonl")):
-            run.read_lines(f"{folder}/{file.name}", kind)
+        how = f"mtbench generate of {build.label} wrote what cannot be read: {error}"
+        raise BuildFailed(build, how.rstrip(".")) from None
 
 
 @contextmanager
 def _started(
-    build: Build,
-    what: str,
-    arguments: Sequence[str],
-    log: Path,
-    limit_s: float,
-    failing: RunDirectory | None = None,
-    turns: bool = False,
-) -> Iterator[Process]:
+    build: Build, arguments: Sequence[str], directory: Path, limit_s: float
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process of a build; wait for it at the end of the block, or kill it if an exception leaves the block.
 
-    `failing`: a run whose failed cells explain exit code 1. `turns`: its standard input and output are pipes. Raises
-    BuildFailed if it ends wrongly, or not within `limit_s` after the end of the block.
+    With `--turns` its standard input and output are pipes. Raises BuildFailed if it ends wrongly, or not within
+    `limit_s` after the end of the block. Failed cells in its run `directory` explain exit code 1.
     """
-    pipe = subprocess.PIPE if turns else subprocess.DEVNULL
-    with files.write_errors(log):
-        errors = log.open("wb")
-    with errors:
-        try:
-            process = Process(
-                launched(build.command(*arguments)),
-                env=environment_of(build),
-                stdin=pipe,
-                stdout=pipe,
-                stderr=errors,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise UserError(f"{what} of {build.label} cannot be started: {error.strerror or error}.") from None
-        watch = threading.Thread(target=_end_children, args=(process,), daemon=True)
-        try:
-            watch.start()
+    log, turns = directory.with_name(f"{directory.name}.log"), "--turns" in arguments
+    with files.write_errors(directory.parent):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    how = ""
+    try:
+        variables = environments.variables(build.python)
+        with started(build.command(*arguments), variables, log, Path.cwd(), pipes=turns) as process:
             yield process
-            with process.limited(limit_s):
-                watch.join()
-        finally:
-            kill_group(process)
-            watch.join()
-            code = process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with suppress(BrokenPipeError):  # a turn that the process did not live to read
-                        stream.close()
-    explained = code == 1 and failing is not None and failing.read_lines("failures.jsonl", FailureLine)
-    if code and not explained:
+            if not has_ended(process, limit_s):
+                raise _Overdue(process)
+    except _Overdue as late:
+        if late.args[0] is not process:
+            raise
+        how = f"did not go on within {limit_s:,.0f} s"
+    code = process.returncode
+    if code and not (code == 1 and (directory / "failures.jsonl").is_file()):
         said = last_line(log)
-        ended = f"did not go on within {limit_s:,.0f} s" if process.overdue else _ended(code)
-        raise BuildFailed(build, f"{what} of {build.label} {ended}" + (f": {said}" if said else ""))
+        what = f"mtbench {arguments[0]} of {build.label} {how or _ended(code)}"
+        raise BuildFailed(build, what + (f": {said}" if said else ""))
 
 
 def _ended(code: int) -> str:
     return f"was killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
-def _end_children(process: Process) -> None:
-    """Wait until a process has ended, then kill what it left alive. It is not reaped: its id stays its own."""
-    with suppress(ChildProcessError):  # an interrupt ended `Thread.join`, and its group was killed and it was reaped
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        kill_group(process)
+def _is_ready(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Wait until the process asks for its turn; return False if it ends instead. Raises _Overdue after `limit_s`."""
+    assert process.stdout is not None
+    said, deadline = b"", time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], LOOK_S)[0]:
+            part = os.read(process.stdout.fileno(), READ)
+            said = (said + part)[-READ:]
+            if READY in said.splitlines():
+                return True
+            if not part and has_ended(process, deadline - time.monotonic()):
+                return False
+        elif has_ended(process):
+            return False
+    raise _Overdue(process)
 
 
-def _is_ready(process: Process, limit_s: float) -> bool:
-    """Wait until the process asks for its turn; return False if it ends instead, or is killed after `limit_s`."""
-    stream = process.stdout
-    assert stream is not None
-    with process.limited(limit_s):
-        return any(line.strip() == READY for line in iter(lambda: stream.readline(LONGEST_LINE), b""))
-
-
-def _give_turn(process: Process) -> None:
+def _give_turn(process: subprocess.Popen[bytes]) -> None:
     """Let the process go on. One that has ended needs no turn; its exit code says why."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), b"\n")
-
-
-def _log(directory: Path) -> Path:
-    """Return where the standard error of a process goes: beside its run directory."""
-    with files.write_errors(directory.parent):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-    return directory.parent / f"{directory.name}.log"

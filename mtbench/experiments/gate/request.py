@@ -14,7 +14,7 @@ from mtbench.runs.options import BUILDS, COMPARED, GATE, TIMING, option
 from mtbench.runs.run_request import PlanRequest, Session
 
 MOST_PAIRS = 1000
-ENV = "the folder of a virtual environment, git:REV or pip:NAME==VERSION"
+ENV = "the folder of a virtual environment or git:REV"
 
 
 class BuildsRequest(PlanRequest):

@@ -43,7 +43,6 @@ from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
 UNFINISHED = "The gate is not finished."  # reason of a gate until it has a word
-GPU_IN_COMMON = {"uuid": "id", "driver": "driver", "power_cap_w": "power cap in W"}
 
 
 class Comparable(NamedTuple):
@@ -83,7 +82,7 @@ class GateRun:
             gate = TimedStage(self.directory, runner, gate.looks, self.deadline).run(gate, cells)
         return conclude(gate)
 
-    def calibrate(self, wanted: int) -> NoiseFloor:
+    def calibrate(self) -> NoiseFloor:
         """Run the pairs that are missing of a build with itself, and return the floor.
 
         Raises UserError if the build cannot decode, and if the deadline ends the calibration: `--resume` goes on.
@@ -91,7 +90,7 @@ class GateRun:
         compared = self.comparable()
         cells = [cell.cell for cell in compared.cells]
         runner = PairRunner(self.request, (self.base, self.head), compared.planned, {}, self.note)
-        folder = self.directory / "pairs"
+        folder, wanted = self.directory / "pairs", self.request.pairs or 0
         while len(done := read_pairs(folder)) < wanted:
             if time.monotonic() > self.deadline:
                 raise UserError(
@@ -149,23 +148,17 @@ class GateRun:
     def _resumed(self, compared: Comparable) -> Gate:
         """Return the gate as it began, or with its word. Raises UserError if builds, machine or plan are others now."""
         began = read_gate(self.directory)
-        self._refuse_other_beginning(began, compared)
-        if began.word != "INCONCLUSIVE":
-            return began
-        first = [finding for finding in began.findings if finding.stage == "comparable"]
-        return began.changed(reason=UNFINISHED, findings=first)
-
-    def _refuse_other_beginning(self, began: Gate, compared: Comparable) -> None:
-        for what, before, now in (
-            ("base", began.base, compared.builds[0]),
-            ("head", began.head, compared.builds[1]),
-            ("machine or plan", began.key, compared.key),
-        ):
-            if before != now:
+        before, now = (began.base, began.head, began.key), (*compared.builds, compared.key)
+        for what, a, b in zip(("base", "head", "machine or plan"), before, now, strict=True):
+            if a != b:
                 raise UserError(
                     f"the gate in {str(self.directory)!r} began with another {what}; start a new gate with another "
                     "`-o DIR`."
                 )
+        if began.word != "INCONCLUSIVE":
+            return began
+        first = [finding for finding in began.findings if finding.stage == "comparable"]
+        return began.changed(reason=UNFINISHED, findings=first)
 
     def _refuse_small_margin(self, found: NoiseFloor | None) -> None:
         """Raise UserError if the default number of pairs is too small for the margin."""
@@ -208,8 +201,7 @@ class GateRun:
             try:
                 make_plan(build, self.request.plan_arguments, directory, self.request.process_limit_s)
             except BuildFailed as failure:
-                who = "the build" if self.head == self.base else side
-                raise UserError(f"{who} makes no plan: {failure}.") from None
+                raise UserError(f"{side} makes no plan: {failure}.") from None
         try:
             return Planned.read(directory)
         except UserError as error:
@@ -250,8 +242,7 @@ class GateRun:
         """Return the run of a build over the whole plan, with each block once."""
         directory = self.directory / "exact" / side
         if not directory.is_dir():
-            once_more = ", once more: does it repeat itself?" if side == "again" else ""
-            self.note(f"stage exact: {build.label} decodes{once_more}")
+            self.note(f"stage exact: {build.label} decodes{' once more' if side == 'again' else ''}")
             partial = directory.with_name(f"{side}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             run = plans.write(partial, planned, plans.only(planned.stored, cells))
@@ -263,18 +254,19 @@ class GateRun:
 
 def conclude(gate: Gate) -> Gate:
     """Return the gate with its word and reason, which follow from its findings."""
-    decisive: dict[Verdict, list[Finding]] = {
-        "FAIL": _levels(gate, "fail"),
-        "INCONCLUSIVE": _levels(gate, "inconclusive"),
-    }
-    for word, findings in decisive.items():
-        if findings:
+    levels: tuple[tuple[str, Verdict], ...] = (("fail", "FAIL"), ("inconclusive", "INCONCLUSIVE"))
+    for level, word in levels:
+        if findings := _levels(gate, level):
             first, others = findings[0], len(findings) - 1
             where = f"{first.cell}: " if first.cell else ""
             more = f"; {counted(others, 'more finding')}" if others else ""
             before = f"Head has {_same(gate)}; its speed is not decided. " if first.kind == "undecided" else ""
             return gate.changed(word=word, reason=f"{before}{where}{first.text}{more}.")
-    return gate.changed(word="PASS", reason=_passing(gate))
+    asked, pairs = gate.request, counted(gate.pairs, "pair")
+    passed = f"No cell is slower by {asked.margin:.1%} or more over {pairs}; {_same(gate)}."
+    if asked.counts_only:
+        passed = f"Head has {_same(gate)}; nothing was timed."
+    return gate.changed(word="PASS", reason=passed)
 
 
 def read_gate(directory: Path) -> Gate:
@@ -287,13 +279,10 @@ def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
 
     The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
     """
-    stored, host = planned.machine.gpu, machine.host()
-    gpu = Gpu()
+    gpu, host = Gpu(), machine.host()
     if planned.plan.request.device != "cpu":
         found = _gpu_of(planned)
-        now = found.describe() if found else {}
-        before = {} if stored is None else dump(stored)
-        gpu = Gpu.model_validate(before | {name: value for name, value in now.items() if value is not None})
+        gpu = Gpu.model_validate(found.describe()) if found else planned.machine.gpu or gpu
     timed = plans.only(planned.stored, cells, blocks=request.blocks, rounds=planned.plan.request.rounds)
     return Key(
         gpu_uuid=gpu.uuid,
@@ -314,13 +303,6 @@ def _gpu_of(planned: Planned) -> machine.Gpu | None:
 
 def _levels(gate: Gate, level: str) -> list[Finding]:
     return [finding for finding in gate.findings if finding.level == level]
-
-
-def _passing(gate: Gate) -> str:
-    """Return why a gate passes."""
-    if gate.request.counts_only:
-        return f"Head has {_same(gate)}; nothing was timed."
-    return f"No cell is slower by {gate.request.margin:.1%} or more over {counted(gate.pairs, 'pair')}; {_same(gate)}."
 
 
 def _same(gate: Gate) -> str:
@@ -350,10 +332,10 @@ def _compare_packages(base: BuildRecord, head: BuildRecord, *, other_torch: bool
 
 
 def _refuse_other_gpu(base: Planned, head: Planned) -> None:
-    for name, words in GPU_IN_COMMON.items():
+    for name in Gpu.model_fields:
         a, b = (getattr(planned.machine.gpu or Gpu(), name) for planned in (base, head))
         if a != b:
-            raise UserError(f"the GPU's {words} is {a} for base and {b} for head; run both on one GPU, set up once.")
+            raise UserError(f"the GPU's {name} is {a} for base and {b} for head; run both on one GPU, set up once.")
 
 
 def refuse_busy_gpu(gpu: machine.Gpu | None) -> None:
