@@ -12,13 +12,13 @@ import pytest
 from fake_build import build, calls
 from living import is_alive
 from typer.testing import CliRunner, Result
-from whole import forget_plugin_files, plan_of
+from whole import forget_plugin_files
 
 from mtbench import plugins
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.runs.planner import begin_run
 
+pytest_plugins = ["fake_gate"]
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
 MINE = """
 from dataclasses import dataclass
@@ -30,11 +30,6 @@ class Mine(Method):
     def window(self): ...
     def accept(self, state, rows, output): ...
 """
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path
 
 
 @pytest.fixture

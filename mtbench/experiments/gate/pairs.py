@@ -30,9 +30,6 @@ ATTEMPTS = 2  # of a pair whose process ends wrongly
 SIDES = ("base", "head")
 
 
-# --- Run ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class PairRunner:
     """Runs pairs of processes of two builds."""
@@ -83,9 +80,6 @@ class PairRunner:
             return
         for place in (first, 1 - first):
             generate(self.builds[place], runs[place], timed_only=True, limit_s=self.request.process_limit_s)
-
-
-# --- Read ---------------------------------------------------------------------------------------------------------
 
 
 class Times(NamedTuple):
