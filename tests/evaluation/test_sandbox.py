@@ -124,7 +124,6 @@ def test_every_target_is_attacked_in_the_fast_tests() -> None:
     """The representative programs are 44 of over 200, and each group of attacks has one."""
     assert len(PROGRAMS) > 200
     assert len(REPRESENTATIVE) == 44
-    assert set(REPRESENTATIVE) <= set(PROGRAMS)
     assert {name.partition(":")[0] for name in REPRESENTATIVE} == set(KINDS)
 
 
