@@ -51,11 +51,6 @@ class Talk:
             if every_s or self.over.is_set():
                 self.wait(every_s)
 
-    def drip(self, data: bytes) -> None:
-        for i in range(len(data)):
-            self.send(data[i : i + 1])
-            self.wait(0.05)
-
     def reset(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         raise Gone

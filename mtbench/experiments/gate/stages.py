@@ -279,10 +279,13 @@ def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
 
     The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
     """
-    gpu, host = Gpu(), machine.host()
+    stored, host = planned.machine.gpu, machine.host()
+    gpu = Gpu()
     if planned.plan.request.device != "cpu":
         found = _gpu_of(planned)
-        gpu = Gpu.model_validate(found.describe()) if found else planned.machine.gpu or gpu
+        now = found.describe() if found else {}
+        before = {} if stored is None else dump(stored)
+        gpu = Gpu.model_validate(before | {name: value for name, value in now.items() if value is not None})
     timed = plans.only(planned.stored, cells, blocks=request.blocks, rounds=planned.plan.request.rounds)
     return Key(
         gpu_uuid=gpu.uuid,
