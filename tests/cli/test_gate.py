@@ -18,7 +18,7 @@ from mtbench import plugins
 from mtbench.cli import main
 from mtbench.errors import UserError
 
-pytest_plugins = ["fake_gate"]
+pytest_plugins = ["gate_fixtures"]
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
 MINE = """
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from thinned import one_in
 from mtbench.errors import UserError
 from mtbench.experiments.gate.format import Gate
 
-pytest_plugins = ["fake_gate"]
+pytest_plugins = ["gate_fixtures"]
 FLOOD = "import os\nfor _ in range(40): os.write({}, b'\\xff\\x1b[2J' * 1000 + b'\\n')"
 
 

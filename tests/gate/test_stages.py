@@ -22,7 +22,7 @@ from mtbench.hardware import machine
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
-pytest_plugins = ["fake_gate"]
+pytest_plugins = ["gate_fixtures"]
 WITHOUT_MARS = f"""
 import json
 stored = json.loads((out / "plan.json").read_text())
