@@ -184,6 +184,9 @@ def common(
         str | None,
         Option(help="Reserved token of the tokenizer, such as '<filename>', as the mask token of a base without one."),
     ] = None,
+    grow_vocabulary: Annotated[
+        bool, Option("--grow-vocabulary", help="Add a row for a mask token to the embedding of a base without one.")
+    ] = False,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
     dry_run: DryRunOption = False,

@@ -159,7 +159,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
         raise UserError(
             f"checkpoint {given!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
             "all in use); train one that has with `mtbench train … --mask-token TOKEN` (a reserved token of its "
-            "tokenizer), or give another with `--checkpoint ROLE=PATH_OR_ID`."
+            "tokenizer) or `--grow-vocabulary`, or give another with `--checkpoint ROLE=PATH_OR_ID`."
         )
     end_ids = () if random else _end_ids(_generation_settings(source, config, offline), tokenizer)
     return Inspected(source, tokenizer, config, mask_id, end_ids, offline)

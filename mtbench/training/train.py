@@ -26,7 +26,7 @@ from mtbench.models.loading import Inspected, downloaded, inspect
 from mtbench.training.checkpoint import write_checkpoint, write_copy, write_draft, write_errors
 from mtbench.training.conversations import Data, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
-from mtbench.training.mask_token import refuse_mask_in_text, with_mask
+from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
 from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.recipes import Stage
 from mtbench.training.trainer import Job, Progress, fit
@@ -43,6 +43,7 @@ class TrainingRequest(Stage):
     base: str
     out: Path
     mask_token: str | None = None  # reserved token of a base that has no mask token
+    grow_vocabulary: bool = False  # or add a row for one to its embedding
     data_dir: Path | None = None
     offline: bool = False
 
@@ -75,6 +76,8 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         progress.note(checked.data.summary)
     objective, tokenizer = request.objective, checked.base.tokenizer
     model = _load(checked.base)
+    if request.grow_vocabulary and checked.base.mask_id is not None:
+        grow_embedding(model, checked.base.mask_id)
     teacher = None if checked.teacher is None else _load(checked.teacher)
     special = Special(checked.base.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
     objective.attach(model, special)
@@ -127,12 +130,13 @@ def check(request: TrainingRequest) -> Checked:
     refuse_existing(request.out)
     _check_options(request)
     objective, settings = request.objective, request.settings
-    needs_mask = objective.needs_mask and request.mask_token is None
+    given = request.mask_token is not None or request.grow_vocabulary
+    needs_mask = objective.needs_mask and not given
     base = inspect(request.base, offline=request.offline, needs_mask=needs_mask)
     _refuse_other_layout(base, objective)
     refuse_without_template(base.tokenizer)
     if objective.needs_mask:
-        base = with_mask(base, request.mask_token)
+        base = with_mask(base, request.mask_token, grow=request.grow_vocabulary)
     teacher = None
     if request.teacher is not None:
         teacher = inspect(request.teacher, offline=request.offline)
@@ -161,8 +165,13 @@ def _processes() -> PartialState:
 def _check_options(request: TrainingRequest) -> None:
     """Raise UserError for options that contradict one another."""
     objective, settings = request.objective, request.settings
-    if not objective.needs_mask and request.mask_token is not None:
-        raise UserError(f"{objective.name} feeds no mask token; leave out --mask-token.")
+    if not objective.needs_mask and (request.mask_token is not None or request.grow_vocabulary):
+        raise UserError(f"{objective.name} feeds no mask token; leave out --mask-token and --grow-vocabulary.")
+    if objective.freezes_model and request.grow_vocabulary:
+        raise UserError(
+            f"{objective.name} leaves the model as it is, and --grow-vocabulary would change it; name a reserved token "
+            "with --mask-token."
+        )
     if objective.needs_teacher and request.teacher is None:
         raise UserError(f"{objective.name} needs `--teacher CHECKPOINT` to distil from")
     if request.teacher is not None and not objective.needs_teacher:

@@ -1,4 +1,4 @@
-"""The mask token of a base that has none: a reserved token of its tokenizer."""
+"""The mask token of a base that has none: a reserved token, or a new row of the embedding."""
 
 import json
 from dataclasses import replace
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from trainings import COUNT, MARS, SHAPE, USUAL, conversation, requested
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,7 +15,7 @@ from mtbench.models.families import RECORD
 from mtbench.models.loading import MASK, inspect, load
 from mtbench.training.draft_objectives import BlockDraft
 from mtbench.training.init_model import initialise
-from mtbench.training.mask_token import reserved_tokens
+from mtbench.training.mask_token import ROWS, grow_embedding, reserved_tokens
 from mtbench.training.objectives import Ar
 from mtbench.training.train import check, train
 
@@ -51,6 +52,28 @@ def test_a_reserved_token_becomes_the_mask_token_of_the_checkpoint(full: str, ro
     assert json.loads((tmp_path / "out" / RECORD).read_text())["mask_token"] == "<filename>"
 
 
+@pytest.mark.whole
+def test_a_grown_vocabulary_has_a_row_for_the_mask_token(full: str, rows: str, tmp_path: Path) -> None:
+    """Rows behind it are suppressed, too, and the text of the others is read as before."""
+    tokens = inspect(full).vocabulary
+    trained = load(str(train(requested(MARS, full, rows, USUAL, tmp_path / "out", grow_vocabulary=True))))
+    assert trained.mask_id == tokens
+    assert trained.vocabulary % ROWS == 0
+    assert trained.suppressed.tolist() == list(range(tokens, trained.vocabulary))
+    assert trained.tokenizer("1 2")["input_ids"] == AutoTokenizer.from_pretrained(full)("1 2")["input_ids"]
+
+
+def test_new_rows_are_the_mean_and_the_others_stay(full: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(full, dtype=torch.float64)
+    before = model.get_input_embeddings().weight.detach().clone()
+    grow_embedding(model, len(before))
+    after = model.get_input_embeddings().weight
+    assert torch.equal(after[: len(before)], before)
+    assert torch.allclose(after[len(before) :], before.mean(0), rtol=1e-12)
+    assert model.get_output_embeddings().weight is after  # still tied
+    assert model.config.vocab_size == len(after)
+
+
 def test_reserved_tokens_stand_for_nothing_else(full: str) -> None:
     assert reserved_tokens(AutoTokenizer.from_pretrained(full)) == ["<filename>"]
 
@@ -58,12 +81,14 @@ def test_reserved_tokens_stand_for_nothing_else(full: str) -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({}, r"has no mask token .*--mask-token TOKEN"),
+        ({}, r"has no mask token .*--mask-token TOKEN.*--grow-vocabulary"),
         ({"mask_token": "<filenam>"}, r"unknown reserved token '<filenam>' \(did you mean '<filename>'\?\)"),
         ({"mask_token": "<|im_end|>"}, "unknown reserved token"),
         ({"mask_token": "1"}, "unknown reserved token"),
-        ({"objective": Ar(), "mask_token": "<filename>"}, "ar feeds no mask token; leave out"),
+        ({"mask_token": "<filename>", "grow_vocabulary": True}, "exclude each other"),
+        ({"objective": Ar(), "grow_vocabulary": True}, "ar feeds no mask token; leave out"),
         ({"objective": BlockDraft()}, "has no mask token"),
+        ({"objective": BlockDraft(), "grow_vocabulary": True}, "dflash leaves the model as it is, and --grow-voc"),
         ({"mask_token": "<filename>", "data": "<filename>"}, "the data hold '<filename>', which is the mask token"),
     ],
 )
@@ -79,5 +104,5 @@ def test_mistakes_are_refused_before_weights_are_loaded(
 
 
 def test_a_base_with_a_mask_token_needs_none(rows: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has a mask token or a free row for one already; leave out --mask-token"):
-        check(requested(MARS, "embedded:tiny/ar", rows, USUAL, tmp_path / "out", mask_token="<filename>"))
+    with pytest.raises(UserError, match="has a mask token or a free row for one already; leave out --grow-vocabulary"):
+        check(requested(MARS, "embedded:tiny/ar", rows, USUAL, tmp_path / "out", grow_vocabulary=True))
