@@ -17,7 +17,7 @@ Intervals are not adjusted; a word that only the adjustment withholds is named w
 a test do not count: void arms, arms of a void baseline, arms without an interval. Their verdict is `inconclusive`.
 
 A missing value is None, never NaN. scipy is imported inside the functions that need a distribution, because it is slow
-to import and a run needs only the definitions. Wilson is computed here: scipy's `binomtest` agrees up to
+to import and a run needs only the definitions. Wilson and McNemar are computed here: scipy's `binomtest` agrees up to
 rounding (the tests compare them), but results are stored with all digits, and the last digit would change.
 """
 
@@ -157,7 +157,7 @@ def ratio_of_totals(
 ) -> Ratio:
     """Return (product of the sums of `above`) / (product of the sums of `below`). Each array has one value per unit.
 
-    speedup             [baseline wall] / [arm wall], by block
+    speedup             [baseline wall] / [arm wall], by block; by round for `ci_repeat`
     rate_ratio          [arm tokens, baseline wall] / [arm wall, baseline tokens], by block
     tokens per second   [tokens] / [wall], by block
     tokens per forward  [tokens] / [row_forwards], by block
@@ -301,6 +301,16 @@ def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) ->
     low = _crossing(lambda delta: score_test(gained, lost, n, delta) - z, -1.0, difference)
     high = _crossing(lambda delta: score_test(gained, lost, n, delta) + z, difference, 1.0)
     return Difference(difference, low, high, gained, lost, n)
+
+
+def mcnemar_p(gained: int, lost: int) -> float:
+    """Return McNemar's exact two-sided p: min(1, 2·P(X ≤ min(gained, lost))), X ~ Binomial(gained + lost, ½).
+
+    It is reported only; no verdict depends on it. (McNemar 1947.)
+    """
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 class Needed(NamedTuple):

@@ -647,3 +647,11 @@ def test_the_mean_of_tasks_has_its_own_interval() -> None:
     half = 1.959964 * math.sqrt((51 / 102) * (51 / 102) / 100 + (101 / 102) * (1 / 102) / 100) / 2
     assert (mean.value, mean.n) == (0.75, 200)
     assert (mean.ci_low, mean.ci_high) == pytest.approx((0.75 - half, 0.75 + half), abs=1e-6)
+
+
+@settings(deadline=None)  # the first call imports scipy
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_mcnemar_p_equals_scipys(gained: int, lost: int) -> None:
+    """The exact binomial test, to 1e-11."""
+    expected = scipy.stats.binomtest(gained, gained + lost, 0.5).pvalue if gained + lost else 1.0
+    assert stat.mcnemar_p(gained, lost) == pytest.approx(expected, rel=1e-11)

@@ -201,6 +201,7 @@ def _cell(
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, finish = summarize(data, suite.metric), _finish(data)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
+    identical, repeated = data.repeated
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     method = METHODS[cell.method]
     return ResultCell(
@@ -225,6 +226,7 @@ def _cell(
         **_times(data),
         preparation_s=sum(prepared_s) if prepared_s else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
+        repeated_identical=identical / repeated if repeated else None,
         reference=method.reference and not decoding_options(method, cell.options),
         lossless=lossless,
         void=void_reasons_of(data, lossless),

@@ -307,6 +307,7 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
     tokens, tokens0 = data.by_block("tokens"), baseline.by_block("tokens")
     wall, wall0 = data.by_block("wall_s"), baseline.by_block("wall_s")
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0])
+    repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
     factors = None
     if data.totals and baseline.totals and not verdict_words.disturbed(str(verdict)):
         factors = statistics.factors(data.totals, baseline.totals)
@@ -315,7 +316,9 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
         value=ratio.value,
         ci_low=ratio.ci_low,
         ci_high=ratio.ci_high,
+        ci_repeat=bounds(repeat),
         rate_ratio=rate.value,
+        rate_ratio_ci=bounds(rate),
         length_ratio=statistics.ratio_of_totals([tokens], [tokens0]).value,
         verdict=str(verdict),
         factors=None if factors is None else SpeedFactors(**factors._asdict()),
@@ -368,6 +371,7 @@ def _accuracies(
         found[data.cell.arm] = AccuracyComparison(
             baseline=baseline.cell.arm,
             **difference._asdict(),
+            p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
             margin=margin,
             verdict=_settled(data, baseline) or str(verdict),
             n_needed=None if needed is None else needed.n,

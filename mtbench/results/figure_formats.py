@@ -97,7 +97,7 @@ class SameItems(Record):
 class AccuracyComparison(Sparse, Upgraded):
     """The accuracy of the arm less that of a baseline, on the items that both answered."""
 
-    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("ci90_low", "p_mcnemar", "n_needed_at"), DROPPED)
+    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("ci90_low", "n_needed_at"), DROPPED)
 
     baseline: str = Field(description="arm of the baseline")
     difference: float | None = Field(description="accuracy of the arm less that of the baseline, as a share")
@@ -106,6 +106,7 @@ class AccuracyComparison(Sparse, Upgraded):
     gained: Count = Field(description="items that only the arm answers correctly")
     lost: Count = Field(description="items that only the baseline answers correctly")
     n: Count = Field(description="items that both answered")
+    p_mcnemar: float | None = Field(description="exact p-value of McNemar's test; it decides nothing")
     margin: float = Field(description="margin for `not worse`, as a share")
     verdict: AccuracyVerdict = Field(
         description="not worse, worse by less than the margin, worse, worse than margin or inconclusive; a detail may "
@@ -164,19 +165,19 @@ class Spread(Record):
     tasks: Annotated[int, Field(ge=2)] = Field(description="tasks of the cell")
 
 
-class Speedup(Sparse, Upgraded):
+class Speedup(Sparse):
     """The speed of the arm over one baseline.
 
     With includes_engine the baseline ran by another engine, so that the engine's part is in the ratio.
     """
 
-    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("ci_repeat", "rate_ratio_ci"), DROPPED)
-
     baseline: str = Field(description="arm of the baseline")
     value: float | None = Field(description="wall time of the baseline over that of the arm")
     ci_low: float | None = Field(description="lower bound; null: too few blocks")
     ci_high: float | None = Field(description="upper bound; null: too few blocks")
+    ci_repeat: Interval | None = Field(description="interval over rounds in place of blocks; null: too few rounds")
     rate_ratio: float | None = Field(description="tokens per second, arm over baseline")
+    rate_ratio_ci: Interval | None = Field(description="low and high of rate_ratio; null: too few blocks")
     length_ratio: float | None = Field(description="tokens of the arm over tokens of the baseline")
     verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
     factors: SpeedFactors | None = Field(

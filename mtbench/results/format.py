@@ -67,9 +67,7 @@ class Eliminated(Record):
 class ResultCell(Sparse, Upgraded):
     """One cell: what ran, what came out, how fast it was and how it compares. Times are in seconds."""
 
-    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(
-        ("decode_tokens_per_s", "host_gap_s", "repeated_identical"), DROPPED
-    )
+    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("decode_tokens_per_s", "host_gap_s"), DROPPED)
 
     cell: CellName = Field(description=CELL_ID)
     status: Status = Field(
@@ -147,6 +145,9 @@ class ResultCell(Sparse, Upgraded):
         description="time in what the method computes beside its models, in seconds; null on a GPU"
     )
     kv_bytes: Count | None = Field(description="most bytes of keys and values that a block needs")
+    repeated_identical: Share | None = Field(
+        description="share of the requests of later rounds with the tokens of round 1; null: one round"
+    )
     claims: Claims = Field(description="lossless, distribution or lossy: what the method promises")
     reference: bool = Field(description="true: the plain loop, which commits one token per forward")
     lossless: Lossless | None = Field(description="how it keeps its promise of another arm's tokens; null: no promise")

@@ -109,11 +109,12 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
             "ci_high": ratio.ci_high,
             "verdict": str(speed),
         }
-        nothing: dict[str, Any] = dict.fromkeys(("rate_ratio", "length_ratio", "factors"))
+        nothing: dict[str, Any] = dict.fromkeys(("ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors"))
         difference = differences[place]
         accuracy = AccuracyComparison(
             baseline=PLAIN,
             **difference._asdict(),
+            p_mcnemar=None,
             margin=max_loss,
             verdict=word_of.get(place, "not worse: same tokens on all items"),
             n_needed=None,

@@ -108,7 +108,8 @@ def made_decision(results: Results, **given: Any) -> Decision:
 
 def speedup(**given: Any) -> Speedup:
     """A comparison in which nothing but the verdict is known."""
-    values: dict[str, Any] = dict.fromkeys(("value", "ci_low", "ci_high", "rate_ratio", "length_ratio", "factors"))
+    figures = ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
+    values: dict[str, Any] = dict.fromkeys(figures)
     return Speedup(**values | {"baseline": "ar@ar/graph", "verdict": "inconclusive"} | given)
 
 

@@ -518,7 +518,7 @@ def test_ticks_leave_room_for_their_labels(low: float, high: float) -> None:
 NULLABLE = {
     **dict.fromkeys(("accuracy", "tokens_per_forward", "tokens_per_forward_ci", "tokens", "wall_s", "prefill_s")),
     **dict.fromkeys(("decode_s", "device_s", "peak_memory_bytes", "energy_j", "lossless", "kv_bytes")),
-    **dict.fromkeys(("positions_fed_per_token", "positions_fed_per_forward", "draft_forwards")),
+    **dict.fromkeys(("positions_fed_per_token", "positions_fed_per_forward", "draft_forwards", "repeated_identical")),
     **dict.fromkeys(("dtype", "device", "roofline_fraction", "parts", "simulated", "error", "acceptance")),
     **dict.fromkeys(("draft_forwards_per_token", "draft_s", "head_s")),
     "commit_histogram": {},

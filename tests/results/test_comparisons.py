@@ -119,7 +119,7 @@ def test_refill_of_single_slots_alone_is_refused(request_: RunRequest) -> None:
 
 def test_all_that_was_planned_is_measured(results: Results) -> None:
     """Every cell is ok and none is void, with any engine and batching. Items are requests, not slots."""
-    assert [(c.status, c.void) for c in results.cells] == [("ok", [])] * 21
+    assert [(c.status, c.void, c.repeated_identical) for c in results.cells] == [("ok", [], 1)] * 21
     refilled = cells_of(results, 3, "refill")["mars:tau=0.3@mars/graph"]
     assert (refilled.items, refilled.blocks) == (33, 1)
     assert refilled.parts is not None

@@ -48,6 +48,7 @@ def lost(
         "difference": (gained - losses) / n,
         "ci_low": -0.01,
         "ci_high": 0.01,
+        "p_mcnemar": None,
         "margin": 0.02,
         "n_needed": None,
     }
