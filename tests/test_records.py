@@ -103,7 +103,9 @@ def test_prompts_of_a_private_suite_are_never_written(small_run: RunDirectory) -
 
 def test_null_and_absent_are_two_things() -> None:
     """A key that was given as null is written as null, a key that was not given is not written."""
-    ratio: dict[str, Any] = dict.fromkeys(("value", "ci_low", "ci_high", "rate_ratio", "length_ratio", "factors"))
+    ratio: dict[str, Any] = dict.fromkeys(
+        ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
+    )
     own = Speedup(baseline="ar", verdict="same", **ratio)
     other = Speedup(baseline="ar", verdict="same", **ratio, includes_engine=True, plain=None)
     assert "plain" not in dump(own)
