@@ -366,7 +366,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
     "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),
     "flag": (["--metod", "ar"], "No such option: --metod"),
-    "hub": (["--suite", "arithmetic", "--model", "nobody/nothing", "--offline"], "pass `--checkpoint ROLE=PATH`"),
+    "hub": (["--suite", "arithmetic", "--model", "nobody/nothing", "--offline"], "pass a local folder or GGUF file"),
 }
 
 
