@@ -21,9 +21,11 @@ from mtbench.errors import UserError, unknown
 from mtbench.experiments import experiment as frame
 from mtbench.experiments.experiment import Job
 from mtbench.experiments.registry import experiment_of, options_of
+from mtbench.records import dump
 from mtbench.results.format import Results as ResultsRecord
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import GenerationLine, Scores
 
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
 NO_COLUMN = ("prompt_ids",)
@@ -51,14 +53,14 @@ class Results:
     def items(self) -> pd.DataFrame:
         """Return one row per item and arm: what was generated, its counts and its score (NaN: not scored)."""
         run = RunDirectory(self.directory)
-        scores = run.read_json("scores.json") if run.has("scores.json") else {}
+        scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
         rows = []
         for cell in self.record["cells"]:
             of_cell = {name: cell[name] for name in ("cell", "suite", "arm", "batch_size", "batching")}
-            for line in run.lines(f"generations/{cell['cell']}.jsonl"):
-                generated = {name: value for name, value in line.items() if name not in NO_COLUMN}
-                score = scores.get(cell["cell"], {}).get(line["item"])
-                rows.append({**of_cell, **generated, "tokens": len(line["token_ids"]), "score": score})
+            for line in run.read_lines(f"generations/{cell['cell']}.jsonl", GenerationLine):
+                generated = {name: value for name, value in dump(line).items() if name not in NO_COLUMN}
+                score = scores.get(cell["cell"], {}).get(line.item)
+                rows.append({**of_cell, **generated, "tokens": len(line.token_ids), "score": score})
         frame = pd.DataFrame(rows)
         return frame.astype({"score": float}) if rows else frame
 

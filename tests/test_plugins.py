@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from small import END, VOCABULARY, save_small
+from stored import stored_lines
 from whole import finish, forget_plugin_files, start
 
 from mtbench import plugins
@@ -637,4 +638,4 @@ def test_progress_is_told_of_a_failure_once(
     finish(run)
     finish(run)
 
-    assert [f["cell"] for f in run.lines("failures.jsonl")] == ["arithmetic.odd.ar.graph.b1"]
+    assert [f["cell"] for f in stored_lines(run, "failures.jsonl")] == ["arithmetic.odd.ar.graph.b1"]

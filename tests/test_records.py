@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
+from stored import stored_json, stored_lines
 
 from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.errors import UserError
@@ -170,7 +171,7 @@ def test_a_file_names_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["plan", "results"])
 def test_another_version_is_refused_before_anything_else(small_run: RunDirectory, kind: str) -> None:
-    stored = small_run.read_json(f"{kind}.json") | {"schema_version": 2, "new key": 1, "cells": 3}
+    stored = stored_json(small_run, f"{kind}.json") | {"schema_version": 2, "new key": 1, "cells": 3}
     with pytest.raises(UserError, match=f"^{kind}.json has schema version 2; this mtbench reads 1.$"):
         validate(stored, WHOLE[f"{kind}.json"], f"{kind}.json")
 
@@ -238,13 +239,11 @@ def test_schema_and_record_refuse_the_same(small_run: RunDirectory, kind: str) -
     But for whole numbers written as 1.0, which only JSON Schema calls integers.
     """
     if kind == "results":
-        document = small_run.read_json("results.json")
+        document = stored_json(small_run, "results.json")
         document["cells"] = document["cells"][-1:]
         document["environment"]["sessions"] = []
     else:
-        document = small_run.lines(next(small_run.path.glob(f"{kind}s/*mars*")).relative_to(small_run.path).as_posix())[
-            0
-        ]
+        [document, *_] = stored_lines(small_run, f"{kind}s/{next(small_run.path.glob(f'{kind}s/*mars*')).name}")
     check, record = Draft202012Validator(schema(kind)), SCHEMAS[kind][0]
     for path in list(places(document)):
         for mutant in (*MUTANTS, "drop", "add"):

@@ -9,6 +9,7 @@ from gpu_parts.bench import LARGE, MARS, REFILL, SMALL, Bench
 from gpu_parts.profile import profile
 from mtbench import statistics
 from mtbench.hardware import machine
+from mtbench.records import dump
 from mtbench.runs import energy
 
 NAMES = {LARGE: "7B", SMALL: "0.5B"}
@@ -85,9 +86,10 @@ def joules(bench: Bench) -> None:
         bench.keep("energy", energy.NO_GPU if bench.cpu else energy.NO_NVML)
         return
     for cell in plan.cells:
-        found[cell.arm] = result = energy.window(gpu, plan, pool, cell)
+        result = energy.window(gpu, plan, pool, cell)
+        found[cell.arm] = dump(result)
         bench.keep("energy", found)
-        bench.say(f"  {cell.arm}: {number(result['j_per_token'])} J/token {result['energy_reason'] or ''}")
+        bench.say(f"  {cell.arm}: {number(result.j_per_token)} J/token {result.energy_reason or ''}")
 
 
 def sweep(bench: Bench) -> None:

@@ -1,8 +1,8 @@
 """The answer to a request, its cost, and where an answer ends: for our loop and for external engines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -65,14 +65,6 @@ class Timing:
     reported_by: str | None = None  # who told this of each request; None: counters of the whole engine, if any
     dropped: str | None = None  # why its time is not used
     uncompiled: str | None = None  # of our loop on a GPU: why a part of a step ran uncompiled
-
-
-def answer_tokens(line: Mapping[str, Any]) -> list[int] | None:
-    """Return a stored answer as context of later turns: its tokens without the end token; None if unknown."""
-    ids: list[int] | None = line["token_ids"]
-    if ids is not None and line["finish_reason"] == "end":
-        return ids[:-1]
-    return ids
 
 
 def finish(

@@ -23,46 +23,20 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, JsonValue, RootModel
+from pydantic import BaseModel
 
 from mtbench import files, records
 from mtbench.errors import UserError
 from mtbench.records import M, dump
-from mtbench.runs.formats import (
-    Elimination,
-    EnergyRecord,
-    Environment,
-    FailureLine,
-    GenerationLine,
-    MemoryRecord,
-    PreparationLine,
-    Race,
-    RescoringRecord,
-    Scores,
-    TimingLine,
-)
 
 JsonObject = dict[str, Any]
 LOCK = ".lock"
 _locked: set[Path] = set()  # run directories that this process has locked
-KINDS: Mapping[str, type[BaseModel]] = {  # what a file holds, by its name or by its folder
-    "environment.json": Environment,
-    "memory.json": MemoryRecord,
-    "energy.json": EnergyRecord,
-    "scores.json": Scores,
-    "lossless": RescoringRecord,
-    "generations": GenerationLine,
-    "timings": TimingLine,
-    "preparation.jsonl": PreparationLine,
-    "failures.jsonl": FailureLine,
-    "eliminated.jsonl": Elimination,
-    "race.json": Race,
-}
 FORMER_NAMES = {"eliminated.jsonl": "left.jsonl"}  # of files of earlier versions, which are read and go on
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
@@ -80,10 +54,6 @@ def refuse_used(path: Path, command: str) -> None:
         begun = path.is_dir() and any(path.glob("*.json"))
         go_on = f", or go on with `mtbench {command} -o {path} --resume`" if begun else ""
         raise UserError(f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`{go_on}.")
-
-
-class AnyJson(RootModel[JsonValue]):
-    """A JSON value of any kind."""
 
 
 class RunDirectory:
@@ -180,13 +150,6 @@ class RunDirectory:
         """Of the file's bytes as they are stored, whatever is read into them."""
         return hashlib.sha256(files.read_bytes(self.path / name)).hexdigest()
 
-    def read_json(self, name: str) -> Any:
-        """The value of a JSON file, which is a record where `KINDS` has its name.
-
-        Raises UserError if the file is missing, is not JSON, or is not such a record.
-        """
-        return dump(self.read(name, KINDS.get(name.partition("/")[0], AnyJson)))
-
     def read(self, name: str, kind: type[M]) -> M:
         """Read a JSON file as a record. Raises UserError if the file is missing or is not such a record."""
         return records.read_json(self.path / name, kind)
@@ -223,17 +186,9 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def lines(self, name: str) -> list[JsonObject]:
-        """The records of a JSONL file as JSON objects: none if it is absent, without a torn last line.
-
-        Raises UserError with the number of the first line that is not a record of the kind in `KINDS`.
-        """
-        kind = KINDS.get(name.partition("/")[0], AnyJson)
-        return [dump(line) for line in self.read_lines(name, kind)]
-
-    def keep_lines(self, name: str, records: list[JsonObject]) -> None:
+    def keep_lines(self, name: str, records: Sequence[BaseModel]) -> None:
         """Rewrite a JSONL file with these records only, unless it holds just them."""
-        data = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+        data = "".join(json.dumps(dump(record), allow_nan=False) + "\n" for record in records).encode()
         path = self._file(name)
         if (files.read_bytes(path) if path.is_file() else b"") != data:
             self.write_bytes(path.name if path.parent == self.path else name, data)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import first_line
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Gpu
-from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.formats import EnergyRecord
+from mtbench.records import dump
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import CellEnergy, EnergyRecord, GenerationLine
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
 
@@ -37,8 +37,8 @@ def measure(
 
     Without a counter it holds the reason. Stops at `deadline` (time.monotonic).
     """
-    known = run.read_json("energy.json") if run.has("energy.json") else {}
-    cells: JsonObject = known.get("cells", {})
+    known = run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord()
+    cells = dict(known.cells)
     gpu = machine.gpu() if pool.device == "cuda" else None
     if gpu is None or gpu.energy_j() is None:
         reason = NO_COUNTER
@@ -46,33 +46,32 @@ def measure(
             reason = NO_GPU
         elif gpu is None:
             reason = NO_NVML
-        if not cells and known.get("reason") != reason:
+        if not cells and known.reason != reason:
             run.write_json("energy.json", {"reason": reason})
         return
-    elsewhere = [cell.cell for cell in plan.cells if not METHODS[cell.method].needs_weights]
-    if not cells.keys() >= set(elsewhere):
-        cells |= dict.fromkeys(elsewhere, _unknown(ELSEWHERE))
-        run.write_json("energy.json", {"idle_power_w": known.get("idle_power_w"), "cells": cells})
+    elsewhere = {cell.cell for cell in plan.cells if not METHODS[cell.method].needs_weights}
+    if not cells.keys() >= elsewhere:
+        cells |= dict.fromkeys(elsewhere, CellEnergy(energy_reason=ELSEWHERE))
+        _write(run, known.idle_power_w, cells)
     todo = [cell for cell in plan.cells if cell.cell not in cells and cell.cell not in failed]
     if not todo or time.monotonic() > deadline:
         return
     note(f"energy: {WINDOW_S:g} s of decoding for each of {len(todo)} cells")
-    idle_power_w = known.get("idle_power_w") or _idle_power_w(gpu)
+    idle_power_w = known.idle_power_w or _idle_power_w(gpu)
     for i, cell in enumerate(todo):
         if time.monotonic() > deadline:
             note(f"time budget spent; the energy of {len(todo) - i} cells is measured with --resume")
             return
+        answers = run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
         try:
-            cells[cell.cell] = window(gpu, plan, pool, cell, _answered(run, cell))
+            cells[cell.cell] = window(gpu, plan, pool, cell, {line.item: line.context for line in answers})
         except Exception as error:  # the method's fault; earlier cells keep their figures
-            cells[cell.cell] = _unknown(f"{type(error).__name__}: {first_line(error)}")
-        run.write_json("energy.json", {"idle_power_w": idle_power_w, "cells": cells})
+            cells[cell.cell] = CellEnergy(energy_reason=f"{type(error).__name__}: {first_line(error)}")
+        _write(run, idle_power_w, cells)
 
 
-def _answered(run: RunDirectory, cell: Cell) -> dict[str, list[int]]:
-    """Return the cell's stored answers by item, as later turns see them, without those that are hidden."""
-    answers = {line["item"]: answer_tokens(line) for line in run.lines(f"generations/{cell.cell}.jsonl")}
-    return {item: ids for item, ids in answers.items() if ids is not None}
+def _write(run: RunDirectory, idle_power_w: float | None, cells: dict[str, CellEnergy]) -> None:
+    run.write_json("energy.json", dump(EnergyRecord(idle_power_w=idle_power_w, cells=cells)))
 
 
 class CellFigures(NamedTuple):
@@ -97,7 +96,7 @@ def window(
     pool: ModelPool,
     cell: Cell,
     answered: Mapping[str, Sequence[int]] = MappingProxyType({}),
-) -> JsonObject:
+) -> CellEnergy:
     """Decode the cell's full blocks in turn, from an idle device to an idle device, for at least WINDOW_S.
 
     The first block runs once before, so that nothing is captured or compiled in the window. `answered`: by item, the
@@ -121,17 +120,17 @@ def window(
             break
     after = gpu.sample()
     if before.energy_j is None or after.energy_j is None:
-        return _unknown(NO_COUNTER)
+        return CellEnergy(energy_reason=NO_COUNTER)
     if dropped := machine.window(before, after)["dropped"]:
-        return _unknown(dropped)
+        return CellEnergy(energy_reason=dropped)
     energy_j, window_s = after.energy_j - before.energy_j, after.at_s - before.at_s
-    figures = {"energy_j": energy_j, "window_s": window_s, "tokens": tokens}
-    return {**figures, "j_per_token": energy_j / tokens, "mean_power_w": energy_j / window_s, "energy_reason": None}
-
-
-def _unknown(reason: str) -> JsonObject:
-    names = ("energy_j", "window_s", "tokens", "j_per_token", "mean_power_w")
-    return {**dict.fromkeys(names), "energy_reason": reason}
+    return CellEnergy(
+        energy_j=energy_j,
+        window_s=window_s,
+        tokens=tokens,
+        j_per_token=energy_j / tokens,
+        mean_power_w=energy_j / window_s,
+    )
 
 
 def _idle_power_w(gpu: Gpu) -> float | None:

@@ -11,20 +11,19 @@ import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
 from mtbench.decoding.external import ExternalEngine
-from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.hardware.machine import NO_PROCESSOR
 from mtbench.options import options_of
 from mtbench.records import dump
 from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.formats import Environment
+from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, TimingLine
 from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
@@ -70,7 +69,7 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     failed, may_pass = _failed_cells(run, plan)
-    left = {line["cell"] for line in run.lines("eliminated.jsonl")}
+    left = {line.cell for line in run.read_lines("eliminated.jsonl", Elimination)}
     stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
@@ -97,7 +96,7 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
-    lost = {line["cell"] for line in run.lines("eliminated.jsonl") if line["lost"]}
+    lost = {line.cell for line in run.read_lines("eliminated.jsonl", Elimination) if line.lost}
     passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
     if pool is not None:
         passes.execute(pool, progress.note, progress.show)
@@ -110,19 +109,20 @@ def _failed_cells(run: RunDirectory, plan: Plan) -> tuple[set[str], set[str]]:
 
     Return also which of them failed for a cause that may have passed.
     """
-    run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
+    stored = run.read_lines("failures.jsonl", FailureLine)
+    run.keep_lines("failures.jsonl", stored)  # without a torn line
     faults = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
-    lines = [line for line in run.lines("failures.jsonl") if line.get("stage") is None]
-    failed = {line["cell"] for line in lines}
-    new = [{"cell": cell, "error": error} for cell, error in faults.items() if cell not in failed]
-    run.append("failures.jsonl", new)
-    return failed | faults.keys(), {line["cell"] for line in lines if line.get("again")} - faults.keys()
+    decoding = [line for line in stored if line.stage is None]
+    failed = {line.cell for line in decoding}
+    new = [FailureLine(cell=cell, error=error) for cell, error in faults.items() if cell not in failed]
+    run.append("failures.jsonl", map(dump, new))
+    return failed | faults.keys(), {line.cell for line in decoding if line.again} - faults.keys()
 
 
 def _forget_failures(run: RunDirectory, cells: Collection[str]) -> None:
     """Delete the stored failures of decoding these cells."""
-    lines = run.lines("failures.jsonl")
-    run.keep_lines("failures.jsonl", [line for line in lines if line["cell"] not in cells or line.get("stage")])
+    lines = run.read_lines("failures.jsonl", FailureLine)
+    run.keep_lines("failures.jsonl", [line for line in lines if line.cell not in cells or line.stage])
 
 
 def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
@@ -163,7 +163,7 @@ class Stage:
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
         self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
         for name in group.cells:
-            for line in run.lines(f"generations/{name}.jsonl"):
+            for line in run.read_lines(f"generations/{name}.jsonl", GenerationLine):
                 self._remember(name, line)
 
     @property
@@ -202,7 +202,7 @@ class Stage:
             return not todo
         self.repeats = max(2 * REPEATS, round(REPEATED_SHARE * self.work))
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
-        in_parallel(sessions, lambda session: self._warm_up(session, shapes))
+        in_parallel(sessions, lambda session: self._warm_up(session, self.live(), shapes))
         for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
             queue = deque(self._chains([block for _, block in of_round]))
             run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, execution=execution)
@@ -257,15 +257,15 @@ class Stage:
                     f"{cell.arm} at batch size {cell.batch_size} leaves after {line.block} blocks: {line.reason}"
                 )
 
-    def _warm_up(self, session: WorkerSession, blocks: Collection[int]) -> None:
-        """Decode a few tokens of a block of every shape until no arm prepares anything any more.
+    def _warm_up(self, session: WorkerSession, cells: Sequence[Cell], blocks: Collection[int]) -> None:
+        """Decode a few tokens of a block of every shape until no cell prepares anything any more.
 
         The time of the calls beyond that of the last, warm one is stored as the cell's preparation.
         """
         wall_s: dict[tuple[str, int], list[float]] = {}
         for call in range(WARM_UPS):
             preparing = call == 0
-            for block, cell in itertools.product(blocks, self.live()):
+            for block, cell in itertools.product(blocks, self._alive(cells)):
                 self.progress.show(f"warming up {cell.arm} b{cell.batch_size}")
                 outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
                 if isinstance(outcome, Done):
@@ -274,7 +274,7 @@ class Stage:
                     preparing |= outcome.timing.preparation_s > 0
             if not preparing:
                 break
-        for cell in self.live():
+        for cell in self._alive(cells):
             calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
             line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
@@ -285,8 +285,6 @@ class Stage:
         order = self.live()
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
-            if item := self._follows_hidden(cell, block):
-                self._fail(cell, Failed(f"{item} follows an answer whose tokens its engine hides"))
             if cell.cell not in self.failed and cell.cell not in self.left:  # another worker may have marked it
                 outcome = self._undisturbed(session, cell, block, deadline)
                 with self.writing:
@@ -330,15 +328,15 @@ class Stage:
                 generation_line(item.item, prompt, generation, block, public=public)
                 for item, prompt, generation in zip(items, prompts, generations, strict=True)
             ]
-            self.run.append(f"generations/{cell.cell}.jsonl", lines)
+            self.run.append(f"generations/{cell.cell}.jsonl", map(dump, lines))
             for line in lines:
                 self._remember(cell.cell, line)
         else:
             first = self.tokens[cell.cell]
             identical = sum(first[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
-        line = timing_line(session.session, round_, block, place, timing, conditions, identical)
-        self.run.append(f"timings/{cell.cell}.jsonl", [line])
-        self.progress.decoded(cell, index, len(items), line)
+        timed = timing_line(session.session, round_, block, place, timing, conditions, identical)
+        self.run.append(f"timings/{cell.cell}.jsonl", [timed])
+        self.progress.decoded(cell, index, len(items), timed)
 
     def _attempt(
         self, session: WorkerSession, cell: Cell, block: int, budget: int, *, cold: bool = False
@@ -349,9 +347,11 @@ class Stage:
         task = Task(cell=cell.cell, requests=requests, room=self.room)
         outcome: Done | Failed = Failed("")
         for _ in range(ATTEMPTS):
+            if not cold and (cell.cell, len(requests)) not in session.warm:  # a new worker
+                self._warm_up(session, [cell], [block])
+                if cell.cell in self.failed:
+                    break
             try:
-                if not cold:
-                    session.prepare(task)
                 outcome = session.worker.decode(task)
                 break
             except Died as death:
@@ -365,20 +365,9 @@ class Stage:
             self._fail(cell, outcome)
         return outcome
 
-    def _follows_hidden(self, cell: Cell, block: int) -> str | None:
-        """Return an item of the block that follows an answer whose tokens are hidden, or None."""
-        items, answered = self.suite.items, self.answered[cell.cell]
-        for number in self.group.blocks[block]:
-            turn = items[number]
-            if turn.follows is not None and items[turn.follows].item not in answered:
-                return turn.item
-        return None
-
-    def _remember(self, cell: str, line: Mapping[str, Any]) -> None:
-        self.tokens[cell][line["item"]] = line["token_ids"]
-        ids = answer_tokens(line)
-        if ids is not None:
-            self.answered[cell][line["item"]] = ids
+    def _remember(self, cell: str, line: GenerationLine) -> None:
+        self.tokens[cell][line.item] = line.token_ids
+        self.answered[cell][line.item] = line.context
 
     def _fail(self, cell: Cell, failed: Failed) -> None:
         with self.writing:
@@ -390,17 +379,21 @@ class Stage:
                 self.progress.note(f"{cell.cell} failed: {failed.error}{later}")
 
     def live(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.cell not in self.failed and cell.cell not in self.left]
+        """Return the cells that decode further blocks."""
+        return self._alive(self.cells)
+
+    def _alive(self, cells: Iterable[Cell]) -> list[Cell]:
+        return [cell for cell in cells if cell.cell not in self.failed and cell.cell not in self.left]
 
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live arm has not finished; return the others, (round, block)."""
-        timings = {cell.cell: self.run.lines(f"timings/{cell.cell}.jsonl") for cell in self.cells}
-        finished = [{(line["round"], line["block"]) for line in timings[cell.cell]} for cell in self.live()]
+        timings = {cell.cell: self.run.read_lines(f"timings/{cell.cell}.jsonl", TimingLine) for cell in self.cells}
+        finished = [{(line.round, line.block) for line in timings[cell.cell]} for cell in self.live()]
         done = set.intersection(*finished) if finished else set()
         for cell in self.live():
-            name = f"{cell.cell}.jsonl"
-            kept = [line for line in timings[cell.cell] if (line["round"], line["block"]) in done]
-            self.run.keep_lines(f"timings/{name}", kept)
-            lines = self.run.lines(f"generations/{name}")
-            self.run.keep_lines(f"generations/{name}", [line for line in lines if (1, line["block"]) in done])
+            kept = [line for line in timings[cell.cell] if (line.round, line.block) in done]
+            self.run.keep_lines(f"timings/{cell.cell}.jsonl", kept)
+            answers = f"generations/{cell.cell}.jsonl"
+            lines = self.run.read_lines(answers, GenerationLine)
+            self.run.keep_lines(answers, [line for line in lines if (1, line.block) in done])
         return done

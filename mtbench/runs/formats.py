@@ -63,6 +63,11 @@ class GenerationLine(Record):
     )
     block: StoredCount = Field(description="index of the block")
 
+    @property
+    def context(self) -> list[int]:
+        """The answer as later turns see it: its tokens without the end token."""
+        return self.token_ids[:-1] if self.finish_reason == "end" else self.token_ids
+
 
 class Disturbed(Record):
     """A decoding that does not count."""
@@ -282,12 +287,12 @@ class Environment(Machine):
 class CellEnergy(Record):
     """Energy of one cell. Each value is null where it was not measured; energy_reason says why."""
 
-    energy_j: StoredQuantity | None = Field(description="energy of the whole GPU over the window, in J")
-    window_s: StoredSeconds | None = Field(description="length of the window, in seconds")
-    tokens: StoredCount | None = Field(description="tokens decoded in the window")
-    j_per_token: StoredQuantity | None = Field(description="energy per token, in J")
-    mean_power_w: StoredQuantity | None = Field(description="mean power over the window, in W")
-    energy_reason: str | None = Field(description="why energy_j is null")
+    energy_j: StoredQuantity | None = Field(None, description="energy of the whole GPU over the window, in J")
+    window_s: StoredSeconds | None = Field(None, description="length of the window, in seconds")
+    tokens: StoredCount | None = Field(None, description="tokens decoded in the window")
+    j_per_token: StoredQuantity | None = Field(None, description="energy per token, in J")
+    mean_power_w: StoredQuantity | None = Field(None, description="mean power over the window, in W")
+    energy_reason: str | None = Field(None, description="why energy_j is null")
 
 
 class EnergyRecord(Sparse):

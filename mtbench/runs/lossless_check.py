@@ -21,7 +21,7 @@ of the reference arm that other arms repeat: it needs no ε.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,11 +68,11 @@ class Rescoring:
         lines = self._lines(cell)
         if cell.claims != "lossless" or cell.lossless_reference is None or not lines:
             return
-        if self.run.has(name) and len(self.run.read_json(name)["items"]) == len(lines):
+        if self.run.has(name) and len(self.run.read(name, RescoringRecord).items) == len(lines):
             return
         width = JUDGED_AT_ONCE
         if self.pool.dtype not in EXACT_EPSILON:
-            width = max([2, *(g["positions_fed"] // g["forwards"] for g in lines if g["forwards"])])
+            width = max([2, *(g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed)])
         try:
             epsilon = self._epsilon(cell, width)
             short = self._shortfalls(cell, lines, width)
@@ -81,18 +81,18 @@ class Rescoring:
             return
         self.run.write_json(name, {"epsilon": epsilon, "items": short})
 
-    def _shortfalls(self, cell: Cell, lines: Sequence[Mapping[str, Any]], width: int) -> dict[str, Mapping[str, float]]:
+    def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], width: int) -> dict[str, Mapping[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
         judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
-        given = {(line["item"], tuple(line["token_ids"])) for c in self._references(cell) for line in self._lines(c)}
+        given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
         found = {}
         for line, answer in zip(lines, self._answers(cell, lines), strict=True):
-            said = (line["item"], tuple(answer.tokens))
+            said = (line.item, tuple(answer.tokens))
             key = (cell.suite, str(cell.lossless_reference), *said)
             short = self._repeated[key] if key in self._repeated else shortfalls(judge, answer, width)
             if said in given:
                 self._repeated[key] = short
-            found[line["item"]] = short
+            found[line.item] = short
         return found
 
     def _epsilon(self, cell: Cell, width: int) -> float | None:
@@ -125,17 +125,21 @@ class Rescoring:
         """Return the cells of the arm that a cell is held to, at all batch sizes."""
         return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.lossless_reference)]
 
-    def _lines(self, cell: Cell) -> list[dict[str, Any]]:
-        return self.run.lines(f"generations/{cell.cell}.jsonl")
+    def _lines(self, cell: Cell) -> list[GenerationLine]:
+        return self.run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
 
-    def _answers(self, cell: Cell, lines: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    def _answers(self, cell: Cell, lines: Sequence[GenerationLine]) -> list[Answer]:
         """Return the answers of a cell's generation lines."""
-        suite, pool = self.plan.suite(cell.suite), self.pool
+        suite = self.plan.suite(cell.suite)
         number = {item.item: i for i, item in enumerate(suite.items)}
-        prompts = [g["prompt_ids"] or suite.prompt(number[g["item"]]) for g in lines]
         return [
-            Answer(prompt, g["token_ids"], self.plan.item_seed(number[g["item"]]), pool.temperature)
-            for prompt, g in zip(prompts, lines, strict=True)
+            Answer(
+                line.prompt_ids or suite.prompt(number[line.item]),
+                line.token_ids,
+                self.plan.item_seed(number[line.item]),
+                self.pool.temperature,
+            )
+            for line in lines
         ]
 
 

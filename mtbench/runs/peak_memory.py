@@ -21,6 +21,7 @@ from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
 from mtbench.plugins import InChild
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import MemoryRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan, RunRequest
 
@@ -33,7 +34,7 @@ def measure(
     Empties the pool. Stops at `deadline` (time.monotonic), between two cells.
     """
     known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if not METHODS[cell.method].needs_weights}
-    known |= run.read_json("memory.json") if run.has("memory.json") else {}
+    known |= run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {}
     todo = [cell for cell in plan.cells if cell.cell not in known and cell.cell not in failed]
     if todo and time.monotonic() <= deadline:
         note(f"peak memory: an untimed pass for {len(todo)} cells")

@@ -1,18 +1,18 @@
 """Stage 3 of a run: score the stored texts. Needs the suites' libraries, but no model and no GPU."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from mtbench.errors import first_line
 from mtbench.evaluation.suite import Suite
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, GenerationLine, Scores
+from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores
 from mtbench.runs.plan import Cell, Plan, SuitePlan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.prompts import open_suite
 
-STAGE = "score"  # marks failures that another scoring may repair
+STAGE: Literal["score"] = "score"  # marks failures that another scoring may repair
 
 
 def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool = False) -> None:
@@ -34,7 +34,7 @@ def _score(run: RunDirectory, data_dir: str | None, *, unsandboxed: bool) -> Non
     request = plan.request.changed(allow_unsandboxed_code=unsandboxed, data_dir=data_dir or plan.request.data_dir)
     scores: dict[str, dict[str, float]] = {}
     tasks: dict[str, dict[str, Any]] = {}
-    failures = [failure for failure in run.lines("failures.jsonl") if failure.get("stage") != STAGE]
+    failures = [failure for failure in run.read_lines("failures.jsonl", FailureLine) if failure.stage != STAGE]
     for suite_plan in plan.suites:
         if suite_plan.metric is None:
             continue
@@ -48,7 +48,7 @@ def _score(run: RunDirectory, data_dir: str | None, *, unsandboxed: bool) -> Non
                 scores[cell.cell] = scores_of(suite, suite_plan, lines)
             except Exception as error:  # a suite may raise anything
                 reason = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
-                failures.append({"cell": cell.cell, "error": reason, "stage": STAGE})
+                failures.append(FailureLine(cell=cell.cell, error=reason, stage=STAGE))
     run.write_json("environment.json", dump(environment.changed(scored_as=tasks)))
     run.write_json("scores.json", scores)
     run.keep_lines("failures.jsonl", failures)
@@ -70,7 +70,8 @@ def _scored_cells(plan: Plan, suite: SuitePlan) -> list[Cell]:
 
 def due(run: RunDirectory) -> bool:
     """Return whether the scored items are not the answered ones, or whether the last scoring had failures."""
-    if any(failure.get("stage") == STAGE for failure in run.lines("failures.jsonl")) or not run.has("scores.json"):
+    failures = run.read_lines("failures.jsonl", FailureLine)
+    if any(failure.stage == STAGE for failure in failures) or not run.has("scores.json"):
         return True
     plan, scores = read_plan(run), run.read("scores.json", Scores).root
     return any(

@@ -1,34 +1,28 @@
 """One worker in one session: its hardware, its cells, and work in several workers at once."""
 
-import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
 
 from mtbench.errors import UserError
+from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.workers import Died, Failed, Task, Worker
+from mtbench.runs.formats import Environment, SessionRecord
+from mtbench.runs.workers import Died, Worker
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
 
 
-def _hardware(session: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what all sessions of a run must have in common: device, dtype and, on CUDA, the GPU's name."""
-    gpu = session.get("gpu") or {}
-    name = gpu.get("name") if session["device"] == "cuda" else None
-    return {"--device": session["device"], "--dtype": session["dtype"], "the GPU": name}
-
-
-def _refuse_other_hardware(first: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _refuse_other_hardware(first: SessionRecord, now: SessionRecord) -> None:
     """Raise UserError if a session cannot continue the run that session `first` started."""
-    current = _hardware(now)
-    for name, started_with in _hardware(first).items():
-        if current[name] != started_with:
+    gpus = [session.gpu.name if session.gpu and session.device == "cuda" else None for session in (first, now)]
+    same = {"--device": (first.device, now.device), "--dtype": (first.dtype, now.dtype), "the GPU": gpus}
+    for name, (before, current) in same.items():
+        if current != before:
             raise UserError(
-                f"this run started with {name} {started_with}; it cannot resume with {current[name]}. Resume it where "
-                "it started, or start another run with `-o DIR`."
+                f"this run started with {name} {before}; it cannot resume with {current}. Resume it where it started, "
+                "or start another run with `-o DIR`."
             )
 
 
@@ -53,27 +47,12 @@ class WorkerSession:
             raise UserError(f"{death} while it loaded the models; free memory, or use fewer `--workers`.") from None
         self.warm.clear()
         with self._writing:
-            environment = self.run.read_json("environment.json")
-            sessions = environment.get("sessions", [])
-            if sessions:
-                _refuse_other_hardware(sessions[0], described)
-            self.session = len(sessions) + 1
-            self.run.write_json("environment.json", {**environment, "sessions": [*sessions, described]})
-
-    def prepare(self, task: Task) -> None:
-        """Warm up the task's shape if it is cold: the worker has just replaced a dead one."""
-        shape = (task.cell, len(task.requests))
-        if shape not in self.warm:
-            short = [
-                dataclasses.replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
-                for request in task.requests
-            ]
-            warm_up = dataclasses.replace(task, requests=short)
-            for _ in range(WARM_UPS):
-                outcome = self.worker.decode(warm_up)
-                if isinstance(outcome, Failed) or not outcome.timing.preparation_s:
-                    break
-            self.warm.add(shape)
+            environment = self.run.read("environment.json", Environment)
+            now, before = SessionRecord.model_validate(described), environment.sessions
+            if before:
+                _refuse_other_hardware(before[0], now)
+            self.session = len(before) + 1
+            self.run.write_json("environment.json", dump(environment.changed(sessions=[*before, now])))
 
 
 def in_parallel(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession], None]) -> None:

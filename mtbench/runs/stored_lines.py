@@ -18,17 +18,16 @@ from mtbench.runs.plan import Group, Plan, SuitePlan
 
 def generation_line(
     item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
-) -> JsonObject:
+) -> GenerationLine:
     """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
-    line = {
-        "item": item,
-        "prompt_ids": list(prompt) if public else None,
-        "prompt_tokens": len(prompt),
+    return GenerationLine(
+        item=item,
+        prompt_ids=list(prompt) if public else None,
+        prompt_tokens=len(prompt),
         **dataclasses.asdict(generation),
-        "forwards": generation.forwards,
-        "block": block,
-    }
-    return {key: line[key] for key in GenerationLine.model_fields}  # in the order of the format
+        forwards=generation.forwards,
+        block=block,
+    )
 
 
 def timing_line(

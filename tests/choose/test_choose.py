@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_records import made_decision, made_results, result_cell
+from stored import keep_lines, stored_json, stored_lines
 from typer.testing import CliRunner, Result
 from whole import Quiet, forget_plugin_files
 
@@ -97,13 +98,13 @@ def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None
     second = again(racing.run)
     with pytest.raises(KeyboardInterrupt):
         generate(second.run, Quiet(until=8), second.executing())
-    lines = racing.run.lines("eliminated.jsonl")
-    racing.run.keep_lines("eliminated.jsonl", lines[:-1])
+    lines = stored_lines(racing.run, "eliminated.jsonl")
+    keep_lines(racing.run, "eliminated.jsonl", lines[:-1])
     third = again(racing.run)
     decision = finish(third)
     stored = left(third)
 
-    assert racing.run.lines("eliminated.jsonl")[: len(lines)] == lines
+    assert stored_lines(racing.run, "eliminated.jsonl")[: len(lines)] == lines
     replayed = {gone.cell: gone for group in third.plan.groups for gone in again(third.run).outcome(group).left}
     assert {name: (line.block, line.lost) for name, line in stored.items()} == {
         name: (gone.block, gone.lost) for name, gone in replayed.items()
@@ -172,11 +173,11 @@ def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_pa
     run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
     (run.path / "eliminated.jsonl").unlink()
     _, decision = choosing.finish(run, Execution(), RunProgress(Terminal(quiet=True)))
-    assert run.lines("eliminated.jsonl") == race.lines("eliminated.jsonl")
-    assert dump(decision) == race.read_json("decision.json")
+    assert stored_lines(run, "eliminated.jsonl") == stored_lines(race, "eliminated.jsonl")
+    assert dump(decision) == stored_json(race, "decision.json")
     for kind in ("timings", "generations"):
         for file in (race.path / kind).iterdir():
-            assert run.lines(f"{kind}/{file.name}") == race.lines(f"{kind}/{file.name}")
+            assert stored_lines(run, f"{kind}/{file.name}") == stored_lines(race, f"{kind}/{file.name}")
 
 
 @pytest.mark.whole
@@ -186,13 +187,13 @@ def test_a_report_decides_a_race_from_its_stored_blocks(race: RunDirectory, tmp_
 
     Its table and its decision are of the same blocks and rules. It is not judged by the rule of other runs.
     """
-    run, made = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race"))), race.read_json("decision.json")
+    run, made = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race"))), stored_json(race, "decision.json")
     (run.path / "decision.json").unlink()
     if blocks is not None:
         spent = made["spent"] | ({"decoding_s": 1.0} if blocks == "fewer" else {})
         run.write_json("decision.json", made | {"headline": "that of before", "spent": spent})
     choosing.report(run)
-    assert run.read_json("decision.json") == made
+    assert stored_json(run, "decision.json") == made
     assert in_words(made["headline"], arm_names(run.read("results.json", Results).cells)) in html.unescape(
         (run.path / "report.html").read_text()
     )
@@ -246,8 +247,8 @@ def race(chosen: Chosen) -> RunDirectory:
 
 @pytest.mark.whole
 def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, race: RunDirectory) -> None:
-    assert race.read_json("decision.json") == chosen.decision
-    assert race.read_json("results.json") == chosen.results.record
+    assert stored_json(race, "decision.json") == chosen.decision
+    assert stored_json(race, "results.json") == chosen.results.record
     decision, results = race.read("decision.json", Decision), race.read("results.json", Results)
     assert decision.headline.startswith("On this demonstration, ")
     assert [rec.batch_size for rec in decision.recommendations] == [8, 4]
@@ -262,7 +263,7 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
 @pytest.mark.whole
 def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory, tmp_path: Path) -> None:
     """The plan has its hash; whoever goes on with the race must name it, and decides the same."""
-    assert [*race.read_json("plan.json")["plugins"]] == [str(PLUGIN)]
+    assert [*stored_json(race, "plan.json")["plugins"]] == [str(PLUGIN)]
     assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {4, 8}
     forget_plugin_files()
     named = ["-o", str(race.path), "--resume"]
@@ -272,7 +273,7 @@ def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory, tmp_pat
     copied = tmp_path / "decision.json"
     again = invoke([*named, "--plugin", str(PLUGIN), "--json", str(copied)])
     assert again.exception is None
-    assert race.read_json("decision.json") == chosen.decision
+    assert stored_json(race, "decision.json") == chosen.decision
     assert copied.read_bytes() == (race.path / "decision.json").read_bytes()
 
 
@@ -308,7 +309,7 @@ def test_the_page_says_what_the_race_decided(race: RunDirectory, tmp_path: Path)
 def test_arms_over_a_limit_are_on_the_page(race: RunDirectory, tmp_path: Path) -> None:
     """What is decided by limits from the same lines."""
     run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
-    run.write_json("race.json", run.read_json("race.json") | {"slo_s": {"ttft": 1e-9}})
+    run.write_json("race.json", stored_json(run, "race.json") | {"slo_s": {"ttft": 1e-9}})
     results = run.read("results.json", Results)
     decide(again(run), results)
     write_report(run, results)

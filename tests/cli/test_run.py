@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import save_small
+from stored import stored_json, stored_lines
 from thinned import one_in
 from whole import Quiet, cells_of, figures, finish, start
 
@@ -71,7 +72,7 @@ def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDire
     run, results = finished
     assert [c["status"] for c in results["cells"]] == ["ok"] * 12
     for cell in results["cells"]:
-        lines = run.lines(f"generations/{cell['cell']}.jsonl")
+        lines = stored_lines(run, f"generations/{cell['cell']}.jsonl")
         assert all(sum(g["commits"]) == len(g["token_ids"]) and len(g["commits"]) == g["forwards"] for g in lines)
         assert cell["tokens"] == sum(len(g["token_ids"]) for g in lines)
         assert cell["tokens_per_forward"] == pytest.approx(cell["tokens"] / sum(g["forwards"] for g in lines))
@@ -208,7 +209,7 @@ def test_a_line_is_not_added_to_a_torn_one(tmp_path: Path) -> None:
     for torn in ("", '{"a": 1}\n{"a": ', '{"a": '):
         (tmp_path / "lines.jsonl").write_text(torn)
         run.append("lines.jsonl", [{"a": 2}, {"a": 3}])
-        assert run.lines("lines.jsonl") == [*([{"a": 1}] if "1" in torn else []), {"a": 2}, {"a": 3}]
+        assert stored_lines(run, "lines.jsonl") == [*([{"a": 1}] if "1" in torn else []), {"a": 2}, {"a": 3}]
 
 
 def test_a_run_does_not_resume_in_another_type(checkpoints: dict[str, str], tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_run_does_not_resume_in_another_type(checkpoints: dict[str, str], tmp_
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"]))
     with pytest.raises(KeyboardInterrupt):
         generate(run, Quiet(until=2))
-    plan = run.read_json("plan.json")
+    plan = stored_json(run, "plan.json")
     plan["request"]["dtype"] = "float64"
     run.write_json("plan.json", plan)
     with pytest.raises(UserError, match="started with --dtype float32; it cannot resume with float64"):
@@ -446,7 +447,7 @@ def test_a_dry_run_refuses_what_the_run_would(
 def test_the_id_of_a_run_is_that_of_its_stored_plan(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """Keys that later versions add with a default do not change the id."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
-    stored = run.read_json("plan.json")
+    stored = stored_json(run, "plan.json")
     for cell in stored["cells"]:
         del cell["fault"]
     run.write_json("plan.json", stored)

@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 from driver import Driver, processes
+from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Sample
@@ -172,11 +173,11 @@ def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_arm_that_lost_too_many_windows_is_void_alone(small_run: RunDirectory, tmp_path: Path) -> None:
     """Under 80 % of its samples are left, so it is not compared; the other arms keep all of theirs."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
-    names = next(g["cells"] for g in run.read_json("plan.json")["groups"])
-    lines = run.lines(f"timings/{names[0]}.jsonl")
+    names = next(g["cells"] for g in stored_json(run, "plan.json")["groups"])
+    lines = stored_lines(run, f"timings/{names[0]}.jsonl")
     for line in lines[::3]:
         line["dropped"] = "hardware slowdown"
-    run.keep_lines(f"timings/{names[0]}.jsonl", lines)
+    keep_lines(run, f"timings/{names[0]}.jsonl", lines)
     cells = {cell["cell"]: cell for cell in dump(assemble(run))["cells"]}
     dropped = len(lines[::3])
     assert cells[names[0]]["samples"] == {"used": 0, "dropped": len(lines)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import stored_json
 from whole import whole_run
 
 from mtbench.decoding.registry import METHODS
@@ -46,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 @pytest.fixture(scope="module")
 def cells(run: RunDirectory) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = run.read_json("results.json")["cells"]
+    found: list[dict[str, Any]] = stored_json(run, "results.json")["cells"]
     return found
 
 

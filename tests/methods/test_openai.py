@@ -12,6 +12,7 @@ from decoding_cases import decode_prompts, run_external
 from rich.console import Console
 from service import Answer, Service, serving
 from small import save_small
+from stored import stored_lines
 
 from mtbench.clients.openai_client import ServerError
 from mtbench.decoding.arms import parse_arms
@@ -361,7 +362,7 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
     assert re.fullmatch(r"http://127.0.0.1:9/v1 cannot be reached \(.*\); start .*, or give its url=", failed["error"])
 
     tokens = [
-        [g["token_ids"] for g in sorted(run.lines(f"generations/{c['cell']}.jsonl"), key=lambda g: g["item"])]
+        [g["token_ids"] for g in sorted(stored_lines(run, f"generations/{c['cell']}.jsonl"), key=lambda g: g["item"])]
         for c in (ar, served)
     ]
     assert tokens[0] == tokens[1]
@@ -381,7 +382,7 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
     assert served["ttft_s"]["p50"] > 0
     counted = [c for c in served["flags"] if c.startswith("token counts differ")]
     assert counted == [f"token counts differ: engine {c + 5 * 2:,}, ours {c:,}" for c in (2 * served["tokens"],)]
-    timings = run.lines(f"timings/{served['cell']}.jsonl")
+    timings = stored_lines(run, f"timings/{served['cell']}.jsonl")
     assert {t["drafts"] - t["tokens"] for t in timings} == {0}
     assert {t["accepted"] for t in timings} == {None}
 
@@ -399,7 +400,7 @@ def test_a_failure_that_may_pass_is_tried_again(
     same_model.fault = fault
     run, results = finish(tmp_path / "run", request_for(folder, same_model.url, batch_size=(2,)))
     assert [c["status"] for c in results["cells"]] == ["ok", "failed"]
-    [line] = run.lines("failures.jsonl")
+    [line] = stored_lines(run, "failures.jsonl")
     assert line.get("again", False) == again
     of_ar = f"timings/{results['cells'][0]['cell']}.jsonl"
     decoded = run.sha256(of_ar)
@@ -411,7 +412,7 @@ def test_a_failure_that_may_pass_is_tried_again(
     score(run)
     cells = dump(assemble(run))["cells"]
     assert [c["status"] for c in cells] == ["ok", "ok" if again else "failed"]
-    assert bool(run.lines("failures.jsonl")) != again
+    assert bool(stored_lines(run, "failures.jsonl")) != again
     if again:
         assert cells[0]["samples"] == cells[1]["samples"] == {"used": 6, "dropped": 0}
         assert cells[0]["speedup"]

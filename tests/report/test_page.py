@@ -12,6 +12,7 @@ import pytest
 from browsers import BROWSER, opened
 from made_records import cell_data, generation_line, made_decision, made_results, result_cell, speedup, timing_line
 from rich.console import Console
+from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.document.latex_table import latex
 from mtbench.document.markdown_text import markdown
@@ -72,7 +73,7 @@ def test_a_sentence_names_whole_arms_only() -> None:
 def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The report of a run with ten arms in a group, one of them twice as fast with the same tokens, and a price."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path_factory.mktemp("many") / "run")))
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     group = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
     pattern = group[-1]
     for i in range(10 - len(group)):
@@ -165,12 +166,12 @@ def test_an_arm_that_ran_slower_code_is_marked_everywhere(small_run: RunDirector
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
     slow = assemble(run).cells[1]
     assert not any("uncompiled" in flag or "kernels" in flag for flag in slow.flags)
-    lines = run.lines(f"timings/{slow.cell}.jsonl")
+    lines = stored_lines(run, f"timings/{slow.cell}.jsonl")
     for line in lines:
         del line["uncompiled"]
-    run.keep_lines(f"timings/{slow.cell}.jsonl", [{**line, "uncompiled": "feed: no compiler"} for line in lines[1:]])
+    keep_lines(run, f"timings/{slow.cell}.jsonl", [{**line, "uncompiled": "feed: no compiler"} for line in lines[1:]])
     run.append(f"timings/{slow.cell}.jsonl", lines[:1])
-    stored = run.read_json("environment.json")
+    stored = stored_json(run, "environment.json")
     stored["sessions"][-1] |= {"kernels_off": "logits are wrong", "layers": {"ar by graph": "mtbench's decoder"}}
     run.write_json("environment.json", stored)
     results = assemble(run)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from browsers import BROWSER, opened
 from rich.console import Console
+from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.document.model import Figure
 from mtbench.document.plots import MOST_TICKS, log_ticks
@@ -61,7 +62,7 @@ def write(run: RunDirectory, results: Any) -> None:
 def reported(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run with its report."""
     copied = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path_factory.mktemp("reported") / "run")))
-    write(copied, copied.read_json("results.json"))
+    write(copied, stored_json(copied, "results.json"))
     return copied
 
 
@@ -111,7 +112,7 @@ def files_of(run: RunDirectory) -> dict[str, bytes]:
 def test_every_arm_of_every_group_is_in_the_page_and_in_the_markdown(reported: RunDirectory) -> None:
     """One row per cell in the main tables of both, and every section once."""
     page, markdown = page_of(reported), (reported.path / "report.md").read_text()
-    cells = reported.read_json("results.json")["cells"]
+    cells = stored_json(reported, "results.json")["cells"]
     for arm in {cell["arm"] for cell in cells}:
         assert page.text.count(arm) >= 4
     first_tables = [part.split("###")[0] for part in markdown.split("\n## ")[1:] if ", batch size " in part]
@@ -134,7 +135,7 @@ def test_a_demonstration_is_titled_as_one(reported: RunDirectory) -> None:
 @pytest.mark.usefixtures("one_group_drawn")
 def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
     """Page, row, table and figure of a simulated cell mark it."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     for cell in results["cells"]:
         simulated = {"weights": "random:qwen2.5-7b", "accept": "0.8,0.6", "note": "independent draws: optimistic"}
         cell |= {"demonstration": False, "simulated": simulated}
@@ -181,7 +182,7 @@ FIXED |= {"plan_sha256"}
 
 def written_with(run: RunDirectory, end: str) -> Page:
     """Write the report of results in which every string that a stranger can choose ends with `end`."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     cells = {c["cell"] for c in results["cells"]}
 
     def ended(value: Any) -> Any:
@@ -213,10 +214,10 @@ def test_no_string_of_a_run_becomes_markup(run: RunDirectory) -> None:
 def test_pieces_make_up_the_stored_text(reported: RunDirectory) -> None:
     """The viewer shows the generated tokens, shaded by forwards."""
     for group in json.loads(page_of(reported).data)["groups"]:
-        cells = [c for c in reported.read_json("results.json")["cells"] if c["batch_size"] == group["batch_size"]]
+        cells = [c for c in stored_json(reported, "results.json")["cells"] if c["batch_size"] == group["batch_size"]]
         for number, arm in enumerate(group["arms"]):
             cell = next(c for c in cells if c["arm"] == arm["arm"] and c["suite"].startswith(group["suite"][:7]))
-            lines = {g["item"]: g for g in reported.lines(f"generations/{cell['cell']}.jsonl")}
+            lines = {g["item"]: g for g in stored_lines(reported, f"generations/{cell['cell']}.jsonl")}
             for item in group["items"]:
                 answer, line = item["answers"][number], lines[item["item"]]
                 plain = [p for i, p in enumerate(answer["pieces"]) if i not in answer["special"]]
@@ -228,7 +229,7 @@ def test_pieces_make_up_the_stored_text(reported: RunDirectory) -> None:
 @pytest.mark.parametrize("source", ["embedded:tiny/ar", "random:qwen2.5-7b"])
 def test_checkpoints_that_are_no_folder_have_shades_too(run: RunDirectory, source: str) -> None:
     """Embedded and random checkpoints have a tokenizer wherever mtbench is installed."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     for cell in results["cells"]:
         cell["checkpoints"] = dict.fromkeys(cell["checkpoints"], source)
     write(run, results)
@@ -240,7 +241,7 @@ def test_checkpoints_that_are_no_folder_have_shades_too(run: RunDirectory, sourc
 @pytest.mark.usefixtures("undrawn")
 def test_without_a_tokenizer_texts_are_whole_and_still_escaped(run: RunDirectory) -> None:
     """A report can be rebuilt without the checkpoints: it has no shades, a note and no error."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     for cell in results["cells"]:
         cell["checkpoints"] = dict.fromkeys(cell["checkpoints"], "/nowhere/at/all")
     write(run, results)
@@ -248,7 +249,7 @@ def test_without_a_tokenizer_texts_are_whole_and_still_escaped(run: RunDirectory
     assert len(page.all("script")) == 3
     assert "A tokenizer could not be loaded" in page.text
     item = json.loads(page.data)["groups"][0]["items"][0]
-    lines = {g["item"]: g for g in run.lines("generations/arithmetic.ar.ar.graph.b1.jsonl")}
+    lines = {g["item"]: g for g in stored_lines(run, "generations/arithmetic.ar.ar.graph.b1.jsonl")}
     assert item["answers"][0]["pieces"] is None
     assert item["answers"][0]["text"] == lines[item["item"]]["text"]
 
@@ -280,7 +281,7 @@ def test_deleted_answers_are_said_in_one_line(run: RunDirectory) -> None:
 def test_a_void_cell_says_why(run: RunDirectory) -> None:
     """With other tokens in a later round, the row says that it cannot be trusted, and the summary leaves it out."""
     name = "timings/arithmetic.mars-tau0.3.mars.graph.b1.jsonl"
-    run.keep_lines(name, [t if t["identical"] is None else {**t, "identical": 0} for t in run.lines(name)])
+    keep_lines(run, name, [t if t["identical"] is None else {**t, "identical": 0} for t in stored_lines(run, name)])
     write_report(run, assemble(run))
     assert "Void, not to be trusted: tokens differ between rounds." in page_of(run).text
     assert "Left out: 1 void." in page_of(run).text
@@ -322,7 +323,7 @@ def test_the_page_warns_of_what_spoils_the_run(run: RunDirectory) -> None:
 
 
 def arithmetic_cells(run: RunDirectory, batch_size: int = 2) -> Any:
-    cells = run.read_json("results.json")["cells"]
+    cells = stored_json(run, "results.json")["cells"]
     return [c for c in cells if (c["suite"], c["batch_size"]) == ("arithmetic", batch_size)]
 
 
@@ -350,9 +351,9 @@ def test_the_first_figure_has_the_fastest_arms(run: RunDirectory) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_single_arm_needs_no_baseline(run: RunDirectory) -> None:
     """A run of one arm, without a comparison, has a page, too."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     results["cells"] = [c | {"speedup": [], "accuracy_vs": [], "agreement": []} for c in results["cells"][:1]]
-    plan = run.read_json("plan.json")
+    plan = stored_json(run, "plan.json")
     plan["groups"] = [plan["groups"][0] | {"cells": [results["cells"][0]["cell"]]}]
     run.write_json("plan.json", plan)
     write(run, results)
@@ -385,7 +386,7 @@ def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
 @pytest.mark.usefixtures("undrawn")
 def test_what_drafts_and_heads_cost_has_columns_where_any_arm_has_them(run: RunDirectory) -> None:
     """Forwards per token, seconds and their share of decoding; no other table has an empty column."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     assert not re.search(r"\| draft|\| head time", "".join(sections_of(run, results)))
     cell = arm_of(results, "mars:tau")
     cell |= {"draft_forwards": 1200, "draft_forwards_per_token": 2.5, "draft_s": 0.3, "head_s": 0.06, "decode_s": 0.6}
@@ -411,7 +412,7 @@ ACCEPTANCE = {
 @pytest.mark.usefixtures("undrawn")
 def test_acceptance_has_a_table_of_its_own(run: RunDirectory) -> None:
     """It shows the arms that guess, with every owner's figure. A hidden value is a dash, and no arm is no table."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     arm_of(results, "mars:tau")["acceptance"] = ACCEPTANCE
     engine = {"length": 2.5, "rate": None, "per_position": None, "offered": None}
     arm_of(results, "mars@")["acceptance"] = {
@@ -442,7 +443,7 @@ def printed(results: Any, width: int = 140) -> str:
 @pytest.mark.usefixtures("undrawn")
 def test_the_floor_stands_next_to_every_grade(run: RunDirectory) -> None:
     """Page and Markdown show `ar` against itself over batch sizes, unless there is one size."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     for cell in results["cells"]:
         if cell["lossless"]:
             cell["lossless"]["floor"] |= {"items": 1200, "identical": 1150}
@@ -468,7 +469,7 @@ def test_the_floor_stands_next_to_every_grade(run: RunDirectory) -> None:
 )
 def test_an_arm_without_a_grade_says_why(run: RunDirectory, claims: str, shown: str) -> None:
     """It is lossy by design, promises a distribution, or its reference arm did not run."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     arm_of(results, "mars:tau").update(claims=claims, lossless=None)
     section = next(part for part in sections_of(run, results) if part.startswith("arithmetic, batch size 2"))
     assert f"| {shown} |" in section
@@ -481,7 +482,7 @@ def test_an_arm_without_a_grade_says_why(run: RunDirectory, claims: str, shown: 
 @pytest.mark.usefixtures("undrawn")
 def test_a_grade_against_an_equivalent_arm_does_not_make_a_lossy_arm_lossless(run: RunDirectory) -> None:
     """The page names the equivalent arm, which is lossy too. The terminal, which names no arm, shows `lossy`."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     grade: dict[str, Any] = dict.fromkeys(("first_divergence", "epsilon", "worst_margin", "near_ties", "floor"))
     grade |= {"against": "mars@mars/graph", "grade": "exact", "items": 7, "identical": 7}
     arm_of(results, "mars@")["lossless"] = None
@@ -495,7 +496,7 @@ def test_a_grade_against_an_equivalent_arm_does_not_make_a_lossy_arm_lossless(ru
 
 def test_a_promised_distribution_is_never_graded_token_by_token(run: RunDirectory) -> None:
     """Also if its reference arm ran, and its tokens differ."""
-    plan = run.read_json("plan.json")
+    plan = stored_json(run, "plan.json")
     for cell in plan["cells"]:
         if cell["lossless_reference"]:
             cell["claims"] = "distribution"
@@ -543,7 +544,7 @@ def test_a_value_that_was_not_measured_is_a_dash(
 ) -> None:
     """With every value that may be null, in one cell each, in one cell or in all cells, no page has None or NaN."""
     request.getfixturevalue(drawn)
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     cells = results["cells"]
     names = [*NULLABLE, "speedup", "accuracy_vs"]
     for number, name in enumerate(names):
@@ -557,7 +558,7 @@ def test_a_value_that_was_not_measured_is_a_dash(
 @pytest.mark.usefixtures("undrawn")
 def test_values_of_a_gpu_are_shown_if_they_are_known(run: RunDirectory) -> None:
     """Share of the roofline, energy per token, the probe and idle power; on a CPU no column is empty."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     write(run, results)
     markdown = (run.path / "report.md").read_text()
     assert not re.search(r"\| % of roofline|Idle power", markdown)
@@ -576,7 +577,7 @@ def test_values_of_a_gpu_are_shown_if_they_are_known(run: RunDirectory) -> None:
 
 def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory, reported: RunDirectory) -> None:
     """It needs results.json and the generations only."""
-    write(run, run.read_json("results.json"))
+    write(run, stored_json(run, "results.json"))
     assert files_of(run) == files_of(reported)
     assert len(files_of(run)) == 2 + 4 + 2 * (2 * 2 + 2 * 1)  # pages; tables; figures of scored suites, and of others
 
@@ -625,7 +626,7 @@ def test_the_viewer_in_a_browser(reported: RunDirectory) -> None:
 
 def test_only_the_suite_of_its_family_is_a_synthetic_task(run: RunDirectory) -> None:
     """Over other questions the embedded family is a demonstration of a small model; so is a page with both."""
-    results = run.read_json("results.json")
+    results = stored_json(run, "results.json")
     cells = [ResultCell.model_validate(cell) for cell in results["cells"]]
     tiny = [cell for cell in cells if cell.suite == "arithmetic"]
     asked = [cell.changed(suite="gsm8k") for cell in tiny]
@@ -635,7 +636,7 @@ def test_only_the_suite_of_its_family_is_a_synthetic_task(run: RunDirectory) -> 
 
 def test_a_checkpoint_that_overrides_a_role_is_named_in_place_of_the_family(run: RunDirectory) -> None:
     """By the last part of its folder or id, in the cells that decode with it; the family is named in the others."""
-    cells = [ResultCell.model_validate(cell) for cell in run.read_json("results.json")["cells"]]
+    cells = [ResultCell.model_validate(cell) for cell in stored_json(run, "results.json")["cells"]]
     family = {role: f"embedded:tiny/{role}" for role in ("ar", "mars")}
     assert checkpoint_names([cells[0].changed(checkpoints=family)]) == "tiny"
     changed = cells[0].changed(checkpoints=family | {"mars": "/home/somebody/mine"})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from schemas import validator
+from stored import stored_lines
 
 from mtbench.cli import main
 from mtbench.document.html_page import html as page_of
@@ -221,7 +222,7 @@ def test_an_accepted_length_is_counted_as_deepspec_does(tmp_path: Path) -> None:
     result = carried_out(table, OWN, tmp_path / "it")
     validate(result)
     cells = json.loads((tmp_path / "it" / "tiny" / "results.json").read_text())["cells"]
-    lines = [*RunDirectory(tmp_path / "it" / "tiny").lines(f"generations/{cells[1]['cell']}.jsonl")]
+    lines = [*stored_lines(RunDirectory(tmp_path / "it" / "tiny"), f"generations/{cells[1]['cell']}.jsonl")]
     steps = [step for line in lines for step in line["commits"] if step]
     beyond = sum(line["surplus"] for line in lines if line["finish_reason"] == "length")
     ours = figure(result, "drafted", "acceptance_length")["ours"]

@@ -9,6 +9,7 @@ from made_records import cell_data, generation_line, result_cell, speedup
 from rich.console import Console
 from schemas import validator
 from small import save_small
+from stored import stored_lines
 
 from mtbench.document.terminal import ONE_LINE
 from mtbench.errors import UserError
@@ -156,8 +157,8 @@ def test_the_floor_next_to_a_grade_is_the_reference_arm_against_itself(run: RunD
         assert cell.lossless is not None
         against = cell.lossless.against
         small, large = (
-            {g["item"]: g["token_ids"] for g in run.lines(f"generations/{cells_of(results, size)[against].cell}.jsonl")}
-            for size in (1, 3)
+            {g["item"]: g["token_ids"] for g in stored_lines(run, f"generations/{name}.jsonl")}
+            for name in (cells_of(results, size)[against].cell for size in (1, 3))
         )
         common = small.keys() & large.keys()
         assert cell.lossless.floor == Floor(

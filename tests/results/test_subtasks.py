@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from schemas import validator
+from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.report.document import write_report
 from mtbench.results.aggregate import assemble
@@ -22,7 +23,7 @@ def run(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Ru
     At batch size 2 every block mixes the tasks except the last, which has one item.
     """
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path_factory.mktemp("tasks") / "run")))
-    plan, scores = run.read_json("plan.json"), run.read_json("scores.json")
+    plan, scores = stored_json(run, "plan.json"), stored_json(run, "scores.json")
     items = plan["suites"][0]["items"]
     pairs = next(g["blocks"] for g in plan["groups"] if (g["suite"], g["batch_size"]) == ("arithmetic", 2))
     assert [len(block) for block in pairs] == [2, 2, 2, 1]
@@ -35,8 +36,8 @@ def run(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Ru
         item["item"] = renamed(item["item"])
     for group in plan["groups"]:
         for name in group["cells"] if group["suite"] == "arithmetic" else ():
-            lines = run.lines(f"generations/{name}.jsonl")
-            run.keep_lines(f"generations/{name}.jsonl", [{**g, "item": renamed(g["item"])} for g in lines])
+            lines = stored_lines(run, f"generations/{name}.jsonl")
+            keep_lines(run, f"generations/{name}.jsonl", [{**g, "item": renamed(g["item"])} for g in lines])
             scores[name] = {renamed(item): score for item, score in scores[name].items()}
     run.write_json("plan.json", plan)
     run.write_json("scores.json", scores)
@@ -58,8 +59,8 @@ def test_a_task_is_counted_by_its_own_lines(run: RunDirectory, results: Results)
     """Items, tokens per forward, acceptance, speed and accuracy equal those computed from the files by hand."""
     cell = cell_of(results, "arithmetic", "mars:tau=0.3@mars/graph", 1)
     assert {t.task: t.items for t in cell.tasks} == {RIDGE_POSITIONS: 4, ODD: 3}
-    lines, timings = (run.lines(f"{folder}/{cell.cell}.jsonl") for folder in ("generations", "timings"))
-    scores = run.read_json("scores.json")[cell.cell]
+    lines, timings = (stored_lines(run, f"{folder}/{cell.cell}.jsonl") for folder in ("generations", "timings"))
+    scores = stored_json(run, "scores.json")[cell.cell]
     for part in cell.tasks:
         own = [g for g in lines if g["item"].startswith(part.task)]
         assert part.acceptance is not None
@@ -81,11 +82,11 @@ def test_a_task_is_compared_over_its_own_blocks(run: RunDirectory, results: Resu
     cell = cell_of(results, "arithmetic", "mars@mars/graph", 1)
     for part in cell.tasks:
         assert [s.baseline for s in part.speedup] == ["ar@mars/graph", "ar@ar/graph"]
-        lines = run.lines(f"generations/{cell.cell}.jsonl")
+        lines = stored_lines(run, f"generations/{cell.cell}.jsonl")
         blocks = {g["block"] for g in lines if g["item"].startswith(part.task)}
 
         def wall_s(name: str, blocks: set[int] = blocks) -> Any:
-            seen = [t for t in run.lines(f"timings/{name}.jsonl") if t["block"] in blocks]
+            seen = [t for t in stored_lines(run, f"timings/{name}.jsonl") if t["block"] in blocks]
             of_block = [[t["wall_s"] for t in seen if t["block"] == block] for block in blocks]
             return sum(sum(walls) / len(walls) for walls in of_block)
 
@@ -115,7 +116,7 @@ def test_a_suite_of_one_task_has_no_task_figures(results: Results) -> None:
 
 def test_results_with_tasks_follow_the_schema(run: RunDirectory) -> None:
     """With times and without."""
-    validator("results").validate(run.read_json("results.json"))
+    validator("results").validate(stored_json(run, "results.json"))
 
 
 def test_tasks_have_a_table(run: RunDirectory) -> None:
@@ -130,7 +131,7 @@ def test_tasks_have_a_table(run: RunDirectory) -> None:
 
 def test_the_mean_over_tasks_counts_each_alike(run: RunDirectory, results: Results) -> None:
     """It stands next to the mean over items, with an interval that is not empty even if all answers are wrong."""
-    scores = run.read_json("scores.json")
+    scores = stored_json(run, "scores.json")
     for cell in (c for c in results.cells if c.tasks):
         scored = scores[cell.cell].items()
         of_task = {name: [value for item, value in scored if item.startswith(name)] for name in (RIDGE_POSITIONS, ODD)}

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from driver import Driver, processes
+from stored import stored_json
 
 from mtbench.decoding.request import Request
 from mtbench.hardware import machine
@@ -45,7 +46,7 @@ class Bench:
         self, run: RunDirectory, *, failed: set[str] | None = None, deadline: float = FOREVER, second: str = "ar"
     ) -> dict[str, Any]:
         energy.measure(run, plan(second), cast("Any", self), failed or set(), self.notes.append, deadline)
-        found: dict[str, Any] = run.read_json("energy.json") if run.has("energy.json") else {}
+        found: dict[str, Any] = stored_json(run, "energy.json") if run.has("energy.json") else {}
         return found
 
 

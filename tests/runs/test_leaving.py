@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from made_records import cell_data, generation_line, timing_line
+from stored import stored_lines
 from whole import Quiet, figures, finish, start
 
 from mtbench.records import dump
@@ -28,8 +29,8 @@ class After:
         self.run, self.cell, self.blocks = run, cell, blocks
 
     def __call__(self, cells: Sequence[str]) -> Sequence[Elimination]:
-        ended = len(self.run.lines(f"timings/{self.cell}.jsonl"))
-        if ended != self.blocks or self.run.lines("eliminated.jsonl"):
+        ended = len(stored_lines(self.run, f"timings/{self.cell}.jsonl"))
+        if ended != self.blocks or stored_lines(self.run, "eliminated.jsonl"):
             return []
         return [Elimination(cell=self.cell, block=ended, lost=True, reason="surely slower")]
 
@@ -51,7 +52,7 @@ def test_a_cell_that_left_decodes_no_further_blocks_and_is_compared_on_its_own(t
     results = assemble(run)
 
     plain, gone = results.cells
-    assert [len(run.lines(f"timings/{c.cell}.jsonl")) for c in (plain, gone)] == [8, 6]
+    assert [len(stored_lines(run, f"timings/{c.cell}.jsonl")) for c in (plain, gone)] == [8, 6]
     assert (plain.status, gone.status) == ("ok", "left")
     assert gone.left is not None
     assert (gone.left.block, gone.left.lost) == (6, True)

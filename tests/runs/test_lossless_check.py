@@ -10,6 +10,7 @@ import torch
 from decoding_cases import decode_prompts
 from made_records import generation_line
 from small import save_small, small_checkpoint
+from stored import stored_json
 from whole import Quiet, cells_of, start
 
 from mtbench import statistics
@@ -151,7 +152,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     rescoring = lossless_check.Rescoring(run, plan, pool, pytest.fail)
     rescoring.check(cast("Cell", cells[2]))
 
-    found = run.read_json("lossless/c.json")
+    found = stored_json(run, "lossless/c.json")
     judge, own, width = ModelRunner(checkpoint), pool.runner("ar", "model", engine), 5 if engine else 2
     logits = np.concatenate([forced(judge, lossless_check.Answer(*answer), 1)[0].detach() for answer in answers])
     assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
@@ -162,7 +163,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
 
     fed.clear()
     rescoring.check(cast("Cell", cells[3]))  # the reference arm's answers are known by now
-    last = run.read_json("lossless/d.json")
+    last = stored_json(run, "lossless/d.json")
     assert last["epsilon"] == found["epsilon"]
     assert [len(last["items"][item]) for item in "012"] == [0, 0, 1]
     assert fed == [(plain, width)]  # the answer that is not among them

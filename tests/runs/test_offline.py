@@ -108,77 +108,31 @@ def offline(tmp_path: Path) -> OfflinePython:
             "socket.sendto 192.0.2.1\n",
         ),
         (
+            "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())",
+            "",
+        ),
+        (
             "import subprocess, sys; code = 'import socket; socket.gethostbyname(\"example.org\")'\n"
             "sys.exit(subprocess.run([sys.executable, '-c', code]).returncode)",
             "socket.gethostbyname example.org\n",
         ),
     ],
-    ids=["url", "connection", "connect", "datagram", "child"],
+    ids=["url", "connection", "connect", "datagram", "loopback", "child"],
 )
 def test_every_network_access_is_recorded(code: str, attempts: str, offline: OfflinePython) -> None:
-    """It fails, and the record exists even if the program catches the error."""
-    assert offline.run(["-c", code], 60).returncode == 1
+    """It fails, and the record exists even if the program catches the error. Processes of one machine communicate."""
+    assert offline.run(["-c", code], 60).returncode == bool(attempts)
     assert offline.attempts == attempts
-
-
-def test_the_loopback_device_is_allowed(offline: OfflinePython) -> None:
-    """Processes of one machine may communicate."""
-    code = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())"
-
-    assert offline.run(["-c", code], 60).returncode == 0
-    assert offline.attempts == ""
-
-
-def test_every_suite_is_tested_or_has_a_reason() -> None:
-    """A new suite also runs offline, or WITHOUT_DATA has a reason."""
-    assert set(WITHOUT_DATA) <= set(SUITES)
-    assert WITH_DATA
-
-
-PLAN_AND_SCORE = """
-import sys
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.prompts import open_suite
-from mtbench.runs.planner import make_plan
-from mtbench.evaluation.registry import SUITES
-
-for name in sys.argv[2:]:
-    request = RunRequest(suite=[name], family="tiny", method=["ar"], subtask=SUITES[name].subtasks[-1:], limit=1,
-                    max_new_tokens=4, data_dir=sys.argv[1], offline=True, skip_unscorable=True)
-    items = [item.item for item in make_plan(request).suites[0].items]
-    suite = open_suite(name, request)
-    scores = suite.score(dict.fromkeys(items, "I do not know.")) if suite.metric else dict.fromkeys(items)
-    print(name, *scores.values())
-"""
-
-
-@pytest.mark.slow
-@real
-def test_suites_plan_and_score_offline(offline: OfflinePython) -> None:
-    """Each suite with data plans one item (of one subtask) and scores a wrong answer 0."""
-    process = offline.run(["-c", PLAN_AND_SCORE, str(REAL), *WITH_DATA], 300)
-
-    assert process.returncode == 0, process.stderr
-    scores_of = {name: scores for name, *scores in map(str.split, process.stdout.splitlines())}
-    assert list(scores_of) == WITH_DATA
-    assert all(set(scores) == {"0.0" if SUITES[name].metric else "None"} for name, scores in scores_of.items())
-    assert offline.attempts == ""
 
 
 @real
 @pytest.mark.slow
 def test_suites_run_offline(offline: OfflinePython) -> None:
     """One run of all suites, from prompts to the report: every cell is ok, without network access."""
-    arguments = [
-        "run",
-        *(word for name in WITH_DATA for word in ("--suite", name)),
-        "--family",
-        "tiny",
-        "--method",
-        "ar",
-    ]
-    arguments += ["--limit", "1", "--rounds", "1", "--batch-size", "4", "--max-new-tokens", "4", "--skip-unscorable"]
-    process = offline.run(["-m", "mtbench", *arguments, "--offline", "--data-dir", str(REAL), "-o", "run"], 550)
+    suites = [word for name in WITH_DATA for word in ("--suite", name)]
+    options = "--family tiny --method ar --limit 1 --rounds 1 --batch-size 4 --max-new-tokens 4 --skip-unscorable"
+    arguments = ["run", *suites, *options.split(), "--offline", "--data-dir", str(REAL), "-o", "run"]
+    process = offline.run(["-m", "mtbench", *arguments], 550)
 
     assert process.returncode == 0, process.stderr
     cells = json.loads((offline.folder / "run/results.json").read_text())["cells"]

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from small import small_checkpoint, small_config
+from stored import stored_json
 
 from mtbench.models.fused_decoder import build
 from mtbench.runs import peak_memory
@@ -82,7 +83,7 @@ def measure(run: RunDirectory, deadline: float, *failed: str) -> tuple[Any, list
     peak_memory.measure(
         run, plan, cast("ModelPool", SimpleNamespace(device="cpu")), set(failed), notes.append, deadline
     )
-    return run.read_json("memory.json") if run.has("memory.json") else {}, notes
+    return stored_json(run, "memory.json") if run.has("memory.json") else {}, notes
 
 
 def test_the_time_budget_ends_it_between_two_cells(clock: SimpleNamespace, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from decoding_cases import decode_prompts
 from small import PAD, save_small, small_checkpoint, small_config, small_tokenizer
+from stored import stored_json, stored_lines
 from whole import Quiet, figures
 
 from mtbench.decoding.method import ModelRunners
@@ -92,8 +93,8 @@ def begun(path: Path, checkpoints: dict[str, str], **asked: Any) -> RunDirectory
 
 
 def answers(run: RunDirectory) -> dict[str, dict[str, JsonObject]]:
-    cells = [cell["cell"] for cell in run.read_json("plan.json")["cells"]]
-    return {cell: {g["item"]: g for g in run.lines(f"generations/{cell}.jsonl")} for cell in cells}
+    cells = [cell["cell"] for cell in stored_json(run, "plan.json")["cells"]]
+    return {cell: {g["item"]: g for g in stored_lines(run, f"generations/{cell}.jsonl")} for cell in cells}
 
 
 # --- conversations ------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def test_no_file_of_a_run_holds_a_private_question(checkpoints: dict[str, str], 
         for item, line in lines.items():
             assert line["prompt_ids"] is None
             assert {**public[cell][item], "prompt_ids": None} == line
-    graded = {c["arm"]: c["lossless"] for c in run.read_json("results.json")["cells"]}
+    graded = {c["arm"]: c["lossless"] for c in stored_json(run, "results.json")["cells"]}
     assert (graded["mars@mars/graph"]["grade"], graded["mars@mars/graph"]["near_ties"]) == ("exact", 0)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from service import Service, serving
+from stored import keep_lines, stored_json, stored_lines
 from typer.testing import CliRunner
 from whole import Quiet, finish, start
 
@@ -36,7 +37,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def edit(run: RunDirectory, change: Callable[[Any], None]) -> None:
     """Change the stored plan."""
-    plan = run.read_json("plan.json")
+    plan = stored_json(run, "plan.json")
     change(plan)
     run.write_json("plan.json", plan)
 
@@ -135,7 +136,8 @@ def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crash
         assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
         first.kill()
     generate(run, Quiet())
-    assert len(run.lines(f"timings/{run.read_json('plan.json')['cells'][0]['cell']}.jsonl")) == 2
+    [cell] = stored_json(run, "plan.json")["cells"]
+    assert len(stored_lines(run, f"timings/{cell['cell']}.jsonl")) == 2
 
 
 def test_a_lock_may_be_taken_again_in_its_process(run: RunDirectory) -> None:
@@ -178,18 +180,18 @@ def test_answers_without_a_score_are_scored_again_whatever_the_clock_says(run: R
     """Modification times decide nothing. Until then every cell says how many of its answers are scored."""
     results = finish(run)
     assert not due(run)
-    [scored] = run.read_json("scores.json").values()
+    [scored] = stored_json(run, "scores.json").values()
     scored.popitem()
     run.write_json("scores.json", {results["cells"][0]["cell"]: scored})  # newer than the answers
     assert due(run)
     [cell] = dump(assemble(run))["cells"]
     assert "1 of 2 answers are scored; score them all with `mtbench score`" in cell["flags"]
     file = f"generations/{cell['cell']}.jsonl"
-    lines = run.lines(file)
-    run.keep_lines(file, [line for line in lines if line["item"] not in scored])
+    lines = stored_lines(run, file)
+    keep_lines(run, file, [line for line in lines if line["item"] not in scored])
     [fewer] = dump(assemble(run))["cells"]
     assert {flag.partition(" answers are ")[0] for flag in fewer["flags"]} >= {"1 of 2 timed", "0 of 1"}
-    run.keep_lines(file, lines)
+    keep_lines(run, file, lines)
     assert due(run)
     score(run)
     [cell] = dump(assemble(run))["cells"]
@@ -271,7 +273,7 @@ def test_a_cell_does_not_go_on_with_an_option_that_its_method_did_not_have(tmp_p
 def test_generate_ends_with_1_if_a_cell_failed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script made of stages sees it; a failed scoring is not its business."""
     monkeypatch.setattr("mtbench.runs.executor.generate", lambda *_: None)
-    [cell] = (cell["cell"] for cell in run.read_json("plan.json")["cells"])
+    [cell] = (cell["cell"] for cell in stored_json(run, "plan.json")["cells"])
     run.append("failures.jsonl", [{"cell": cell, "error": "no", "stage": "score"}])
     assert CliRunner().invoke(app, ["generate", str(run.path)]).exit_code == 0
     run.append("failures.jsonl", [{"cell": cell, "error": "no"}])

@@ -75,7 +75,7 @@ class Racing:
         group = next(group for group in self.plan.groups if list(cells) == group.cells)
         key = (group.suite, group.batch_size)
         plain = next((name for name in group.cells if is_plain(self.plan.cell(name))), None)
-        ended = 0 if plain is None else len(self.run.lines(f"timings/{plain}.jsonl"))
+        ended = 0 if plain is None else len(self.run.read_lines(f"timings/{plain}.jsonl", TimingLine))
         last = self._made.get(key, -1)
         if plain is None or (last >= 0 and not any(last < look <= ended for look in self.looks(group))):
             return []
@@ -90,7 +90,7 @@ class Racing:
     def restore_left(self) -> None:
         """Make the looks at the stored blocks again: without its line, the blocks of a cell's group are lost."""
         for group in self.plan.groups:
-            begun = any(self.run.lines(f"timings/{name}.jsonl") for name in group.cells)
+            begun = any(self.run.read_lines(f"timings/{name}.jsonl", TimingLine) for name in group.cells)
             if begun and (leaving := self(group.cells)):
                 self.run.append("eliminated.jsonl", [dump(line) for line in leaving])
 
@@ -99,7 +99,8 @@ class Racing:
         left = 0
         for group in self.plan.groups:
             live = [name for name in group.cells if name not in gone]
-            left += sum(len(group.blocks) - len(self.run.lines(f"timings/{name}.jsonl")) for name in live)
+            ended = (len(self.run.read_lines(f"timings/{name}.jsonl", TimingLine)) for name in live)
+            left += len(live) * len(group.blocks) - sum(ended)
         return left
 
     def looks(self, group: Group) -> list[int]:
@@ -161,8 +162,8 @@ class Racing:
         """
         for before in itertools.takewhile(lambda other: other != group, self.plan.groups):
             same = [c for c in map(self.plan.cell, before.cells) if (c.suite, c.arm) == (plain.suite, plain.arm)]
-            stored = [line for c in same for line in self.run.lines(f"generations/{c.cell}.jsonl")]
-            if sum(len(line["token_ids"]) for line in stored) >= EPSILON_POSITIONS_NEEDED:
+            stored = [line for c in same for line in self.run.read_lines(f"generations/{c.cell}.jsonl", GenerationLine)]
+            if sum(len(line.token_ids) for line in stored) >= EPSILON_POSITIONS_NEEDED:
                 return 0
         tokens = [0] * len(group.blocks)
         for line in lines:
