@@ -39,7 +39,7 @@ class Job(Generic[R, S]):
     """An experiment in its directory.
 
     `request` is what was asked when it began, with what this command may change; `asked` is what this command asks.
-    `deadline`: by time.monotonic. `new`: this command made it; `made`: and its directory.
+    `deadline`: by time.monotonic. `new`: this command made it.
     """
 
     directory: RunDirectory
@@ -49,7 +49,6 @@ class Job(Generic[R, S]):
     console: Terminal  # progress and notes
     deadline: float
     new: bool
-    made: bool = False
 
     @property
     def path(self) -> Path:
@@ -151,13 +150,12 @@ def begin(
     path = new_directory(experiment.folder(request)) if session.out is None else Path(session.out)
     refuse_used(path, experiment.command)
     planned = experiment.plan(request, session)
-    made = not os.path.lexists(path)
     run = RunDirectory.create(path)
     with run.locked():
         refuse_used(path, experiment.command)  # another command may have filled it before this one had the lock
         experiment.begin(run, planned, argv)
     started.append(path)
-    job = _job(run, request, request, session, console, new=True, made=made)
+    job = _job(run, request, request, session, console, new=True)
     if (line := experiment.headline(planned, given.keys())) is not None:
         job.note(line)
     for warning in experiment.warnings(planned):
@@ -174,11 +172,10 @@ def carry_out(experiment: Experiment[R, S, P, F], job: Job[R, S]) -> F:
         if job.new and not experiment.decided(job.path):
             started.remove(job.path)
             _empty(job.path)
-            if job.made:
-                with suppress(OSError):  # something new is in it
-                    job.path.rmdir()
-                    if job.session.out is None:
-                        job.path.parent.rmdir()
+            with suppress(OSError):  # something new is in it
+                job.path.rmdir()
+                if job.session.out is None:
+                    job.path.parent.rmdir()
         raise
 
 
@@ -199,9 +196,7 @@ def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
     return completed
 
 
-def _job(
-    directory: RunDirectory, request: R, asked: R, session: S, console: Terminal, *, new: bool, made: bool = False
-) -> Job[R, S]:
+def _job(directory: RunDirectory, request: R, asked: R, session: S, console: Terminal, *, new: bool) -> Job[R, S]:
     budget_s = getattr(session, "time_budget_s", None)
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     return Job(
@@ -212,7 +207,6 @@ def _job(
         console=console,
         deadline=deadline,
         new=new,
-        made=made,
     )
 
 

@@ -45,7 +45,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
 
     def plan(self, request: RunRequest, session: RunSession) -> Plan:
         """Return prompts, cells, blocks and rounds."""
-        refuse(_execution(request, request, session), request.device)
+        refuse(session.workers, session.ray, request.device)
         return make_plan(request)
 
     def headline(self, planned: Plan, given: Collection[str]) -> str:
@@ -86,8 +86,13 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
 
     def run(self, job: Job[RunRequest, RunSession]) -> Results:
         """Run what is missing of the plan, and write results and report."""
-        execution = _execution(job.request, job.asked, job.session)
-        refuse(execution, job.request.device)
+        execution = Execution.of(
+            job.request,
+            workers=job.session.workers,
+            ray=job.session.ray,
+            peak_memory=job.session.peak_memory,
+            servers={*job.session.server, *servers_of(job.asked)},  # not the stored plan's: it is untrusted input
+        )
         with job.progress() as progress:
             return pipeline.finish(job.directory, execution, progress)
 
@@ -100,17 +105,6 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         if any(CAUSES[cause](cell) for cause in session.fail_on for cell in found.cells):
             return FAILED
         return INCOMPLETE if any(cell.status == "partial" for cell in found.cells) else 0
-
-
-def _execution(request: RunRequest, asked: RunRequest, session: RunSession) -> Execution:
-    """Return how a plan is executed. Servers are those that this command names: the plan is untrusted input."""
-    return Execution.of(
-        request,
-        workers=session.workers,
-        ray=session.ray,
-        peak_memory=session.peak_memory,
-        servers={*session.server, *servers_of(asked)},
-    )
 
 
 def servers_of(request: RunRequest) -> set[str]:

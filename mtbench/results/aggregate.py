@@ -77,6 +77,7 @@ COPIED = (  # fields that a cell of results.json has from the plan
     *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
     *("demonstration", "batch_size", "length", "batching", "claims"),
 )
+ENERGY = {"energy_j", "j_per_token", "energy_reason"}  # what results.json has from energy.json
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _cell(
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
-        **energy.of(stored.energy, cell.cell, data.error)._asdict(),
+        **energy.of(stored.energy, cell.cell, data.error).model_dump(include=ENERGY),
         roofline_fraction=roofline.value,
         roofline_reason=roofline.reason,
         speedup=with_spreads(compared.speedup, tasks),

@@ -9,7 +9,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import first_line
@@ -74,20 +73,9 @@ def _write(run: RunDirectory, idle_power_w: float | None, cells: dict[str, CellE
     run.write_json("energy.json", dump(EnergyRecord(idle_power_w=idle_power_w, cells=cells)))
 
 
-class CellFigures(NamedTuple):
-    """Energy of a cell, as results.json has it."""
-
-    energy_j: float | None
-    j_per_token: float | None
-    energy_reason: str | None
-
-
-def of(known: EnergyRecord, cell: str, error: str | None = None) -> CellFigures:
-    """Return a cell's part of energy.json for results: joules of the window, joules per token, or why they are None."""
-    found = known.cells.get(cell)
-    if found is None:
-        return CellFigures(None, None, error or known.reason or UNMEASURED)
-    return CellFigures(found.energy_j, found.j_per_token, found.energy_reason)
+def of(known: EnergyRecord, cell: str, error: str | None = None) -> CellEnergy:
+    """Return a cell's part of energy.json, or why it has none. `error`: of the cell."""
+    return known.cells.get(cell) or CellEnergy(energy_reason=error or known.reason or UNMEASURED)
 
 
 def window(

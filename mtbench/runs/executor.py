@@ -28,12 +28,13 @@ from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.run_request import Execution
-from mtbench.runs.session import WARM_UP_TOKENS, WARM_UPS, WorkerSession, in_parallel
 from mtbench.runs.stored_lines import generation_line, timing_line
 from mtbench.runs.untimed import UntimedPasses
-from mtbench.runs.workers import Died, Done, Failed, Task, start_workers
+from mtbench.runs.workers import Died, Done, Failed, Task, WorkerSession, in_parallel, start_workers
 
 HERE = Execution()  # in this process, as the plan says
+WARM_UP_TOKENS = 16
+WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
 REPEATS = 2  # most times that a sample is decoded again because the machine was disturbed
 REPEATED_SHARE = 0.1  # of a stage's batches, that are decoded again at most

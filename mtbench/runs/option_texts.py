@@ -123,15 +123,11 @@ def _object(text: str) -> dict[str, PlainValue]:
 
 
 def _plain_value(text: str) -> PlainValue:
-    if text.lower() in ("true", "false"):  # the text "False" would be true in a template
-        return text.lower() == "true"
-    for number in (int, float):
-        try:
-            value = number(text)
-        except ValueError:
-            continue
-        return value if math.isfinite(value) else text
-    return text
+    """Return a value as JSON has it; other text as it is. The text "False" would be true in a template."""
+    try:
+        return TypeAdapter(bool | int | float).validate_json(text.lower(), strict=True)
+    except ValidationError:
+        return text
 
 
 def latency_limits(known: Collection[str]) -> Callable[[str], dict[str, float]]:
@@ -149,12 +145,11 @@ def latency_limits(known: Collection[str]) -> Callable[[str], dict[str, float]]:
             name, _, value = part.partition("=")
             if name not in known:
                 raise ValueError(f"{name!r} is not known; limits: {', '.join(known)}, such as ttft=500ms")
-            read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
-            if read is None or not 0 < float(read[1]) < math.inf:
-                raise ValueError(f"{value!r} is not a time; write 500ms or 2s")
             if name in found:
                 raise ValueError(f"{name} is given twice")
-            found[name] = float(read[1]) / (1000 if read[2] == "ms" else 1)
+            found[name] = seconds(value)
+            if not 0 < found[name] < math.inf:
+                raise ValueError(f"{value!r} is no limit; write 500ms or 2s")
         return found
 
     return parse

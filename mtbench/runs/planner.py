@@ -41,9 +41,8 @@ from mtbench.runs.run_request import REFILLS, TIMED_BLOCKS
 from mtbench.runs.simulation import (
     Acceptance,
     flags_of,
-    refuse_scored,
+    refuse_unknown_acceptance,
     refuse_unscriptable,
-    refuse_unsuitable,
     simulated_parts,
 )
 
@@ -128,10 +127,8 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
     """Return the family and the arms of a suite. Raises UserError for what is known to fail before any download."""
     suite = SUITES[spec.partition(":")[0]]
     family = _family(request, suite)
-    for name in ("simulate_acceptance", "weights"):
-        if (text := getattr(request, name)) is not None:
-            refuse_scored(spec, suite.metric, f"--{name.replace('_', '-')} {text}")
-            break
+    if suite.metric is not None:
+        _refuse_simulated(spec, family, request)
     if acceptance is not None:
         named = request.family or request.model or request.checkpoint or request.weights
         if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
@@ -140,6 +137,19 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
     return family, _arms(request, family)
+
+
+def _refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
+    """Raise UserError if a suite with a metric would run simulated: a simulation has no accuracy."""
+    simulated = [f"weights {source!r}" for source in family.roles.values() if source.startswith(families.RANDOM)]
+    if request.simulate_acceptance is not None:
+        simulated = [f"--simulate-acceptance {request.simulate_acceptance}"]
+    if simulated:
+        speed_only = ", ".join(name for name in SUITES if SUITES[name].metric is None)
+        raise UserError(
+            f"suite {suite!r} scores accuracy, and {simulated[0]} has none; choose a suite that measures speed only: "
+            f"{speed_only}. See `mtbench ls suites`."
+        )
 
 
 def family_of(request: RunRequest) -> Family:
@@ -322,7 +332,7 @@ class _GroupPlanner:
         """Return the scripted acceptance of an arm, and what is simulated about it with its note."""
         if simulated is None or fault is not None:
             return None, simulated
-        refuse_unsuitable(self.suite.suite, self.suite.metric, arm, method, simulated)
+        refuse_unknown_acceptance(arm, method, simulated)
         if self.acceptance is None:
             return None, simulated
         refuse_unscriptable(arm, method)

@@ -66,9 +66,8 @@ def plan_suite(
 
     Raise UserError if there are none, if the checkpoints tokenise them differently, or if one is too long.
     """
-    with suite_errors(spec):
-        prompts = suite.prompts(_chat_template(checkpoints[0], request), request.limit)
-        items = _tokenise(prompts, checkpoints[0], request.protocol)
+    prompts = prompt_texts(suite, spec, checkpoints[0], request)
+    items = _tokenise(prompts, spec, checkpoints[0], request.protocol)
     if not items:
         raise UserError(f"suite {spec!r} has no items.")
     for item in items:
@@ -120,9 +119,8 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     source = next(source for cell in plan.cells if cell.suite == suite.suite for source in cell.checkpoints.values())
     checkpoint = inspect(source, offline=request.offline, needs_mask=False)
     opened = open_suite(suite.suite, request)
-    with suite_errors(suite.suite):
-        prompts = opened.prompts(_chat_template(checkpoint, request), request.limit)
-        complete = suite.changed(items=_tokenise(prompts, checkpoint, request.protocol))
+    prompts = prompt_texts(opened, suite.suite, checkpoint, request)
+    complete = suite.changed(items=_tokenise(prompts, suite.suite, checkpoint, request.protocol))
     if complete.digest() != suite.withheld:
         raise UserError(
             f"the prompts of suite {suite.suite!r} are not those planned in {str(run.path)!r}; restore the data that "
@@ -197,12 +195,12 @@ def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None
             )
 
 
-def _tokenise(prompts: Sequence[Prompt], checkpoint: Inspected, protocol: str) -> list[Item]:
-    """Return the prompts as tokenised items. Raise ValueError if one follows an item that does not exist."""
+def _tokenise(prompts: Sequence[Prompt], suite: str, checkpoint: Inspected, protocol: str) -> list[Item]:
+    """Return the prompts of a suite as tokenised items. Raise UserError if one follows an item that does not exist."""
     index = {prompt.item: i for i, prompt in enumerate(prompts)}
     for prompt in prompts:
         if prompt.follows is not None and prompt.follows not in index:
-            raise ValueError(f"a prompt follows {prompt.follows!r}, which does not exist")
+            raise UserError(f"suite {suite!r}: {prompt.item!r} follows {prompt.follows!r}, which does not exist.")
     cut_when_scored = protocol == "paper"
     return [
         Item(

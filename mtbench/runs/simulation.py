@@ -33,7 +33,6 @@ from mtbench.decoding.arms import Arm
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import RANDOM
 from mtbench.runs.plan import Script, Simulated
 
@@ -225,19 +224,8 @@ def flags_of(simulated: Simulated | None) -> list[str]:
     return [f"simulated {word}" for kind, word in KINDS.items() if getattr(simulated, kind, None)]
 
 
-def refuse_scored(suite: str, metric: str | None, simulated: str) -> None:
-    """Raise UserError if the suite has a metric: a simulation has no accuracy. `simulated`: the simulating option."""
-    if metric is not None:
-        speed_only = [name for name in SUITES if SUITES[name].metric is None]
-        raise UserError(
-            f"suite {suite!r} scores accuracy, and {simulated} has none; choose a suite that measures speed only: "
-            f"{', '.join(speed_only)}. See `mtbench ls suites`."
-        )
-
-
-def refuse_unsuitable(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Simulated) -> None:
-    """Raise UserError if the simulated cell would be scored, or if its acceptance is not known."""
-    refuse_scored(suite, metric, f"weights {simulated.weights!r}")
+def refuse_unknown_acceptance(arm: Arm, method: Method, simulated: Simulated) -> None:
+    """Raise UserError if the acceptance of a simulated cell is not known."""
     if simulated.accept is None and most_commits(method) > 1:
         raise UserError(
             f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not "

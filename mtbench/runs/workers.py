@@ -12,7 +12,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
@@ -30,10 +32,11 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
-from mtbench.runs.directory import JsonObject
+from mtbench.records import dump
+from mtbench.runs.directory import JsonObject, RunDirectory
+from mtbench.runs.formats import Environment, SessionRecord
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell, RunRequest
-from mtbench.runs.run_request import Execution
 
 CONNECT_TIMEOUT_S = 5.0  # for a cluster
 
@@ -250,32 +253,75 @@ class Actor:
         import ray
 
         try:
-            answer = ray.get(reference)
+            return ray.get(reference)
         except ray.exceptions.RayError as error:  # the actor died, or could not start
+            if isinstance(cause := getattr(error, "cause", None), UserError):
+                raise cause from None
             raise Died(f"{self.name} died ({first_line(error)})") from None
-        if isinstance(answer, UserError):
-            raise answer
-        return answer
 
 
-class _Remote:
-    """The actor's side. A UserError is returned, since Ray would wrap a raised one."""
+class _Remote(LocalWorker):
+    """The actor's side."""
 
     def __init__(self, files: Sequence[plugins.PluginFile], request: RunRequest, cells: Sequence[Cell]) -> None:
         plugins.load(files)
-        self.worker = LocalWorker(ModelPool(request), cells)
+        super().__init__(ModelPool(request), cells)
 
-    def describe(self) -> JsonObject | UserError:
-        try:
-            return self.worker.describe()
-        except UserError as error:
-            return error
 
-    def decode(self, task: Task) -> Done | Failed | UserError:
+def _refuse_other_hardware(first: SessionRecord, now: SessionRecord) -> None:
+    """Raise UserError if a session cannot continue the run that session `first` started."""
+    gpus = [session.gpu.name if session.gpu and session.device == "cuda" else None for session in (first, now)]
+    same = {"--device": (first.device, now.device), "--dtype": (first.dtype, now.dtype), "the GPU": gpus}
+    for name, (before, current) in same.items():
+        if current != before:
+            raise UserError(
+                f"this run started with {name} {before}; it cannot resume with {current}. Resume it where it started, "
+                "or start another run with `-o DIR`."
+            )
+
+
+class WorkerSession:
+    """A worker with its session's number in environment.json and the shapes that it has warmed up."""
+
+    _writing = threading.Lock()  # of environment.json
+
+    def __init__(self, worker: Worker, workers: int, run: RunDirectory) -> None:
+        self.worker, self.workers, self.run = worker, workers, run
+        self.session = 0  # its number, from 1; 0: not begun
+        self.warm: set[tuple[str, int]] = set()  # cell, rows
+
+    def begin(self) -> None:
+        """Load the models and add the process to environment.json; called again when a new worker replaces a dead one.
+
+        Raises UserError if it cannot load them, or runs on other hardware than the run's first session.
+        """
         try:
-            return self.worker.decode(task)
-        except UserError as error:
-            return error
+            described = {**self.worker.describe(), "workers": self.workers}
+        except Died as death:
+            raise UserError(f"{death} while it loaded the models; free memory, or use fewer `--workers`.") from None
+        self.warm.clear()
+        with self._writing:
+            environment = self.run.read("environment.json", Environment)
+            now, before = SessionRecord.model_validate(described), environment.sessions
+            if before:
+                _refuse_other_hardware(before[0], now)
+            self.session = len(before) + 1
+            self.run.write_json("environment.json", dump(environment.changed(sessions=[*before, now])))
+
+
+def in_parallel(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession], None]) -> None:
+    """Call `work` for every worker, each in a thread. An exception in one closes all workers."""
+    if len(sessions) == 1:
+        return work(sessions[0])
+    with ThreadPoolExecutor(len(sessions)) as threads:
+        parts = [threads.submit(work, session) for session in sessions]
+        try:
+            for part in as_completed(parts):
+                part.result()
+        except BaseException:
+            for session in sessions:
+                session.worker.close()
+            raise
 
 
 @contextlib.contextmanager
@@ -309,14 +355,14 @@ def start_workers(
             sys.modules["ray"].shutdown()
 
 
-def refuse(execution: Execution, device: str) -> None:
+def refuse(workers: int | None, ray: str | None, device: str) -> None:
     """Raise UserError if this machine or cluster lacks the workers or the device, as far as that is known before."""
-    if execution.ray is not None:
-        check_reachable(execution.ray)
+    if ray is not None:
+        check_reachable(ray)
         return
     device = resolve_device(device)
-    if execution.workers is not None:
-        _check_count(execution.workers, device)
+    if workers is not None:
+        _check_count(workers, device)
 
 
 def check_reachable(address: str) -> None:
@@ -337,11 +383,15 @@ def _no_cluster(address: str, error: BaseException) -> UserError:
 
 def _check_count(workers: int, device: str) -> None:
     """Raise UserError for more workers than this machine has GPUs or cores."""
-    most, unit = os.cpu_count() or 1, "cores"
     if device == "cuda":
-        most, unit = torch.cuda.device_count(), "GPUs"
+        _refuse_count(workers, torch.cuda.device_count(), "GPUs of this machine")
+    else:
+        _refuse_count(workers, os.cpu_count() or 1, "cores of this machine")
+
+
+def _refuse_count(workers: int, most: int, units: str) -> None:
     if not 1 <= workers <= most:
-        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {most}, the {unit} of this machine.")
+        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {most}, the {units}.")
 
 
 def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
@@ -365,7 +415,6 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
         raise UserError("--device 'cuda' is not available: the cluster has no GPU.")
     if workers is None and not gpus:
         raise UserError("--ray: the cluster has no GPU to count; give the number of workers: `--workers N`.")
-    if workers is not None and not 1 <= workers <= most:
-        unit = "GPUs" if gpus else "cores"
-        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {most}, the {unit} of the cluster.")
-    return workers or gpus, 1 if gpus else 0
+    workers = gpus if workers is None else workers
+    _refuse_count(workers, most, "GPUs of the cluster" if gpus else "cores of the cluster")
+    return workers, 1 if gpus else 0

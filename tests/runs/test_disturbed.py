@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from fork_server import run_child
 from made_records import cell_data, result_cell, speedup, timing_line
-from stored import stored_json
 from whole import Quiet, start
 
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.hardware import machine
-from mtbench.report import figures
 from mtbench.report.main_table import main_table
 from mtbench.report.summary import warnings
 from mtbench.results import samples
@@ -27,17 +25,16 @@ from mtbench.runs.executor import Stage, generate
 from mtbench.runs.formats import TimingLine
 from mtbench.runs.plan import Cell, RunRequest
 from mtbench.runs.run_request import Execution
-from mtbench.runs.session import WorkerSession
-from mtbench.runs.workers import Done
+from mtbench.runs.workers import Done, WorkerSession
 
 REQUEST = RunRequest(method=("ar", "mars"), limit=8, batch_size=(1,), rounds=1, max_new_tokens=4, device="cpu")
 STOPPED_S = 0.7
 
 
-def stopped_run(folder: Path) -> tuple[RunDirectory, str]:
-    """Generate in a real process that is stopped inside the clock of a block and continued; with what it printed."""
-    run = start(folder / "run", REQUEST)
-    run.write_json("memory.json", dict.fromkeys(stored_json(run, "plan.json")["groups"][0]["cells"]))
+@pytest.mark.whole
+def test_a_block_in_which_the_process_is_stopped_is_decoded_again(tmp_path: Path) -> None:
+    """Generated in a real process that is stopped inside the clock of a block; the stored time is without the stop."""
+    run = start(tmp_path / "run", REQUEST)
 
     def stop_once() -> None:
         machine.COMPUTING_SHARE = 0.75  # tests/conftest.py sets 0
@@ -58,21 +55,14 @@ def stopped_run(folder: Path) -> tuple[RunDirectory, str]:
         os.kill(child, signal.SIGCONT)
         return True
 
-    ended = run_child(["generate", str(run.path)], folder, stop_once, go_on)
+    ended = run_child(["generate", str(run.path)], tmp_path, stop_once, go_on)
     assert ended.code == 0, ended.text
-    return run, ended.text
-
-
-@pytest.mark.whole
-def test_a_block_in_which_the_process_is_stopped_is_decoded_again(tmp_path: Path) -> None:
-    """The stored time is without the stop."""
-    run, text = stopped_run(tmp_path)
     lines = [line for cell in ("ar.ar", "mars.mars") for line in timings(run, f"arithmetic.{cell}.graph.b1")]
     assert len(lines) == 16
     [stopped] = [line for line in lines for one in line.disturbed or () if one.wall_s > STOPPED_S]
     assert stopped.block >= 5  # the arms of a block run in random order
     assert stopped.wall_s < STOPPED_S
-    assert "the machine was disturbed: the process did not get the processor" in text
+    assert "the machine was disturbed: the process did not get the processor" in ended.text
 
 
 def timings(run: RunDirectory, cell: str) -> list[TimingLine]:
@@ -219,9 +209,6 @@ def test_a_disturbed_comparison_has_no_bold_figure_and_is_told_above_all_figures
     numbers = {"ar@ar/graph": 1, "mars": 2}
     entries = [entry for entry in main_table(cells, numbers, found).rows[1].entries if entry.value == "×3.14"]
     assert [entry.light for entry in entries] == [light]
-    [drawn] = [d for d in figures.draw(figures.Scene(cells, numbers, found.headline)) if "3.14" in d.svg]
-    style = drawn.svg[: drawn.svg.index(">×3.14<")].rpartition("<text")[2]
-    assert ("bold" in style or "700" in style) is not light
 
 
 def test_the_page_says_what_was_dropped_and_what_was_decoded_again() -> None:

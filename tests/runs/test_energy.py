@@ -11,6 +11,7 @@ from stored import stored_json
 
 from mtbench.decoding.request import Request
 from mtbench.hardware import machine
+from mtbench.results import aggregate
 from mtbench.runs import energy
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import EnergyRecord
@@ -81,7 +82,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def figures_of(known: Any, cell: str, error: str | None = None) -> dict[str, Any]:
     """Return what results.json has of a cell, given energy.json."""
-    return energy.of(EnergyRecord.model_validate(known), cell, error)._asdict()
+    return energy.of(EnergyRecord.model_validate(known), cell, error).model_dump(include=aggregate.ENERGY)
 
 
 def test_a_window_holds_whole_blocks_for_ten_seconds(bench: Bench, run: RunDirectory) -> None:

@@ -152,7 +152,7 @@ def test_a_turn_that_follows_nothing_is_the_suites_fault(
     """The sentence names the suite and the item."""
     lost = [Prompt(item="talk/0/1", text="b", follows="talk/0/0")]
     monkeypatch.setattr(Talk, "prompts", lambda *_: lost)
-    with pytest.raises(UserError, match="suite 'talk' failed: ValueError: a prompt follows 'talk/0/0', which does not"):
+    with pytest.raises(UserError, match="suite 'talk': 'talk/0/1' follows 'talk/0/0', which does not exist"):
         make_plan(RunRequest(suite=("talk",), checkpoint=checkpoints))
 
 
@@ -258,21 +258,19 @@ def test_batches_that_were_not_full_are_flagged(checkpoints: dict[str, str], tmp
     assert flags == {(5, "batches held 3.0 rows of 5")}
 
 
-def test_without_methods_a_model_alone_meets_all_that_need_no_training(checkpoints: dict[str, str]) -> None:
+def test_without_methods_a_family_meets_its_own_and_a_model_all_that_need_no_training(
+    checkpoints: dict[str, str],
+) -> None:
     """A plan of `ar` alone would compare nothing. External engines decode greedily only."""
 
     def methods(**options: Any) -> set[str]:
-        asked = RunRequest(suite=("talk",), model=checkpoints["ar"], batch_size=(1,), device="cpu", **options)
+        asked = RunRequest(suite=("talk",), batch_size=(1,), device="cpu", **options)
         return {cell.method for cell in make_plan(asked).cells}
 
-    ours = {"ar", "jacobi", "lookahead", "prompt-lookup", "suffix"}
-    assert methods() == ours | {"hf-generate"}
-    assert methods(temperature=1.0) == ours
-
-
-def test_without_methods_a_trained_family_meets_its_own_arms(checkpoints: dict[str, str]) -> None:
-    asked = RunRequest(suite=("talk",), family="tiny", batch_size=(1,), device="cpu")
-    assert {cell.method for cell in make_plan(asked).cells} == {"ar", "mars"}
+    ours, model = {"ar", "jacobi", "lookahead", "prompt-lookup", "suffix"}, checkpoints["ar"]
+    assert methods(model=model) == ours | {"hf-generate"}
+    assert methods(model=model, temperature=1.0) == ours
+    assert methods(family="tiny") == {"ar", "mars"}
 
 
 @pytest.mark.parametrize("arm", ["speculative", "hf-generate:draft=draft"])

@@ -165,7 +165,7 @@ def plan(**changes: Any) -> Plan:
         ),
         (
             {"suite": ["arithmetic"], "simulate_acceptance": None, "method": ["ar"]},
-            "--weights random:embedded:tiny/ar has none",
+            "weights 'random:embedded:tiny/ar' has none",
         ),
         ({"simulate_acceptance": "0.7,1.2"}, "neither probabilities from 0 to 1 nor a length of at least 1"),
         ({"simulate_acceptance": "length=0.9"}, "nor a length of at least 1; give one of them, such as .*length=2.4"),
@@ -197,6 +197,7 @@ def test_a_meaningless_simulation_is_refused(changes: dict[str, Any], message: s
     [
         ("cells", {"engine": "warp"}, "unknown engine in cells[0] 'warp'; known: eager, graph, invariant."),
         ("cells", {"batching": "later"}, "cells[0].batching is 'later', allowed: 'static' or 'refill'; restore it"),
+        ("cells", {"method": "hf-generate"}, "cells[0].engine: 'graph' is not null, but hf-generate is an external"),
         ("cells", {"method": "marz"}, "unknown method in cells[0] 'marz' (did you mean 'mars'?)"),
         ("cells", {"options": {"tua": 1}}, "unknown option of ar in cells[0] 'tua'"),
         ("groups", {"cells": ["lost"]}, "groups[0].cells: the plan has no cell 'lost'"),

@@ -1,6 +1,5 @@
 """A run directory from somebody else: it allows nothing and reaches nothing outside itself; one command at a time."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.results.aggregate import assemble
 from mtbench.runs import prompts
-from mtbench.runs.directory import LOCK, RunDirectory
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.run_request import Execution
@@ -100,8 +99,7 @@ def test_a_plan_sends_nothing_to_a_server_that_the_command_does_not_name(
     generate(run, Quiet())  # nothing is left to ask
 
 
-def test_this_commands_offline_counts_with_any_plan(tmp_path: Path, listener: Service) -> None:
-    run = start(tmp_path / "run", REQUEST)
+def test_this_commands_offline_counts_with_any_plan(run: RunDirectory) -> None:
     assert prompts.open_plan(run, offline=True).request.offline
     assert not prompts.open_plan(run).request.offline
 
@@ -111,7 +109,6 @@ def test_this_commands_offline_counts_with_any_plan(tmp_path: Path, listener: Se
 HOLD = """
 import sys, time
 from pathlib import Path
-from mtbench.experiments.run import servers_of
 from mtbench.runs.directory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).locked():
     print("locked", flush=True)
@@ -138,13 +135,6 @@ def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crash
     generate(run, Quiet())
     [cell] = stored_json(run, "plan.json")["cells"]
     assert len(stored_lines(run, f"timings/{cell['cell']}.jsonl")) == 2
-
-
-def test_a_lock_may_be_taken_again_in_its_process(run: RunDirectory) -> None:
-    with run.locked(), RunDirectory(run.path).locked():
-        pass
-    with run.locked():
-        assert (run.path / LOCK).is_file()
 
 
 def test_a_run_that_two_commands_wrote_is_refused(run: RunDirectory) -> None:
@@ -232,29 +222,7 @@ def test_a_line_is_never_appended_through_a_link(run: RunDirectory, tmp_path: Pa
     assert outside.read_text() == "mine"
 
 
-def test_a_pipe_in_a_run_directory_is_refused_and_not_read(run: RunDirectory) -> None:
-    os.mkfifo(run.path / "scores.json")
-    with pytest.raises(UserError, match=r"scores.json is no regular file"):
-        RunDirectory.open(run.path)
-
-
-# --- Runs without an environment or with a changed plan ---
-
-
-def test_a_run_without_its_environment_is_told_what_helps(run: RunDirectory) -> None:
-    """`--resume` cannot make it anew, so the error does not say so."""
-    (run.path / "environment.json").unlink()
-    with pytest.raises(UserError, match=r"environment.json is missing; restore it or start a new run"):
-        generate(run, Quiet())
-
-
-def test_an_external_method_has_no_engine(run: RunDirectory) -> None:
-    """The error does not offer engines to a method that has none."""
-    edit(run, lambda plan: plan["cells"][0].update(method="hf-generate"))
-    with pytest.raises(
-        UserError, match=r"cells\[0\].engine: 'graph' is not null, but hf-generate is an external engine"
-    ):
-        generate(run, Quiet())
+# --- A changed plan ---------------------------------------------------------------------------------------------
 
 
 def test_a_cell_does_not_go_on_with_an_option_that_its_method_did_not_have(tmp_path: Path) -> None:

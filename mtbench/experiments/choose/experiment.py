@@ -65,7 +65,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
 
     def plan(self, request: RaceRequest, session: RaceSession) -> RacePlan:
         """Return the candidates, the plan and the looks."""
-        refuse(_execution(request, session), request.device)
+        refuse(session.workers, None, request.device)
         return plan_of(request)
 
     def warnings(self, planned: RacePlan) -> list[str]:
@@ -101,8 +101,10 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
 
     def run(self, job: Job[RaceRequest, RaceSession]) -> Decided:
         """Run what is missing of the race, and decide."""
+        session = job.session
+        execution = Execution.of(job.request, workers=session.workers, time_budget_s=session.time_budget_s)
         with job.progress() as progress:
-            return finish(job.directory, _execution(job.request, job.session), progress)
+            return finish(job.directory, execution, progress)
 
     def show(self, job: Job[RaceRequest, RaceSession], found: Decided, console: Terminal) -> None:
         """Print a line for each arm, what to use, and how to deploy it."""
@@ -126,10 +128,6 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         if not found.decision.complete:
             return INCOMPLETE
         return FAILED if any(cell.reference and cell.status == "failed" for cell in found.results.cells) else 0
-
-
-def _execution(request: RaceRequest, session: RaceSession) -> Execution:
-    return Execution.of(request, workers=session.workers, time_budget_s=session.time_budget_s)
 
 
 def deployment_lines(decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
@@ -179,7 +177,6 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
 def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> Decided:
     """Run what is missing of a race, decide, and write its pages. A decision from before stays until then."""
     plan, race = read_plan(run), run.read("race.json", Race)
-    refuse(execution, plan.request.device)
     racing = Racing(run, plan, race, execution, progress.expect)
     with run.locked():
         Racing(run, plan, race, execution).restore_left()  # it counts no batches: none are expected yet

@@ -22,7 +22,6 @@ from mtbench.experiments.reproduce.rerun import Part
 from mtbench.experiments.run import show_estimate
 from mtbench.report.terminal import plan_table
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import Execution
 from mtbench.runs.workers import refuse
 
 FAILED = 1  # exit code: a part failed
@@ -55,7 +54,7 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
 
     def plan(self, request: ReproduceRequest, session: ReproduceSession) -> ReproducePlan:
         """Return the runs. A family or an arm that cannot be run does not stop the others."""
-        refuse(Execution(workers=session.workers, ray=session.ray), request.device)
+        refuse(session.workers, session.ray, request.device)
         table = rerun.published(request.name)
         return ReproducePlan(request, table, rerun.lay_out(table, request))
 
