@@ -342,7 +342,7 @@ def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
 MISTAKES = [
     ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
     ({"max_loss": 100.0}, "above 0 and below 100"),
-    ({"method": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),
+    ({"method": "auto", "slo": f"ttft={'9' * 400}s"}, "is no limit; write 500ms or 2s"),
     ({"slo": "e2e=5s"}, "'e2e' is not known; limits: ttft, itl"),
     ({"resume": True}, "--resume needs the directory: `mtbench choose -o DIR --resume`"),
     ({"resume": True, "out": "x", "suite": "gsm8k"}, "holds nothing of `mtbench choose`"),
