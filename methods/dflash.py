@@ -13,7 +13,7 @@ and counted, and saves no time here; an engine that packs rows would save it.
 R = rows, K = drafts, B = positions of a block, V = vocabulary, C = hidden size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from mtbench import sampling
 from mtbench.decoding.feature_drafting import draft_runner, first_entries, new_entries, refuse_other_drafts
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import Setting, drafted, llama_cpp, sglang
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
@@ -73,14 +72,6 @@ class DFlash(VerifiedMethod):
                 f"confidence={self.confidence:g} needs a confidence head, and {named} has none; leave out confidence, "
                 f"or name a draft that has one with `--checkpoint {self.draft}=PATH_OR_ID`."
             )
-
-    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
-        if self.confidence:
-            return ()
-        kind, draft, ahead = "dspark" if self.draft == "dspark" else "dflash", drafts[self.draft], self.ahead
-        block = {"method": kind, "model": draft, "num_speculative_tokens": ahead}
-        others = (sglang(kind.upper(), ahead, draft, steps=1), llama_cpp(f"draft-{kind}", ahead, draft))
-        return drafted(self.verify, block, *others)
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=1)

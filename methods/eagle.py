@@ -9,7 +9,7 @@ EAGLE-1; the longest path that equals the target's own choices is accepted.
 R = rows, G = guesses, K = drafts of a path, V = vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ from mtbench.decoding import trees
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, levels, refuse_other_drafts
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import Setting, drafted, llama_cpp, sglang
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify, verify_tree
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
@@ -60,13 +59,6 @@ class Eagle(VerifiedMethod):
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=True)
-
-    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
-        if self.tree != "1":
-            return ()
-        draft, ahead = drafts[self.draft], self.ahead
-        chain = {"method": "eagle3", "model": draft, "num_speculative_tokens": ahead}
-        return drafted(self.verify, chain, sglang("EAGLE3", ahead, draft), llama_cpp("draft-eagle3", ahead, draft))
 
     def window(self) -> Window:
         drafts, commits = self.ahead, self.ahead + 1

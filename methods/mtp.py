@@ -5,7 +5,7 @@ hidden state at a position, with the token after it, and predicts the token afte
 output with the token it drafted. Checkpoints are trained to predict one token (mtbench/models/drafts/mtp.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,9 +13,7 @@ from torch import Tensor
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import Setting, drafted, llama_cpp, sglang
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
-from mtbench.models.families import PART
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
@@ -35,12 +33,6 @@ class Mtp(VerifiedMethod):
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=True)
-
-    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
-        if not self.draft.startswith(PART):
-            return ()
-        chain = {"method": "mtp", "num_speculative_tokens": self.ahead}
-        return drafted(self.verify, chain, sglang("NEXTN", self.ahead), llama_cpp("draft-mtp", self.ahead))
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=self.ahead)

@@ -14,7 +14,6 @@ Drafting needs no model. If the text has no repetitions, the only cost is the wi
 R = rows, K = drafts, S = slots.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +23,6 @@ from torch import Tensor
 from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, llama_cpp_ngram, vllm
 from mtbench.errors import UserError
 from mtbench.options import option
 
@@ -50,16 +48,6 @@ class PromptLookup(Method):
                 f"{self.name}: min_ngram={self.min_ngram} exceeds ngram={self.ngram}; lower it. "
                 f"See `mtbench ls methods {self.name}`."
             )
-
-    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
-        other = llama_cpp_ngram(self.ngram, self.ahead).but(ALWAYS_WIDE)
-        if self.min_ngram < self.ngram:
-            other = other.but(f"It looks for {self.ngram} tokens only, and mtbench for {self.min_ngram} too.")
-        if self.match == "latest":
-            return (other.but("Its copy ends at the end of the text, and mtbench's continues."),)
-        lengths = {"prompt_lookup_max": self.ngram, "prompt_lookup_min": self.min_ngram}
-        same = vllm(method="ngram", num_speculative_tokens=self.ahead, **lengths).but(ALWAYS_WIDE)
-        return same, other.but("It copies from the latest occurrence, and mtbench from the earliest.")
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

@@ -8,7 +8,7 @@ The leading drafts that equal the target's own choice are accepted, and one toke
 With `per_forward` above 1 a MARS model must draft; it drafts several tokens in a forward (arXiv 2604.07023, 4.6).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from mtbench.decoding.draft_model import draft, forwards, refuse_draft
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import Setting, drafted, llama_cpp, sglang
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
 from mtbench.options import option
@@ -39,17 +38,6 @@ class Speculative(VerifiedMethod):
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_draft(checkpoints, self.draft, self.per_forward)
-
-    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
-        model, ahead = drafts[self.draft], self.ahead
-        chain = {"method": "draft_model", "model": model, "num_speculative_tokens": ahead}
-        if self.per_forward == 1:
-            others = (sglang("STANDALONE", ahead, model), llama_cpp("draft-simple", ahead, model))
-            return drafted(self.verify, chain, *others)
-        if self.per_forward < ahead:
-            return ()
-        mask = 'It reads the mask token as "pard_token": ID in the draft\'s config.json; add it to a copy.'
-        return [setting.but(mask) for setting in drafted(self.verify, chain | {"parallel_drafting": True})]
 
     def window(self) -> Window:
         drafts = forwards(self.ahead, self.per_forward)

@@ -21,7 +21,6 @@ Drafting needs no model.
 R = rows, P = lengths, S = slots, K = drafts, V = vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,6 @@ from torch import Tensor
 from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, vllm
 from mtbench.options import option
 
 
@@ -48,16 +46,6 @@ class Suffix(Method):
     roles = ("ar",)
     claims = "lossless"
     choices = ("suffix:ahead=auto|8",)
-
-    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
-        limits = {
-            "suffix_decoding_max_tree_depth": self.depth + self.ahead,  # bounds suffix and drafts together
-            "suffix_decoding_max_spec_factor": self.factor,
-            "suffix_decoding_min_token_prob": self.least,
-            "suffix_decoding_max_cached_requests": 0,  # the tree is cold
-        }
-        other = "Some drafts differ: `mtbench ls methods suffix` names the rules."
-        return (vllm(method="suffix", num_speculative_tokens=self.ahead, **limits).but(f"{other} {ALWAYS_WIDE}"),)
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

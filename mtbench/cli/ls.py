@@ -30,7 +30,7 @@ NONE = "–"
 @app.command()
 @command
 def ls(
-    kind: Annotated[str, typer.Argument(help="methods, suites, families or arms.")] = "methods",
+    kind: Annotated[str, typer.Argument(help="methods, suites, families, engines or arms.")] = "methods",
     name: Annotated[str | None, typer.Argument(help="Show the options, subtasks or roles of this one.")] = None,
     family: options.Family = None,
     model: options.Model = None,
@@ -38,8 +38,9 @@ def ls(
     offline: options.Offline = False,
     plugin: options.Plugins = (),
 ) -> None:
-    """List methods, suites or families, or describe one of them.
+    """List methods, suites, families or engines, or describe one of them.
 
+    `engines` lists the serving engines, and which methods each has by which name of its own.
     `arms` lists what `mtbench choose` can race on the checkpoints of --family, --model and --checkpoint, and why other
     methods cannot run on them.
     """
@@ -51,7 +52,7 @@ def ls(
     if family or model or checkpoint:
         raise UserError("--family, --model and --checkpoint belong to `mtbench ls arms`.")
     listings = {"methods": (_list_methods, _show_method), "suites": (_list_suites, _show_suite)}
-    listings["families"] = (_list_families, _show_family)
+    listings |= {"families": (_list_families, _show_family), "engines": (_list_engines, _show_engine)}
     if kind not in listings:
         raise unknown("listing", kind, (*listings, "arms"), "mtbench ls --help")
     list_all, show_one = listings[kind]
@@ -168,6 +169,40 @@ def _show_family(name: str) -> None:
     table = _table(("role", "checkpoint"))
     for role, source in family.roles.items():
         table.add_row(*_plain(role, "embedded" if source.startswith(EMBEDDED) else source))
+    out.print(table)
+
+
+def _list_engines() -> None:
+    """Print the engines and the matrix method × engine: the engine's own name of a method with default options."""
+    from mtbench.decoding.registry import SERVING_ENGINES
+
+    engines = {name: SERVING_ENGINES[name]() for name in SERVING_ENGINES}
+    rows = [(name, engine.title, engine.state(), _first_line(type(engine))) for name, engine in engines.items()]
+    _print_list(("engine", "title", "installed", "what it is"), rows)
+    _print_broken(SERVING_ENGINES)
+    say("")
+    table = _table(("method", *engines))
+    for name in sorted({method for engine in engines.values() for method in engine.methods}):
+        method = _methods()[name]()
+        drafts = dict.fromkeys(roles_of(type(method), {}), "DRAFT")
+        settings = [engine.setting(method, drafts) for engine in engines.values()]
+        table.add_row(*_plain(name, *(NONE if s is None else s.name or "plain" for s in settings)))
+    out.print(table)
+    say("")
+    _wrapped("An arm in an engine: `--method 'METHOD:engine=NAME'`. What differs: `mtbench ls engines NAME`.")
+
+
+def _show_engine(name: str) -> None:
+    from mtbench.decoding.registry import SERVING_ENGINES
+
+    engine = SERVING_ENGINES[name]()
+    _print_docstring(type(engine))
+    table = _table(("method", "by its own options", "what differs"))
+    for method_name in engine.methods:
+        method = _methods()[method_name]()
+        setting = engine.setting(method, dict.fromkeys(roles_of(type(method), {}), "DRAFT"))
+        if setting is not None:
+            table.add_row(*_plain(method_name, " ".join(setting.words) or "none", setting.differs or NONE))
     out.print(table)
 
 

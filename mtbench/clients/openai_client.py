@@ -14,7 +14,7 @@ import re
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ LONGEST_WAIT_S = 60.0  # before one of them
 FIRST_WAIT_S = 1.0  # if the server names no number of seconds; doubled each time
 SECRET = 8  # characters that make a secret: a shorter key is a placeholder
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")  # name, labels, value, time
-METRICS = "metrics"
+METRICS = "/metrics"
 COMPATIBLE = "check that it is OpenAI-compatible"
 T = TypeVar("T")
 
@@ -229,33 +229,55 @@ class Server:
 
     def complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[Reply]:
         """Send requests at once and return the streamed replies, each of at most `max_tokens` tokens and a few."""
+        replies = self.ask("completions", bodies, [body["max_tokens"] for body in bodies], self._add)
+        for reply in replies:
+            if reply.finish not in ("stop", "length"):
+                finish = self.clean(str(reply.finish))
+                raise ServerError(f"{self.url} ended an answer by {finish!r}, not by stop or length; see its log")
+            self.check_text(reply.text)
+        return replies
 
-        async def ask() -> list[Reply]:
-            return await asyncio.gather(*map(self._complete, bodies))
+    def ask(
+        self,
+        path: str,
+        bodies: Sequence[Mapping[str, Any]],
+        budgets: Sequence[int],
+        add: Callable[[Reply, str], None],
+    ) -> list[Reply]:
+        """Send requests at once and return the streamed replies, each of at most its budget of tokens and a few.
 
-        return completed(ask())
+        `path`: below /v1, or with a leading slash beside it. `add`: adds the data of an event to a
+        reply; its ValueError is a fault of
+        the server. Raises ServerError.
+        """
 
-    async def _complete(self, body: Mapping[str, Any]) -> Reply:
-        most = body["max_tokens"] + SPARE_TOKENS
+        async def ask_all() -> list[Reply]:
+            pairs = zip(bodies, budgets, strict=True)
+            return await asyncio.gather(*(self._ask(path, body, budget, add) for body, budget in pairs))
+
+        return completed(ask_all())
+
+    async def _ask(self, path: str, body: Mapping[str, Any], budget: int, add: Callable[[Reply, str], None]) -> Reply:
+        most = budget + SPARE_TOKENS
         size = ANSWER_BYTES + most * ANSWER_BYTES_PER_TOKEN
-        async with self._open("POST", "completions", {**body, "stream": True}, size) as (response, tries):
+        async with self._open("POST", path, {**body, "stream": True}, size) as (response, tries):
             reply = Reply(tries=tries)
             await self._expect_stream(response)
             async for data in events(response):
-                event = Event.model_validate_json(data)
-                if event.error:
-                    said = self.clean(message_of(data))
-                    raise ServerError(f"{self.url} stopped with an error: {said}; see the server's log", again=True)
-                reply.add(event)
+                add(reply, data)
                 if max(len(reply.token_ids), reply.pieces) > most:
-                    raise ServerError(f"{self.url} gives more tokens than the {body['max_tokens']:,} that were asked")
+                    raise ServerError(f"{self.url} gives more tokens than the {budget:,} that were asked")
         if reply.finish is None:
             raise self._broken("no finish_reason")
-        if reply.finish not in ("stop", "length"):
-            finish = self.clean(reply.finish)
-            raise ServerError(f"{self.url} ended an answer by {finish!r}, not by stop or length; see its log")
-        self.check_text(reply.text)
         return reply
+
+    def _add(self, reply: Reply, data: str) -> None:
+        """Add an event of OpenAI's protocol."""
+        event = Event.model_validate_json(data)
+        if event.error:
+            said = self.clean(message_of(data))
+            raise ServerError(f"{self.url} stopped with an error: {said}; see the server's log", again=True)
+        reply.add(event)
 
     def check_text(self, text: str) -> None:
         """Raise ServerError for an answer that holds the key: it must not be stored."""
@@ -285,10 +307,11 @@ class Server:
     ) -> AsyncIterator[tuple[httpx.Response, int]]:
         """Send a request, again if the server is busy, and yield the response and the number of tries.
 
-        `path`: below /v1; METRICS is beside it, and may have any status. `most`: bytes of the body. Every error, also
+        `path`: below /v1, or with a leading slash beside it; METRICS may have any status. `most`: bytes of the
+        body. Every error, also
         in what is done with the response, is a ServerError.
         """
-        base = self.url.removesuffix("/v1") if path == METRICS else self.url
+        address = self.url.removesuffix("/v1") + path if path.startswith("/") else f"{self.url}/{path}"
         timeout = httpx.Timeout(self.timeout_s, connect=min(CONNECT_S, self.timeout_s))
         try:
             async with (
@@ -296,7 +319,7 @@ class Server:
                 httpx.AsyncClient(headers=self._headers(), timeout=timeout, trust_env=False, verify=tls()) as client,
             ):
                 for tries in range(1, TRIES + 1):
-                    async with client.stream(verb, f"{base}/{path}", json=body) as response:
+                    async with client.stream(verb, address, json=body) as response:
                         wait_s = _wait_s(response, tries)
                         if wait_s is None or path == METRICS:
                             prepare(response, most)

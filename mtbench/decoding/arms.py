@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtbench.decoding.method import Method
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.options import common, decoding_options, options_of, parse_option, roles_of, show
 from mtbench.records import LONGEST_NAME
 
-ENGINES = ("graph", "eager", "invariant")  # those of mtbench/decoding/engines.py, the default first
+ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/engines.py; the default first
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def _parse(spec: str, engine: str) -> list[Arm]:
         alternatives = text.split("|")
         values[key] = alternatives if key in ("on", "engine") else [parse_option(method, key, t) for t in alternatives]
     for chosen in values["engine"]:
-        if chosen not in (None, *ENGINES):
-            raise unknown("engine", chosen, ENGINES, "mtbench run --help")
+        if chosen is not None:
+            check_engine(chosen)
     # The default of a trained option is the checkpoint's value, so a given value is always kept.
     defaults = {o.name: o.default for o in options_of(method) if not o.trained}
     arms = []
@@ -128,6 +128,17 @@ def _parse(spec: str, engine: str) -> list[Arm]:
         changed = {k: v for k, v in options.items() if k not in defaults or v != defaults[k]}
         arms.append(Arm(name, changed, on, engine))
     return arms
+
+
+def is_ours(engine: str | None) -> bool:
+    """Return whether an arm with this engine decodes in mtbench's loop."""
+    return engine in ENGINES
+
+
+def check_engine(name: str, what: str = "engine") -> None:
+    """Raise UserError for a name that is neither an engine of ours nor a serving engine."""
+    if not is_ours(name) and name not in list(SERVING_ENGINES):
+        raise unknown(what, name, [*ENGINES, *SERVING_ENGINES], "mtbench ls engines")
 
 
 def check_options(method: type[Method], options: Mapping[str, Any]) -> Method:
@@ -180,7 +191,8 @@ def reference_arm(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
     """Return the arm of the run whose tokens this arm promises, or None.
 
     A lossless arm promises the tokens of the plain reference on the same checkpoint: on its own engine if the run has
-    that arm, else on `eager`. The plain reference promises the tokens of the plain reference on `eager`.
+    that arm, else on `eager`. The plain reference promises the tokens of the plain reference on `eager`; that of a
+    serving engine, of any engine of ours.
     """
     if arm.equivalent_arm in arms:
         return str(arm.equivalent_arm)
@@ -188,9 +200,13 @@ def reference_arm(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
         return None
     plain = [a for a in _references(arms) if a.engine and a.on == arm.on]
     if arm in plain:
-        plain = [a for a in plain if a.engine == "eager" != arm.engine]
+        plain = [a for a in plain if a.engine != arm.engine and (a.engine == "eager" or _serves_for(a, arm))]
     nearest = sorted(plain, key=lambda a: (a.engine != arm.engine, a.engine != "eager"))
     return str(nearest[0]) if nearest else None
+
+
+def _serves_for(reference: Arm, arm: Arm) -> bool:
+    return is_ours(reference.engine) and not is_ours(arm.engine)
 
 
 def safe(text: str) -> str:

@@ -5,7 +5,7 @@ decides where an answer ends and makes its text. The wall time is measured from 
 """
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -27,7 +27,7 @@ _static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticC
 class Speculation(NamedTuple):
     """What an engine reports of its speculation, over the requests of a batch."""
 
-    drafts: int  # verified drafts
+    drafts: int | None  # verified drafts; None: not reported
     drafted: int  # tokens of these drafts
     accepted: int  # tokens of these that were accepted
     histogram: list[int] | None  # entry n: drafts of which n tokens were accepted; None: not reported
@@ -42,7 +42,7 @@ class Speculation(NamedTuple):
         histograms = [speculation.histogram for speculation in known if speculation.histogram is not None]
         histogram = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
         return Speculation(
-            drafts=sum(speculation.drafts for speculation in known),
+            drafts=None if any(s.drafts is None for s in known) else sum(s.drafts or 0 for s in known),
             drafted=sum(speculation.drafted for speculation in known),
             accepted=sum(speculation.accepted for speculation in known),
             histogram=histogram if len(histograms) == len(known) else None,
@@ -59,6 +59,7 @@ class Answers(NamedTuple):
     speculation: Speculation | None = None  # of these requests alone; it is used in place of `ExternalEngine.counters`
     dropped: str | None = None  # why the time of this batch is not the engine's speed
     prepared: bool = False  # the engine compiled or recorded something in this call
+    forwards: list[int] | None = None  # per request, by the engine's own count of tokens and of accepted drafts
 
 
 class ExternalEngine(Method):
@@ -116,46 +117,64 @@ def run_outside(
     """
     target = target_of(checkpoints)
     refuse_unknown_ids(requests, target.vocabulary, next(iter(checkpoints)))
+    before = method.counters()
+
+    def generate(requests: Sequence[Request]) -> Answers:
+        return method.generate(checkpoints, requests, ignore_eos=ignore_eos, room=room)
+
+    generations, timing = timed(target, requests, generate, ignore_eos=ignore_eos)
+    if timing.reported_by is not None:
+        return generations, timing
+    after = method.counters()
+    told: dict[str, Any] = {name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count}
+    return generations, replace(timing, **told)
+
+
+def timed(
+    target: Checkpoint | Inspected,
+    requests: Sequence[Request],
+    generate: Callable[[Sequence[Request]], Answers],
+    *,
+    ignore_eos: bool,
+) -> tuple[list[Generation], Timing]:
+    """Decode requests by a function of an external engine; return the answers, cut where they end, and the time."""
     end_ids = target.end_ids
     if ignore_eos:
         end_ids, requests = (), [replace(request, stop=()) for request in requests]
     stopwatch = Stopwatch(target.model.device if isinstance(target, Checkpoint) else torch.device("cpu"))
-    before = method.counters()
     started_at = stopwatch.now()
-    answers = method.generate(checkpoints, requests, ignore_eos=ignore_eos, room=room)
+    answers = generate(requests)
     wall_s = stopwatch.now() - started_at
-    after = method.counters()
-    if answers.speculation is None:
-        told: dict[str, Any] = {
-            name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count
-        }
-    else:
-        told = answers.speculation._asdict()
+    counts: Sequence[int | None] = answers.forwards or [None] * len(requests)
     generations = [
-        _generation(target, request, ids, end_ids) for request, ids in zip(requests, answers.token_ids, strict=True)
+        _generation(target, request, ids, end_ids, count)
+        for request, ids, count in zip(requests, answers.token_ids, counts, strict=True)
     ]
+    forwards = [generation.counted for generation in generations if generation.counted is not None]
     return generations, Timing(
         rows=len(requests),
         items=len(requests),
         prompt_tokens=sum(len(request.prompt_ids) for request in requests),
         tokens=sum(len(g.token_ids) for g in generations),
+        row_forwards=sum(forwards) if len(forwards) == len(generations) else None,
         wall_s=wall_s,
         ttft_s=answers.ttft_s,
         preparation_s=wall_s if answers.prepared else 0.0,  # at most: engines do not report it
         counted=answers.counted,
         dropped=answers.dropped,
-        **told,
+        **(answers.speculation._asdict() if answers.speculation else {}),
     )
 
 
 def _generation(
-    target: Checkpoint | Inspected, request: Request, ids: Sequence[int], end_ids: Sequence[int]
+    target: Checkpoint | Inspected, request: Request, ids: Sequence[int], end_ids: Sequence[int], forwards: int | None
 ) -> Generation:
-    """Return an engine's answer, cut where it ends. The engine exposes no counts."""
+    """Return an engine's answer, cut where it ends. `forwards`: by its own count, of the whole answer."""
     token_ids, text, reason = finish(
         target.tokenizer, until_end(ids, request.max_new_tokens, end_ids), end_ids, request.stop
     )
-    return Generation(token_ids=token_ids, text=text, finish_reason=reason)
+    counted = forwards if len(token_ids) == len(ids) else None
+    return Generation(token_ids=token_ids, text=text, finish_reason=reason, counted=counted)
 
 
 C = TypeVar("C")

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from mtbench import kernels, sampling
-from mtbench.decoding.serving_engines import Setting
 from mtbench.models.attention import causal
 from mtbench.models.loading import Inspected
 from mtbench.models.runner import ModelRunner
@@ -224,13 +223,6 @@ class Method:
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         """Raise UserError if the method cannot run on these checkpoints, by role, the target's first."""
-
-    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
-        """Return the settings of serving engines that have this method with these options; empty: none has.
-
-        drafts: role -> name of the checkpoint. No option is `auto`. mtbench does not measure the engines.
-        """
-        return ()
 
     @property
     def block(self) -> int:

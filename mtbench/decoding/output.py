@@ -24,10 +24,11 @@ class Generation:
     drafted: int | None = None  # tokens beyond each forward's first that could have been committed
     finish_reason: FinishReason
     surplus: int | None = None  # tokens that its last forward accepted after the answer's end
+    counted: int | None = None  # forwards by an external engine's own count
 
     @property
     def forwards(self) -> int | None:
-        return None if self.commits is None else len(self.commits)
+        return self.counted if self.commits is None else len(self.commits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""METHODS: every decoding method, by name. A method is one file in methods/, or a plugin's module."""
+"""METHODS: every decoding method, by name. A method is one file in methods/, or a plugin's module.
+
+SERVING_ENGINES: every serving engine, by name (mtbench/clients/serving_engine.py). An engine is one file in engines/.
+"""
 
 import dataclasses
 import typing
@@ -37,4 +40,12 @@ def _can_be_written(kind: Any) -> bool:
     return kind in (int, float, bool, str, NoneType) or typing.get_origin(kind) is Literal
 
 
+def _check_engine(cls: type[Any]) -> None:
+    """Raise TypeError unless the class says what it is called, and which methods it has."""
+    for name in ("title", "start", "methods"):
+        if not getattr(cls, name, None):
+            raise TypeError(f"{cls.__name__}.{name} is missing; see mtbench/clients/serving_engine.py")
+
+
 METHODS: Registry[Any] = Registry("method", "mtbench.methods", _check_method)
+SERVING_ENGINES: Registry[Any] = Registry("engine", "mtbench.engines", _check_engine)

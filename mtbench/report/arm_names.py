@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.results.format import ResultCell
 
 ARM = re.compile(r"(?P<method>[^:@]+)(?::(?P<options>.*))?@(?P<on>[^@/#]+)(?:/(?P<engine>[^@/#]+))?(?:#(?P<copy>\d+))?")
@@ -13,16 +13,29 @@ SYMBOLS = {"tau": "τ"}  # options that papers write as a symbol
 def arm_names(cells: Iterable[ResultCell]) -> dict[str, str]:
     """Return the words of every arm: its method and its options, and what else tells it from another arm.
 
-    Arms with the same method and options differ in checkpoint, engine or copy; the words then name what differs.
+    Arms with the same method and options differ in checkpoint, engine or copy; the words then name what differs. An arm
+    in a serving engine has the engine's own name of its method: "Prompt lookup (vLLM ngram)".
     """
     alike: dict[str, list[str]] = {}  # method and options in words -> arms
-    for arm in dict.fromkeys(cell.arm for cell in cells):
-        alike.setdefault(_method_and_options(arm), []).append(arm)
     names = {}
+    for arm, cell in {cell.arm: cell for cell in cells}.items():
+        if inside := _in_engine(cell):
+            names[arm] = f"{_method_and_options(arm)} ({inside})"
+        else:
+            alike.setdefault(_method_and_options(arm), []).append(arm)
     for words, arms in alike.items():
         for arm, rest in zip(arms, _differences(arms), strict=True):
             names[arm] = f"{words} ({rest})" if rest else words
     return names if len(set(names.values())) == len(names) else {arm: arm for arm in names}
+
+
+def _in_engine(cell: ResultCell) -> str:
+    """Return a serving engine's title and its own name of the cell's method; empty for another cell."""
+    if cell.engine is None or cell.engine not in list(SERVING_ENGINES):
+        return ""
+    engine = SERVING_ENGINES[cell.engine]()
+    setting = engine.setting(METHODS[cell.method](**cell.options), cell.checkpoints)
+    return f"{engine.title} {setting.name if setting else ''}".strip()
 
 
 def in_words(text: str, names: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from mtbench.decoding.serving_engines import NONE_HAS_IT
 from mtbench.document.formatting import counted, listed, percent, seconds
 from mtbench.document.model import Pairs, Part, Text
 from mtbench.report.arm_names import in_words
@@ -40,7 +39,7 @@ def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -
 def deployment(decision: Decision) -> tuple[Rows, list[str]]:
     """Return the commands that start a serving engine with the recommended arms, and notes on them."""
     rows = [(f"{arm}, {engine}", text) for arm, of_arm in decision.serving.items() for engine, text in of_arm.items()]
-    notes = [f"{arm}: {NONE_HAS_IT}." for arm, of_arm in decision.serving.items() if not of_arm]
+    notes = [f"{arm}: no engine has this method." for arm, of_arm in decision.serving.items() if not of_arm]
     for arm, of_arm in decision.serving_notes.items():
         notes += [f"{arm}, {engine}: {note}" for engine, note in of_arm.items()]
     return rows, notes

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mtbench import statistics
+from mtbench.decoding.arms import is_ours
 from mtbench.decoding.registry import METHODS
 from mtbench.options import decoding_options
 from mtbench.records import dump
@@ -362,7 +363,7 @@ def _over(total: float | None, count: float | None) -> float | None:
 def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
     """Return the share of the measured roofline, or why there is none."""
     cell, judged = data.cell, 1
-    if cell.engine is not None and not cell.fault:
+    if is_ours(cell.engine) and not cell.fault:
         variants = METHODS[cell.method](**cell.options).variants
         if len(variants) > 1:
             return Fraction(None, "its width differs from forward to forward")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mtbench import statistics
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.arms import is_ours
 from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
 from mtbench.results import verdict_words
 from mtbench.results.comparisons import Comparisons
@@ -98,7 +98,7 @@ def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[
     """Return a flag if the process had to share the processor: on a CPU it computes all the time."""
     on_cpu = [t for t in data.samples if t.session <= len(sessions) and sessions[t.session - 1].device == "cpu"]
     known = [(t.cpu_s, t.wall_s) for t in on_cpu if t.cpu_s is not None]
-    if not known or not METHODS[data.cell.method].needs_weights:
+    if not known or not data.cell.computes_here:
         return []
     share = sum(cpu_s for cpu_s, _ in known) / sum(wall_s for _, wall_s in known)
     if share >= PROCESSOR_SHARE:
@@ -109,7 +109,7 @@ def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[
 def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
     """Return a flag if slower code ran than is usual. `sampled`: the session of each sample."""
     flags = [f"its compilation failed: {t.uncompiled}; it ran uncompiled" for t in data.samples if t.uncompiled][:1]
-    off = [session.kernels_off for session in sampled if session.kernels_off and data.cell.engine]
+    off = [session.kernels_off for session in sampled if session.kernels_off and is_ours(data.cell.engine)]
     return flags + [f"PyTorch's kernels ran, not mtbench's: {reason}" for reason in off[:1]]
 
 

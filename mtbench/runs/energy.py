@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from mtbench.decoding.registry import METHODS
 from mtbench.errors import first_line
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Gpu
@@ -48,7 +47,7 @@ def measure(
         if not cells and known.reason != reason:
             run.write_json("energy.json", {"reason": reason})
         return
-    elsewhere = {cell.cell for cell in plan.cells if not METHODS[cell.method].needs_weights}
+    elsewhere = {cell.cell for cell in plan.cells if not cell.computes_here}
     if not cells.keys() >= elsewhere:
         cells |= dict.fromkeys(elsewhere, CellEnergy(energy_reason=ELSEWHERE))
         _write(run, known.idle_power_w, cells)

@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from mtbench import kernels
+from mtbench.clients.engine_server import EngineServer
+from mtbench.clients.serving_engine import Serving, ServingEngine
+from mtbench.decoding.arms import is_ours
 from mtbench.decoding.engines import ENGINES, Engine
-from mtbench.decoding.external import ExternalEngine, run_outside
+from mtbench.decoding.external import Answers, ExternalEngine, run_outside, timed
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.registry import METHODS
-from mtbench.decoding.request import Request
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.errors import UserError
+from mtbench.files import cache_home
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models import gguf
 from mtbench.models.drafts.loading import draft_config, load_draft
@@ -51,6 +55,8 @@ class ModelPool:
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
+        self.servers: dict[str, EngineServer] = {}  # of serving engines, by cell
+        self.serving: dict[str, str] = {}  # checkpoint by engine -> the engine's package
         # By role too: a draft of the same weights has its own cache.
         self.runners: dict[tuple[str, str, str], ModelRunner] = {}
 
@@ -62,8 +68,10 @@ class ModelPool:
 
     def known(self, method: Method, source: str) -> Checkpoint | Inspected:
         """Return the checkpoint for a method: loaded, or for a method that needs no weights without them."""
-        if method.needs_weights:
-            return self.checkpoint(source)
+        return self.checkpoint(source) if method.needs_weights else self.tokenizer_of(source)
+
+    def tokenizer_of(self, source: str) -> Inspected:
+        """Return a checkpoint without its weights."""
         if source not in self.inspected:
             self.inspected[source] = inspect(source, offline=self.offline)
         return self.inspected[source]
@@ -75,13 +83,13 @@ class ModelPool:
         return self.engines[name]
 
     def runner(self, role: str, source: str, engine: str | None, target: ModelRunner | None = None) -> ModelRunner:
-        """Return the runner of a role on a checkpoint. `engine` None (an external engine's cell): the eager one.
+        """Return the runner of a role on a checkpoint. `engine` not ours (an external engine's cell): the eager one.
 
         `target`: the runner whose hidden states a draft may read.
         """
         if target is not None and draft_config(source, offline=self.offline) is not None:
             return self._draft(source, target)
-        key = (role, source, engine or Engine.name)
+        key = (role, source, engine if engine is not None and is_ours(engine) else Engine.name)
         if key not in self.runners:
             self.runners[key] = self.engine(key[2]).runner(self.checkpoint(source))
         return self.runners[key]
@@ -124,6 +132,8 @@ class ModelPool:
         if isinstance(method, ExternalEngine):
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
+        if cell.engine is not None and not is_ours(cell.engine):
+            return self._ask_server(cell, method, requests, ignore_eos=fixed, room=room)
         return decode(
             method,
             self.runners_of(cell),
@@ -134,6 +144,33 @@ class ModelPool:
             temperature=self.temperature,
             make=self.engine(cell.engine or Engine.name).batch,
         )
+
+    def _ask_server(
+        self, cell: Cell, method: Method, requests: Sequence[Request], *, ignore_eos: bool, room: int
+    ) -> tuple[list[Generation], Timing]:
+        """Decode requests by the cell's server, which the first call starts. Raises ServerError."""
+        target = self.tokenizer_of(cell.checkpoints[cell.on])
+        refuse_unknown_ids(requests, target.vocabulary, cell.on)
+        if cell.cell not in self.servers:
+            engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
+            files = {role: file_of(source) for role, source in cell.checkpoints.items()}
+            setting = engine.setting(method, files)
+            assert setting is not None, "planning refuses a method that the engine does not have"
+            serving = Serving(files[cell.on], setting, cell.batch_size, room, self.dtype, torch.get_num_threads())
+            log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
+            self.servers[cell.cell] = EngineServer(engine, engine.python(), serving, cell.arm, log)
+        server = self.servers[cell.cell]
+
+        def generate(requests: Sequence[Request]) -> Answers:
+            return server.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)
+
+        return timed(target, requests, generate, ignore_eos=ignore_eos)
+
+    def close_servers(self) -> None:
+        """End all servers."""
+        for server in self.servers.values():
+            server.close()
+        self.servers.clear()
 
     def load(self, cells: Iterable[Cell]) -> None:
         """Load every checkpoint of the cells. On a CPU small models run on one thread, which is faster than two.
@@ -148,8 +185,10 @@ class ModelPool:
                     f"{cell.arm!r} asks {method.host}, which --offline forbids; leave out the arm or --offline, or "
                     "serve the model on this machine."
                 )
-            if method.needs_weights:
+            if cell.computes_here:
                 self.runners_of(cell)
+            elif cell.engine is not None:
+                self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = SERVING_ENGINES[cell.engine].package
         self.loading_s = time.perf_counter() - started_at
         use_threads(self)
 
@@ -176,7 +215,8 @@ class ModelPool:
                 f"{source} by {engine}": self.engine(engine).layers(runner.checkpoint)
                 for (_, source, engine), runner in self.runners.items()
             }
-            | {source: f"mtbench's, {runner.draft.format.name}" for (source, _), runner in self.drafts.items()},
+            | {source: f"mtbench's, {runner.draft.format.name}" for (source, _), runner in self.drafts.items()}
+            | self.serving,
             "kernels_off": kernels.off(),
             "converted": {
                 source: made for source in self.checkpoints if (made := gguf.description(Path(locate(source))))
@@ -256,6 +296,11 @@ def _parameters(source: str, offline: bool) -> int:
         return int(without_weights(source, offline=offline).num_parameters())
     except UserError:
         return 0
+
+
+def file_of(source: str) -> str:
+    """Return the folder or GGUF file of a checkpoint, as other programs read it."""
+    return str(gguf.file_of(source)) if gguf.is_gguf(source) else locate(source)
 
 
 def method_of(cell: Cell) -> Method:

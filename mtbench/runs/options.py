@@ -265,6 +265,13 @@ EngineName = Literal["graph", "eager", "invariant"]
 Engine = Annotated[
     EngineName, option("How forward passes run: graph, eager (as papers measure) or invariant.", COMPARED)
 ]
+AnyEngine = Annotated[
+    str,
+    option(
+        "How forward passes run: graph, eager (as papers measure) or invariant; or the name of a serving engine.",
+        COMPARED,
+    ),
+]
 BatchSize = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 BatchSizes = Annotated[
     Sequence[BatchSize],

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
 from mtbench.plugins import InChild
@@ -33,7 +32,7 @@ def measure(
 
     Empties the pool. Stops at `deadline` (time.monotonic), between two cells.
     """
-    known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if not METHODS[cell.method].needs_weights}
+    known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if not cell.computes_here}
     known |= run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {}
     todo = [cell for cell in plan.cells if cell.cell not in known and cell.cell not in failed]
     if todo and time.monotonic() <= deadline:

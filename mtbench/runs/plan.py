@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from mtbench.decoding.arms import is_ours
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
@@ -170,6 +171,11 @@ class Cell(Upgraded):
     fault: str | None = Field(
         None, description="error of the method when the cell was planned, so that the cell is not run; null: none"
     )
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether it decodes in a process of mtbench, on weights that are loaded there."""
+        return METHODS[self.method].needs_weights and (self.engine is None or is_ours(self.engine))
 
 
 class Group(Record):

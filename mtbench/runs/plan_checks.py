@@ -6,7 +6,7 @@ A plan is untrusted input. Every finding is a UserError that names the field, be
 from collections.abc import Hashable, Iterable
 
 from mtbench import plugins, records
-from mtbench.decoding.arms import ENGINES, check_options
+from mtbench.decoding.arms import check_engine, check_options
 from mtbench.decoding.method import Method
 from mtbench.decoding.method_checks import refuse_too_wide
 from mtbench.decoding.registry import METHODS
@@ -94,8 +94,8 @@ def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:
     method = METHODS[cell.method]
     if method.outside and cell.engine is not None:
         raise _fault(f"{field}.engine", f"{cell.engine!r:.60} is not null, but {cell.method} is an external engine")
-    if not method.outside and cell.engine not in ENGINES:
-        raise unknown(f"engine in {field}", str(cell.engine), ENGINES, "mtbench run --help")
+    if not method.outside:
+        check_engine(str(cell.engine), f"engine in {field}")
     options = [option.name for option in options_of(method)]
     for name, value in cell.options.items():
         if name not in options:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench import plugins
+from mtbench.clients.serving_engine import ServingEngine
 from mtbench.decoding import method_checks
-from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, parse_arms, reference_arm
+from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, is_ours, parse_arms, reference_arm
 from mtbench.decoding.method import Claims, Method
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
@@ -198,7 +199,9 @@ def _untrained(method: type[Method]) -> bool:
 
 def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
     """Raise UserError for an arm that cannot run as requested."""
-    external = METHODS[arm.method].outside
+    external = not is_ours(arm.engine)
+    if arm.engine is not None and external:
+        _refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family)
     if arm.on in arm.roles[1:]:
         raise UserError(
             f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint a "
@@ -220,6 +223,26 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
             f"{str(arm)!r} decodes greedily: an external engine would sample with its own random numbers; leave that "
             "`--method` or `--temperature` out."
         )
+
+
+def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family) -> None:
+    """Raise UserError for an arm that a serving engine does not have, or whose checkpoint it cannot read."""
+    method: Method = METHODS[arm.method](**arm.options)
+    if len(method.variants) > 1:
+        raise UserError(f"{str(arm)!r}: {engine.title} has fixed widths; give a number in place of `auto`.")
+    if engine.setting(method, {role: family.checkpoint(role) for role in arm.roles}) is None:
+        raise UserError(
+            f"{str(arm)!r}: {engine.title} has no {arm.method} with these options; it has {', '.join(engine.methods)}. "
+            "See `mtbench ls engines`."
+        )
+    for role in arm.roles:
+        source = family.checkpoint(role)
+        if engine.file(source) != source:
+            raise UserError(
+                f"{str(arm)!r}: {engine.title} reads {'GGUF files' if engine.gguf else 'folders of safetensors'}, and "
+                f"{source!r} is none; name one by `--checkpoint {role}=PATH`."
+            )
+    engine.python()
 
 
 def inspect_checkpoints(
@@ -245,7 +268,7 @@ def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
         return list(arms)
     if size == 1:
         return []
-    return [arm for arm in arms if arm.engine is not None]
+    return [arm for arm in arms if is_ours(arm.engine)]
 
 
 @dataclass(frozen=True, slots=True)

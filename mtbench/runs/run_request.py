@@ -31,7 +31,7 @@ class DecodingRequest(Upgraded):
     family: options.Family = None
     model: options.Model = None
     checkpoint: options.Checkpoints = Field(default_factory=dict)
-    engine: options.Engine = "graph"
+    engine: options.AnyEngine = "graph"
     batch_size: options.BatchSizes = (1, 8)
     metric: options.Metric = None
     subtask: options.Subtasks = ()

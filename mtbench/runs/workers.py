@@ -138,7 +138,7 @@ class LocalWorker:
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         after = machine.sample(self.pool.device)  # before anything else changes the device's state
-        computes = self.pool.device == "cpu" and METHODS[cell.method].needs_weights
+        computes = self.pool.device == "cpu" and cell.computes_here
         whose, usual = None if computes else cell.cell, None
         if not timing.preparation_s:  # a compiler runs in other processes
             usual = self.shares.usual(whose)
@@ -148,7 +148,8 @@ class LocalWorker:
 
     def revive(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.pool.close_servers()
 
 
 class Process:

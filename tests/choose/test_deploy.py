@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from made_records import result_cell
 
-from mtbench.decoding.method import Method
-from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import START
+from mtbench.clients.serving_engine import Setting
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.experiments.choose.deploy import commands, deployment
 from mtbench.options import AUTO
 from mtbench.results.decision import recommend
@@ -38,7 +37,7 @@ def test_a_command_names_the_users_model_and_draft() -> None:
     """It is one for a shell, with names that need quotes. llama.cpp reads a GGUF file, named after the checkpoint."""
     [cell] = cells("speculative:ahead=2", ar="me/My Model", draft="me/draft")
     found = commands(cell, None)
-    assert list(found) == ["vLLM", "SGLang", "llama.cpp"]
+    assert list(found) == ["llama.cpp", "SGLang", "vLLM"]
     assert found["vLLM"][0].startswith("vllm serve 'me/My Model' --speculative-config '{")
     assert speculative(found["vLLM"]) == {"method": "draft_model", "model": "me/draft", "num_speculative_tokens": 2}
     assert found["SGLang"][0] == (
@@ -63,7 +62,7 @@ def test_a_command_names_the_users_model_and_draft() -> None:
 def test_prompt_lookup_is_vllms_ngram_if_it_takes_the_earliest_match() -> None:
     earliest, latest = cells("prompt-lookup:ahead=4,ngram=5,min_ngram=2", "prompt-lookup:match=latest")
     found = commands(earliest, None)
-    assert list(found) == ["vLLM", "llama.cpp"]
+    assert list(found) == ["llama.cpp", "vLLM"]
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
     assert speculative(found["vLLM"]) == config
     assert "for 5 tokens only, and mtbench for 2 too. It copies from the latest occurrence" in found["llama.cpp"][1]
@@ -102,7 +101,7 @@ def test_of_a_width_auto_the_nearest_fixed_one_is_given(positions: float | None,
     assert f"No engine has ahead=auto: ahead={width} is {chosen}." in found[1]
 
 
-@pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa", "eagle:tree=3x2", "ar"])
+@pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa", "eagle:tree=3x2"])
 def test_no_engine_has_other_methods(arm: str) -> None:
     [cell] = cells(arm)
     assert commands(cell, None) == {}
@@ -117,17 +116,23 @@ def other(field: dataclasses.Field[Any]) -> Any:
 
 
 NOTHING = Estimate(value=None, ci_low=None, ci_high=None)
-SERVED = [METHODS[name] for name in METHODS if METHODS[name].in_engines is not Method.in_engines]
+ENGINES = [SERVING_ENGINES[name]() for name in SERVING_ENGINES]
+SERVED = [METHODS[name] for name in sorted({name for engine in ENGINES for name in engine.methods})]
 DRAFTS = {"draft": "d", "other": "o", "eagle": "e", "dflash": "f", "#mtp": "m"}
+
+
+def settings(method: Any) -> dict[str, Setting]:
+    found = {engine.title: engine.setting(method, DRAFTS) for engine in ENGINES}
+    return {title: setting for title, setting in found.items() if setting is not None}
 
 
 @pytest.mark.parametrize("method", SERVED, ids=lambda method: method.name)
 def test_every_option_changes_the_setting_or_removes_it(method: Any) -> None:
     """An option would be lost in the engine if neither words nor notes of its setting contain it."""
-    plain = {s.engine: s for s in method().in_engines(DRAFTS)}
-    assert plain.keys() <= START.keys()
+    plain = settings(method())
+    assert plain
     for field in dataclasses.fields(method):
-        changed = {s.engine: s for s in method(**{field.name: other(field)}).in_engines(DRAFTS)}
+        changed = settings(method(**{field.name: other(field)}))
         kept = [engine for engine in plain if engine in changed and plain[engine] == changed[engine]]
         assert not kept, f"{field.name} is lost in {kept}"
         assert AUTO not in str(changed)
@@ -149,7 +154,7 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
         return Choice(arm=arm, speedup=NOTHING, accuracy=None)
 
     for arm, engines in (
-        (auto, ["vLLM", "llama.cpp", "vLLM at batch size 2", "llama.cpp at batch size 2"]),
+        (auto, ["llama.cpp", "vLLM", "llama.cpp at batch size 2", "vLLM at batch size 2"]),
         (fixed, ["vLLM"]),
         (none, []),
     ):

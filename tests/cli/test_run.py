@@ -354,7 +354,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     ),
     "value": (["--method", "mars:tau=2"], "mars: tau=2 is not allowed; a probability is a number from 0 to 1."),
     "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),
-    "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant."),
+    "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant, "),
     "checkpoint": (["--checkpoint", "ar=/nowhere/at/all"], "'/nowhere/at/all' for the role 'ar' does not exist"),
     "grammar": (["--checkpoint", "ar"], "--checkpoint 'ar' is not allowed; give ROLE=PATH_OR_ID"),
     "tokenizer": (["--method", "ar", "--checkpoint", without_tokenizer], "has no usable tokenizer"),

@@ -55,7 +55,10 @@ def plan(second: str) -> Plan:
     """Two cells on five items in blocks of two, the second one's method as named."""
     items = [Item(item=f"s/{n}/0", prompt_ids=[1], stop=[]) for n in range(5)]
     suite = SuitePlan(suite="s", family="tiny", task={}, metric=None, max_new_tokens=64, flags=[], items=items)
-    cells = [SimpleNamespace(cell=name, method=by, suite="s") for name, by in (("one", "ar"), ("two", second))]
+    cells = [
+        SimpleNamespace(cell=name, method=by, suite="s", computes_here=by != "openai")
+        for name, by in (("one", "ar"), ("two", second))
+    ]
     groups = [SimpleNamespace(cells=["one", "two"], blocks=[[0, 1], [2, 3], [4]])]
     made: Any = Plan.model_construct
     return cast("Plan", made(request=SimpleNamespace(seed=0), suites=[suite], cells=cells, groups=groups))

@@ -78,7 +78,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def measure(run: RunDirectory, deadline: float, *failed: str) -> tuple[Any, list[str]]:
-    plan = cast("Plan", SimpleNamespace(cells=[SimpleNamespace(cell=name, method="ar") for name in CELLS]))
+    plan = cast(
+        "Plan", SimpleNamespace(cells=[SimpleNamespace(cell=name, method="ar", computes_here=True) for name in CELLS])
+    )
     notes: list[str] = []
     peak_memory.measure(
         run, plan, cast("ModelPool", SimpleNamespace(device="cpu")), set(failed), notes.append, deadline

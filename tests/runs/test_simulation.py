@@ -195,7 +195,7 @@ def test_a_meaningless_simulation_is_refused(changes: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("cells", {"engine": "warp"}, "unknown engine in cells[0] 'warp'; known: eager, graph, invariant."),
+        ("cells", {"engine": "warp"}, "unknown engine in cells[0] 'warp'; known: eager, graph, invariant, "),
         ("cells", {"batching": "later"}, "cells[0].batching is 'later', allowed: 'static' or 'refill'; restore it"),
         ("cells", {"method": "hf-generate"}, "cells[0].engine: 'graph' is not null, but hf-generate is an external"),
         ("cells", {"method": "marz"}, "unknown method in cells[0] 'marz' (did you mean 'mars'?)"),

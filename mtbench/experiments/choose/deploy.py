@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from mtbench.clients.serving_engine import ServingEngine
 from mtbench.decoding.method import Method
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.models import gguf
 from mtbench.models.families import EMBEDDED
@@ -46,9 +47,13 @@ def commands(cell: Cell, positions: float | None) -> Commands:
         width = f"{name}={getattr(fixed, name)}"
         chosen = "the smallest fixed width" if positions is None else "the fixed width nearest to what was fed"
         note = f"No engine has {name}=auto: {width} is {chosen}."
-    settings = fixed.in_engines({role: _name(source, "DRAFT") for role, source in cell.checkpoints.items()})
-    model = _name(cell.checkpoints[cell.on], "MODEL")
-    return {setting.engine: (setting.command(model), f"{note} {setting.note(model)}".strip()) for setting in settings}
+    drafts = {role: _name(source, "DRAFT") for role, source in cell.checkpoints.items()}
+    model, found = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, tuple[str, str]]()
+    for name in SERVING_ENGINES:
+        engine: ServingEngine = SERVING_ENGINES[name]()
+        if (setting := engine.setting(fixed, drafts)) is not None:
+            found[engine.title] = engine.command(model, setting), f"{note} {engine.note(model, setting)}".strip()
+    return found
 
 
 def _positions(method: Method) -> int:

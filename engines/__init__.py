@@ -1,0 +1,1 @@
+"""Serving engines, one file each, imported as `mtbench.engines.<file>` and named by `mtbench ls engines`."""

@@ -1,0 +1,184 @@
+"""llama.cpp (github.com/ggml-org/llama.cpp): its server, from the package `xllamacpp`, which has it as a library.
+
+Options are those of `llama-server` of November 2026; SERVE translates them for the library. It reads GGUF files only.
+Its completion endpoint takes and returns token ids. It reports the drafted and the accepted tokens of a request, and
+not the number of drafts.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mtbench.clients.openai_client import Number, Received, Reply, Server
+from mtbench.clients.serving_engine import HOST, Serving, ServingEngine, Setting, Table
+from mtbench.decoding.external import Speculation
+from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.decoding.request import Request
+
+SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
+ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
+
+# Runs in the engine's own Python, which has no mtbench. Arguments: JSON of attributes, then options of llama-server.
+SERVE = """
+import json, signal, sys
+import xllamacpp
+
+FLAGS = {
+    "--spec-draft-model": ("speculative.draft.mparams.path", str),
+    "--spec-draft-n-max": ("speculative.draft.n_max", int),
+    "--spec-draft-n-min": ("speculative.draft.n_min", int),
+    "--spec-draft-p-min": ("speculative.draft.p_min", float),
+    "--spec-ngram-simple-size-n": ("speculative.ngram_simple.size_n", int),
+    "--spec-ngram-simple-size-m": ("speculative.ngram_simple.size_m", int),
+    "--threads": ("cpuparams.n_threads", int),
+    "--threads-batch": ("cpuparams_batch.n_threads", int),
+    "--batch-size": ("n_batch", int),
+    "--ubatch-size": ("n_ubatch", int),
+}
+
+def put(params, path, value):
+    *owners, name = path.split(".")
+    for owner in owners:
+        params = getattr(params, owner)
+    setattr(params, name, value)
+
+params = xllamacpp.CommonParams()
+for path, value in json.loads(sys.argv[1]).items():
+    put(params, path, value)
+words = iter(sys.argv[2:])
+for flag in words:
+    value = next(words)
+    if flag == "--spec-type":
+        name = "COMMON_SPECULATIVE_TYPE_" + value.upper().replace("-", "_")
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
+    elif flag in FLAGS:
+        path, kind = FLAGS[flag]
+        put(params, path, kind(value))
+    else:
+        sys.exit(f"unknown option {flag}; known: {', '.join(FLAGS)}")
+server = xllamacpp.Server(params)
+while True:
+    signal.pause()
+"""
+
+
+def _drafts(kind: str, method: Any, model: str) -> Setting:
+    """Return the setting for a chain of drafts, however unsure the draft is of them."""
+    words = ("--spec-type", kind, *(("--spec-draft-model", model) if model else ()))
+    words += ("--spec-draft-n-max", str(method.ahead), "--spec-draft-p-min", "0")
+    return Setting(kind, words, SAMPLED)
+
+
+def _if_matched(make: Any) -> Any:
+    """Return the function that makes a setting, for drafts that are verified by the target's own choice only."""
+    return lambda method, drafts: None if method.verify == "rejection" else make(method, drafts)
+
+
+def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return None if method.per_forward > 1 else _drafts("draft-simple", method, drafts[method.draft])
+
+
+def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return None if method.tree != "1" else _drafts("draft-eagle3", method, drafts[method.draft])
+
+
+def _block(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    kind = "draft-dspark" if method.draft == "dspark" else "draft-dflash"
+    return None if method.confidence else _drafts(kind, method, drafts[method.draft])
+
+
+def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return _drafts("draft-mtp", method, "") if method.draft.startswith("#") else None
+
+
+def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting:
+    sizes = ("--spec-ngram-simple-size-n", str(method.ngram), "--spec-ngram-simple-size-m", str(method.ahead))
+    setting = Setting("ngram-simple", ("--spec-type", "ngram-simple", *sizes), ALWAYS_WIDE)
+    if method.min_ngram < method.ngram:
+        setting = setting.but(f"It looks for {method.ngram} tokens only, and mtbench for {method.min_ngram} too.")
+    if method.match == "latest":
+        return setting.but("Its copy ends at the end of the text, and mtbench's continues.")
+    return setting.but("It copies from the latest occurrence, and mtbench from the earliest.")
+
+
+@SERVING_ENGINES.register("llamacpp")
+class LlamaCpp(ServingEngine):
+    """One llama.cpp server an arm."""
+
+    title = "llama.cpp"
+    start = ("llama-server", "-m")
+    package = "xllamacpp==2026.10.11549"
+    gguf = True
+    methods: ClassVar[Table] = {
+        "ar": lambda method, drafts: Setting(""),
+        "prompt-lookup": _ngram,
+        "speculative": _if_matched(_speculative),
+        "eagle": _if_matched(_eagle),
+        "dflash": _if_matched(_block),
+        "mtp": _if_matched(_mtp),
+    }
+
+    def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        attributes = {
+            "model.path": serving.model,
+            "hostnames": [HOST],
+            "port": port,
+            "n_parallel": serving.rows,
+            "n_ctx": serving.rows * serving.positions,
+            "cpuparams.n_threads": serving.threads,
+            "cpuparams_batch.n_threads": serving.threads,
+            "cache_ram_mib": 0,
+        }
+        return [str(python), "-c", SERVE, json.dumps(attributes), *serving.setting.words, *serving.options]
+
+    def complete(
+        self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float
+    ) -> list[Reply]:
+        """Ask its own endpoint, which gives token ids; OpenAI's gives text only."""
+        bodies = [
+            {
+                "prompt": list(request.prompt_ids),
+                "n_predict": request.max_new_tokens,
+                "temperature": temperature,
+                "seed": request.seed % 2**32,
+                "samplers": ["temperature"],
+                "ignore_eos": ignore_eos,
+                "stop": list(request.stop),
+                "cache_prompt": False,
+                "return_tokens": True,
+            }
+            for request in requests
+        ]
+        return server.ask("/completion", bodies, [request.max_new_tokens for request in requests], add)
+
+
+class Timings(Received):
+    predicted_n: Number
+    draft_n: Number = 0
+    draft_n_accepted: Number = 0
+
+
+class Event(Received):
+    """One event of a streamed answer of /completion."""
+
+    tokens: list[Number]
+    stop: bool
+    stop_type: str | None = None
+    timings: Timings | None = None
+
+
+def add(reply: Reply, data: str) -> None:
+    """Add an event to a reply. Raises ValueError if it has another form."""
+    event = Event.model_validate_json(data)
+    if event.tokens and reply.first_s is None:
+        reply.first_s = time.perf_counter()
+    reply.token_ids += event.tokens
+    if event.stop:
+        reply.finish = "length" if event.stop_type == "limit" else "stop"
+        if (told := event.timings) is not None:
+            reply.counted = told.predicted_n
+            reply.speculation = Speculation(
+                None, told.draft_n, told.draft_n_accepted, None, "llama.cpp's timings of a request"
+            )

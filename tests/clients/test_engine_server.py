@@ -1,0 +1,116 @@
+"""The server of a serving engine, for one arm: what it answers, when it runs, and how it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scripted_engine import scripted_server
+
+from mtbench.clients.openai_client import ServerError
+from mtbench.decoding.request import Request
+
+PYTHON = Path(sys.executable)
+REQUESTS = [Request(prompt_ids=[1, 2, 3], max_new_tokens=6), Request(prompt_ids=[4], max_new_tokens=4)]
+# starts a server, says the processes of its group, and waits to be killed
+COMMAND = """
+import sys, time
+from pathlib import Path
+from scripted_engine import scripted_server
+from mtbench.decoding.request import Request
+server = scripted_server(Path(sys.executable), Path(sys.argv[1]), child=sys.argv[2])
+server.generate([Request(prompt_ids=[1], max_new_tokens=2)], ignore_eos=True, temperature=0.0)
+print(server._group, flush=True)
+time.sleep(1000)
+"""
+
+
+def state(pid: int) -> str:
+    """A process's state: T is stopped; empty: it is not there."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else ""
+
+
+def until(holds: Callable[[], bool], within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+def test_tokens_are_those_of_the_server_and_forwards_are_what_no_draft_gave(tmp_path: Path) -> None:
+    server = scripted_server(PYTHON, tmp_path / "log", accepted=3, counted=6)
+    try:
+        found = server.generate(REQUESTS[:1], ignore_eos=True, temperature=0.0)
+    finally:
+        server.close()
+    assert found.token_ids == [[6, 7, 8, 9, 10, 11]]
+    assert found.forwards == [3]
+    assert found.prepared, "the first call starts the server"
+    assert found.speculation is not None
+    assert (found.speculation.drafted, found.speculation.accepted) == (8, 3)
+
+
+def test_plain_decoding_has_a_forward_for_each_token(tmp_path: Path) -> None:
+    server = scripted_server(PYTHON, tmp_path / "log", name="")
+    try:
+        assert server.generate(REQUESTS, ignore_eos=True, temperature=0.0).forwards == [6, 4]
+    finally:
+        server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_server_runs_only_while_it_is_asked(tmp_path: Path) -> None:
+    """Its children are stopped with it. Asked again, it answers."""
+    child = tmp_path / "child"
+    server = scripted_server(PYTHON, tmp_path / "log", child=str(child))
+    try:
+        first = server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+        assert server._group is not None
+        pids = [server._group, int(child.read_text())]
+        assert until(lambda: [state(pid) for pid in pids] == ["T", "T"])
+        again = server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+        assert (again.token_ids, again.prepared) == (first.token_ids, False)
+    finally:
+        server.close()
+    assert until(lambda: not any(state(pid) for pid in pids)), "a stopped server and its child end with it"
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ({"at_start": "no such model"}, "the server of 'arm' did not start: no such model. See "),
+        ({"crash": "out of memory"}, "the server of 'arm' ended: Fatal: out of memory. See "),
+    ],
+    ids=["at start", "in a block"],
+)
+def test_a_server_that_ends_is_named_with_its_last_words_and_its_log(
+    script: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    server = scripted_server(PYTHON, tmp_path / "log", **script)
+    with pytest.raises(ServerError, match=message):
+        server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+    server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_process_of_an_engine_survives_a_kill_of_mtbench(tmp_path: Path) -> None:
+    """The server is stopped when its caller is killed by SIGKILL. It ends, and so does the child that it started."""
+    child = tmp_path / "child"
+    caller = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(tmp_path / "log"), str(child)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert caller.stdout is not None
+    pids = [int(caller.stdout.readline()), int(child.read_text())]
+    assert all(map(state, pids))
+    caller.send_signal(signal.SIGKILL)
+    caller.wait()
+    caller.stdout.close()
+    assert until(lambda: not any(state(pid) not in ("", "Z") for pid in pids))

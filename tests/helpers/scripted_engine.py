@@ -1,0 +1,61 @@
+"""A serving engine whose server follows a script: it answers, hangs, crashes, counts wrong, or starts children."""
+
+import json
+from pathlib import Path
+
+from mtbench.clients.engine_server import EngineServer
+from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+
+SERVER = r"""
+import http.server, json, os, subprocess, sys, time
+port, script = int(sys.argv[1]), json.loads(sys.argv[2])
+if script.get("at_start"):
+    sys.exit(script["at_start"])
+if script.get("child"):  # a process of its own, as an engine's core
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    open(script["child"], "w").write(str(child.pid))
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say("application/json", json.dumps({"data": [{"id": "m"}]}))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if script.get("crash"):
+            print("Fatal: " + script["crash"], flush=True)
+            os._exit(3)
+        tokens = [sum(body["prompt"]) % 50 + i for i in range(body["max_tokens"])]
+        usage = {"completion_tokens": script.get("counted", len(tokens))}
+        told = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": script.get("accepted", 0)}
+        told |= {"acceptance_histogram": [0, 2], "mean_acceptance_length": 1.0}
+        choice = {"index": 0, "text": "x", "token_ids": tokens, "finish_reason": "length"}
+        events = [{"choices": [choice]}, {"choices": [], "usage": usage, "metrics": {"speculative_decoding": told}}]
+        data = [*map(json.dumps, events), "[DONE]"]
+        self.say("text/event-stream", "".join(f"data: {text}\n\n" for text in data))
+
+    def say(self, kind, text):
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args): pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+class Scripted(ServingEngine):
+    title = "Scripted"
+    start = ("scripted",)
+
+    def __init__(self, script: dict[str, object]) -> None:
+        self.script = script
+
+    def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        return [str(python), "-c", SERVER, str(port), json.dumps(self.script)]
+
+
+def scripted_server(python: Path, log: Path, name: str = "ngram", **script: object) -> EngineServer:
+    """A server of the scripted engine for one arm; `name`: the engine's own name of the method, empty: plain."""
+    return EngineServer(Scripted(script), python, Serving("model", Setting(name), 2, 64, "float32", 1), "arm", log)
