@@ -14,7 +14,7 @@ from mtbench.decoding.registry import SERVING_ENGINES
 
 SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
 ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
-MASK = 'It reads the mask token as "pard_token": ID in the draft\'s config.json; `mtbench export --for vllm` adds it.'
+MASK = 'It reads the mask token as "pard_token": ID in the draft\'s config.json; add it to a copy.'
 
 
 def _speculative(name: str, method: Any, draft: str = "", **config: Any) -> Setting:
