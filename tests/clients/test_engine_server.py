@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from scripted_engine import scripted_server
 
+from mtbench.clients import engine_server
 from mtbench.clients.openai_client import ServerError
 from mtbench.decoding.request import Request
 
@@ -95,6 +96,35 @@ def test_a_server_that_ends_is_named_with_its_last_words_and_its_log(
     with pytest.raises(ServerError, match=message):
         server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
     server.close()
+
+
+@pytest.mark.parametrize("hangs", ["at start", "in a block"])
+def test_a_server_that_hangs_is_given_up_after_a_bounded_time(
+    hangs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engine_server, "READY_S", 0.5 if hangs == "at start" else 30.0)
+    monkeypatch.setattr(engine_server, "SILENCE_S", 0.2)
+    monkeypatch.setattr(engine_server, "TOTAL_S", 0.5)
+    server = scripted_server(PYTHON, tmp_path / "log", hangs=hangs)
+    started_at = time.monotonic()
+    try:
+        with pytest.raises(ServerError, match=str(tmp_path / "log")):
+            server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+    finally:
+        server.close()
+    assert time.monotonic() - started_at < 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engine_server, "DRAIN_S", 0.2)
+    child = tmp_path / "child"
+    server = scripted_server(PYTHON, tmp_path / "log", child=str(child), ignores_sigterm=True)
+    server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+    assert server._group is not None
+    pids = [server._group, int(child.read_text())]
+    server.close()
+    assert until(lambda: not any(state(pid) not in ("", "Z") for pid in pids))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

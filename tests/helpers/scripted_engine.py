@@ -7,10 +7,14 @@ from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 
 SERVER = r"""
-import http.server, json, os, subprocess, sys, time
+import http.server, json, os, signal, subprocess, sys, time
 port, script = int(sys.argv[1]), json.loads(sys.argv[2])
 if script.get("at_start"):
     sys.exit(script["at_start"])
+if script.get("ignores_sigterm"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if script.get("hangs") == "at start":
+    time.sleep(1000)
 if script.get("child"):  # a process of its own, as an engine's core
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     open(script["child"], "w").write(str(child.pid))
@@ -21,6 +25,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if script.get("hangs") == "in a block":
+            time.sleep(1000)
         if script.get("crash"):
             print("Fatal: " + script["crash"], flush=True)
             os._exit(3)
