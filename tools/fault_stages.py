@@ -42,6 +42,7 @@ BASE = _words(
     "--vocab-size 300 --hidden-size 16 --intermediate-size 16 --num-hidden-layers 1 --num-attention-heads 2 "
     "--num-key-value-heads 1 --max-position-embeddings 512"
 )
+OF_THE_MACHINE = ("session", "order", "dropped", "disturbed")  # fields of a timing that differ from run to run
 
 
 def same(*words: str) -> Callable[[Path], Words | None]:
@@ -66,7 +67,7 @@ def lines(folder: Path) -> Any:
     found: dict[str, Any] = {"temporary": [path.name for path in folder.rglob(".*.tmp")]}
     for file in sorted([*folder.glob("**/generations/*.jsonl"), *folder.glob("**/timings/*.jsonl")]):
         records = [json.loads(line) for line in file.read_text().splitlines()]
-        kept = [{k: v for k, v in figures(r).items() if k not in ("session", "order", "dropped")} for r in records]
+        kept = [{k: v for k, v in figures(r).items() if k not in OF_THE_MACHINE} for r in records]
         found[file.relative_to(folder).as_posix()] = sorted(json.dumps(record) for record in kept)
     for file in folder.glob("**/scores.json"):
         found[file.relative_to(folder).as_posix()] = json.loads(file.read_text())

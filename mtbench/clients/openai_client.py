@@ -70,13 +70,12 @@ Number = Annotated[int, Field(ge=0, lt=2**31)]  # a token id, or a number of tok
 
 # What a request's speculation is called: verified drafts, their tokens, accepted ones, and how many of each draft. The
 # last field tells vLLM's object from TensorRT-LLM's, which has other numbers.
-VLLM = (
+VLLM = (  # docs, features/speculative_decoding/acceptance_metrics.md
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram"),
-    "mean_acceptance_length",  # docs, features/speculative_decoding/acceptance_metrics.md
+    "mean_acceptance_length",
 )
-SGLANG = (  # srt/entrypoints/openai/protocol.py
-    *("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_correct_drafts_histogram"),
-)
+# srt/entrypoints/openai/protocol.py
+SGLANG = "spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_correct_drafts_histogram"
 COUNTS = TypeAdapter(tuple[Number, Number, Number, list[Number] | None], config=ConfigDict(strict=True))
 
 
@@ -186,11 +185,11 @@ class Server:
     def __post_init__(self) -> None:
         try:
             url = httpx.URL(self.url)
-            plain = not (url.userinfo or url.query or url.fragment)  # it is stored in every file
             known = url.scheme in ("http", "https") and url.host and url.port != 0
+            known = known and not (url.userinfo or url.query or url.fragment)  # it is stored in every file
         except httpx.InvalidURL:
-            known = plain = False
-        if not (known and plain):
+            known = False
+        if not known:
             raise UserError(
                 f"url={self.url!r} is not a server's plain address, such as http://127.0.0.1:8000/v1; a key goes into "
                 "an environment variable that `api_key_env` names."
@@ -210,8 +209,7 @@ class Server:
 
         async def ask() -> list[str]:
             async with self._open("GET", "models") as (response, _):
-                found = Models.model_validate_json(await response.aread())
-            return [model.id for model in found.data]
+                return [model.id for model in Models.model_validate_json(await response.aread()).data]
 
         return completed(ask())
 
@@ -246,9 +244,8 @@ class Server:
     ) -> list[Reply]:
         """Send requests at once and return the streamed replies, each of at most its budget of tokens and a few.
 
-        `path`: below /v1, or with a leading slash beside it. `add`: adds the data of an event to a
-        reply; its ValueError is a fault of
-        the server. Raises ServerError.
+        `path`: below /v1, or with a leading slash beside it. `add`: adds the data of an event to a reply; its
+        ValueError is a fault of the server. Raises ServerError.
         """
 
         async def ask_all() -> list[Reply]:
@@ -307,9 +304,8 @@ class Server:
     ) -> AsyncIterator[tuple[httpx.Response, int]]:
         """Send a request, again if the server is busy, and yield the response and the number of tries.
 
-        `path`: below /v1, or with a leading slash beside it; METRICS may have any status. `most`: bytes of the
-        body. Every error, also
-        in what is done with the response, is a ServerError.
+        `path`: below /v1, or with a leading slash beside it; METRICS may have any status. `most`: bytes of the body.
+        Every error, also in what is done with the response, is a ServerError.
         """
         address = self.url.removesuffix("/v1") + path if path.startswith("/") else f"{self.url}/{path}"
         timeout = httpx.Timeout(self.timeout_s, connect=min(CONNECT_S, self.timeout_s))
@@ -336,8 +332,7 @@ class Server:
 
     async def _refuse_status(self, response: httpx.Response, path: str) -> None:
         """Raise ServerError for a status other than 200, if the answer is needed."""
-        status = response.status_code
-        if status != 200 and path != METRICS:
+        if (status := response.status_code) != 200 and path != METRICS:
             message = self.clean(message_of(await beginning(response)))
             raise ServerError(
                 f"{self.url} answers {status} to {path}: {message}; check url= and model=, or add plain=true",
@@ -359,8 +354,8 @@ class Server:
             )
         if isinstance(error, httpx.HTTPError):
             return self._broken(str(error) or type(error).__name__)
-        found = finding(error) if isinstance(error, ValidationError) else str(error)
-        return ServerError(f"{self.url} replied unexpectedly to {path} ({self.clean(found)}); {COMPATIBLE}")
+        found = self.clean(finding(error) if isinstance(error, ValidationError) else str(error))
+        return ServerError(f"{self.url} replied unexpectedly to {path} ({found}); {COMPATIBLE}")
 
     def _broken(self, why: str) -> ServerError:
         return ServerError(f"{self.url} sent no complete answer ({self.clean(why)}); see the server's log", again=True)
@@ -448,8 +443,8 @@ def message_of(answer: str) -> str:
 
 def _wait_s(response: httpx.Response, tries: int) -> float | None:
     """Return how long to wait before a busy server is asked again; None if it is not busy, or for too long."""
+    asked = response.headers.get("retry-after", "")
     if response.status_code not in (429, 503) or tries == TRIES:
         return None
-    asked = response.headers.get("retry-after", "")
     wait_s = float(asked) if asked.isdecimal() else FIRST_WAIT_S * 2 ** (tries - 1)
     return wait_s if wait_s <= LONGEST_WAIT_S else None
