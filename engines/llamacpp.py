@@ -44,8 +44,10 @@ def put(params, path, value):
         params = getattr(params, owner)
     setattr(params, name, value)
 
-params = xllamacpp.CommonParams()
-for path, value in json.loads(sys.argv[1]).items():
+params, attributes = xllamacpp.CommonParams(), json.loads(sys.argv[1])
+if not hasattr(params, "hostnames"):  # a release before October 2026
+    attributes["hostname"] = attributes.pop("hostnames")[0]
+for path, value in attributes.items():
     put(params, path, value)
 words = iter(sys.argv[2:])
 for flag in words:

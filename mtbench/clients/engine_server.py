@@ -44,7 +44,7 @@ class EngineServer:
         variables = environments.variables(self.python) | {"OMP_NUM_THREADS": str(self.serving.threads)}
         variables |= self.engine.variables
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        group = self.log.with_suffix(".group")
+        group = self.log.with_suffix(f".{os.getpid()}.group")  # another command may run the same cell
         group.unlink(missing_ok=True)
         supervised = [sys.executable, "-I", "-S", supervise.__file__, str(os.getpid()), str(group), *command]
         self._process = self._stack.enter_context(
@@ -54,6 +54,7 @@ class EngineServer:
         try:
             self._wait(f"http://{HOST}:{port}{self.engine.health}")
             self._group = int(group.read_text(encoding="ascii"))
+            group.unlink()
             self._model = self.engine.served(self._server)
         except BaseException:
             self.close()

@@ -5,10 +5,12 @@ arm by one server. mtbench sends prompts as token ids, and gets token ids back, 
 differ. What an engine does not report is null.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,6 +23,8 @@ from mtbench.files import cache_home
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
 
+# An environment variable, `ENGINE=NAME==VERSION`: the package of an engine in place of the pinned one.
+RELEASE = "MTBENCH_ENGINE_RELEASE"
 GGUF = ".gguf"
 HOST = "127.0.0.1"
 
@@ -113,9 +117,15 @@ class ServingEngine:
     # --- Where it is installed ---
 
     @classmethod
-    def folder(cls) -> Path:
-        """Return the folder of the environment that `mtbench fetch engine` makes."""
-        wanted = (cls.package or cls.name).replace("==", "-")
+    def release(cls) -> str | None:
+        """Return the package of its environment: the pinned one, or the one that RELEASE names."""
+        engine, _, package = os.environ.get(RELEASE, "").partition("=")
+        return package if engine == cls.name else cls.package
+
+    @classmethod
+    def folder(cls, package: str | None = None) -> Path:
+        """Return the folder of the environment that `mtbench fetch engine` makes. `package`: default, its release."""
+        wanted = (package or cls.release() or cls.name).replace("==", "-")
         return cache_home() / "engines" / f"{wanted}-{sys.implementation.cache_tag}"
 
     @classmethod
@@ -127,21 +137,25 @@ class ServingEngine:
     @classmethod
     def state(cls) -> str:
         """Return the package of its environment, or how to get one."""
-        if cls.package is None:
+        package = cls.release()
+        if package is None:
             return "no package"
-        return cls.package if cls.installed() else f"mtbench fetch engine {cls.name}"
+        return package if cls.installed() else f"mtbench fetch engine {cls.name}"
 
     @classmethod
-    def fetch(cls, note: Note) -> Path:
-        """Make the engine's environment, if it is not there; return its Python. Raises UserError if that fails."""
-        if cls.package is None:
+    def fetch(cls, note: Note, package: str | None = None) -> Path:
+        """Make the engine's environment, if it is not there; return its Python. Raises UserError if that fails.
+
+        `package`: another release than its own, as `NAME==VERSION`.
+        """
+        wanted = package or cls.release()
+        if wanted is None:
             raise UserError(f"mtbench has no package of {cls.title}; it is there for its command to deploy.")
-        return environments.installed(cls.folder(), cls.package, "", cls._install, note)
+        return environments.installed(cls.folder(wanted), wanted, "", partial(cls._install, wanted), note)
 
     @classmethod
-    def _install(cls, pip: Pip) -> None:
-        assert cls.package is not None
-        pip("install", cls.package)
+    def _install(cls, package: str, pip: Pip) -> None:
+        pip("install", package)
         if cls.unwanted:
             pip("uninstall", "--yes", *cls.unwanted)
 
@@ -149,7 +163,7 @@ class ServingEngine:
     def python(cls) -> Path:
         """Return the Python that runs the engine. Raises UserError with the command that installs it."""
         found = cls.installed()
-        if found is None and cls.package is None:
+        if found is None and cls.release() is None:
             raise UserError(
                 f"mtbench cannot run {cls.title}, only name the command to deploy it. See `mtbench ls engines`."
             )

@@ -188,7 +188,7 @@ class ModelPool:
             if cell.computes_here:
                 self.runners_of(cell)
             elif cell.engine is not None:
-                self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = SERVING_ENGINES[cell.engine].package
+                self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = SERVING_ENGINES[cell.engine].release()
         self.loading_s = time.perf_counter() - started_at
         use_threads(self)
 

@@ -6,17 +6,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_build import build, calls
+from fake_gate import AR, MARS
 from living import is_alive
+from scripted_engine import install
 from typer.testing import CliRunner, Result
 from whole import forget_plugin_files
 
 from mtbench import plugins
 from mtbench.cli import main
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
+from mtbench.experiments.gate import builds
 
 pytest_plugins = ["gate_fixtures"]
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
@@ -115,6 +120,59 @@ def test_github_gets_a_summary_and_marks(
     result = gate(*made(memory=1.1), "-o", tmp_path / "gate")
     assert "FAIL" in summary.read_text()
     assert any(line.startswith("::error ") for line in result.stdout.splitlines())
+
+
+@pytest.fixture
+def releases(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Options that name two installed releases of an engine; in this environment, the second has these faults."""
+
+    def make(**faults: Any) -> list[str]:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        for release in ("1", "2"):
+            install(SERVING_ENGINES["llamacpp"], f"xllamacpp=={release}")
+        env = build(tmp_path / "env", plan, releases={"llamacpp=xllamacpp==2": faults})
+        monkeypatch.setattr(builds, "sys", SimpleNamespace(executable=str(env / "bin" / "python")))
+        return ["--engine", "llamacpp", "--base", "pip:xllamacpp==1", "--head", "pip:xllamacpp==2", *OPTIONS]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("faults", "word", "says"),
+    [
+        ({}, "PASS", "the same tokens from the same work"),
+        ({"slower": 1.1}, "FAIL", "slower by"),
+        ({"forwards": [MARS]}, "FAIL", "forward passes 8 → 9"),
+        ({"tokens": [MARS]}, "FAIL", "head has other tokens"),
+    ],
+)
+def test_two_releases_of_an_engine(
+    releases: Callable[..., list[str]], tmp_path: Path, faults: dict[str, Any], word: str, says: str
+) -> None:
+    """Both are decoded by this environment's mtbench. Fewer accepted drafts are more forward passes."""
+    result = gate(*releases(**faults), "-o", tmp_path / "gate")
+    stored = json.loads((tmp_path / "gate" / "gate.json").read_text())
+    assert (stored["word"], result.exit_code) == (word, {"PASS": 0, "FAIL": 1}[word]), result.output
+    assert says in stored["reason"]
+    assert [stored[side]["label"] for side in ("base", "head")] == ["xllamacpp==1", "xllamacpp==2"]
+    assert stored["head"]["engine"] == "llamacpp=xllamacpp==2"
+    assert not stored["same_build"]
+    assert "llamacpp=xllamacpp==1 → llamacpp=xllamacpp==2" in (tmp_path / "gate" / "gate.md").read_text()
+    resumed = gate("-o", tmp_path / "gate", "--resume")
+    assert resumed.exit_code == result.exit_code, "the releases are in the gate's request"
+
+
+def test_a_release_is_asked_for_with_its_engine_and_version(tmp_path: Path) -> None:
+    assert "name the engine by --engine: llamacpp," in mistake("--base", "pip:xllamacpp==1")
+    asked = mistake("--base", "pip:xllamacpp", "--engine", "llamacpp")
+    assert f"give pip:NAME==VERSION, such as pip:{SERVING_ENGINES['llamacpp'].package}" in asked
+
+
+def test_a_gate_that_compares_nothing_does_not_pass(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Base fails in every cell, so nobody knows whether head is slower."""
+    result = gate(*made(base={"fails": [AR, MARS]}), "-o", tmp_path / "gate")
+    assert result.exit_code == 3, result.output
+    assert "nothing is compared" in " ".join(result.stdout.split())
 
 
 def test_a_time_budget_ends_a_gate_and_resume_goes_on(made: Callable[..., list[str]], tmp_path: Path) -> None:

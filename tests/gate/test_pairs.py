@@ -53,6 +53,15 @@ def test_the_time_of_a_cell_is_the_sum_of_the_medians(tmp_path: Path) -> None:
     assert pair.difference == pytest.approx(math.log(1.1))
 
 
+def test_the_time_of_other_tokens_is_that_of_as_many(tmp_path: Path) -> None:
+    """Head takes as long for half of the tokens: twice the time per token."""
+    base = process(tmp_path / "a", rounds(0, 1.0, tokens=8) + rounds(1, 1.0, tokens=2))
+    pair = pair_of(base, process(tmp_path / "b", rounds(0, 1.0, tokens=4) + rounds(1, 1.0, tokens=1)))
+    assert pair is not None
+    assert (pair.base.wall_s, pair.head.wall_s) == (2.0, 4.0)
+    assert pair.difference == pytest.approx(math.log(2))
+
+
 def test_only_blocks_of_both_processes_count(tmp_path: Path) -> None:
     """A block whose samples are all dropped in one process leaves the other's sum, too."""
     many = [line for block in range(6) for line in rounds(block, 1.0, 1.0)]

@@ -16,6 +16,7 @@
     option        value of the option tau in its plans
     plan_code     Python that `plan` runs at its end, with `out`, its run directory
     code          Python that `generate` runs at its start, with `run`, its run directory, and `timed`
+    releases      releases of a serving engine, as MTBENCH_ENGINE_RELEASE names them -> more faults
     turn_code     Python that `generate` runs at its turn, with `block`
 Every call is appended to `calls` in the folder, with the run directory.
 """
@@ -53,6 +54,7 @@ def calls(folder: Path) -> list[list[str]]:
 
 def main(folder: Path, words: list[str]) -> None:
     faults = json.loads((folder / "faults.json").read_text())
+    faults |= faults.get("releases", {}).get(os.environ.get("MTBENCH_ENGINE_RELEASE"), {})
     if words[0].endswith("build_probe.py"):
         answer = {"mtbench": "0.1.0", "folder": str(folder), "prefix": str(folder)}
         answer["code"] = hashlib.sha256(str(folder).encode()).hexdigest()

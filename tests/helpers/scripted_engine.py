@@ -1,11 +1,15 @@
 """A serving engine whose server follows a script: it answers, hangs, crashes, counts wrong, or starts children."""
 
 import json
+import sys
 from pathlib import Path
 
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+from mtbench.programs.environments import MARKER
 
+SCRIPT = "script.json"  # in the folder of an installed release
+PLUGIN = Path(__file__).with_name("scripted_plugin.py")
 SERVER = r"""
 import http.server, json, os, signal, subprocess, sys, time
 port, script = int(sys.argv[1]), json.loads(sys.argv[2])
@@ -65,3 +69,12 @@ class Scripted(ServingEngine):
 def scripted_server(python: Path, log: Path, name: str = "ngram", **script: object) -> EngineServer:
     """A server of the scripted engine for one arm; `name`: the engine's own name of the method, empty: plain."""
     return EngineServer(Scripted(script), python, Serving("model", Setting(name), 2, 64, "float32", 1), "arm", log)
+
+
+def install(engine: type[ServingEngine], package: str, **script: object) -> None:
+    """Make the environment of a release, as `mtbench fetch engine` does."""
+    folder = engine.folder(package)
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / SCRIPT).write_text(json.dumps(script))
+    (folder / MARKER).touch()

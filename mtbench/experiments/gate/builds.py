@@ -1,13 +1,15 @@
 """Builds: turn `--base ENV` and `--head ENV` into environments whose mtbench runs as processes.
 
-    PATH     a virtual environment
-    git:REV  a commit of the repository in the current directory, with the versions of its constraints.txt
+    PATH               a virtual environment
+    git:REV            a commit of the repository in the current directory, with the versions of its constraints.txt
+    pip:NAME==VERSION  this environment, with this release of the serving engine of `--engine`
 
-Environments of `git:` are made once, in the cache directory. Each has its own copy of every package. A marker file is
-written last, so that an interrupted installation is made again.
+Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A
+marker file is written last, so that an interrupted installation is made again.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mtbench.clients.serving_engine import RELEASE
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.gate import build_probe
 from mtbench.experiments.gate.format import BuildRecord
@@ -26,19 +30,27 @@ from mtbench.programs.environments import MARKER, Note, Pip, installed
 from mtbench.records import Record
 
 ANSWER_S = 60.0  # time in which an environment must say what is installed
-CHOICES = "give a virtual environment or git:REV"
+CHOICES = "give a virtual environment or git:REV, or with --engine ENGINE a release of it, pip:NAME==VERSION"
+PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*", re.ASCII)
 SHORT = 7  # digits of a commit in a label
+PIP = "pip:"
 ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
 
 
 @dataclass(frozen=True)
 class Build:
-    """An environment with mtbench installed. Start every process of it with `environments.variables`."""
+    """An environment with mtbench installed, and what its processes use besides."""
 
     env: str  # as asked for
     label: str
     python: Path
     plugins: tuple[str, ...] = ()  # files of `--plugin`
+    release: str | None = None  # of a serving engine, `ENGINE=NAME==VERSION`; None: the one that its mtbench pins
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of its processes."""
+        return environments.variables(self.python) | ({RELEASE: self.release} if self.release else {})
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of `mtbench ARGUMENTS` in this build, which imports its plugin files."""
@@ -61,13 +73,16 @@ class Answer(Record):
     code: str  # hash of the Python files of mtbench, its methods, its suites and plugins
 
 
-def resolve(env: str | None, note: Note) -> Build:
-    """Return the build that `env` names; None: this environment. Install it first if it is a `git:` build.
+def resolve(env: str | None, note: Note, engine: str | None = None) -> Build:
+    """Return the build that `env` names; None: this environment. Install what `git:` or `pip:` names first.
 
-    Raises UserError if there is no such build or if mtbench cannot be imported in it.
+    `engine`: whose releases `pip:` names. Raises UserError if there is no such build or if mtbench cannot be imported
+    in it.
     """
     if env is None:
         return Build(sys.executable, "this environment", Path(sys.executable))
+    if env.startswith(PIP):
+        return _from_pip(env, engine, note)
     revision = env.removeprefix("git:")
     build = _from_git(env, revision, note) if revision not in ("", env) else _from_path(env)
     describe(build)
@@ -81,7 +96,7 @@ def describe(build: Build) -> BuildRecord:
     """
     command = [str(build.python), build_probe.__file__, *machine.PACKAGES]
     try:
-        done = environments.run(command, environments.variables(build.python), timeout_s=ANSWER_S)
+        done = environments.run(command, build.variables, timeout_s=ANSWER_S)
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{build.env!r} did not say within {ANSWER_S:g} s what is installed; try `{build.python} -m mtbench "
@@ -108,6 +123,7 @@ def describe(build: Build) -> BuildRecord:
         packages=answer.packages,
         code_sha256=answer.code,
         plugins={file: read_file(file).sha256 for file in build.plugins},
+        engine=build.release,
     )
 
 
@@ -121,8 +137,8 @@ def refuse_dirty(record: BuildRecord) -> None:
 
 
 def same_build(a: BuildRecord, b: BuildRecord) -> bool:
-    """Return whether two builds run the same code with the same packages and plugins."""
-    one, other = ((r.code_sha256, r.packages, sorted(r.plugins.values())) for r in (a, b))
+    """Return whether two builds run the same code with the same packages, plugins and engine."""
+    one, other = ((r.code_sha256, r.packages, sorted(r.plugins.values()), r.engine) for r in (a, b))
     return one == other
 
 
@@ -138,6 +154,23 @@ def _from_path(env: str) -> Build:
             usual = path.name in {".venv", "venv", "env", ".env"}  # then the parent's name is shown, too
             return Build(env, "/".join(path.parts[-2:]) if usual else path.name, python)
     raise UserError(f"{env!r} has no bin/python, so it is no virtual environment; {CHOICES}.")
+
+
+def _from_pip(env: str, engine: str | None, note: Note) -> Build:
+    package = env.removeprefix(PIP)
+    if engine not in list(SERVING_ENGINES):
+        raise UserError(
+            f"{env!r} is a release of a serving engine, so name the engine by --engine: {', '.join(SERVING_ENGINES)}. "
+            "See `mtbench ls engines`."
+        )
+    if not PACKAGE.fullmatch(package):
+        raise UserError(f"{env!r} names no release; give {PIP}NAME==VERSION, such as {PIP}{_pinned(engine)}.")
+    SERVING_ENGINES[engine].fetch(note, package)
+    return Build(env, package, Path(sys.executable), release=f"{engine}={package}")
+
+
+def _pinned(engine: str) -> str:
+    return SERVING_ENGINES[engine].package or "NAME==VERSION"
 
 
 def _from_git(env: str, revision: str, note: Note) -> Build:

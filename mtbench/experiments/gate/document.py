@@ -81,6 +81,7 @@ def _properties(build: BuildRecord) -> dict[str, str | None]:
         "Commit": build.git,
         "Python": build.python,
         "Plugins": plugins,
+        "Serving engine": build.engine,
         **build.packages,
     }
 

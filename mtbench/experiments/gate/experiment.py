@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtbench import files, plugins, records
+from mtbench.decoding.arms import is_ours
 from mtbench.document import html_page
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import listed
@@ -68,6 +69,7 @@ class GateExperiment(_BuildsExperiment):
             raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")
         same = {name: getattr(request, name) for name in GateRequest.model_fields if name in GateOptions.model_fields}
         of_base = [read_file(file).path for file in request.base_plugin] or [*session.plugin]
+        same["engine"] = _serving_engine(request)
         return GateRequest(
             **same, plan_arguments=_plan_arguments(request), plugins=[*session.plugin], base_plugins=of_base
         )
@@ -103,7 +105,7 @@ class CalibrateExperiment(_BuildsExperiment):
         """Return what is asked: a gate of one build with itself."""
         fixed: dict[str, Any] = {"margin": 0.02, "counts_only": False, "allow_changed": False, "allow_torch": False}
         fixed |= {name: getattr(request, name) for name in GateRequest.model_fields if hasattr(request, name)}
-        fixed |= {"head": request.base, "plan_arguments": _plan_arguments(request)}
+        fixed |= {"head": request.base, "plan_arguments": _plan_arguments(request), "engine": _serving_engine(request)}
         return GateRequest(**fixed, plugins=[*session.plugin], base_plugins=[*session.plugin])
 
     def run(self, job: Job[Any, GateSession]) -> NoiseFloor:
@@ -124,6 +126,11 @@ class CalibrateExperiment(_BuildsExperiment):
         show(Document(title, lead, sections=[Section("Noise", [noise(found)])]), console)
 
 
+def _serving_engine(request: BuildsRequest) -> str | None:
+    """Return the serving engine of --engine; None for an engine of ours."""
+    return None if is_ours(request.engine) else request.engine
+
+
 def _plan_arguments(request: BuildsRequest) -> list[str]:
     """Return the options of `mtbench plan` that both builds get."""
     given = {name: getattr(request, name) for name in PLANNED if name in request.model_fields_set}
@@ -135,8 +142,8 @@ def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, B
     """Return base and head. Head's plugin files are imported here as well: this process asks what their methods do."""
     for file in request.plugins:
         plugins.load_file(file)
-    base = resolve(request.base, note)
-    head = base if request.head == request.base else resolve(request.head, note)
+    base = resolve(request.base, note, request.engine)
+    head = base if request.head == request.base else resolve(request.head, note, request.engine)
     return base.importing(request.base_plugins), head.importing(request.plugins)
 
 

@@ -42,7 +42,7 @@ Kind = Literal[
     "new",  # base plans no such cell
     "slower",
     "undecided",  # neither slower nor shown to be as fast
-    "not timed",
+    "not timed",  # in earlier files
     "environment",
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -50,9 +50,9 @@ EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
 class BuildRecord(Record):
-    """One build: an environment with mtbench installed."""
+    """One build: an environment with mtbench installed, and a release of a serving engine."""
 
-    env: str = Field(description="the build as it was asked for: a path or git:REV")
+    env: str = Field(description="the build as it was asked for: a path, git:REV or pip:NAME==VERSION")
     label: str = Field(description="short name of the build for reports")
     python: str = Field(description="its Python executable")
     mtbench: str | None = Field(description="version of mtbench")
@@ -62,6 +62,9 @@ class BuildRecord(Record):
         description="SHA-256 of the Python files of mtbench, its methods, its suites and plugins; null: not told"
     )
     plugins: dict[str, Sha256] = Field(default_factory=dict, description="files of `--plugin`: path -> SHA-256")
+    engine: str | None = Field(
+        None, description="serving engine and its release, ENGINE=NAME==VERSION; null: the one that its mtbench pins"
+    )
 
 
 class Key(Record):
@@ -116,6 +119,7 @@ class GateRequest(Upgraded):
     base: str | None = Field(description="environment of the base build; null: that of the gate itself")
     head: str | None = Field(description="environment of the head build; null: that of the gate itself")
     plan_arguments: list[str] = Field(description="options of `mtbench plan`, as both builds get them")
+    engine: str | None = Field(None, description="serving engine whose releases pip: names; null: none")
     margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")
     blocks: Size = Field(description="blocks of each group that are timed")
     pairs: Size | None = Field(description="pairs at the last look; null: by the calibrated noise, at most 40")
@@ -181,7 +185,7 @@ class TimedCell(Record):
     arm: str = Field(description="arm of the cell")
     batch_size: Size = Field(description="requests decoded side by side")
     base_s: list[Seconds] = Field(description="per pair, base's seconds: sum over blocks of the median over rounds")
-    head_s: list[Seconds] = Field(description="per pair, head's seconds")
+    head_s: list[Seconds] = Field(description="per pair, head's seconds for as many tokens as base's")
     test: TimeTest = Field(description="head's time over base's")
     attribution: Attribution | None = Field(description="where the difference lies; null: not measured")
 

@@ -2,7 +2,8 @@
 
 A pair is a folder with the run directories `base` and `head`. It gets its name, its number, when both processes have
 ended: what a kill leaves behind is run again. The time of a cell in a process is the sum over blocks of the median over
-rounds; only blocks count that both processes of a pair have timed.
+rounds; only blocks count that both processes of a pair have timed. Where head emits more or fewer tokens, its time is
+that of as many tokens as base's, by proportion.
 """
 
 import itertools
@@ -88,6 +89,7 @@ class Times(NamedTuple):
     wall_s: float
     prefill_s: float | None
     forward_s: float | None
+    tokens: float = 1  # that were emitted
 
 
 class Pair(NamedTuple):
@@ -170,6 +172,7 @@ def read_blocks(run: RunDirectory, cell: str) -> tuple[dict[int, Times], str | N
             median(line.wall_s for line in of_block),
             _median([line.prefill_s for line in of_block]),
             _median([line.device_s for line in of_block]),
+            median(line.tokens for line in of_block),
         )
         for block, of_block in rounds.items()
     }
@@ -185,16 +188,22 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> Pair | None:
-    """Return the times over the blocks that both processes have; None if they share too few."""
+    """Return the times over the blocks that both processes have, head's for base's number of tokens.
+
+    None if they share too few blocks.
+    """
     shared = sorted(base.keys() & head.keys())
     if not shared or len(shared) < SAMPLES_NEEDED_SHARE * max(len(base), len(head)):
         return None
-    return Pair(*(_total([process[block] for block in shared]) for process in (base, head)))
+    of_base, of_head = (_total([process[block] for block in shared]) for process in (base, head))
+    share = of_base.tokens / of_head.tokens if of_base.tokens and of_head.tokens else 1.0
+    wall_s, prefill_s, forward_s = (None if part is None else part * share for part in of_head[:3])
+    return Pair(of_base, Times(wall_s or 0.0, prefill_s, forward_s, of_base.tokens))
 
 
 def _total(blocks: Sequence[Times]) -> Times:
     """Return the sums over blocks; None for what is not known of every block."""
-    wall_s, prefill_s, forward_s = (
+    wall_s, prefill_s, forward_s, tokens = (
         None if None in part else math.fsum(filter(None, part)) for part in zip(*blocks, strict=True)
     )
-    return Times(wall_s or 0.0, prefill_s, forward_s)
+    return Times(wall_s or 0.0, prefill_s, forward_s, tokens or 0.0)

@@ -15,7 +15,6 @@ from pathlib import Path
 from mtbench import files
 from mtbench.errors import UserError
 from mtbench.experiments.gate.builds import Build
-from mtbench.programs import environments
 from mtbench.programs.processes import LOOK_S, has_ended, last_line, started
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
@@ -104,8 +103,7 @@ def _started(
         directory.parent.mkdir(parents=True, exist_ok=True)
     how = ""
     try:
-        variables = environments.variables(build.python)
-        with started(build.command(*arguments), variables, log, Path.cwd(), pipes=turns) as process:
+        with started(build.command(*arguments), build.variables, log, Path.cwd(), pipes=turns) as process:
             yield process
             if not has_ended(process, limit_s):
                 raise _Overdue(process)

@@ -14,7 +14,7 @@ from mtbench.runs.options import BUILDS, COMPARED, GATE, TIMING, option
 from mtbench.runs.run_request import PlanRequest, Session
 
 MOST_PAIRS = 1000
-ENV = "the folder of a virtual environment or git:REV"
+ENV = "the folder of a virtual environment, git:REV, or a release of the engine of --engine, pip:NAME==VERSION"
 
 
 class BuildsRequest(PlanRequest):
@@ -75,7 +75,12 @@ class GateOptions(BuildsRequest):
     ] = None
     counts_only: Annotated[bool, option("Compare tokens and work only; time nothing.", GATE)] = False
     allow_changed: Annotated[
-        bool, option("Head may emit other tokens. Both builds are then timed on base's commits.", GATE)
+        bool,
+        option(
+            "Head may emit other tokens. Both builds are then timed on base's commits; where a method or an engine "
+            "cannot repeat them, by the time per token.",
+            GATE,
+        ),
     ] = False
     allow_torch: Annotated[bool, option("The builds may have different versions of torch.", BUILDS)] = False
 

@@ -35,7 +35,7 @@ from mtbench.experiments.gate.format import (
 from mtbench.experiments.gate.pairs import PairRunner, differences, read_pairs
 from mtbench.experiments.gate.plans import Gpu, Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, make_plan
-from mtbench.experiments.gate.timed import TimedStage
+from mtbench.experiments.gate.timed import TimedStage, is_replayable
 from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
@@ -212,7 +212,8 @@ class GateRun:
     def _exact(self, gate: Gate, compared: Comparable) -> tuple[Gate, list[Cell], dict[str, RunDirectory]]:
         """Decode with both builds; return the gate with the findings, and the cells that can be timed.
 
-        The third value has the cells whose tokens head may change, and base's run, whose commits both then repeat.
+        The third value has the cells whose tokens head may change, and base's run, whose commits both then repeat
+        where a method can.
         """
         base, head = compared.planned
         sides = ("base", self.base, base), ("again", self.base, base), ("head", self.head, head)
@@ -234,8 +235,11 @@ class GateRun:
             findings += outcome.findings
             if outcome.decoded:
                 decoded.append(cell)
-            if outcome.changed:
+            if outcome.changed and is_replayable(cell):
                 replayed[cell.cell] = runs[0]
+        if compared.cells and not decoded:
+            text = "base and head share no cell that both decode, so nothing is compared"
+            findings.append(Finding(stage="exact", kind="failed", level="inconclusive", cell=None, text=text))
         return gate.changed(findings=findings, compared=[cell.cell for cell in decoded]), decoded, replayed
 
     def _decode(self, side: str, build: Build, planned: Planned, cells: Sequence[str]) -> RunDirectory:
@@ -318,7 +322,7 @@ def _same(gate: Gate) -> str:
 
 
 def _compare_packages(base: BuildRecord, head: BuildRecord, *, other_torch: bool) -> list[Finding]:
-    """Return a remark for every package of which the builds have different versions.
+    """Return a remark for every package of which the builds have different versions, and for other releases.
 
     Raises UserError if they have different versions of torch, unless this is allowed.
     """
@@ -331,6 +335,8 @@ def _compare_packages(base: BuildRecord, head: BuildRecord, *, other_torch: bool
             f"base has torch {a} and head has torch {b}, so a difference may be torch's; give both the same, or add "
             "--allow-torch if torch is what changed."
         )
+    if base.engine != head.engine:
+        differing["serving engine"] = (base.engine or "as pinned", head.engine or "as pinned")
     return [_remark(f"{name} {a} → {b}") for name, (a, b) in differing.items()]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
 
+from mtbench.decoding.arms import is_ours
 from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted
 from mtbench.experiments.gate import decision
@@ -45,13 +46,15 @@ class TimedStage:
 
     def run(self, gate: Gate, cells: Sequence[Cell]) -> Gate:
         """Run pairs until a look decides; return the gate with the times and their findings."""
-        timed = [cell for cell in cells if cell.cell not in self.runner.replayed or is_replayable(cell)]
+        changed = {found.cell for found in gate.findings if found.kind == "changed"}
         findings = [
-            _finding("not timed", "note", "other tokens, and its commits cannot be replayed", cell.cell)
+            _finding(
+                "changed", "note", "its commits cannot be replayed, so the times per token are compared", cell.cell
+            )
             for cell in cells
-            if cell not in timed
+            if cell.cell in changed and cell.cell not in self.runner.replayed
         ]
-        names = [cell.cell for cell in timed]
+        names = [cell.cell for cell in cells]
         decided, fresh = decision.decide(differences([], names), self.at, gate.request.margin), list[PairTimes]()
         try:
             decided = self._until_decided(names, gate.request.margin)
@@ -62,7 +65,7 @@ class TimedStage:
             findings.append(_finding("failed", "fail", f"{failure}", None))
         pairs = read_pairs(self.directory / "pairs")
         values = differences(pairs, names)
-        results = [self._result(cell, pairs, decided, gate.request.margin, len(timed)) for cell in timed]
+        results = [self._result(cell, pairs, decided, gate.request.margin, len(cells)) for cell in cells]
         mean = None
         if len(names) > 1:
             d, word = mean_differences(pairs, names), decided.all_cells
@@ -187,7 +190,7 @@ def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
 def is_replayable(cell: Cell) -> bool:
     """Return whether both builds can be made to repeat given commits in a cell."""
     known = cell.method in list(METHODS) and not METHODS[cell.method].outside
-    return known and method_of(cell).variants[-1].block == 1
+    return known and is_ours(cell.engine) and method_of(cell).variants[-1].block == 1
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
