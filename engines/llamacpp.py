@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mtbench.clients.openai_client import Number, Received, Reply, Server
-from mtbench.clients.serving_engine import HOST, Serving, ServingEngine, Setting, Table
+from mtbench.clients.serving_engine import (
+    ALWAYS_WIDE,
+    HOST,
+    IN_TARGET,
+    NO_CONFIDENCE,
+    NO_REJECTION,
+    NO_TREE,
+    ONE_A_FORWARD,
+    SAMPLED,
+    Serving,
+    ServingEngine,
+    Setting,
+    Table,
+)
 from mtbench.decoding.external import Speculation
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
-
-SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
-ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
 
 # Runs in the engine's own Python, which has no mtbench. Arguments: JSON of attributes, then options of llama-server.
 SERVE = """
@@ -75,24 +85,24 @@ def _drafts(kind: str, method: Any, model: str) -> Setting:
 
 def _if_matched(make: Any) -> Any:
     """Return the function that makes a setting, for drafts that are verified by the target's own choice only."""
-    return lambda method, drafts: None if method.verify == "rejection" else make(method, drafts)
+    return lambda method, drafts: NO_REJECTION if method.verify == "rejection" else make(method, drafts)
 
 
-def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return None if method.per_forward > 1 else _drafts("draft-simple", method, drafts[method.draft])
+def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return ONE_A_FORWARD if method.per_forward > 1 else _drafts("draft-simple", method, drafts[method.draft])
 
 
-def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return None if method.tree != "1" else _drafts("draft-eagle3", method, drafts[method.draft])
+def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return NO_TREE if method.tree != "1" else _drafts("draft-eagle3", method, drafts[method.draft])
 
 
-def _block(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     kind = "draft-dspark" if method.draft == "dspark" else "draft-dflash"
-    return None if method.confidence else _drafts(kind, method, drafts[method.draft])
+    return NO_CONFIDENCE if method.confidence else _drafts(kind, method, drafts[method.draft])
 
 
-def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return _drafts("draft-mtp", method, "") if method.draft.startswith("#") else None
+def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return _drafts("draft-mtp", method, "") if method.draft.startswith("#") else IN_TARGET
 
 
 def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting:

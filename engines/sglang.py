@@ -8,37 +8,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mtbench.clients.serving_engine import HOST, Serving, ServingEngine, Setting, Table
+from mtbench.clients.serving_engine import (
+    HOST,
+    IN_TARGET,
+    NO_CONFIDENCE,
+    NO_REJECTION,
+    NO_TREE,
+    ONE_A_FORWARD,
+    SAMPLED,
+    Serving,
+    ServingEngine,
+    Setting,
+    Table,
+)
 from mtbench.decoding.registry import SERVING_ENGINES
 
-SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
 
-
-def _chain(algorithm: str, method: Any, draft: str = "", steps: int | None = None) -> Setting | None:
+def _chain(algorithm: str, method: Any, draft: str = "", steps: int | None = None) -> Setting | str:
     """Return the setting for a chain of drafts. `steps`: forwards of the draft, by default one for each token."""
     if method.verify == "rejection":
-        return None
+        return NO_REJECTION
     words = ["--speculative-algorithm", algorithm]
     words += ["--speculative-draft-model-path", draft] if draft else []
     words += ["--speculative-num-steps", str(steps or method.ahead), "--speculative-eagle-topk", "1"]
     return Setting(algorithm, (*words, "--speculative-num-draft-tokens", str(method.ahead + 1)), SAMPLED)
 
 
-def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return None if method.per_forward > 1 else _chain("STANDALONE", method, drafts[method.draft])
+def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return ONE_A_FORWARD if method.per_forward > 1 else _chain("STANDALONE", method, drafts[method.draft])
 
 
-def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return None if method.tree != "1" else _chain("EAGLE3", method, drafts[method.draft])
+def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return NO_TREE if method.tree != "1" else _chain("EAGLE3", method, drafts[method.draft])
 
 
-def _block(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     kind = "DSPARK" if method.draft == "dspark" else "DFLASH"
-    return None if method.confidence else _chain(kind, method, drafts[method.draft], steps=1)
+    return NO_CONFIDENCE if method.confidence else _chain(kind, method, drafts[method.draft], steps=1)
 
 
-def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return _chain("NEXTN", method) if method.draft.startswith("#") else None
+def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return _chain("NEXTN", method) if method.draft.startswith("#") else IN_TARGET
 
 
 @SERVING_ENGINES.register("sglang")

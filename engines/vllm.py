@@ -9,11 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mtbench.clients.serving_engine import HOST, Serving, ServingEngine, Setting, Table
+from mtbench.clients.serving_engine import (
+    ALWAYS_WIDE,
+    HOST,
+    IN_TARGET,
+    NO_CONFIDENCE,
+    NO_TREE,
+    SAMPLED,
+    Serving,
+    ServingEngine,
+    Setting,
+    Table,
+)
 from mtbench.decoding.registry import SERVING_ENGINES
 
-SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
-ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
 MASK = 'It reads the mask token as "pard_token": ID in the draft\'s config.json; add it to a copy.'
 
 
@@ -28,9 +37,9 @@ def _speculative(name: str, method: Any, draft: str = "", **config: Any) -> Sett
     return Setting(name, words, SAMPLED if hasattr(method, "verify") and not rejection else "")
 
 
-def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if method.match == "latest":
-        return None
+        return "vLLM copies from the earliest occurrence: give match=earliest."
     lengths = {"prompt_lookup_max": method.ngram, "prompt_lookup_min": method.min_ngram}
     return _speculative("ngram", method, **lengths).but(ALWAYS_WIDE)
 
@@ -46,26 +55,26 @@ def _suffix(method: Any, drafts: Mapping[str, str]) -> Setting:
     return _speculative("suffix", method, **limits).but(f"{other} {ALWAYS_WIDE}")
 
 
-def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     model = drafts[method.draft]
     if method.per_forward == 1:
         return _speculative("draft_model", method, model)
     if method.per_forward < method.ahead:
-        return None
+        return "A draft of vLLM drafts one token a forward or all: give per_forward=1 or as many as ahead."
     return _speculative("draft_model", method, model, parallel_drafting=True).but(MASK)
 
 
-def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return None if method.tree != "1" else _speculative("eagle3", method, drafts[method.draft])
+def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return NO_TREE if method.tree != "1" else _speculative("eagle3", method, drafts[method.draft])
 
 
-def _block(method: Any, drafts: Mapping[str, str]) -> Setting | None:
+def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     kind = "dspark" if method.draft == "dspark" else "dflash"
-    return None if method.confidence else _speculative(kind, method, drafts[method.draft])
+    return NO_CONFIDENCE if method.confidence else _speculative(kind, method, drafts[method.draft])
 
 
-def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | None:
-    return _speculative("mtp", method) if method.draft.startswith("#") else None
+def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    return _speculative("mtp", method) if method.draft.startswith("#") else IN_TARGET
 
 
 @SERVING_ENGINES.register("vllm")

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -186,24 +187,25 @@ def _list_engines() -> None:
         method = _methods()[name]()
         drafts = dict.fromkeys(roles_of(type(method), {}), "DRAFT")
         settings = [engine.setting(method, drafts) for engine in engines.values()]
-        table.add_row(*_plain(name, *(NONE if s is None else s.name or "plain" for s in settings)))
+        table.add_row(*_plain(name, *(NONE if isinstance(s, str) else s.name or "plain" for s in settings)))
     out.print(table)
     say("")
     _wrapped("An arm in an engine: `--method 'METHOD:engine=NAME'`. What differs: `mtbench ls engines NAME`.")
 
 
 def _show_engine(name: str) -> None:
+    from mtbench.clients.serving_engine import Setting
     from mtbench.decoding.registry import SERVING_ENGINES
 
     engine = SERVING_ENGINES[name]()
     _print_docstring(type(engine))
-    table = _table(("method", "by its own options", "what differs"))
     for method_name in engine.methods:
         method = _methods()[method_name]()
         setting = engine.setting(method, dict.fromkeys(roles_of(type(method), {}), "DRAFT"))
-        if setting is not None:
-            table.add_row(*_plain(method_name, " ".join(setting.words) or "none", setting.differs or NONE))
-    out.print(table)
+        words = setting if isinstance(setting, str) else shlex.join(setting.words) or "no option"
+        say(f"\n{method_name}: {words}")
+        if isinstance(setting, Setting) and setting.differs:
+            _wrapped(setting.differs)
 
 
 def _first_line(registered: type) -> str:

@@ -42,6 +42,7 @@ def generate(
     ray: options.Ray = None,
     data_dir: options.DataDir = None,
     server: options.Servers = (),
+    engine_option: options.EngineOptions = (),
     peak_memory: options.PeakMemory = False,
     timed_only: Annotated[
         bool, option("Leave out the untimed passes: re-scoring, energy, peak memory.", MACHINE)
@@ -73,6 +74,7 @@ def generate(
         timed_only=timed_only,
         wait=_wait_for_turn if turns else None,
         servers=frozenset(server),
+        engine_options=frozenset(engine_option),
     )
     run = RunDirectory.open(directory)
     run.refuse_race()

@@ -28,6 +28,15 @@ RELEASE = "MTBENCH_ENGINE_RELEASE"
 GGUF = ".gguf"
 HOST = "127.0.0.1"
 
+# What engines do otherwise, and why one has no setting for a method with some options.
+SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
+ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
+NO_TREE = "It drafts a chain: give tree=1."
+NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
+NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
+ONE_A_FORWARD = "Its draft model drafts one token a forward: give per_forward=1."
+IN_TARGET = "It takes the layers in the target's checkpoint: give a draft that begins with #."
+
 
 class Setting(NamedTuple):
     """An engine's own configuration of one of our methods."""
@@ -41,7 +50,7 @@ class Setting(NamedTuple):
         return self._replace(differs=f"{self.differs} {differs}".strip())
 
 
-Table = Mapping[str, Callable[[Any, Mapping[str, str]], Setting | None]]
+Table = Mapping[str, Callable[[Any, Mapping[str, str]], Setting | str]]
 
 
 @dataclass(frozen=True)
@@ -68,17 +77,31 @@ class ServingEngine:
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
-    methods: ClassVar[Table]  # our method -> its setting, from the method's options and the drafts' names by role
+    # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
+    methods: ClassVar[Table]
 
     # --- Which methods it has ---
 
-    def setting(self, method: Method, drafts: Mapping[str, str]) -> Setting | None:
-        """Return the engine's setting for a method with these options; None if it has none.
+    def setting(self, method: Method, drafts: Mapping[str, str]) -> Setting | str:
+        """Return the engine's setting for a method with these options, or in a sentence why it has none.
 
-        `drafts`: role -> name of the checkpoint. No option is `auto`.
+        `drafts`: role -> name of the checkpoint.
         """
-        make = self.methods.get(method.name)
-        return make and make(method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
+        if method.name not in self.methods:
+            return f"{self.title} has no {method.name}; it has {', '.join(self.methods)}."
+        if len(method.variants) > 1:
+            return f"{self.title} has fixed widths; give a number in place of `auto`."
+        return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
+
+    def own_options(self, given: Sequence[str]) -> list[str]:
+        """Return the words of `--engine-option` for this engine.
+
+        >>> ServingEngine.name = "vllm"
+        >>> ServingEngine().own_options(["vllm:enforce-eager", "vllm:seed=1", "other:seed=2"])
+        ['--enforce-eager', '--seed', '1']
+        """
+        pairs = [text.partition(":")[2].partition("=") for text in given if text.partition(":")[0] == self.name]
+        return [word for option, equals, value in pairs for word in (f"--{option}", *([value] if equals else ()))]
 
     def command(self, model: str, setting: Setting) -> str:
         """Return the command that starts a server with a model, as text for a shell."""

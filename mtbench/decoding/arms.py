@@ -81,21 +81,21 @@ class Arm:
         return None
 
 
-def parse_arms(specs: Sequence[str], engine: str = ENGINES[0]) -> list[Arm]:
-    """Return the arms of several `--method` values, in order; an arm given twice appears twice.
+def parse_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> list[Arm]:
+    """Return the arms of several `--method` values, in order, in each engine; an arm given twice appears twice.
 
     Raises UserError for an unknown method, option or engine, or a value that is not allowed.
     """
     arms: list[Arm] = []
-    for arm in itertools.chain.from_iterable(_parse(spec, engine) for spec in specs):
+    for arm in itertools.chain.from_iterable(_parse(spec, engines) for spec in specs):
         arms.append(replace(arm, copy=1 + sum(str(replace(a, copy=1)) == str(arm) for a in arms)))
     return arms
 
 
-def _parse(spec: str, engine: str) -> list[Arm]:
+def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
     name, _, rest = spec.partition(":")
     method: type[Method] = METHODS[name]
-    values: dict[str, list[Any]] = {"on": [method.roles[0]], "engine": [None if method.outside else engine]}
+    values: dict[str, list[Any]] = {"on": [method.roles[0]], "engine": [None] if method.outside else [*engines]}
     given: set[str] = set()
     for pair in filter(None, rest.split(",")):
         key, equals, text = pair.partition("=")

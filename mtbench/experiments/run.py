@@ -92,6 +92,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
             ray=job.session.ray,
             peak_memory=job.session.peak_memory,
             servers={*job.session.server, *servers_of(job.asked)},  # not the stored plan's: it is untrusted input
+            engine_options=job.asked.engine_option,
         )
         with job.progress() as progress:
             return pipeline.finish(job.directory, execution, progress)

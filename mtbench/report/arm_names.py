@@ -35,7 +35,7 @@ def _in_engine(cell: ResultCell) -> str:
         return ""
     engine = SERVING_ENGINES[cell.engine]()
     setting = engine.setting(METHODS[cell.method](**cell.options), cell.checkpoints)
-    return f"{engine.title} {setting.name if setting else ''}".strip()
+    return engine.title if isinstance(setting, str) else f"{engine.title} {setting.name}".strip()
 
 
 def in_words(text: str, names: Mapping[str, str]) -> str:

@@ -78,6 +78,7 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
     else:
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
         _refuse_other_servers(due, execution.servers)
+        _refuse_engine_options(set(plan.request.engine_option) - execution.engine_options)
         _refuse_new_options(due if run.read("environment.json", Environment).sessions else [])
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
@@ -135,6 +136,13 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
                 f"the plan asks the server {method.server!r}, which this command does not name; if you trust it, add "
                 f"`--server {shlex.quote(method.server)}`."
             )
+
+
+def _refuse_engine_options(new: Collection[str]) -> None:
+    """Raise UserError for options of engines that this command does not give: they may name code."""
+    if new:
+        words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(new))
+        raise UserError(f"the plan gives engines options that this command does not; if you trust it, add `{words}`.")
 
 
 def _refuse_new_options(cells: Sequence[Cell]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from mtbench import kernels
 from mtbench.clients.engine_server import EngineServer
-from mtbench.clients.serving_engine import Serving, ServingEngine
+from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding.arms import is_ours
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Answers, ExternalEngine, run_outside, timed
@@ -49,6 +49,7 @@ class ModelPool:
         # A sum in bfloat16 would depend on how a library splits it: other tokens, so other grades.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self.seed, self.temperature = request.seed, request.temperature
+        self.engine_options = request.engine_option
         self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
@@ -155,8 +156,9 @@ class ModelPool:
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
             files = {role: file_of(source) for role, source in cell.checkpoints.items()}
             setting = engine.setting(method, files)
-            assert setting is not None, "planning refuses a method that the engine does not have"
-            serving = Serving(files[cell.on], setting, cell.batch_size, room, self.dtype, torch.get_num_threads())
+            assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
+            own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
+            serving = Serving(files[cell.on], setting, cell.batch_size, room, self.dtype, threads, own)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             self.servers[cell.cell] = EngineServer(engine, engine.python(), serving, cell.arm, log)
         server = self.servers[cell.cell]
@@ -188,7 +190,8 @@ class ModelPool:
             if cell.computes_here:
                 self.runners_of(cell)
             elif cell.engine is not None:
-                self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = SERVING_ENGINES[cell.engine].release()
+                package = SERVING_ENGINES[cell.engine].release() or "of an unknown version"
+                self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = package
         self.loading_s = time.perf_counter() - started_at
         use_threads(self)
 

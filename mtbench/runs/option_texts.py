@@ -87,6 +87,13 @@ def checkpoints(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def engine_options(texts: Sequence[str]) -> list[str]:
+    """Return the texts if each is ENGINE:OPTION or ENGINE:OPTION=VALUE. Raises ValueError for other text."""
+    if not all(re.fullmatch(r"[\w.-]+:[a-z][\w.-]*(=.+)?", text) for text in texts):
+        raise ValueError("give ENGINE:OPTION=VALUE, such as `--engine-option vllm:tensor-parallel-size=2`")
+    return [*texts]
+
+
 def pairs(values: Mapping[str, Any]) -> list[str]:
     """Return a mapping as texts NAME=VALUE."""
     return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]

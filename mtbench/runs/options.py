@@ -265,11 +265,23 @@ EngineName = Literal["graph", "eager", "invariant"]
 Engine = Annotated[
     EngineName, option("How forward passes run: graph, eager (as papers measure) or invariant.", COMPARED)
 ]
-AnyEngine = Annotated[
-    str,
+Engines = Annotated[
+    Sequence[str],
     option(
-        "How forward passes run: graph, eager (as papers measure) or invariant; or the name of a serving engine.",
+        "How forward passes run: graph, eager (as papers measure) or invariant; or the name of a serving engine. "
+        "Repeatable: every arm in each. See `mtbench ls engines`.",
         COMPARED,
+        min_length=1,
+    ),
+]
+EngineOptions = Annotated[
+    Sequence[str],
+    option(
+        "An engine's own option, such as 'vllm:tensor-parallel-size=2' or 'vllm:enforce-eager'. Repeatable. A stored "
+        "plan's are used only if they are given again.",
+        COMPARED,
+        metavar="ENGINE:OPTION[=VALUE]",
+        parse_all=texts.engine_options,
     ),
 ]
 BatchSize = Annotated[int, Field(ge=1, le=MOST_ROWS)]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench import plugins
-from mtbench.clients.serving_engine import ServingEngine
+from mtbench.clients.serving_engine import Serving, ServingEngine
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, is_ours, parse_arms, reference_arm
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
-from mtbench.errors import UserError
+from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
@@ -56,6 +56,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
     opened: the suites of the request, if they are open already.
     """
     _refuse_two_sources(request)
+    _refuse_unused_options(request)
     acceptance = None if request.simulate_acceptance is None else Acceptance.of(request.simulate_acceptance)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     opened = opened or open_suites(request)
@@ -106,6 +107,12 @@ def write_plan(run: RunDirectory, plan: Plan, command: Sequence[str], race: Race
     if race is not None:
         run.write_json("race.json", dump(race))
     run.write_json("plan.json", dump(plan), indent=None)
+
+
+def _refuse_unused_options(request: RunRequest) -> None:
+    for text in request.engine_option:
+        if (name := text.partition(":")[0]) not in list(SERVING_ENGINES):
+            raise unknown("engine of --engine-option", name, SERVING_ENGINES, "mtbench ls engines")
 
 
 def _refuse_two_sources(request: RunRequest) -> None:
@@ -181,13 +188,21 @@ def _arms(request: RunRequest, family: Family) -> list[Arm]:
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
-    arms = [arm for arm in arms if all(role in family.roles for role in arm.roles)]
+    arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and _is_there(arm, family)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
         there = {arm.method for arm in arms}
         more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
-        arms += parse_arms(more, request.engine)
+        arms += [arm for arm in parse_arms(more, request.engine) if _is_there(arm, family)]
     return arms
+
+
+def _is_there(arm: Arm, family: Family) -> bool:
+    """Return whether the arm's engine has its method."""
+    if arm.engine is None or is_ours(arm.engine):
+        return True
+    method = METHODS[arm.method](**arm.options)
+    return not isinstance(SERVING_ENGINES[arm.engine]().setting(method, family.checkpoints(arm.roles)), str)
 
 
 def _untrained(method: type[Method]) -> bool:
@@ -201,7 +216,7 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
     """Raise UserError for an arm that cannot run as requested."""
     external = not is_ours(arm.engine)
     if arm.engine is not None and external:
-        _refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family)
+        _refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
     if arm.on in arm.roles[1:]:
         raise UserError(
             f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint a "
@@ -218,23 +233,22 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
             f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
             "leave that `--method` or `--simulate-acceptance` out."
         )
-    if request.temperature and external:
+    if request.temperature and arm.engine is None:
         raise UserError(
             f"{str(arm)!r} decodes greedily: an external engine would sample with its own random numbers; leave that "
             "`--method` or `--temperature` out."
         )
 
 
-def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family) -> None:
-    """Raise UserError for an arm that a serving engine does not have, or whose checkpoint it cannot read."""
+def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: RunRequest) -> None:
+    """Raise UserError for what a serving engine does not have, or an option or a checkpoint that it cannot take."""
     method: Method = METHODS[arm.method](**arm.options)
-    if len(method.variants) > 1:
-        raise UserError(f"{str(arm)!r}: {engine.title} has fixed widths; give a number in place of `auto`.")
-    if engine.setting(method, {role: family.checkpoint(role) for role in arm.roles}) is None:
-        raise UserError(
-            f"{str(arm)!r}: {engine.title} has no {arm.method} with these options; it has {', '.join(engine.methods)}. "
-            "See `mtbench ls engines`."
-        )
+    setting = engine.setting(method, family.checkpoints(arm.roles))
+    if isinstance(setting, str):
+        raise UserError(f"{str(arm)!r}: {setting} See `mtbench ls engines {arm.engine}`.")
+    serving = Serving("MODEL", setting, 1, 1, "float32", 1)
+    if ours := {*engine.launch(Path("python"), serving, 0)} & {*engine.own_options(request.engine_option)}:
+        raise UserError(f"--engine-option {min(ours)} is set by mtbench for {engine.title}; leave it out.")
     for role in arm.roles:
         source = family.checkpoint(role)
         if engine.file(source) != source:
@@ -310,11 +324,14 @@ class _GroupPlanner:
         if fault is None and not method.outside:
             method_checks.refuse_too_wide(str(arm), method)
         claims: Claims = "lossy" if fault else method.claims
+        if claims == "lossless" and self.request.temperature and not (arm.engine is None or is_ours(arm.engine)):
+            claims = "distribution"  # its random numbers are its own
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
+        flags += _option_flags(arm, self.request.engine_option)
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
             suite=spec,
@@ -362,6 +379,15 @@ class _GroupPlanner:
         items, budget = len(self.suite.items), self.suite.max_new_tokens
         script = self.acceptance.script(arm, method, items, budget, self.request.seed)
         return script, simulated.changed(note=self.acceptance.note)
+
+
+def _option_flags(arm: Arm, given: Sequence[str]) -> list[str]:
+    """Return a flag for the options that the arm's engine was given: they may change its tokens, or its weights."""
+    if arm.engine is None or is_ours(arm.engine):
+        return []
+    engine = SERVING_ENGINES[arm.engine]()
+    words = engine.own_options(given)
+    return [f"{engine.title} with {' '.join(words)}"] if words else []
 
 
 def _mask_flags(arm: Arm, target: Inspected) -> list[str]:

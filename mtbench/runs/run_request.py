@@ -25,13 +25,17 @@ CHECKPOINTS = "path or hub id of the checkpoint of each role"
 class DecodingRequest(Upgraded):
     """The options that a run and a race share: what is decoded, how, and how it is scored."""
 
-    FORMER: ClassVar[Mapping[str, Former]] = {"template_option": Former("chat_template_kwargs")}
+    FORMER: ClassVar[Mapping[str, Former]] = {
+        "template_option": Former("chat_template_kwargs"),
+        "engine": Former("engine", lambda stored: (stored,) if isinstance(stored, str) else stored),
+    }
 
     suite: options.Suites = (DEMONSTRATION,)
     family: options.Family = None
     model: options.Model = None
     checkpoint: options.Checkpoints = Field(default_factory=dict)
-    engine: options.AnyEngine = "graph"
+    engine: options.Engines = ("graph",)
+    engine_option: options.EngineOptions = ()
     batch_size: options.BatchSizes = (1, 8)
     metric: options.Metric = None
     subtask: options.Subtasks = ()
@@ -145,10 +149,14 @@ class Execution:
     # returns cells that leave: they decode no further blocks.
     leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
     servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
+    engine_options: frozenset[str] = frozenset()  # that the plan may give to serving engines
 
     @classmethod
-    def of(cls, request: Any, *, servers: Iterable[str] = (), **session: Any) -> "Execution":
+    def of(
+        cls, request: Any, *, servers: Iterable[str] = (), engine_options: Iterable[str] = (), **session: Any
+    ) -> "Execution":
         """Return the execution that a request asks for: the options of it that every `--resume` may change."""
         same = ("time_budget_s", "data_dir", "offline", "allow_unsandboxed_code")
         asked = {name: getattr(request, name) for name in same if hasattr(request, name)}
-        return cls(**{**asked, **session, "servers": frozenset(servers)})
+        allowed = {"servers": frozenset(servers), "engine_options": frozenset(engine_options)}
+        return cls(**{**asked, **session, **allowed})

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,8 @@ def load(request: RunRequest, method: str, rows: int, max_length: int | None = N
     )
 
 
-def _one_arm(method: str, engine: str) -> Arm:
-    arms = parse_arms([method], engine)
+def _one_arm(method: str, engines: Sequence[str]) -> Arm:
+    arms = parse_arms([method], engines)
     if len(arms) != 1:
         raise UserError(f"--method {method!r} names {len(arms)} arms, and a server has one; give one value per option.")
     if arms[0].engine is None:

@@ -123,7 +123,7 @@ DRAFTS = {"draft": "d", "other": "o", "eagle": "e", "dflash": "f", "#mtp": "m"}
 
 def settings(method: Any) -> dict[str, Setting]:
     found = {engine.title: engine.setting(method, DRAFTS) for engine in ENGINES}
-    return {title: setting for title, setting in found.items() if setting is not None}
+    return {title: setting for title, setting in found.items() if not isinstance(setting, str)}
 
 
 @pytest.mark.parametrize("method", SERVED, ids=lambda method: method.name)

@@ -47,12 +47,12 @@ def test_two_spellings_of_one_arm_are_one_arm_given_twice() -> None:
 
 def test_the_engine_of_an_arm_overrides_the_flag() -> None:
     """`--engine` applies only to arms without `engine=`."""
-    assert parse_arms(["ar:engine=eager"], engine="warp")[0].engine == "eager"
+    assert parse_arms(["ar:engine=eager"], engines=["warp"])[0].engine == "eager"
 
 
 def test_an_external_engine_takes_none_of_our_engines() -> None:
     """`engine=` in the arm is refused. `--engine` does not change the arm."""
-    assert parse_arms(["hf-generate", "ar"], engine="graph")[0].engine is None
+    assert parse_arms(["hf-generate", "ar"], engines=["graph"])[0].engine is None
     with pytest.raises(UserError, match=re.escape("hf-generate is an external engine, so `engine=eager`")) as refused:
         parse_arms(["hf-generate:engine=eager"])
     assert "\n" not in str(refused.value)

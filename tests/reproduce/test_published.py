@@ -57,7 +57,7 @@ def test_what_a_table_names_is_there(name: str) -> None:
         for by_benchmark in row.figures.values():
             assert set(by_benchmark) <= {*table.benchmarks, AVERAGE}
     for spec in specs_of(table.rows):
-        arm = arm_of(spec, EAGER)
+        arm = arm_of(spec, [EAGER])
         assert "|" not in spec
         METHODS[arm.method](**arm.options)
     labels = [(row.row, row.family) for row in table.rows]

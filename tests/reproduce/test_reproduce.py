@@ -112,7 +112,7 @@ def test_every_table_runs_in_miniature(name: str, tmp_path: Path) -> None:
     assert sum(result["verdicts"].values()) == len(result["figures"])
     lacking = {"base", "eagle", "dflash", "dspark"} - set(FAMILIES["tiny"].roles)
     for figure in result["figures"]:
-        absent = not lacking.isdisjoint(reproduction.arm_of(figure["arm"], "eager").roles)
+        absent = not lacking.isdisjoint(reproduction.arm_of(figure["arm"], ["eager"]).roles)
         assert figure["word"] == ("not run" if absent else "not comparable"), figure
         assert (figure["ours"] is None) == absent, figure
         assert figure["why"].startswith("family 'tiny' has no" if absent else "a miniature: family tiny, suite arith")
@@ -138,7 +138,7 @@ def test_every_table_is_laid_out(name: str, tmp_path: Path) -> None:
     for part in parts:
         arms = {cell.arm for cell in part.plan.cells} if part.plan else set()
         for row in table.rows:
-            assert row.arm in part.missing or str(reproduction.arm_of(row.arm, table.plan.engine)) in arms
+            assert row.arm in part.missing or str(reproduction.arm_of(row.arm, [table.plan.engine])) in arms
     result = dump(compare(table, asked, parts, tmp_path))
     assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
     assert {figure["word"] for figure in result["figures"]} == {"not run"}

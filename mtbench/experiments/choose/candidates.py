@@ -109,8 +109,8 @@ def why_not(arm: Arm, request: RunRequest, family: Family, inspected: dict[str, 
     return fault
 
 
-def _arms(method: type[Method], engine: str) -> Sequence[Arm]:
-    return parse_arms(method.choices or method.default_arms or (method.name,), engine)
+def _arms(method: type[Method], engines: Sequence[str]) -> Sequence[Arm]:
+    return parse_arms(method.choices or method.default_arms or (method.name,), engines)
 
 
 def _refuse_unknown_roles(request: RunRequest, named: Sequence[Arm]) -> None:

@@ -51,7 +51,7 @@ def commands(cell: Cell, positions: float | None) -> Commands:
     model, found = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, tuple[str, str]]()
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
-        if (setting := engine.setting(fixed, drafts)) is not None:
+        if not isinstance(setting := engine.setting(fixed, drafts), str):
             found[engine.title] = engine.command(model, setting), f"{note} {engine.note(model, setting)}".strip()
     return found
 

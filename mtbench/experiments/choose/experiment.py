@@ -102,7 +102,12 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
     def run(self, job: Job[RaceRequest, RaceSession]) -> Decided:
         """Run what is missing of the race, and decide."""
         session = job.session
-        execution = Execution.of(job.request, workers=session.workers, time_budget_s=session.time_budget_s)
+        execution = Execution.of(
+            job.request,
+            workers=session.workers,
+            time_budget_s=session.time_budget_s,
+            engine_options=job.asked.engine_option,
+        )
         with job.progress() as progress:
             return finish(job.directory, execution, progress)
 

@@ -61,6 +61,8 @@ class RaceRequest(DecodingRequest):
         """
         if len(self.suite) != 1:
             raise UserError(f"one race has one suite, not {', '.join(self.suite)}; race each by itself.")
+        if len(self.engine) != 1:
+            raise UserError(f"one race has one engine, not {', '.join(self.engine)}; race in each by itself.")
         if AUTO in self.method and len(self.method) > 1:
             raise UserError(f"--method {AUTO} names all arms that can run; leave it out, or the others.")
         same = {name: getattr(self, name) for name in DecodingRequest.model_fields}

@@ -127,8 +127,8 @@ class CalibrateExperiment(_BuildsExperiment):
 
 
 def _serving_engine(request: BuildsRequest) -> str | None:
-    """Return the serving engine of --engine; None for an engine of ours."""
-    return None if is_ours(request.engine) else request.engine
+    """Return the serving engine of --engine; None if it names engines of ours only."""
+    return next((engine for engine in request.engine if not is_ours(engine)), None)
 
 
 def _plan_arguments(request: BuildsRequest) -> list[str]:

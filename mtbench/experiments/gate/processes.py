@@ -3,6 +3,7 @@
 No process of a build, and nothing that it leaves alive, runs on beside the next one, whose times it would spoil.
 """
 
+import json
 import os
 import select
 import signal
@@ -47,9 +48,15 @@ def generate(build: Build, run: RunDirectory, *, timed_only: bool, limit_s: floa
     Raises BuildFailed if the process fails, takes longer than `limit_s`, or writes files that cannot be read.
     """
     only = "--timed-only" if timed_only else "--peak-memory"
-    with _started(build, ["generate", str(run.path), only], run.path, limit_s):
+    with _started(build, [*_generate(run), only], run.path, limit_s):
         pass
     _read_all(build, run)
+
+
+def _generate(run: RunDirectory) -> list[str]:
+    """Return the command that decodes a plan. The gate has made it, so it may give engines options of their own."""
+    request = json.loads((run.path / "plan.json").read_text(encoding="utf-8"))["request"]
+    return ["generate", str(run.path), *(f"--engine-option={text}" for text in request.get("engine_option", ()))]
 
 
 def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], first: int, limit_s: float) -> None:
@@ -59,7 +66,7 @@ def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], fir
     takes longer than `limit_s` for a turn; of two that fail, it names base.
     """
     base, head = (
-        _started(build, ["generate", str(run.path), "--timed-only", "--turns"], run.path, limit_s)
+        _started(build, [*_generate(run), "--timed-only", "--turns"], run.path, limit_s)
         for build, run in zip(builds, runs, strict=True)
     )
     with head as of_head, base as of_base:  # what ends the inner block is told

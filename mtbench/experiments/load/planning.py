@@ -71,7 +71,7 @@ def served_arms(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]
 
     Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
     """
-    arms = parse_arms(specs, engine)
+    arms = parse_arms(specs, [engine])
     for arm in arms:
         if METHODS[arm.method].outside:
             raise UserError(

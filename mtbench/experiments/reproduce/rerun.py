@@ -164,9 +164,9 @@ def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
     )
 
 
-def arm_of(spec: str, engine: str) -> Arm:
+def arm_of(spec: str, engines: Sequence[str]) -> Arm:
     """Return the arm that a row's method describes."""
-    return parse_arms([spec], engine)[0]
+    return parse_arms([spec], engines)[0]
 
 
 def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:

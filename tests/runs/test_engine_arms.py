@@ -1,0 +1,120 @@
+"""Arms in serving engines, as they are planned: which arms there are, and what the engine's own options need."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from scripted_engine import Scripted
+from whole import Quiet
+
+from mtbench.clients.serving_engine import Serving, Setting, Table
+from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.errors import UserError
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.formats import FailureLine, GenerationLine
+from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run_request import Execution
+
+TOOLBOX = "toolbox"
+
+
+@pytest.fixture(autouse=True)
+def engine() -> Iterator[None]:
+    """An engine that has plain decoding and prompt lookup, with a scripted server."""
+
+    class Toolbox(Scripted):
+        title = "Toolbox"
+        methods: ClassVar[Table] = {
+            "ar": lambda method, drafts: Setting(""),
+            "prompt-lookup": lambda method, drafts: Setting("lookup", ("--ahead", str(method.ahead))),
+        }
+
+        def __init__(self) -> None:
+            super().__init__({})
+
+        @classmethod
+        def python(cls) -> Path:
+            return Path(sys.executable)
+
+    SERVING_ENGINES.register(TOOLBOX)(Toolbox)
+    yield
+    SERVING_ENGINES.forget(__name__)
+
+
+def plan(**asked: Any) -> Plan:
+    return make_plan(RunRequest(suite=["arithmetic"], limit=2, batch_size=[2], rounds=1, **asked))
+
+
+def test_every_arm_is_planned_in_each_engine() -> None:
+    planned = plan(method=["ar", "prompt-lookup:ahead=4"], engine=["graph", TOOLBOX])
+    assert [cell.arm for cell in planned.cells] == [
+        "ar@ar/graph",
+        f"ar@ar/{TOOLBOX}",
+        "prompt-lookup:ahead=4@ar/graph",
+        f"prompt-lookup:ahead=4@ar/{TOOLBOX}",
+    ]
+    ours, plain, _, drafted = planned.cells
+    assert plain.lossless_reference == ours.arm, "the engine's own decoding is judged by ours"
+    assert drafted.lossless_reference == plain.arm, "a method is judged by plain decoding in its engine"
+    assert drafted.baselines == [plain.arm]
+
+
+def test_without_methods_an_engine_gets_those_that_it_has() -> None:
+    arms = [cell.arm for cell in plan(engine=[TOOLBOX], family="tiny").cells]
+    assert [arm for arm in arms if "/" in arm] == [f"{arm}/toolbox" for arm in ("ar@ar", "ar@mars", "prompt-lookup@ar")]
+
+
+def test_sampled_answers_of_an_engine_promise_the_distribution_only() -> None:
+    """Its random numbers are its own, so no token is compared."""
+    _, drafted = plan(method=["ar", "prompt-lookup"], engine=[TOOLBOX], temperature=0.7).cells
+    assert (drafted.claims, drafted.lossless_reference) == ("distribution", None)
+
+
+def test_an_earlier_file_has_one_engine_as_text() -> None:
+    assert RunRequest.model_validate({"engine": "eager"}).engine == ("eager",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"method": ["suffix"]}, "Toolbox has no suffix; it has ar, prompt-lookup. See `mtbench ls engines toolbox`"),
+        ({"method": ["prompt-lookup:ahead=auto"]}, "Toolbox has fixed widths; give a number in place of `auto`"),
+        ({"engine_option": ["toolbx:threads=2"]}, "unknown engine of --engine-option 'toolbx'"),
+    ],
+)
+def test_what_an_engine_lacks_is_said_when_planning(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        plan(**({"method": ["ar"], "engine": [TOOLBOX]} | asked))
+    assert message in str(refused.value)
+
+
+def test_an_option_that_mtbench_sets_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", lambda self, *_: ["serve", "--max-num-seqs", "2"])
+    with pytest.raises(UserError, match="--engine-option --max-num-seqs is set by mtbench for Toolbox"):
+        plan(method=["ar"], engine=[TOOLBOX], engine_option=["toolbox:max-num-seqs=64"])
+
+
+def test_options_reach_the_server_and_are_a_flag_of_its_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They may name code, so a stored plan's count only if the command that runs it gives them again."""
+    launch, started = SERVING_ENGINES[TOOLBOX].launch, list[Any]()
+
+    def launched(self: Any, python: Path, serving: Serving, port: int) -> Any:
+        started.append(serving.options)
+        return launch(self, python, serving, port)
+
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", launched)
+    given = ["toolbox:quantization=fp8", "toolbox:enforce-eager", "vllm:seed=1"]
+    planned = plan(method=["ar"], engine=[TOOLBOX], engine_option=given)
+    assert planned.cells[0].flags[-1] == "Toolbox with --quantization fp8 --enforce-eager"
+    run = begin_run(tmp_path / "run", planned, ["mtbench"])
+    with pytest.raises(UserError, match="add `--engine-option toolbox:enforce-eager --engine-option toolbox:quant"):
+        generate(run, Quiet(), Execution())
+    started.clear()
+    generate(run, Quiet(), Execution(engine_options=frozenset(given)))
+    assert started == [["--quantization", "fp8", "--enforce-eager"]]
+    assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
+    assert len(run.read_lines(f"generations/{planned.cells[0].cell}.jsonl", GenerationLine)) == 2
