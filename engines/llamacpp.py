@@ -123,6 +123,7 @@ class LlamaCpp(ServingEngine):
     start = ("llama-server", "-m")
     package = "xllamacpp==2026.10.11549"
     gguf = True
+    fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False}
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "prompt-lookup": _ngram,
@@ -158,7 +159,7 @@ class LlamaCpp(ServingEngine):
                 "samplers": ["temperature"],
                 "ignore_eos": ignore_eos,
                 "stop": list(request.stop),
-                "cache_prompt": False,
+                **self.fields,
                 "return_tokens": True,
             }
             for request in requests

@@ -29,7 +29,10 @@ LOOK_S = 0.1
 
 
 class EngineServer:
-    """A server of one arm. It starts at the first request, and runs only while it is asked."""
+    """A server of one arm. It starts at the first request, and runs only while it is asked.
+
+    Once it is started, `url` is that of its OpenAI endpoint, and `model` is its name for the model.
+    """
 
     def __init__(self, engine: ServingEngine, python: Path, serving: Serving, arm: str, log: Path) -> None:
         self.engine, self.python, self.serving, self.arm, self.log = engine, python, serving, arm, log
@@ -50,12 +53,13 @@ class EngineServer:
         self._process = self._stack.enter_context(
             processes.started(supervised, variables, self.log, self.log.parent, grace_s=DRAIN_S)
         )
-        self._server = Server(f"http://{HOST}:{port}/v1", None, SILENCE_S, TOTAL_S)
+        self.url = f"http://{HOST}:{port}/v1"
+        self._server = Server(self.url, None, SILENCE_S, TOTAL_S)
         try:
             self._wait(f"http://{HOST}:{port}{self.engine.health}")
             self._group = int(group.read_text(encoding="ascii"))
             group.unlink()
-            self._model = self.engine.served(self._server)
+            self.model = self.engine.served(self._server)
         except BaseException:
             self.close()
             raise
@@ -77,7 +81,7 @@ class EngineServer:
         started_at = time.perf_counter()
         try:
             replies = self.engine.complete(
-                self._server, requests, self._model, ignore_eos=ignore_eos, temperature=temperature
+                self._server, requests, self.model, ignore_eos=ignore_eos, temperature=temperature
             )
         except ServerError as error:
             if self._ended(LOOK_S):

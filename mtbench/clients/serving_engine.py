@@ -77,6 +77,7 @@ class ServingEngine:
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
+    fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
     # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
     methods: ClassVar[Table]
 

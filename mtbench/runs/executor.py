@@ -78,7 +78,7 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
     else:
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
         _refuse_other_servers(due, execution.servers)
-        _refuse_engine_options(set(plan.request.engine_option) - execution.engine_options)
+        refuse_engine_options(set(plan.request.engine_option) - execution.engine_options)
         _refuse_new_options(due if run.read("environment.json", Environment).sessions else [])
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
@@ -138,7 +138,7 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
             )
 
 
-def _refuse_engine_options(new: Collection[str]) -> None:
+def refuse_engine_options(new: Collection[str]) -> None:
     """Raise UserError for options of engines that this command does not give: they may name code."""
     if new:
         words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(new))

@@ -179,7 +179,7 @@ class ModelPool:
 
         Raises UserError for a cell that needs the network, if the run is offline.
         """
-        started_at = time.perf_counter()
+        started_at, served = time.perf_counter(), list[str]()
         for cell in cells:
             method = method_of(cell)
             if self.offline and isinstance(method, ExternalEngine) and method.host:
@@ -192,8 +192,9 @@ class ModelPool:
             elif cell.engine is not None:
                 package = SERVING_ENGINES[cell.engine].release() or "of an unknown version"
                 self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = package
+                served += cell.checkpoints.values()
         self.loading_s = time.perf_counter() - started_at
-        use_threads(self)
+        use_threads(self, served)
 
     def clear(self) -> None:
         """Free all models."""
@@ -238,12 +239,17 @@ class ModelPool:
         return ModelRunners(on, {on: target, **drafts})
 
 
-def use_threads(pool: ModelPool) -> None:
-    """On a CPU let small models run on one thread, which is faster than two."""
+def use_threads(pool: ModelPool, served: Iterable[str] = ()) -> None:
+    """Use as many threads as the models of the pool, and those that engines serve, run on."""
     models = [checkpoint.model for checkpoint in pool.checkpoints.values()]
-    largest = max((sum(p.numel() for p in model.parameters()) for model in models), default=0)
-    if pool.device == "cpu" and largest < SMALL_MODEL:
-        torch.set_num_threads(1)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
+    torch.set_num_threads(threads_for(pool.device, [*sizes, *(parameters(source, pool.offline) for source in served)]))
+
+
+def threads_for(device: str, sizes: Iterable[int]) -> int:
+    """Return the threads for models of so many parameters. On a CPU small ones run on one, faster than on two."""
+    small = device == "cpu" and max(sizes, default=0) < SMALL_MODEL
+    return 1 if small else torch.get_num_threads()
 
 
 def resolve_device(asked: str) -> str:
@@ -281,7 +287,7 @@ def fastest_dtype(request: RunRequest, sources: Iterable[str]) -> str:
     if request.dtype != "auto":
         return request.dtype
     device = resolve_device(request.device)
-    largest = max((_parameters(source, request.offline) for source in sources), default=0)
+    largest = max((parameters(source, request.offline) for source in sources), default=0)
     fast = device == "cpu" and _computes_bfloat16() and largest >= SMALL_MODEL
     return "bfloat16" if fast else resolve_dtype("auto", device)
 
@@ -293,7 +299,7 @@ def _computes_bfloat16() -> bool:
 
 
 @cache
-def _parameters(source: str, offline: bool) -> int:
+def parameters(source: str, offline: bool) -> int:
     """Return a checkpoint's number of parameters by its configuration; 0 if it cannot be read: loading will say why."""
     try:
         return int(without_weights(source, offline=offline).num_parameters())

@@ -34,11 +34,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if script.get("crash"):
             print("Fatal: " + script["crash"], flush=True)
             os._exit(3)
-        tokens = [sum(body["prompt"]) % 50 + i for i in range(body["max_tokens"])]
+        if not script.get("wants", {}).items() <= body.items():
+            return self.send_error(400)
+        prompt = body["prompt"].encode() if isinstance(body["prompt"], str) else body["prompt"]
+        tokens = [sum(prompt) % 50 + i for i in range(body["max_tokens"])]
         usage = {"completion_tokens": script.get("counted", len(tokens))}
         told = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": script.get("accepted", 0)}
         told |= {"acceptance_histogram": [0, 2], "mean_acceptance_length": 1.0}
         choice = {"index": 0, "text": "x", "token_ids": tokens, "finish_reason": "length"}
+        if not body.get("stream"):
+            return self.say("application/json", json.dumps({"choices": [choice], "usage": usage}))
         events = [{"choices": [choice]}, {"choices": [], "usage": usage, "metrics": {"speculative_decoding": told}}]
         data = [*map(json.dumps, events), "[DONE]"]
         self.say("text/event-stream", "".join(f"data: {text}\n\n" for text in data))

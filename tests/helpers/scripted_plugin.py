@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mtbench.clients.serving_engine import Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
@@ -17,6 +18,7 @@ class Installed(Scripted):
     """An engine that reads its script where it is installed."""
 
     package = "scripted==1"
+    fields: ClassVar[Mapping[str, Any]] = {"cached": False}
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "prompt-lookup": lambda method, drafts: Setting("ngram"),

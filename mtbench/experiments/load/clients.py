@@ -48,6 +48,7 @@ class Sending(NamedTuple):
     timeout_s: float
     tokenizer: Path
     key_env: str | None = None  # environment variable with the server's key
+    fields: Mapping[str, Any] = {}  # of every request, for this server
 
     @property
     def duration_s(self) -> float:
@@ -58,7 +59,7 @@ class Sending(NamedTuple):
     def body(self) -> dict[str, Any]:
         """What every request asks for."""
         stop = {"stop": list(self.stop)} if self.stop else {}
-        return {"temperature": 0, "max_tokens": self.max_new_tokens, **stop}
+        return {"temperature": 0, "max_tokens": self.max_new_tokens, **stop, **self.fields}
 
 
 @dataclass(frozen=True)

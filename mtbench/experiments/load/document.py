@@ -1,12 +1,13 @@
 """What a load found, for people: goodput, latency and accuracy of each arm at each level, and how the arms compare."""
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.experiments.load.figures import draw
-from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
+from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, ServerFacts, Slo
 from mtbench.records import cleaned
 
 COLUMNS = [
@@ -53,7 +54,8 @@ def document(load: Load, *, drawn: bool = True) -> Document:
 def plan_document(planned: LoadPlan) -> Document:
     """Return what a dry run shows: the arms, and the points of a round."""
     request = planned.request
-    arms = [Row(arm.name, [Entry(arm.url or "mtbench serve, started by this command")]) for arm in planned.arms]
+    servers = {arm.name: arm.url or f"{arm.engine or 'mtbench serve'}, started by this command" for arm in planned.arms}
+    arms = [Row(name, [Entry(server)]) for name, server in servers.items()]
     of_round = [point for point in planned.points if point.round == 1 and point.arm == planned.arms[0].name]
     sent = {point.level: len(point.items) for point in of_round}
     kind = "per second" if request.request_rate else "at a time"
@@ -177,16 +179,17 @@ def _limits(slo: Slo) -> str:
 
 def _servers(load: Load) -> Table:
     rows = [
-        Row(arm.name, [Entry(_served(arm.command, arm.url)), Entry(arm.model)], number)
-        for number, arm in enumerate(load.arms, start=1)
+        Row(arm.name, [Entry(_served(arm)), Entry(arm.model)], number) for number, arm in enumerate(load.arms, start=1)
     ]
     return Table([("server", ""), ("model", "")], rows, caption="What answered for each arm", text=True)
 
 
-def _served(command: Sequence[str] | None, url: str | None) -> str:
-    if command is None:
-        return url or NONE
-    kept = list(command)
+def _served(arm: ServerFacts) -> str:
+    if arm.command is None:
+        return arm.url or NONE
+    if arm.engine is not None:
+        return f"{arm.engine}: {shlex.join(arm.command)}"
+    kept = list(arm.command)
     for name in ("--ready-file", "--port"):
         if name in kept:
             place = kept.index(name)

@@ -20,6 +20,7 @@ from mtbench.experiments.load.summary import summarise
 from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import refuse_engine_options
 
 CLIENTS: dict[ClientName, Client] = {client.name: client for client in (aiperf.CLIENT, guidellm.CLIENT)}
 INCOMPLETE = 3  # exit code: the time budget ended the load
@@ -75,10 +76,12 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
 
 
 def refuse_other_servers(planned: LoadPlan, asked: LoadRequest) -> None:
-    """Raise UserError for a server that the load does not have, or a key that this command does not name.
+    """Raise UserError for a server that the load does not have, or what this command does not name.
 
-    A key is sent to no other server than this command names: the plan is untrusted input.
+    A key is sent to no other server than this command names, and no engine gets other options: the plan is untrusted
+    input.
     """
+    refuse_engine_options(set(planned.request.engine_option) - set(asked.engine_option))
     for name, url in asked.url.items():
         if planned.request.url.get(name) != url:
             raise UserError(f"a load goes on as it began, and --url {name}={url} is no server of it; leave it out.")

@@ -40,6 +40,7 @@ class ArmPlan(Upgraded):
 
     name: Text = Field(description="name of the arm")
     method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
+    engine: str | None = Field(None, description="serving engine whose server is started; null: mtbench's, or a URL")
     url: str | None = Field(None, description="URL of a given server; null: this command starts it")
     key_env: str | None = Field(None, description="environment variable with the server's key; null: it wants none")
 
@@ -188,7 +189,10 @@ class ServerFacts(Record):
 
     name: Text = Field(description="name of the arm")
     model: str = Field(description="name of the model that it serves")
-    command: list[str] | None = Field(description="arguments of mtbench that started it; null: a given URL")
+    command: list[str] | None = Field(
+        description="arguments of mtbench that started it, or the engine's own command for it; null: a given URL"
+    )
+    engine: str | None = Field(None, description="serving engine and its package; null: mtbench, or a given URL")
     url: str | None = Field(description="URL; null: this command started it, on a free port")
 
 

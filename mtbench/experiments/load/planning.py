@@ -8,7 +8,7 @@ seeded order; during its turn an arm's levels come in a seeded order, too.
 import random
 from collections.abc import Sequence
 
-from mtbench.decoding.arms import ENGINES, Arm, parse_arms, safe
+from mtbench.decoding.arms import ENGINES, Arm, is_ours, parse_arms, safe
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
@@ -23,13 +23,15 @@ MOST_REQUESTS = 100_000  # of a point
 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
-    chosen = served_arms(request.method, request.engine)
+    plain = [_reference()] if any(not is_ours(engine) for engine in request.engine) else []
+    chosen = served_arms(request.method or plain, request.engine)
     chosen += [
         ArmPlan(name=name, method=None, url=url, key_env=request.key_env.get(name)) for name, url in request.url.items()
     ]
     if not chosen:
         raise UserError(
-            "no arm is given; add `--method METHOD`, such as `--method mars:tau=0.95`, or `--url NAME=URL`."
+            "no arm is given; add `--method METHOD`, such as `--method mars:tau=0.95`, `--server ENGINE` or "
+            "`--url NAME=URL`."
         )
     names = [arm.name for arm in chosen]
     for name in names:
@@ -66,19 +68,22 @@ def plan(request: LoadRequest) -> LoadPlan:
     )
 
 
-def served_arms(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
-    """Return the arms of several `--method` values, in order.
+def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> list[ArmPlan]:
+    """Return the arms of several `--method` values, in order, in each engine.
 
     Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
     """
-    arms = parse_arms(specs, [engine])
+    arms = parse_arms(specs, engines)
     for arm in arms:
         if METHODS[arm.method].outside:
             raise UserError(
                 f"{arm.method} is an external engine and cannot be served; start its server and give it with "
                 "`--url NAME=URL`."
             )
-    return [ArmPlan(name=_name(arm), method=_served(arm)) for arm in arms]
+    return [
+        ArmPlan(name=_name(arm), method=_served(arm), engine=None if is_ours(arm.engine) else arm.engine)
+        for arm in arms
+    ]
 
 
 def _changed(arm: Arm) -> list[str]:
@@ -122,6 +127,7 @@ def _run_request(request: LoadRequest, chosen: Sequence[ArmPlan], limit: int | N
         rounds=1,
         limit=limit,
         max_new_tokens=request.max_new_tokens,
+        engine_option=request.engine_option,
         dtype=request.dtype,
         device=request.device,
         seed=request.seed,

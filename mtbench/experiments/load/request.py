@@ -46,6 +46,7 @@ class LoadRequest(Upgraded):
         "rates": Former("request_rate"),
         "rows": Former("max_num_seqs"),
         "accuracy_margin": Former("max_loss", points),
+        "engine": Former("engine", lambda stored: (stored,) if isinstance(stored, str) else stored),
     }
 
     suite: options.Suite = DEMONSTRATION
@@ -73,7 +74,18 @@ class LoadRequest(Upgraded):
     family: options.Family = None
     model: options.Model = None
     checkpoint: options.Checkpoints = Field(default_factory=dict)
-    engine: options.Engine = "graph"
+    engine: Annotated[
+        Sequence[str],
+        option(
+            "What a method runs in: graph, eager or invariant of mtbench's own server; or a serving engine, whose "
+            "server this command starts, for plain decoding without --method. Repeatable: every method in each. See "
+            "`mtbench ls engines`.",
+            COMPARED,
+            min_length=1,
+            flags=("--server", "--engine"),
+        ),
+    ] = ("graph",)
+    engine_option: options.EngineOptions = ()
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
     request_rate: Annotated[

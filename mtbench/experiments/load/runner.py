@@ -112,6 +112,7 @@ class LoadRun:
             timeout_s=request.request_timeout_s,
             tokenizer=self.run.path / TOKENIZER,
             key_env=running.server.key_env,
+            fields=running.fields,
         )
         folder = self.run.path / WORK / point.point
         shutil.rmtree(folder, ignore_errors=True)
@@ -143,7 +144,7 @@ class LoadRun:
     def _write_server(self, arm: str, running: Running) -> None:
         known = read_servers(self.run)
         url = running.server.url if running.command is None else None
-        facts = ServerFacts(name=arm, model=running.model, command=running.command, url=url)
+        facts = ServerFacts(name=arm, model=running.model, command=running.command, engine=running.engine, url=url)
         if known.get(arm) is None:
             self.run.write_json(SERVERS, {name: dump(entry) for name, entry in {**known, arm: facts}.items()})
         elif known[arm].model != running.model:

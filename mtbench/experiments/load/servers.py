@@ -1,4 +1,7 @@
-"""Servers of a load: `mtbench serve` as a process of its own, or a given URL. A server is warm before it is loaded."""
+"""Servers of a load: `mtbench serve` or a serving engine as a process of its own, or a given URL.
+
+A server is warm before it is loaded. A client of others sends text, so a serving engine makes tokens of it itself.
+"""
 
 import json
 import os
@@ -6,16 +9,24 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtbench import files, plugins
+from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.openai_client import Server, ServerError
+from mtbench.clients.serving_engine import Serving, Setting
+from mtbench.decoding.arms import parse_arms
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
+from mtbench.experiments.load.planning import run_request
+from mtbench.models import families
+from mtbench.options import build
 from mtbench.programs import processes
 from mtbench.runs import options
+from mtbench.runs.model_pool import fastest_dtype, file_of, parameters, resolve_device, threads_for
 
 READY_S = 1800.0  # time in which a server must answer: a large checkpoint is loaded, kernels are compiled
 DRAIN_S = 30.0  # time in which it must end
@@ -29,7 +40,9 @@ class Running(NamedTuple):
 
     server: Server
     model: str
-    command: list[str] | None  # arguments of mtbench; None: a given URL
+    command: list[str] | None  # arguments of mtbench, or the engine's own command; None: a given URL
+    engine: str | None = None  # serving engine and its package
+    fields: Mapping[str, Any] = {}  # that a request needs, so that it is decoded as in a run
 
 
 def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
@@ -64,6 +77,10 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
     shutil.rmtree(folder, ignore_errors=True)
     with files.write_errors(folder):
         folder.mkdir(parents=True)
+    if arm.engine is not None:
+        with _of_engine(planned, arm, folder / "server.log") as started:
+            yield started
+        return
     arguments, log, ready = command(planned, arm, folder), folder / "server.log", folder / "ready.json"
     called = [sys.executable, "-m", "mtbench", *arguments]
     variables = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -78,13 +95,43 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
         yield Running(Server(told["url"], None, timeout_s, timeout_s), told["model"], arguments)
 
 
+@contextmanager
+def _of_engine(planned: LoadPlan, arm: ArmPlan, log: Path) -> Iterator[Running]:
+    """Yield the server of a serving engine; end it with the block."""
+    request, engine = planned.request, SERVING_ENGINES[str(arm.engine)]()
+    [chosen] = parse_arms([str(arm.method)])
+    family = families.family(planned.family, request.model, request.checkpoint)
+    method, _ = build(METHODS[chosen.method], chosen.options, family.training(chosen.on))
+    checkpoints = family.checkpoints(chosen.roles)
+    held = {role: file_of(source) for role, source in checkpoints.items()}
+    setting = engine.setting(method, held)
+    assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
+    sizes = [parameters(source, request.offline) for source in checkpoints.values()]
+    serving = Serving(
+        model=held[chosen.on],
+        setting=setting,
+        rows=request.max_num_seqs,
+        positions=planned.room,
+        dtype=fastest_dtype(run_request(planned), checkpoints.values()),
+        threads=threads_for(resolve_device(request.device), sizes),
+        options=engine.own_options(request.engine_option),
+    )
+    with closing(EngineServer(engine, engine.python(), serving, arm.name, log.resolve())) as started:
+        with _said_of(""):
+            started.start()
+        server = Server(started.url, None, request.request_timeout_s, request.request_timeout_s)
+        words = [*engine.start, serving.model, *setting.words, *serving.options]
+        yield Running(server, started.model, words, f"{engine.title}, {engine.release()}", engine.fields)
+
+
 def warm_up(running: Running, prompts: Sequence[str], body: Mapping[str, Any]) -> None:
     """Send prompts at once and wait for their answers, so that nothing is compiled while it is measured.
 
     Raises UserError if the server does not answer.
     """
     with _said_of(""):
-        running.server.complete([{**body, "model": running.model, "prompt": prompt} for prompt in prompts])
+        common = {**body, **running.fields, "model": running.model}
+        running.server.complete([{**common, "prompt": prompt} for prompt in prompts])
 
 
 @contextmanager

@@ -1,0 +1,104 @@
+"""`mtbench load --server ENGINE`: the load starts the engine's server itself, one for each arm and round."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gguf_files import write_gguf
+from living import is_alive
+from made_loads import PYTHON, begun, load_run, request
+from scripted_engine import PLUGIN, Scripted, install
+from whole import forget_plugin_files
+
+import mtbench
+from mtbench import plugins
+from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.errors import UserError
+from mtbench.experiments.load import planning
+from mtbench.experiments.load.document import document
+from mtbench.experiments.load.experiment import CLIENTS, refuse_other_servers
+from mtbench.experiments.load.runner import read_points, read_servers
+from mtbench.experiments.load.summary import summarise
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scripted engine's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plugins.load_file(PLUGIN)
+    yield
+    forget_plugin_files()
+
+
+@pytest.mark.usefixtures("scripted")
+def test_every_method_in_each_server(tmp_path: Path) -> None:
+    """An engine is installed first, and without a method its server decodes plainly."""
+    with pytest.raises(UserError, match="run `mtbench fetch engine scripted`"):
+        planning.plan(request(engine=["scripted"]))
+    install(Scripted, "scripted==1")
+    assert [arm.name for arm in planning.plan(request(engine=["scripted"])).arms] == ["ar:engine=scripted"]
+    arms = planning.plan(request(engine=["graph", "scripted"], method=["ar"])).arms
+    assert [(arm.method, arm.engine) for arm in arms] == [
+        ("ar:on=ar,engine=graph", None),
+        ("ar:on=ar,engine=scripted", "scripted"),
+    ]
+    with pytest.raises(UserError, match=r"Scripted has no mars; it has ar, prompt-lookup\."):
+        planning.plan(request(engine=["scripted"], method=["mars"]))
+
+
+@pytest.mark.usefixtures("scripted")
+def test_the_load_starts_and_ends_the_server(tmp_path: Path) -> None:
+    """Requests have the fields that the engine wants, and their tokens are those of its own count."""
+    install(Scripted, "scripted==1", wants={"cached": False, "temperature": 0}, child=str(tmp_path / "child"))
+    asked = request(engine=["scripted"], request_rate=[50.0], requests=3, rounds=1, max_new_tokens=5)
+    run, planned = begun(tmp_path / "load", asked)
+    load_run(run, planned).send(PYTHON)
+    [ended] = read_points(run, planned)
+    assert [(sent.outcome, sent.tokens, sent.forwards) for sent in ended.requests] == [("ok", 5, None)] * 3
+    assert read_servers(run)["ar:engine=scripted"].engine == "Scripted, scripted==1"
+    assert not is_alive(int((tmp_path / "child").read_text()))
+    found = summarise(run, planned, CLIENTS["aiperf"])
+    assert "Scripted, scripted==1: scripted" in str(document(found))
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_server_that_does_not_start(tmp_path: Path) -> None:
+    install(Scripted, "scripted==1", at_start="no such model")
+    run, planned = begun(tmp_path / "load", request(engine=["scripted"], rounds=1))
+    with pytest.raises(UserError, match=r"'ar:engine=scripted' did not start: no such model\. See .*server\.log"):
+        load_run(run, planned).send(PYTHON)
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_plans_options_are_given_again(tmp_path: Path) -> None:
+    """They may name code, and a plan is untrusted."""
+    install(Scripted, "scripted==1")
+    asked = request(engine=["scripted"], engine_option=["scripted:seed=1"])
+    planned = planning.plan(asked)
+    refuse_other_servers(planned, asked)
+    with pytest.raises(UserError, match="add `--engine-option scripted:seed=1`"):
+        refuse_other_servers(planned, request())
+
+
+@pytest.mark.whole
+def test_llamacpp_under_load(tmp_path: Path) -> None:
+    """A real engine: right answers, and its own count of tokens."""
+    SERVING_ENGINES["llamacpp"].fetch(lambda text: None)
+    file = write_gguf(Path(mtbench.__file__).parent / "tiny" / "ar", tmp_path / "ar.gguf")
+    asked = request(
+        engine=["llamacpp"],
+        method=["ar", "prompt-lookup:ahead=4"],
+        checkpoint={"ar": str(file)},
+        dtype="float32",
+        request_rate=[50.0],
+        requests=6,
+        rounds=1,
+    )
+    run, planned = begun(tmp_path / "load", asked)
+    load_run(run, planned).send(PYTHON)
+    load_run(run, planned).score()
+    found = summarise(run, planned, CLIENTS["aiperf"])
+    plain, drafted = (line.requests for line in sorted(read_points(run, planned), key=lambda line: line.arm))
+    assert all("The answer is" in (sent.text or "") and sent.tokens for sent in plain)
+    assert {sent.item: sent.text for sent in drafted} == {sent.item: sent.text for sent in plain}
+    assert all(cell.accuracy is not None and (cell.accuracy.value or 0) > 0.5 for cell in found.cells)
