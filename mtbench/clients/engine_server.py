@@ -104,12 +104,15 @@ class EngineServer:
         )
 
     def _forwards(self, replies: Sequence[Reply]) -> list[int] | None:
-        """Return the forwards of each request: all tokens but the accepted drafts are the target's own, one each."""
+        """Return the forwards of each request: all tokens but the accepted drafts are the target's own, one each.
+
+        None if the engine does not count them, or if its counts leave no forward for a request.
+        """
         if not self.serving.setting.name:  # plain decoding
             return [len(reply.token_ids) for reply in replies]
         told = [(reply.counted, reply.speculation) for reply in replies]
         counts = [count - said.accepted for count, said in told if count is not None and said is not None]
-        return counts if len(counts) == len(replies) else None
+        return counts if len(counts) == len(replies) and all(count > 0 for count in counts) else None
 
     def _ended(self, within_s: float = 0.0) -> bool:
         return self._process is None or processes.has_ended(self._process, within_s)

@@ -56,6 +56,14 @@ def test_tokens_are_those_of_the_server_and_forwards_are_what_no_draft_gave(tmp_
     assert (found.speculation.drafted, found.speculation.accepted) == (8, 3)
 
 
+def test_counts_that_leave_no_forward_are_no_forwards(tmp_path: Path) -> None:
+    server = scripted_server(PYTHON, tmp_path / "log", accepted=6, counted=6)
+    try:
+        assert server.generate(REQUESTS[:1], ignore_eos=True, temperature=0.0).forwards is None
+    finally:
+        server.close()
+
+
 def test_plain_decoding_has_a_forward_for_each_token(tmp_path: Path) -> None:
     server = scripted_server(PYTHON, tmp_path / "log", name="")
     try:
