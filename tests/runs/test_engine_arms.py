@@ -131,7 +131,7 @@ def test_an_engine_that_repeats_nothing_or_counts_wrong_is_flagged_and_not_void(
     generate(run, Quiet(), Execution())
     plain, drafted = run_cells = assemble(run).cells
     assert "the engine's counts cannot be: 36 of 32 drafted tokens accepted" in drafted.flags
-    assert not any("cannot be" in flag or "other tokens" in flag for flag in plain.flags)
+    assert not any("other tokens" in flag for flag in plain.flags)
     name = f"timings/{plain.cell}.jsonl"
     keep_lines(run, name, [t if t["identical"] is None else {**t, "identical": 0} for t in stored_lines(run, name)])
     again = assemble(run).cells[0]
