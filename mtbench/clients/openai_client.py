@@ -76,7 +76,7 @@ VLLM = (  # docs, features/speculative_decoding/acceptance_metrics.md
 )
 # srt/entrypoints/openai/protocol.py
 SGLANG = "spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_correct_drafts_histogram"
-COUNTS = TypeAdapter(tuple[Number, Number, Number, list[Number] | None], config=ConfigDict(strict=True))
+COUNTS = TypeAdapter(tuple[Number, Number | None, Number, list[Number] | None], config=ConfigDict(strict=True))
 
 
 class Model(Received):
@@ -120,7 +120,7 @@ class Event(Received):
             if isinstance(told, dict) and told.keys() >= set(fields):
                 with suppress(ValidationError):
                     counts = COUNTS.validate_python(tuple(told[field] for field in fields[:4]))
-                    return Speculation(*counts, f"{engine}'s per-request metrics")
+                    return Speculation(*counts, f"the server's metrics of each request, as {engine} names them")
         return None
 
 

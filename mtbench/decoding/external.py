@@ -28,7 +28,7 @@ class Speculation(NamedTuple):
     """What an engine reports of its speculation, over the requests of a batch."""
 
     drafts: int | None  # verified drafts; None: not reported
-    drafted: int  # tokens of these drafts
+    drafted: int | None  # tokens of these drafts; None: not reported
     accepted: int  # tokens of these that were accepted
     histogram: list[int] | None  # entry n: drafts of which n tokens were accepted; None: not reported
     reported_by: str  # who reports it, and how
@@ -41,9 +41,10 @@ class Speculation(NamedTuple):
             return None
         histograms = [speculation.histogram for speculation in known if speculation.histogram is not None]
         histogram = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
+        drafts, drafted = [s.drafts for s in known], [s.drafted for s in known]
         return Speculation(
-            drafts=None if any(s.drafts is None for s in known) else sum(s.drafts or 0 for s in known),
-            drafted=sum(speculation.drafted for speculation in known),
+            drafts=None if None in drafts else sum(filter(None, drafts)),
+            drafted=None if None in drafted else sum(filter(None, drafted)),
             accepted=sum(speculation.accepted for speculation in known),
             histogram=histogram if len(histograms) == len(known) else None,
             reported_by=known[0].reported_by,

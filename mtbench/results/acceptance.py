@@ -47,7 +47,7 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
     """
     first = [t for t in timings if t.round == 1]
     accepted, drafted, drafts = (add(getattr(t, name) for t in first) for name in ("accepted", "drafted", "drafts"))
-    if not first or accepted is None or drafted is None or drafts is None:
+    if not first or accepted is None or drafts is None:
         return None
     per_draft = 1 + accepted / drafts if drafts else None
     hidden: dict[str, float | None] = dict.fromkeys(DerivedAcceptance.model_fields)

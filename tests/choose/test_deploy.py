@@ -19,6 +19,8 @@ from mtbench.results.figure_formats import Estimate
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import RunRequest
 
+HAVE_LOOKUP = ["llama.cpp", "OpenVINO GenAI", "vLLM"]  # engines with drafts from the text
+
 
 def cells(*arms: str, **checkpoints: str) -> list[Any]:
     """The cells of some arms on a family of which some checkpoints have other names."""
@@ -37,7 +39,7 @@ def test_a_command_names_the_users_model_and_draft() -> None:
     """It is one for a shell, with names that need quotes. llama.cpp reads a GGUF file, named after the checkpoint."""
     [cell] = cells("speculative:ahead=2", ar="me/My Model", draft="me/draft")
     found = commands(cell, None)
-    assert list(found) == ["llama.cpp", "SGLang", "vLLM"]
+    assert list(found) == ["llama.cpp", "OpenVINO GenAI", "SGLang", "vLLM"]
     assert found["vLLM"][0].startswith("vllm serve 'me/My Model' --speculative-config '{")
     assert speculative(found["vLLM"]) == {"method": "draft_model", "model": "me/draft", "num_speculative_tokens": 2}
     assert found["SGLang"][0] == (
@@ -49,8 +51,12 @@ def test_a_command_names_the_users_model_and_draft() -> None:
         "llama-server -m 'My Model.gguf' --spec-type draft-simple --spec-draft-model draft.gguf "
         "--spec-draft-n-max 2 --spec-draft-p-min 0"
     )
+    converted = 'LLMPipeline("draft.gguf", "CPU", enable_save_ov_model=True); '
+    opened = 'LLMPipeline("My Model.gguf", "CPU", draft_model=draft_model(".", "CPU"))'
+    asked = f'print({opened}.generate("PROMPT", max_new_tokens=256, num_assistant_tokens=2))'
+    assert found["OpenVINO GenAI"][0] == f"python -c 'from openvino_genai import *; {converted}{asked}'"
     for engine, (_, note) in found.items():
-        assert ("It needs the checkpoint as a GGUF file." in note) == (engine == "llama.cpp")
+        assert ("It needs the checkpoint as a GGUF file." in note) == (engine in ("llama.cpp", "OpenVINO GenAI"))
     [cell] = cells("speculative", ar="files/small.Q4.gguf")
     assert "It needs" not in commands(cell, None)["llama.cpp"][1]
     assert "llama-server -m files/small.Q4.gguf " in commands(cell, None)["llama.cpp"][0]
@@ -62,7 +68,7 @@ def test_a_command_names_the_users_model_and_draft() -> None:
 def test_prompt_lookup_is_vllms_ngram_if_it_takes_the_earliest_match() -> None:
     earliest, latest = cells("prompt-lookup:ahead=4,ngram=5,min_ngram=2", "prompt-lookup:match=latest")
     found = commands(earliest, None)
-    assert list(found) == ["llama.cpp", "vLLM"]
+    assert list(found) == HAVE_LOOKUP
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
     assert speculative(found["vLLM"]) == config
     assert "for 5 tokens only, and mtbench for 2 too. It copies from the latest occurrence" in found["llama.cpp"][1]
@@ -154,7 +160,7 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
         return Choice(arm=arm, speedup=NOTHING, accuracy=None)
 
     for arm, engines in (
-        (auto, ["llama.cpp", "vLLM", "llama.cpp at batch size 2", "vLLM at batch size 2"]),
+        (auto, [*HAVE_LOOKUP, *(f"{engine} at batch size 2" for engine in HAVE_LOOKUP)]),
         (fixed, ["vLLM"]),
         (none, []),
     ):

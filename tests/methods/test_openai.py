@@ -198,7 +198,14 @@ def test_what_it_says_of_each_request_comes_before_its_counters(
     assert (timing.drafts, timing.drafted, timing.accepted) == (4 * asked, 12 * asked, 3 * asked)
     assert timing.histogram is not None
     assert timing.histogram[:3] == [2 * asked, asked, asked]
-    assert timing.reported_by == f"{engine}'s per-request metrics"
+    assert timing.reported_by == f"the server's metrics of each request, as {engine} names them"
+
+
+def test_a_number_of_drafted_tokens_that_is_not_reported_is_null(service: Service, words: Inspected) -> None:
+    """An engine may know what was accepted of each draft, and not how long the drafts were."""
+    service.beside_usage = {"metrics": {"speculative_decoding": VLLM | {"num_draft_tokens": None}}}
+    timing = ask(service, words)[1]
+    assert (timing.drafts, timing.drafted, timing.accepted) == (4 * len(PROMPTS), None, 3 * len(PROMPTS))
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,9 @@ def test_an_engine_that_hides_its_acceptance_has_none() -> None:
     assert acceptance.of_cell(cell_data(answers(None), [timing_line()])) is None
     assert acceptance.of_cell(cell_data(answers(None), [reported, timing_line(block=1)])) is None
     assert acceptance.of_cell(cell_data([], [])) is None
+    short = acceptance.reported([reported.changed(drafted=None)])  # only how long the drafts were is hidden
+    assert short is not None
+    assert (short.length, short.rate, short.offered) == (2.5, None, None)
     assert acceptance.reported([reported.changed(accepted=0, drafted=0, drafts=0)]) == AcceptanceFigures(
         length=None,
         rate=None,

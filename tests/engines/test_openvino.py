@@ -1,0 +1,68 @@
+"""Arms in OpenVINO GenAI, a real engine: its tokens are those of mtbench's loop on the same file."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_files import write_gguf
+
+import mtbench
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+
+TINY = Path(mtbench.__file__).parent / "tiny"
+pytestmark = [pytest.mark.whole, pytest.mark.slow]
+ARMS = ("ar", "prompt-lookup:ahead=4", "speculative:ahead=3")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The embedded checkpoints as GGUF files in float16, by role. The engine is installed in the cache folder."""
+    SERVING_ENGINES["openvino"].fetch(lambda text: None)
+    folder = tmp_path_factory.mktemp("gguf")
+    return {role: str(write_gguf(TINY / role, folder / f"{role}.gguf", torch.float16)) for role in ("ar", "draft")}
+
+
+def test_arms_have_the_tokens_of_plain_decoding(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """In float32, all arms: exact. Prompt lookup has the drafts of ours, so the tokens per forward of ours."""
+    results = mtbench.run(
+        suite="arithmetic",
+        checkpoint=checkpoints,
+        method=ARMS,
+        engine=("graph", "openvino"),
+        limit=48,
+        batch_size=4,
+        rounds=1,
+        dtype="float32",
+        out=tmp_path / "DIR",
+    )
+    cells = {cell["arm"]: cell for cell in results.record["cells"]}
+    assert [cell["status"] for cell in cells.values()] == ["ok"] * 6
+    theirs = [cell for arm, cell in cells.items() if arm.endswith("/openvino")]
+    assert [cell["lossless"]["grade"] for cell in theirs] == ["exact"] * 3
+    plain, lookup, drafted = (cell["tokens_per_forward"] for cell in theirs)
+    assert plain == 1
+    assert lookup == pytest.approx(cells["prompt-lookup:ahead=4@ar/graph"]["tokens_per_forward"], rel=0.01)
+    assert drafted == pytest.approx(cells["speculative:ahead=3@ar/graph"]["tokens_per_forward"], rel=0.05)
+    assert [cell["acceptance"]["offered"] for cell in theirs[1:]] == [None, None]
+
+
+def test_a_file_that_it_cannot_read_is_refused_with_the_types_that_it_reads(tmp_path: Path) -> None:
+    SERVING_ENGINES["openvino"].fetch(lambda text: None)
+    file, out = str(write_gguf(TINY / "ar", tmp_path / "ar.gguf")), tmp_path / "DIR"
+    results = mtbench.run(
+        suite="arithmetic", checkpoint={"ar": file}, method="ar:engine=openvino", limit=2, batch_size=1, out=out
+    )
+    [cell] = results.record["cells"]
+    assert "Unsupported quantization type; it reads GGUF files with matrices in F16, Q8_0" in cell["error"]
+
+
+@pytest.mark.parametrize(("name", "options"), [("ar", {}), ("prompt-lookup", {"ahead": 4}), ("speculative", {})])
+def test_its_command_decodes(name: str, options: dict[str, int], checkpoints: dict[str, str]) -> None:
+    """The command that `choose` prints is one for a shell, with the engine's Python, and prints an answer."""
+    engine = SERVING_ENGINES["openvino"]()
+    setting = engine.setting(METHODS[name](**options), checkpoints)
+    _, *words = shlex.split(engine.command(checkpoints["ar"], setting))
+    done = subprocess.run([engine.python(), *words], capture_output=True, check=True, timeout=60)
+    assert done.stdout.strip()
