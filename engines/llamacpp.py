@@ -1,6 +1,7 @@
 """llama.cpp (github.com/ggml-org/llama.cpp): its server, from the package `xllamacpp`, which has it as a library.
 
-Options are those of `llama-server` of November 2026; SERVE translates them for the library. It reads GGUF files only.
+Options are those of `llama-server` of November 2026; SERVE translates them for the library. Its cache has the arm's
+dtype, and not its default, float16. It reads GGUF files only.
 Its completion endpoint takes and returns token ids. It reports the drafted and the accepted tokens of a request, and
 not the number of drafts.
 """
@@ -30,29 +31,35 @@ from mtbench.decoding.external import Speculation
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
 
+F16 = 1  # its number of a type, the default of its cache
+CACHE_TYPES = {"float32": 0, "bfloat16": 30}
+
 # Runs in the engine's own Python, which has no mtbench. Arguments: JSON of attributes, then options of llama-server.
 SERVE = """
-import json, signal, sys
+import enum, json, signal, sys
 import xllamacpp
 
 FLAGS = {
-    "--spec-draft-model": ("speculative.draft.mparams.path", str),
-    "--spec-draft-n-max": ("speculative.draft.n_max", int),
-    "--spec-draft-n-min": ("speculative.draft.n_min", int),
-    "--spec-draft-p-min": ("speculative.draft.p_min", float),
-    "--spec-ngram-simple-size-n": ("speculative.ngram_simple.size_n", int),
-    "--spec-ngram-simple-size-m": ("speculative.ngram_simple.size_m", int),
-    "--threads": ("cpuparams.n_threads", int),
-    "--threads-batch": ("cpuparams_batch.n_threads", int),
-    "--batch-size": ("n_batch", int),
-    "--ubatch-size": ("n_ubatch", int),
+    "--spec-draft-model": "speculative.draft.mparams.path",
+    "--spec-draft-n-max": "speculative.draft.n_max",
+    "--spec-draft-n-min": "speculative.draft.n_min",
+    "--spec-draft-p-min": "speculative.draft.p_min",
+    "--spec-ngram-simple-size-n": "speculative.ngram_simple.size_n",
+    "--spec-ngram-simple-size-m": "speculative.ngram_simple.size_m",
+    "--threads": "cpuparams.n_threads",
+    "--threads-batch": "cpuparams_batch.n_threads",
+    "--batch-size": "n_batch",
+    "--ubatch-size": "n_ubatch",
 }
 
 def put(params, path, value):
     *owners, name = path.split(".")
     for owner in owners:
         params = getattr(params, owner)
-    setattr(params, name, value)
+    kind = type(getattr(params, name))
+    if kind is bool or issubclass(kind, enum.Enum):
+        value = int(value)
+    setattr(params, name, value if kind is list else kind(value))
 
 params, attributes = xllamacpp.CommonParams(), json.loads(sys.argv[1])
 if not hasattr(params, "hostnames"):  # a release before October 2026
@@ -65,11 +72,12 @@ for flag in words:
     if flag == "--spec-type":
         name = "COMMON_SPECULATIVE_TYPE_" + value.upper().replace("-", "_")
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
-    elif flag in FLAGS:
-        path, kind = FLAGS[flag]
-        put(params, path, kind(value))
-    else:
-        sys.exit(f"unknown option {flag}; known: {', '.join(FLAGS)}")
+        continue
+    path = FLAGS.get(flag, flag.removeprefix("--").replace("-", "_"))  # else an attribute of xllamacpp.CommonParams
+    try:
+        put(params, path, value)
+    except (AttributeError, ValueError):
+        sys.exit(f"unknown option {flag} {value}; known: {', '.join(FLAGS)}, attributes of xllamacpp.CommonParams")
 server = xllamacpp.Server(params)
 while True:
     signal.pause()
@@ -134,16 +142,18 @@ class LlamaCpp(ServingEngine):
     }
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        cache, threads = CACHE_TYPES.get(serving.dtype, F16), serving.threads
         attributes = {
             "model.path": serving.model,
             "hostnames": [HOST],
             "port": port,
             "n_parallel": serving.rows,
             "n_ctx": serving.rows * serving.positions,
-            "cpuparams.n_threads": serving.threads,
-            "cpuparams_batch.n_threads": serving.threads,
             "cache_ram_mib": 0,
         }
+        for model in ("", "speculative.draft."):
+            attributes |= {f"{model}cpuparams.n_threads": threads, f"{model}cpuparams_batch.n_threads": threads}
+            attributes |= {f"{model}cache_type_k": cache, f"{model}cache_type_v": cache}
         return [str(python), "-c", SERVE, json.dumps(attributes), *serving.setting.words, *serving.options]
 
     def complete(

@@ -56,19 +56,20 @@ class EngineServer:
         self.url = f"http://{HOST}:{port}/v1"
         self._server = Server(self.url, None, SILENCE_S, TOTAL_S)
         try:
-            self._wait(f"http://{HOST}:{port}{self.engine.health}")
-            self._group = int(group.read_text(encoding="ascii"))
-            group.unlink()
+            self._wait(port, group)
             self.model = self.engine.served(self._server)
         except BaseException:
             self.close()
             raise
+        finally:
+            group.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End the server and everything that it started."""
-        self._send(signal.SIGCONT)  # a stopped process does not end politely
-        self._send(signal.SIGTERM)
-        self._ended(DRAIN_S)
+        if self._group is not None:
+            self._send(signal.SIGCONT)  # a stopped process does not end politely
+            self._send(signal.SIGTERM)
+            self._ended(DRAIN_S)
         self._stack.close()
         self._process = self._group = None
 
@@ -103,24 +104,33 @@ class EngineServer:
         )
 
     def _forwards(self, replies: Sequence[Reply]) -> list[int] | None:
-        """Return the forwards of each request: all tokens but the accepted drafts are the target's own, one each."""
+        """Return the forwards of each request: all tokens but the accepted drafts are the target's own, one each.
+
+        None if the engine does not count them, or if its counts leave no forward for a request.
+        """
         if not self.serving.setting.name:  # plain decoding
             return [len(reply.token_ids) for reply in replies]
         told = [(reply.counted, reply.speculation) for reply in replies]
         counts = [count - said.accepted for count, said in told if count is not None and said is not None]
-        return counts if len(counts) == len(replies) else None
+        return counts if len(counts) == len(replies) and all(count > 0 for count in counts) else None
 
     def _ended(self, within_s: float = 0.0) -> bool:
         return self._process is None or processes.has_ended(self._process, within_s)
 
-    def _wait(self, url: str) -> None:
-        deadline = time.monotonic() + READY_S
-        while not _answers(url):
+    def _wait(self, port: int, group: Path) -> None:
+        """Wait until this server answers on its port. Another program's server there does not count."""
+        url, deadline = f"http://{HOST}:{port}{self.engine.health}", time.monotonic() + READY_S
+        while self._group is None:
+            answered = _answers(url)
             if self._ended():
                 raise ServerError(f"the server of {self.arm!r} did not start: {self._said()}. See {self.log}")
             if time.monotonic() > deadline:
                 raise ServerError(f"the server of {self.arm!r} was not ready after {READY_S:,.0f} s. See {self.log}")
-            time.sleep(LOOK_S)
+            number = int(group.read_text(encoding="ascii")) if answered and group.is_file() else None
+            if number is not None and processes.listens(number, port):
+                self._group = number
+            else:
+                time.sleep(LOOK_S)
 
     def _said(self) -> str:
         return processes.last_line(self.log) or "it said nothing"

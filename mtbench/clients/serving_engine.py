@@ -20,6 +20,7 @@ from mtbench.decoding.method import Method
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.files import cache_home
+from mtbench.models import families, gguf, gguf_writer
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
 
@@ -119,6 +120,17 @@ class ServingEngine:
         if self.gguf:
             return model if model.endswith(GGUF) else Path(model).name + GGUF
         return placeholder if model.endswith(GGUF) else model
+
+    def prepared(self, source: str, dtype: str) -> str:
+        """Return the path of a checkpoint in the engine's format. What is not in it is made once, in the cache.
+
+        Raises UserError if the checkpoint cannot be written so.
+        """
+        if not self.gguf:
+            return families.locate(source)
+        return str(
+            gguf.file_of(source) if gguf.is_gguf(source) else gguf_writer.written(Path(families.locate(source)), dtype)
+        )
 
     # --- How its server is started and asked ---
 

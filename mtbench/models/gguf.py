@@ -127,10 +127,15 @@ def _convert(file: Path, folder: Path) -> list[str]:
     return types
 
 
-def description(folder: Path) -> str | None:
-    """Return in words what a converted folder was made from; None for any other folder."""
+def description(folder: Path, *, quantised: bool = False) -> str | None:
+    """Return in words what a converted folder was made from; None for any other folder.
+
+    `quantised`: None too if nothing in the file was quantised.
+    """
     try:
         record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError):
+        return None
+    if quantised and not record["quantised"]:
         return None
     return f"dequantised from {record['file']} ({', '.join(record['quantised'])}) to {record['stored']}"

@@ -18,6 +18,7 @@ from mtbench.programs import launch
 
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
+LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)
 TAIL = 4096  # bytes of a log that are searched for its last line
 
 
@@ -88,6 +89,19 @@ def has_ended(process: subprocess.Popen[bytes], within_s: float = 0.0) -> bool:
             return False
         time.sleep(LOOK_S)
     return True
+
+
+def listens(group: int, port: int) -> bool:
+    """Return whether a process of a group listens on a TCP port; True where /proc does not tell."""
+    tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
+    lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
+    sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(f":{port:04X}") and line[3] == LISTENING}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended, or is another user's
+            of_group = int(stat.read_text().rpartition(")")[2].split()[2]) == group
+            if of_group and any(os.readlink(file) in sockets for file in stat.with_name("fd").iterdir()):
+                return True
+    return not tables
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:

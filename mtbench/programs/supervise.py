@@ -4,7 +4,8 @@
 
 FILE gets the number of the group. A serving engine starts processes of its own, which the death of their parent does
 not end, and it is paused by signals to its group. This process is in another group, so that it is never paused. It uses
-nothing of mtbench, so that it starts in milliseconds.
+nothing of mtbench, so that it starts in milliseconds. Its output is a log, which an engine may flood: it is emptied
+when it is large.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import sys
 import time
 
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2), Linux only
+LARGEST_LOG = 1 << 24  # bytes
 LOOK_S = 0.02
 
 
@@ -36,6 +38,8 @@ def main(caller: int, file: str, command: list[str]) -> int:
         handle.write(str(process.pid))
     os.replace(f"{file}.new", file)
     while process.poll() is None and not asked and os.getppid() == caller:
+        if os.fstat(1).st_size > LARGEST_LOG:
+            os.ftruncate(1, 0)  # it is opened to append
         time.sleep(LOOK_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

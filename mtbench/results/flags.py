@@ -35,7 +35,7 @@ def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
             break
     if any(t.miscounted for t in data.timings):
         reasons.append("counts do not add up: the models ran other forwards than were counted")
-    if any(t.identical not in (None, t.items) for t in data.timings):
+    if _other_tokens(data) and _is_ours(data.cell):
         reasons.append("tokens differ between rounds")
     if data.timings:
         dropped = sum(bool(t.dropped) for t in data.timings)
@@ -43,6 +43,15 @@ def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
         if few:
             reasons.append(few)
     return reasons
+
+
+def _is_ours(cell: Cell) -> bool:
+    return cell.engine is None or is_ours(cell.engine)
+
+
+def _other_tokens(data: CellData) -> int:
+    """Return how many answers of later rounds were not those of the first."""
+    return sum(t.items - t.identical for t in data.timings if t.identical is not None)
 
 
 def disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
@@ -91,6 +100,21 @@ def measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list
     if any(theirs != ours for theirs, ours in counts):
         theirs, ours = (sum(column) for column in zip(*counts, strict=True))
         flags.append(f"token counts differ: engine {theirs:,}, ours {ours:,}")
+    return flags + _engine_flags(data)
+
+
+def _engine_flags(data: CellData) -> list[str]:
+    """Return flags for a serving engine that does not repeat its answers, or whose counts cannot be."""
+    if _is_ours(data.cell):
+        return []
+    flags = []
+    if other := _other_tokens(data):
+        again = sum(t.items for t in data.timings if t.identical is not None)
+        flags.append(f"the engine gave other tokens in {other:,} of {again:,} answers of later rounds")
+    told = [(t.accepted, t.drafted) for t in data.timings if t.accepted is not None and t.drafted is not None]
+    if wrong := [(accepted, drafted) for accepted, drafted in told if accepted > drafted]:
+        accepted, drafted = (sum(column) for column in zip(*wrong, strict=True))
+        flags.append(f"the engine's counts cannot be: {accepted:,} of {drafted:,} drafted tokens accepted")
     return flags
 
 

@@ -154,7 +154,7 @@ class ModelPool:
         refuse_unknown_ids(requests, target.vocabulary, cell.on)
         if cell.cell not in self.servers:
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
-            files = {role: file_of(source) for role, source in cell.checkpoints.items()}
+            files = {role: engine.prepared(source, self.dtype) for role, source in cell.checkpoints.items()}
             setting = engine.setting(method, files)
             assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
             own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
@@ -190,6 +190,8 @@ class ModelPool:
             if cell.computes_here:
                 self.runners_of(cell)
             elif cell.engine is not None:
+                for source in cell.checkpoints.values():
+                    SERVING_ENGINES[cell.engine]().prepared(source, self.dtype)
                 package = SERVING_ENGINES[cell.engine].release() or "of an unknown version"
                 self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = package
                 served += cell.checkpoints.values()
@@ -305,11 +307,6 @@ def parameters(source: str, offline: bool) -> int:
         return int(without_weights(source, offline=offline).num_parameters())
     except UserError:
         return 0
-
-
-def file_of(source: str) -> str:
-    """Return the folder or GGUF file of a checkpoint, as other programs read it."""
-    return str(gguf.file_of(source)) if gguf.is_gguf(source) else locate(source)
 
 
 def method_of(cell: Cell) -> Method:

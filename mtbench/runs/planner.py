@@ -17,7 +17,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
-from mtbench.models import families
+from mtbench.models import families, gguf
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
 from mtbench.models.loading import Inspected, inspect
@@ -249,13 +249,6 @@ def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: 
     serving = Serving("MODEL", setting, 1, 1, "float32", 1)
     if ours := {*engine.launch(Path("python"), serving, 0)} & {*engine.own_options(request.engine_option)}:
         raise UserError(f"--engine-option {min(ours)} is set by mtbench for {engine.title}; leave it out.")
-    for role in arm.roles:
-        source = family.checkpoint(role)
-        if engine.file(source) != source:
-            raise UserError(
-                f"{str(arm)!r}: {engine.title} reads {'GGUF files' if engine.gguf else 'folders of safetensors'}, and "
-                f"{source!r} is none; name one by `--checkpoint {role}=PATH`."
-            )
     engine.python()
 
 
@@ -331,7 +324,7 @@ class _GroupPlanner:
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
-        flags += _option_flags(arm, self.request.engine_option)
+        flags += _engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
             suite=spec,
@@ -381,13 +374,19 @@ class _GroupPlanner:
         return script, simulated.changed(note=self.acceptance.note)
 
 
-def _option_flags(arm: Arm, given: Sequence[str]) -> list[str]:
-    """Return a flag for the options that the arm's engine was given: they may change its tokens, or its weights."""
+def _engine_flags(arm: Arm, source: str, given: Sequence[str]) -> list[str]:
+    """Return flags for options of the arm's engine, which may change its tokens, and for other weights than ours."""
     if arm.engine is None or is_ours(arm.engine):
         return []
-    engine = SERVING_ENGINES[arm.engine]()
-    words = engine.own_options(given)
-    return [f"{engine.title} with {' '.join(words)}"] if words else []
+    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    flags = [f"{engine.title} with {' '.join(words)}"] if (words := engine.own_options(given)) else []
+    if (
+        engine.gguf
+        and gguf.is_gguf(source)
+        and (made := gguf.description(Path(families.locate(source)), quantised=True))
+    ):
+        flags.append(f"another model: {engine.title} computes with the quantised weights, mtbench with {made}")
+    return flags
 
 
 def _mask_flags(arm: Arm, target: Inspected) -> list[str]:

@@ -56,6 +56,14 @@ def test_tokens_are_those_of_the_server_and_forwards_are_what_no_draft_gave(tmp_
     assert (found.speculation.drafted, found.speculation.accepted) == (8, 3)
 
 
+def test_counts_that_leave_no_forward_are_no_forwards(tmp_path: Path) -> None:
+    server = scripted_server(PYTHON, tmp_path / "log", accepted=6, counted=6)
+    try:
+        assert server.generate(REQUESTS[:1], ignore_eos=True, temperature=0.0).forwards is None
+    finally:
+        server.close()
+
+
 def test_plain_decoding_has_a_forward_for_each_token(tmp_path: Path) -> None:
     server = scripted_server(PYTHON, tmp_path / "log", name="")
     try:
@@ -98,6 +106,27 @@ def test_a_server_that_ends_is_named_with_its_last_words_and_its_log(
     server.close()
 
 
+def test_a_flooded_log_is_bounded_and_ends_with_the_last_words(tmp_path: Path) -> None:
+    server = scripted_server(PYTHON, tmp_path / "log", floods=40, crash="out of memory")
+    with pytest.raises(ServerError, match=r"'arm' ended: Fatal: out of memory\. See "):
+        server.generate(REQUESTS[:1], ignore_eos=True, temperature=0.0)
+    assert (tmp_path / "log").stat().st_size < 32 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_another_server_on_the_port_is_not_taken_for_this_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It answers first. This server cannot have the port, ends, and says why."""
+    other = scripted_server(PYTHON, tmp_path / "other")
+    other.start()
+    monkeypatch.setattr(engine_server, "_free_port", lambda: int(other.url.rpartition(":")[2].removesuffix("/v1")))
+    server = scripted_server(PYTHON, tmp_path / "log")
+    try:
+        with pytest.raises(ServerError, match=r"'arm' did not start: OSError: .* Address already in use"):
+            server.start()
+    finally:
+        other.close()
+
+
 @pytest.mark.parametrize("hangs", ["at start", "in a block"])
 def test_a_server_that_hangs_is_given_up_after_a_bounded_time(
     hangs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -112,7 +141,8 @@ def test_a_server_that_hangs_is_given_up_after_a_bounded_time(
             server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
     finally:
         server.close()
-    assert time.monotonic() - started_at < 20
+    assert time.monotonic() - started_at < (5 if hangs == "at start" else 20), "nothing is to be drained at start"
+    assert not [*tmp_path.glob("*.group*")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

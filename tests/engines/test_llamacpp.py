@@ -3,29 +3,25 @@
 from pathlib import Path
 
 import pytest
-from gguf_files import write_gguf
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
 
-TINY = Path(mtbench.__file__).parent / "tiny"
 pytestmark = pytest.mark.whole
 ARMS = ("ar", "ar:engine=llamacpp", "prompt-lookup:ahead=4,engine=llamacpp", "speculative:ahead=3,engine=llamacpp")
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The embedded checkpoints as GGUF files, by role. llama.cpp is installed in the cache folder."""
+@pytest.fixture(scope="module", autouse=True)
+def llamacpp() -> None:
+    """llama.cpp is installed in the cache folder."""
     SERVING_ENGINES["llamacpp"].fetch(lambda text: None)
-    folder = tmp_path_factory.mktemp("gguf")
-    return {role: str(write_gguf(TINY / role, folder / f"{role}.gguf")) for role in ("ar", "draft")}
 
 
-def test_arms_have_the_tokens_of_plain_decoding(checkpoints: dict[str, str], tmp_path: Path) -> None:
+def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     """In float32, all arms: exact. The engine's own counts give tokens per forward: 1 for plain decoding."""
     results = mtbench.run(
         suite="arithmetic",
-        checkpoint=checkpoints,
+        family="tiny",
         method=ARMS,
         limit=16,
         batch_size=2,

@@ -31,6 +31,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if script.get("hangs") == "in a block":
             time.sleep(1000)
+        if script.get("floods"):  # MiB of a log without an end of line
+            sys.stdout.write("x" * (script["floods"] << 20) + "\n")
+            sys.stdout.flush()
+            time.sleep(0.3)
         if script.get("crash"):
             print("Fatal: " + script["crash"], flush=True)
             os._exit(3)

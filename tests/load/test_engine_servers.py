@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gguf_files import write_gguf
 from living import is_alive
 from made_loads import PYTHON, begun, load_run, request
 from scripted_engine import PLUGIN, Scripted, install
 from whole import forget_plugin_files
 
-import mtbench
 from mtbench import plugins
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
@@ -84,11 +82,10 @@ def test_a_plans_options_are_given_again(tmp_path: Path) -> None:
 def test_llamacpp_under_load(tmp_path: Path) -> None:
     """A real engine: right answers, and its own count of tokens."""
     SERVING_ENGINES["llamacpp"].fetch(lambda text: None)
-    file = write_gguf(Path(mtbench.__file__).parent / "tiny" / "ar", tmp_path / "ar.gguf")
     asked = request(
         engine=["llamacpp"],
         method=["ar", "prompt-lookup:ahead=4"],
-        checkpoint={"ar": str(file)},
+        family="tiny",
         dtype="float32",
         request_rate=[50.0],
         requests=6,

@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 from scripted_engine import Scripted
+from stored import keep_lines, stored_lines
 from whole import Quiet
 
 from mtbench.clients.serving_engine import Serving, Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
+from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import FailureLine, GenerationLine
@@ -20,6 +22,7 @@ from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
 
 TOOLBOX = "toolbox"
+SCRIPT: dict[str, object] = {}  # of its servers
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,7 @@ def engine() -> Iterator[None]:
         }
 
         def __init__(self) -> None:
-            super().__init__({})
+            super().__init__(dict(SCRIPT))
 
         @classmethod
         def python(cls) -> Path:
@@ -42,11 +45,12 @@ def engine() -> Iterator[None]:
 
     SERVING_ENGINES.register(TOOLBOX)(Toolbox)
     yield
+    SCRIPT.clear()
     SERVING_ENGINES.forget(__name__)
 
 
 def plan(**asked: Any) -> Plan:
-    return make_plan(RunRequest(suite=["arithmetic"], limit=2, batch_size=[2], rounds=1, **asked))
+    return make_plan(RunRequest(**{"suite": ["arithmetic"], "limit": 2, "batch_size": [2], "rounds": 1} | asked))
 
 
 def test_every_arm_is_planned_in_each_engine() -> None:
@@ -118,3 +122,18 @@ def test_options_reach_the_server_and_are_a_flag_of_its_cells(monkeypatch: pytes
     assert started == [["--quantization", "fp8", "--enforce-eager"]]
     assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
     assert len(run.read_lines(f"generations/{planned.cells[0].cell}.jsonl", GenerationLine)) == 2
+
+
+def test_an_engine_that_repeats_nothing_or_counts_wrong_is_flagged_and_not_void(tmp_path: Path) -> None:
+    """The noise of an engine is a finding; only mtbench's own loop must repeat its tokens."""
+    SCRIPT["accepted"] = 9  # of 8 drafted tokens
+    run = begin_run(tmp_path / "run", plan(method=["ar", "prompt-lookup"], engine=[TOOLBOX], rounds=2), ["mtbench"])
+    generate(run, Quiet(), Execution())
+    plain, drafted = run_cells = assemble(run).cells
+    assert "the engine's counts cannot be: 36 of 32 drafted tokens accepted" in drafted.flags
+    assert not any("other tokens" in flag for flag in plain.flags)
+    name = f"timings/{plain.cell}.jsonl"
+    keep_lines(run, name, [t if t["identical"] is None else {**t, "identical": 0} for t in stored_lines(run, name)])
+    again = assemble(run).cells[0]
+    assert "the engine gave other tokens in 2 of 2 answers of later rounds" in again.flags
+    assert [cell.status for cell in (*run_cells, again)] == ["ok"] * 3

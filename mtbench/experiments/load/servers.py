@@ -26,7 +26,7 @@ from mtbench.models import families
 from mtbench.options import build
 from mtbench.programs import processes
 from mtbench.runs import options
-from mtbench.runs.model_pool import fastest_dtype, file_of, parameters, resolve_device, threads_for
+from mtbench.runs.model_pool import fastest_dtype, parameters, resolve_device, threads_for
 
 READY_S = 1800.0  # time in which a server must answer: a large checkpoint is loaded, kernels are compiled
 DRAIN_S = 30.0  # time in which it must end
@@ -103,7 +103,8 @@ def _of_engine(planned: LoadPlan, arm: ArmPlan, log: Path) -> Iterator[Running]:
     family = families.family(planned.family, request.model, request.checkpoint)
     method, _ = build(METHODS[chosen.method], chosen.options, family.training(chosen.on))
     checkpoints = family.checkpoints(chosen.roles)
-    held = {role: file_of(source) for role, source in checkpoints.items()}
+    dtype = fastest_dtype(run_request(planned), checkpoints.values())
+    held = {role: engine.prepared(source, dtype) for role, source in checkpoints.items()}
     setting = engine.setting(method, held)
     assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
     sizes = [parameters(source, request.offline) for source in checkpoints.values()]
@@ -112,7 +113,7 @@ def _of_engine(planned: LoadPlan, arm: ArmPlan, log: Path) -> Iterator[Running]:
         setting=setting,
         rows=request.max_num_seqs,
         positions=planned.room,
-        dtype=fastest_dtype(run_request(planned), checkpoints.values()),
+        dtype=dtype,
         threads=threads_for(resolve_device(request.device), sizes),
         options=engine.own_options(request.engine_option),
     )
