@@ -70,6 +70,7 @@ class SGLang(ServingEngine):
             *(str(python), "-m", "sglang.launch_server", "--model-path", serving.model, "--dtype", serving.dtype),
             *("--host", HOST, "--port", str(port), "--context-length", str(serving.positions)),
             *("--max-running-requests", str(serving.rows), "--disable-radix-cache"),
+            *(() if serving.share is None else ("--mem-fraction-static", f"{serving.share:.2f}")),
             *serving.setting.words,
             *serving.options,
         ]

@@ -107,6 +107,7 @@ class VLLM(ServingEngine):
             *("--host", HOST, "--port", str(port), "--dtype", serving.dtype),
             *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
             *("--no-enable-prefix-caching", "--per-request-spec-decode-metrics", "summary"),
+            *(() if serving.share is None else ("--gpu-memory-utilization", f"{serving.share:.2f}")),
             *serving.setting.words,
             *serving.options,
         ]

@@ -19,6 +19,7 @@ from mtbench.clients.openai_client import Reply, Server, ServerError
 from mtbench.clients.serving_engine import HOST, Serving, ServingEngine
 from mtbench.decoding.external import Answers, Speculation
 from mtbench.decoding.request import Request
+from mtbench.evaluation.machine_share import available_memory_bytes
 from mtbench.programs import environments, processes, supervise
 
 READY_S = 1800.0  # time in which a server must be ready: a large checkpoint is loaded, kernels are compiled
@@ -26,6 +27,7 @@ SILENCE_S = 600.0  # longest silence of a request
 TOTAL_S = 3600.0  # longest request
 DRAIN_S = 10.0  # time in which a server must end
 LOOK_S = 0.1
+GIB = 1 << 30
 
 
 class EngineServer:
@@ -42,6 +44,7 @@ class EngineServer:
 
     def start(self) -> None:
         """Start the server and wait until it is ready. Raises ServerError with the end of its log."""
+        self._refuse_too_large()
         port = _free_port()
         command = self.engine.launch(self.python, self.serving, port)
         variables = environments.variables(self.python) | {"OMP_NUM_THREADS": str(self.serving.threads)}
@@ -63,6 +66,14 @@ class EngineServer:
             raise
         finally:
             group.unlink(missing_ok=True)
+
+    def _refuse_too_large(self) -> None:
+        weights, free = _size(Path(self.serving.model)), available_memory_bytes()
+        if self.serving.share is None and weights > free:
+            raise ServerError(
+                f"the server of {self.arm!r} needs {weights / GIB:.1f} GiB for its weights, and {free / GIB:.1f} GiB "
+                "are free beside the servers of the other arms; run fewer arms at a time"
+            )
 
     def close(self) -> None:
         """End the server and everything that it started."""
@@ -140,6 +151,11 @@ class EngineServer:
         if self._group is not None and not self._ended():
             with suppress(ProcessLookupError):
                 os.killpg(self._group, sent)
+
+
+def _size(checkpoint: Path) -> int:
+    """Return the bytes of a checkpoint's weights."""
+    return sum(file.stat().st_size for file in (checkpoint, *checkpoint.glob("*.safetensors")) if file.is_file())
 
 
 def _free_port() -> int:

@@ -65,6 +65,7 @@ class Serving:
     dtype: str
     threads: int
     options: Sequence[str] = field(default_factory=tuple)  # the engine's own, passed through
+    share: float | None = None  # of a GPU's memory that it may take; None: it runs on a CPU
 
 
 class ServingEngine:

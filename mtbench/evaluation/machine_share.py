@@ -28,6 +28,16 @@ def usable_memory_bytes() -> int:
     return min([machine, *(int(limit) for (limit,) in _limits("memory.max"))])
 
 
+def available_memory_bytes() -> int:
+    """Return the memory that new programs may use now, without swapping; the machine's where that is unknown."""
+    with suppress(OSError):  # no Linux
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        known = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+        if known is not None:
+            return min(int(known) * 1024, usable_memory_bytes())
+    return usable_memory_bytes()
+
+
 def _limits(file: str) -> Iterator[list[str]]:
     """Yield the words of this file in the cgroup of this process and in all groups above it, where they set a limit.
 

@@ -1,5 +1,6 @@
 """The server of a serving engine, for one arm: what it answers, when it runs, and how it ends."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -174,3 +175,13 @@ def test_no_process_of_an_engine_survives_a_kill_of_mtbench(tmp_path: Path) -> N
     caller.wait()
     caller.stdout.close()
     assert until(lambda: not any(state(pid) not in ("", "Z") for pid in pids))
+
+
+def test_a_server_that_the_memory_does_not_hold_is_not_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 4096)
+    monkeypatch.setattr(engine_server, "available_memory_bytes", lambda: 4095)
+    server = scripted_server(PYTHON, tmp_path / "log")
+    server.serving = dataclasses.replace(server.serving, model=str(tmp_path))
+    with pytest.raises(ServerError, match=r"the server of 'arm' needs 0\.0 GiB .* run fewer arms at a time"):
+        server.start()
+    assert not (tmp_path / "log").exists()

@@ -10,13 +10,16 @@ from scripted_engine import Scripted
 from stored import keep_lines, stored_lines
 from whole import Quiet
 
+from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving, Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import FailureLine, GenerationLine
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
@@ -137,3 +140,22 @@ def test_an_engine_that_repeats_nothing_or_counts_wrong_is_flagged_and_not_void(
     again = assemble(run).cells[0]
     assert "the engine gave other tokens in 2 of 2 answers of later rounds" in again.flags
     assert [cell.status for cell in (*run_cells, again)] == ["ok"] * 3
+
+
+def test_only_the_servers_of_one_group_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each batch size has servers of its own, which would need twice the memory side by side."""
+    alive: list[set[int]] = []
+    start = EngineServer.start
+
+    def started(self: EngineServer) -> None:
+        start(self)
+        alive.append({server.serving.rows for server in pool.servers.values()})
+
+    monkeypatch.setattr(EngineServer, "start", started)
+    planned = plan(method=["ar", "prompt-lookup"], engine=[TOOLBOX], batch_size=[1, 2])
+    pool = ModelPool(planned.request)
+    pool.load(planned.cells)
+    for cell in planned.cells:
+        pool.decode(cell, [Request(prompt_ids=[1, 2], max_new_tokens=3)], room=8)
+    pool.close_servers()
+    assert alive == [{1}, {1}, {2}, {2}]
