@@ -1,7 +1,6 @@
 """The models of a plan, each loaded once, on the device and in the dtype of the measurement."""
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,7 +32,7 @@ from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.plan import Cell, Plan, RunRequest
 
-SERVED_SHARE = 0.9  # of a GPU's memory, for all servers of a group and our own models
+SERVED_SHARE = 0.9  # of a GPU's memory, for the servers of a batch size and our own models
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
 
 
@@ -58,9 +57,9 @@ class ModelPool:
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
-        self.servers: dict[str, EngineServer] = {}  # of serving engines, by cell; those of one group
-        self.served: tuple[str, int, str] | None = None  # the group: suite, batch size, batching
-        self.sharing: Counter[tuple[str, int, str]] = Counter()  # group -> its models in the device's memory
+        self.servers: dict[str, EngineServer] = {}  # of serving engines, by arm
+        self.served_rows: int | None = None  # their batch size: those of others have ended
+        self.arms: set[str] = set()
         self.serving: dict[str, str] = {}  # checkpoint by engine -> the engine's package
         # By role too: a draft of the same weights has its own cache.
         self.runners: dict[tuple[str, str, str], ModelRunner] = {}
@@ -156,23 +155,26 @@ class ModelPool:
         """Decode requests by the cell's server, which the first call starts. Raises ServerError."""
         target = self.tokenizer_of(cell.checkpoints[cell.on])
         refuse_unknown_ids(requests, target.vocabulary, cell.on)
-        if (group := (cell.suite, cell.batch_size, cell.batching)) != self.served:
+        if cell.batch_size != self.served_rows:
             self.close_servers()
-            self.served = group
-        if cell.cell not in self.servers:
+            self.served_rows = cell.batch_size
+        server = self.servers.get(cell.arm)
+        if server is None or server.serving.positions < room:
+            if server is not None:
+                server.close()
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
             files = {role: engine.prepared(source, self.dtype) for role, source in cell.checkpoints.items()}
             setting = engine.setting(method, files)
             assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
             own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
-            share = None if self.device == "cpu" else SERVED_SHARE / max(self.sharing[group], 1)
+            share = None if self.device == "cpu" else SERVED_SHARE / max(len(self.arms), 1)
             serving = Serving(files[cell.on], setting, cell.batch_size, room, self.dtype, threads, own, share)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
-            self.servers[cell.cell] = EngineServer(engine, engine.python(), serving, cell.arm, log)
-        server = self.servers[cell.cell]
+            server = self.servers[cell.arm] = EngineServer(engine, engine.python(), serving, cell.arm, log)
+        asked = server
 
         def generate(requests: Sequence[Request]) -> Answers:
-            return server.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)
+            return asked.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)
 
         return timed(target, requests, generate, ignore_eos=ignore_eos)
 
@@ -189,7 +191,7 @@ class ModelPool:
         """
         started_at, served = time.perf_counter(), list[str]()
         for cell in cells:
-            self.sharing[cell.suite, cell.batch_size, cell.batching] += 1
+            self.arms.add(cell.arm)
             method = method_of(cell)
             if self.offline and isinstance(method, ExternalEngine) and method.host:
                 raise UserError(

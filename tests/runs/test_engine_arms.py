@@ -142,8 +142,11 @@ def test_an_engine_that_repeats_nothing_or_counts_wrong_is_flagged_and_not_void(
     assert [cell.status for cell in (*run_cells, again)] == ["ok"] * 3
 
 
-def test_only_the_servers_of_one_group_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each batch size has servers of its own, which would need twice the memory side by side."""
+def test_only_the_servers_of_one_batch_size_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each batch size has servers of its own, which would need twice the memory side by side.
+
+    Suites share them, unless one needs longer requests.
+    """
     alive: list[set[int]] = []
     start = EngineServer.start
 
@@ -157,5 +160,9 @@ def test_only_the_servers_of_one_group_run_at_a_time(monkeypatch: pytest.MonkeyP
     pool.load(planned.cells)
     for cell in planned.cells:
         pool.decode(cell, [Request(prompt_ids=[1, 2], max_new_tokens=3)], room=8)
-    pool.close_servers()
+    pool.decode(planned.cells[-1], [Request(prompt_ids=[1, 2], max_new_tokens=3)], room=7)
     assert alive == [{1}, {1}, {2}, {2}]
+    pool.decode(planned.cells[-1], [Request(prompt_ids=[1, 2], max_new_tokens=3)], room=9)
+    assert len(alive) == 5
+    assert len(pool.servers) == 2
+    pool.close_servers()
