@@ -33,8 +33,7 @@ scheduler.num_kv_blocks = rows * ((positions + ahead) // 32 + 2)  # of 32 positi
 scheduler.max_num_batched_tokens = max(rows * positions, 256)  # a prompt is one step
 
 class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.say("application/json", json.dumps({"data": [{"id": model}]}))
+    def do_GET(self): self.say("application/json", json.dumps({"data": [{"id": model}]}))
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -127,6 +126,7 @@ class OpenVINO(ServingEngine):
     start = ("python", "-c")
     package = "openvino-genai==2026.4.1"
     gguf = True
+    gguf_dtype = "float16"
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "prompt-lookup": _ngram,

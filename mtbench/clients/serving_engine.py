@@ -77,6 +77,7 @@ class ServingEngine:
     package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
+    gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
@@ -129,9 +130,9 @@ class ServingEngine:
         """
         if not self.gguf:
             return families.locate(source)
-        return str(
-            gguf.file_of(source) if gguf.is_gguf(source) else gguf_writer.written(Path(families.locate(source)), dtype)
-        )
+        if gguf.is_gguf(source):
+            return str(gguf.file_of(source))
+        return str(gguf_writer.written(Path(families.locate(source)), self.gguf_dtype or dtype))
 
     # --- How its server is started and asked ---
 

@@ -19,7 +19,8 @@ from mtbench.files import cache_home
 from mtbench.models.checkpoint_files import weight_files, weights_sha256
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # `model_type` of a checkpoint, and llama.cpp's name
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LOST = 2.0**-25  # by a bfloat16 value in float16, at most
 HOW = "give a GGUF file that llama.cpp's convert_hf_to_gguf.py made"
 
 
@@ -48,7 +49,8 @@ def written(checkpoint: Path, dtype: str) -> Path:
 def write(checkpoint: Path, file: Path, dtype: str) -> None:
     """Write the checkpoint in a folder as a GGUF file. `dtype`: of its matrices; vectors are float32.
 
-    Raises UserError for an architecture, a tokenizer or a dtype that this writer does not know.
+    Raises UserError for an architecture, a tokenizer or a dtype that this writer does not know, and for weights that
+    float16 does not hold.
     """
     try:
         from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
@@ -63,14 +65,18 @@ def write(checkpoint: Path, file: Path, dtype: str) -> None:
         )
     writer = GGUFWriter(file, name)
     _add_shape(writer, config)
-    writer.add_file_type(LlamaFileType.ALL_F32 if dtype == "float32" else LlamaFileType.MOSTLY_BF16)
+    kinds = {"float32": LlamaFileType.ALL_F32, "bfloat16": LlamaFileType.MOSTLY_BF16}
+    writer.add_file_type(kinds.get(dtype, LlamaFileType.MOSTLY_F16))
     _add_tokenizer(writer, checkpoint, config)
     for weight, tensor in sorted(_weights(checkpoint, config).items()):
-        if tensor.ndim == 1 or dtype == "float32":
-            writer.add_tensor(weight, tensor.to(torch.float32).numpy())
-        else:
-            bits = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+        stored = tensor.to(DTYPES[dtype] if tensor.ndim > 1 else torch.float32)
+        if dtype == "float16" and bool(((stored.float() - tensor.float()).abs() > LOST).any()):
+            raise UserError(f"the weights of {checkpoint.name!r} lose digits in float16; {HOW}.")
+        if stored.dtype == torch.bfloat16:
+            bits = stored.contiguous().view(torch.uint8).numpy()
             writer.add_tensor(weight, bits, raw_dtype=GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(weight, stored.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,30 +5,27 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-from gguf_files import write_gguf
 
 import mtbench
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.models import gguf_writer
 
 TINY = Path(mtbench.__file__).parent / "tiny"
 pytestmark = [pytest.mark.whole, pytest.mark.slow]
 ARMS = ("ar", "prompt-lookup:ahead=4", "speculative:ahead=3")
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The embedded checkpoints as GGUF files in float16, by role. The engine is installed in the cache folder."""
+@pytest.fixture(scope="module", autouse=True)
+def openvino() -> None:
+    """OpenVINO GenAI is installed in the cache folder."""
     SERVING_ENGINES["openvino"].fetch(lambda text: None)
-    folder = tmp_path_factory.mktemp("gguf")
-    return {role: str(write_gguf(TINY / role, folder / f"{role}.gguf", torch.float16)) for role in ("ar", "draft")}
 
 
-def test_arms_have_the_tokens_of_plain_decoding(checkpoints: dict[str, str], tmp_path: Path) -> None:
+def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     """In float32, all arms: exact. Prompt lookup has the drafts of ours, so the tokens per forward of ours."""
     results = mtbench.run(
         suite="arithmetic",
-        checkpoint=checkpoints,
+        family="tiny",
         method=ARMS,
         engine=("graph", "openvino"),
         limit=48,
@@ -49,8 +46,7 @@ def test_arms_have_the_tokens_of_plain_decoding(checkpoints: dict[str, str], tmp
 
 
 def test_a_file_that_it_cannot_read_is_refused_with_the_types_that_it_reads(tmp_path: Path) -> None:
-    SERVING_ENGINES["openvino"].fetch(lambda text: None)
-    file, out = str(write_gguf(TINY / "ar", tmp_path / "ar.gguf")), tmp_path / "DIR"
+    file, out = str(gguf_writer.written(TINY / "ar", "float32")), tmp_path / "DIR"
     results = mtbench.run(
         suite="arithmetic", checkpoint={"ar": file}, method="ar:engine=openvino", limit=2, batch_size=1, out=out
     )
@@ -59,10 +55,11 @@ def test_a_file_that_it_cannot_read_is_refused_with_the_types_that_it_reads(tmp_
 
 
 @pytest.mark.parametrize(("name", "options"), [("ar", {}), ("prompt-lookup", {"ahead": 4}), ("speculative", {})])
-def test_its_command_decodes(name: str, options: dict[str, int], checkpoints: dict[str, str]) -> None:
+def test_its_command_decodes(name: str, options: dict[str, int]) -> None:
     """The command that `choose` prints is one for a shell, with the engine's Python, and prints an answer."""
     engine = SERVING_ENGINES["openvino"]()
-    setting = engine.setting(METHODS[name](**options), checkpoints)
-    _, *words = shlex.split(engine.command(checkpoints["ar"], setting))
+    files = {role: engine.prepared(str(TINY / role), "float32") for role in ("ar", "draft")}
+    setting = engine.setting(METHODS[name](**options), files)
+    _, *words = shlex.split(engine.command(files["ar"], setting))
     done = subprocess.run([engine.python(), *words], capture_output=True, check=True, timeout=60)
     assert done.stdout.strip()
