@@ -92,7 +92,7 @@ class ServingEngine:
         `drafts`: role -> name of the checkpoint.
         """
         if method.name not in self.methods:
-            return f"{self.title} has no {method.name}; it has {', '.join(self.methods)}."
+            return f"{self.title} has no {method.name}."
         if len(method.variants) > 1:
             return f"{self.title} has fixed widths; give a number in place of `auto`."
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
@@ -122,6 +122,11 @@ class ServingEngine:
         if self.gguf:
             return model if model.endswith(GGUF) else Path(model).name + GGUF
         return placeholder if model.endswith(GGUF) else model
+
+    def refuse(self, source: str) -> None:
+        """Raise UserError for a checkpoint that `prepared` cannot write in the engine's format."""
+        if self.gguf and not gguf.is_gguf(source):
+            gguf_writer.settings(Path(families.locate(source)))
 
     def prepared(self, source: str, dtype: str) -> str:
         """Return the path of a checkpoint in the engine's format. What is not in it is made once, in the cache.

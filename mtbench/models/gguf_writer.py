@@ -29,11 +29,11 @@ def written(checkpoint: Path, dtype: str) -> Path:
 
     Raises UserError as `write`.
     """
-    sha256 = weights_sha256(checkpoint)
-    if sha256 is None:
-        raise UserError(f"mtbench writes GGUF files of folders only, and {str(checkpoint)!r} is none; {HOW}.")
-    config = hashlib.sha256((checkpoint / "config.json").read_bytes()).hexdigest()
-    file = cache_home() / "gguf" / f"{checkpoint.name}-{sha256[:12]}{config[:4]}.{dtype}.gguf"
+    config, sha256 = settings(checkpoint), weights_sha256(checkpoint)
+    if sha256 is None or dtype not in DTYPES:
+        raise UserError(f"mtbench writes no GGUF file of {str(checkpoint)!r} in {dtype}; {HOW}.")
+    of_config = hashlib.sha256(json.dumps(config).encode()).hexdigest()
+    file = cache_home() / "gguf" / f"{checkpoint.name}-{sha256[:12]}{of_config[:4]}.{dtype}.gguf"
     if not file.is_file():
         with files.write_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +46,22 @@ def written(checkpoint: Path, dtype: str) -> Path:
     return file
 
 
+def settings(checkpoint: Path) -> dict[str, Any]:
+    """Return the configuration of the checkpoint in a folder. Raises UserError for one that `write` does not know."""
+    missing = [name for name in ("config.json", "tokenizer.json") if not (checkpoint / name).is_file()]
+    if missing:
+        raise UserError(
+            f"mtbench writes GGUF files of whole models, and {str(checkpoint)!r} has no {missing[0]}; {HOW}."
+        )
+    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text())
+    if config["model_type"] not in ARCHITECTURES:
+        raise UserError(
+            f"mtbench writes no GGUF file of {checkpoint.name!r}, a {config['model_type']} model; it knows "
+            f"{', '.join(ARCHITECTURES)}. Else {HOW}."
+        )
+    return config
+
+
 def write(checkpoint: Path, file: Path, dtype: str) -> None:
     """Write the checkpoint in a folder as a GGUF file. `dtype`: of its matrices; vectors are float32.
 
@@ -56,14 +72,8 @@ def write(checkpoint: Path, file: Path, dtype: str) -> None:
         from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
     except ImportError:
         raise UserError("a GGUF file is written by the package gguf; run `pip install gguf`.") from None
-    config = json.loads((checkpoint / "config.json").read_text())
-    name = config["model_type"]
-    if name not in ARCHITECTURES or dtype not in DTYPES:
-        raise UserError(
-            f"mtbench writes no GGUF file of {checkpoint.name!r}, a {name} model in {dtype}; it knows "
-            f"{', '.join(ARCHITECTURES)} in {', '.join(DTYPES)}. Else {HOW}."
-        )
-    writer = GGUFWriter(file, name)
+    config = settings(checkpoint)
+    writer = GGUFWriter(file, config["model_type"])
     _add_shape(writer, config)
     kinds = {"float32": LlamaFileType.ALL_F32, "bfloat16": LlamaFileType.MOSTLY_BF16}
     writer.add_file_type(kinds.get(dtype, LlamaFileType.MOSTLY_F16))

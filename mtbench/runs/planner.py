@@ -245,7 +245,12 @@ def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: 
     method: Method = METHODS[arm.method](**arm.options)
     setting = engine.setting(method, family.checkpoints(arm.roles))
     if isinstance(setting, str):
-        raise UserError(f"{str(arm)!r}: {setting} See `mtbench ls engines {arm.engine}`.")
+        raise UserError(
+            f"{str(arm)!r}: {setting} It has {', '.join(engine.methods)}; see `mtbench ls engines {arm.engine}`."
+        )
+    for role in arm.roles:
+        if not role.startswith(families.PART):
+            engine.refuse(family.checkpoint(role))
     serving = Serving("MODEL", setting, 1, 1, "float32", 1)
     if ours := {*engine.launch(Path("python"), serving, 0)} & {*engine.own_options(request.engine_option)}:
         raise UserError(f"--engine-option {min(ours)} is set by mtbench for {engine.title}; leave it out.")

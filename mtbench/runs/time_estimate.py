@@ -7,6 +7,7 @@ for all answers.
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from mtbench.decoding.registry import METHODS
 from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.workers import Done, LocalWorker, Task, Worker
@@ -44,6 +45,7 @@ class Estimate:
         self.plan, self.worker, self.show = plan, worker, show
         self.loading_s = loading_s  # of the models
         self.warm_up_s = 0.0
+        self.starts, self.starting_s = 0, 0.0  # of serving engines: one server for each arm and batch size
         self.rescoring_s = 0.0  # of all answers of lossless arms
         self.failed: dict[str, str] = {}  # cell -> its error: it counts as 0
         self.lengths: dict[str, list[int]] = {}  # suite -> tokens of the answers of a block
@@ -64,6 +66,7 @@ class Estimate:
             "warm-up": self.warm_up_s,
             "re-scoring": self.rescoring_s,
             "loading": self.loading_s,
+            f"{self.starts} starts of servers": self.starting_s,
         }
         named = ", ".join(f"{name} {duration(seconds)}" for name, seconds in passes.items() if seconds)
         return f"about {duration(sum(passes.values()))} ({named}), {self.assumes}"
@@ -91,6 +94,9 @@ class Estimate:
         last = calls[-1]
         if last is None or calls[0] is None:
             return 0.0
+        if not (cell.computes_here or METHODS[cell.method].outside):
+            self.starts += 1
+            self.starting_s += calls[0].timing.preparation_s
         wall_s, before_s = last.timing.wall_s, last.timing.prefill_s or 0.0
         self.warm_up_s += WARM_UP_CALLS * wall_s * len({len(block) for block in group.blocks})
         lengths = self._lengths(suite, cell)

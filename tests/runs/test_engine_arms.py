@@ -88,7 +88,7 @@ def test_an_earlier_file_has_one_engine_as_text() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"method": ["suffix"]}, "Toolbox has no suffix; it has ar, prompt-lookup. See `mtbench ls engines toolbox`"),
+        ({"method": ["suffix"]}, "Toolbox has no suffix. It has ar, prompt-lookup; see `mtbench ls engines toolbox`"),
         ({"method": ["prompt-lookup:ahead=auto"]}, "Toolbox has fixed widths; give a number in place of `auto`"),
         ({"engine_option": ["toolbx:threads=2"]}, "unknown engine of --engine-option 'toolbx'"),
     ],
