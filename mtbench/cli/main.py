@@ -75,6 +75,7 @@ COMMANDS = _EXPERIMENTS | {
         TRAIN,
         "Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
     ),
+    "export": Entry("mtbench.cli.export", TRAIN, "Write a draft's files as a serving engine loads them."),
     "serve": Entry("mtbench.cli.serve", SERVE, "Serve one method by OpenAI's API, to measure it as a service."),
 }
 

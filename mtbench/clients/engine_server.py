@@ -117,12 +117,17 @@ class EngineServer:
     def _forwards(self, replies: Sequence[Reply]) -> list[int] | None:
         """Return the forwards of each request: all tokens but the accepted drafts are the target's own, one each.
 
+        An engine may count accepted drafts after the end token, too: there are the prefill and one for each draft.
         None if the engine does not count them, or if its counts leave no forward for a request.
         """
         if not self.serving.setting.name:  # plain decoding
             return [len(reply.token_ids) for reply in replies]
         told = [(reply.counted, reply.speculation) for reply in replies]
-        counts = [count - said.accepted for count, said in told if count is not None and said is not None]
+        counts = [
+            max(count - said.accepted, 1 + said.drafts if said.drafts else 0)
+            for count, said in told
+            if count is not None and said is not None
+        ]
         return counts if len(counts) == len(replies) and all(count > 0 for count in counts) else None
 
     def _ended(self, within_s: float = 0.0) -> bool:

@@ -21,6 +21,8 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.files import cache_home
 from mtbench.models import families, gguf, gguf_writer
+from mtbench.models.checkpoint_files import linked_with
+from mtbench.models.loading import Inspected, downloaded, inspect
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
 
@@ -45,6 +47,7 @@ class Setting(NamedTuple):
     name: str  # the engine's own name of the method; empty: plain decoding
     words: tuple[str, ...] = ()  # options of the command that starts its server
     differs: str = ""  # what it does otherwise than mtbench, in sentences
+    exported: bool = False  # it reads drafts as `mtbench export` writes them
 
     def but(self, differs: str) -> "Setting":
         """Return the setting with something more that the engine does otherwise."""
@@ -113,9 +116,11 @@ class ServingEngine:
 
     def note(self, model: str, setting: Setting) -> str:
         """Return what it does otherwise, and whether it needs another format of the checkpoint's files."""
-        if self.file(model) == model:
-            return setting.differs
-        return f"{setting.differs} It needs the checkpoint as {'a GGUF file' if self.gguf else 'safetensors'}.".strip()
+        if setting.exported:
+            setting = setting.but(f"Write the draft's files with `mtbench export DRAFT --for {self.name} --out DIR`.")
+        if self.file(model) != model:
+            setting = setting.but(f"It needs the checkpoint as {'a GGUF file' if self.gguf else 'safetensors'}.")
+        return setting.differs
 
     def file(self, model: str, placeholder: str = "MODEL") -> str:
         """Return the name of a checkpoint's files in the engine's format; where that is unknown, a name for it."""
@@ -138,6 +143,27 @@ class ServingEngine:
         if gguf.is_gguf(source):
             return str(gguf.file_of(source))
         return str(gguf_writer.written(Path(families.locate(source)), self.gguf_dtype or dtype))
+
+    def prepared_arm(
+        self, method: Method, checkpoints: Mapping[str, str], on: str, dtype: str, *, offline: bool
+    ) -> tuple[str, Setting]:
+        """Return the target's path and the setting of an arm that planning accepted, with all checkpoints prepared.
+
+        `checkpoints`: by role; `on`: the target's.
+        """
+        held = {role: self.prepared(source, dtype) for role, source in checkpoints.items()}
+        setting = self.setting(method, held)
+        if isinstance(setting, Setting) and setting.exported:
+            for role in held.keys() - {on}:
+                draft = inspect(held[role], offline=offline)
+                held[role] = str(linked_with(downloaded(draft.source, offline=offline), self.entries(draft)))
+            setting = self.setting(method, held)
+        assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
+        return held[on], setting
+
+    def entries(self, draft: Inspected) -> Mapping[str, Any]:
+        """Return what config.json of a draft must have besides its own entries, so that the engine loads it."""
+        return {}
 
     # --- How its server is started and asked ---
 

@@ -5,6 +5,8 @@ folder, is refused. A file may be a link, since the hub's cache consists of link
 """
 
 import hashlib
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,31 @@ def _read_object(file: Path, largest: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{file} is not a JSON object; give another checkpoint.")
     return value
+
+
+def copy_with(folder: Path, entries: Mapping[str, Any], out: Path, *, link: bool = False) -> None:
+    """Write a copy of a checkpoint with more entries in its config.json. It is complete or absent.
+
+    `link`: link to the other files, in place of copies.
+    """
+    partial = out.with_name(out.name + ".partial")
+    with files.write_errors(out):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for file in folder.iterdir():
+            if any(map(file.match, CHECKPOINT_FILES)) and file.name != CONFIG:
+                if link:
+                    (partial / file.name).symlink_to(file.resolve())
+                else:
+                    shutil.copyfile(file, partial / file.name)
+        files.write_json(partial / CONFIG, {**_read_object(folder / CONFIG, LARGEST_SETTINGS), **entries})
+        partial.rename(out)
+
+
+def linked_with(folder: Path, entries: Mapping[str, Any]) -> Path:
+    """Return a copy of a checkpoint as `copy_with` writes it, with links, made once in the cache folder."""
+    made_of = json.dumps([str(folder.resolve()), _read_object(folder / CONFIG, LARGEST_SETTINGS), dict(entries)])
+    out = files.cache_home() / "exports" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    if not out.is_dir():
+        copy_with(folder, entries, out, link=True)
+    return out

@@ -10,7 +10,7 @@ import torch
 
 from mtbench import kernels
 from mtbench.clients.engine_server import EngineServer
-from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+from mtbench.clients.serving_engine import Serving, ServingEngine
 from mtbench.decoding.arms import is_ours
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Answers, ExternalEngine, run_outside, timed
@@ -163,12 +163,10 @@ class ModelPool:
             if server is not None:
                 server.close()
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
-            files = {role: engine.prepared(source, self.dtype) for role, source in cell.checkpoints.items()}
-            setting = engine.setting(method, files)
-            assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
+            model, setting = engine.prepared_arm(method, cell.checkpoints, cell.on, self.dtype, offline=self.offline)
             own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
             share = None if self.device == "cpu" else SERVED_SHARE / max(len(self.arms), 1)
-            serving = Serving(files[cell.on], setting, cell.batch_size, room, self.dtype, threads, own, share)
+            serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             server = self.servers[cell.arm] = EngineServer(engine, engine.python(), serving, cell.arm, log)
         asked = server

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mtbench import files, plugins
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.openai_client import Server, ServerError
-from mtbench.clients.serving_engine import Serving, Setting
+from mtbench.clients.serving_engine import Serving
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
@@ -104,12 +104,10 @@ def _of_engine(planned: LoadPlan, arm: ArmPlan, log: Path) -> Iterator[Running]:
     method, _ = build(METHODS[chosen.method], chosen.options, family.training(chosen.on))
     checkpoints = family.checkpoints(chosen.roles)
     dtype = fastest_dtype(run_request(planned), checkpoints.values())
-    held = {role: engine.prepared(source, dtype) for role, source in checkpoints.items()}
-    setting = engine.setting(method, held)
-    assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
+    model, setting = engine.prepared_arm(method, checkpoints, chosen.on, dtype, offline=request.offline)
     sizes = [parameters(source, request.offline) for source in checkpoints.values()]
     serving = Serving(
-        model=held[chosen.on],
+        model=model,
         setting=setting,
         rows=request.max_num_seqs,
         positions=planned.room,

@@ -1,0 +1,40 @@
+"""`mtbench export CHECKPOINT --for ENGINE --out DIR`: a draft's files as a serving engine loads them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from mtbench.cli.parameters import command
+from mtbench.cli.session import say
+from mtbench.errors import UserError
+from mtbench.files import refuse_existing
+
+app = typer.Typer()
+
+
+@app.command()
+@command
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="Draft to export: a folder, a hub id or embedded:tiny/ROLE.")],
+    engine: Annotated[str, Option("--for", help="The engine; `mtbench ls engines` lists them.")],
+    out: Annotated[Path, Option("--out", "-o", help="Folder to write; must not exist.")],
+    offline: Annotated[bool, Option("--offline", help="Never use the network.")] = False,
+) -> None:
+    """Write a draft's files as a serving engine loads them.
+
+    For vLLM a MARS model gets the entry of its mask token in config.json. Weights and tokenizer are copied.
+    """
+    from mtbench.decoding.registry import SERVING_ENGINES
+    from mtbench.models.checkpoint_files import copy_with
+    from mtbench.models.loading import downloaded, inspect
+
+    server = SERVING_ENGINES[engine]()
+    refuse_existing(out)
+    draft = inspect(checkpoint, offline=offline)
+    entries = server.entries(draft)
+    if not entries:
+        raise UserError(f"{server.title} needs nothing that {checkpoint!r} lacks; give it the checkpoint as it is.")
+    copy_with(downloaded(draft.source, offline=offline), entries, out)
+    say(str(out))
