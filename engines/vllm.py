@@ -71,7 +71,9 @@ def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 def _mars(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     setting = _draft_model(method, drafts) if method.tau == 1 else NO_MASKS
-    return setting if isinstance(setting, str) else setting.but(SAMPLED)
+    if isinstance(setting, str):
+        return setting
+    return setting.but(f"It feeds drafts only, and mtbench {method.masks} masks after each. {SAMPLED}")
 
 
 def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:

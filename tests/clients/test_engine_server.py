@@ -13,7 +13,8 @@ import pytest
 from scripted_engine import scripted_server
 
 from mtbench.clients import engine_server
-from mtbench.clients.openai_client import ServerError
+from mtbench.clients.openai_client import Reply, ServerError
+from mtbench.decoding.external import Speculation
 from mtbench.decoding.request import Request
 
 PYTHON = Path(sys.executable)
@@ -57,12 +58,13 @@ def test_tokens_are_those_of_the_server_and_forwards_are_what_no_draft_gave(tmp_
     assert (found.speculation.drafted, found.speculation.accepted) == (8, 3)
 
 
-def test_counts_that_leave_no_forward_are_no_forwards(tmp_path: Path) -> None:
-    server = scripted_server(PYTHON, tmp_path / "log", accepted=6, counted=6)
-    try:
-        assert server.generate(REQUESTS[:1], ignore_eos=True, temperature=0.0).forwards is None
-    finally:
-        server.close()
+@pytest.mark.parametrize("accepted", [6, 7])
+def test_accepted_drafts_behind_the_end_token_hide_no_forward(accepted: int, tmp_path: Path) -> None:
+    """Six tokens, of two drafts: the prefill, and a forward for each draft. Without their number there is no count."""
+    server = scripted_server(PYTHON, tmp_path / "log")
+    for drafts, forwards in ((2, [3]), (None, None)):
+        told = Speculation(drafts, 8, accepted, None, "a test")
+        assert server._forwards([Reply(counted=6, speculation=told)]) == forwards
 
 
 def test_plain_decoding_has_a_forward_for_each_token(tmp_path: Path) -> None:

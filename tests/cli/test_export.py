@@ -1,0 +1,59 @@
+"""`mtbench export`, and what a serving engine gets of a draft that it cannot load as it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+from mtbench.cli.export import app
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.errors import UserError
+from mtbench.models.families import EMBEDDED, TINY
+from mtbench.models.loading import inspect
+
+MARS = EMBEDDED + "draft_mars"
+
+
+def test_a_mars_model_gets_its_mask_token_for_vllm(tmp_path: Path) -> None:
+    """The weights are copied, so that the folder is whole on another machine."""
+    out = tmp_path / "out"
+    assert CliRunner().invoke(app, [MARS, "--for", "vllm", "--out", str(out)]).output.strip() == str(out)
+    assert AutoConfig.from_pretrained(out).pard_token == inspect(MARS).mask_id
+    weights = out / "model.safetensors"
+    assert not weights.is_symlink()
+    assert weights.read_bytes() == (TINY / "draft_mars" / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="exists and is never overwritten"):
+        app([MARS, "--for", "vllm", "--out", str(out)], standalone_mode=False)
+
+
+def test_a_draft_that_an_engine_loads_as_it_is_is_refused(tmp_path: Path) -> None:
+    for source, engine in ((EMBEDDED + "draft", "vllm"), (MARS, "sglang")):
+        with pytest.raises(UserError, match=r"needs nothing that .* lacks; give it the checkpoint as it is"):
+            app([source, "--for", engine, "--out", str(tmp_path / "out")], standalone_mode=False)
+
+
+@pytest.mark.parametrize("name", ["speculative", "mars-speculative"])
+def test_vllm_gets_a_draft_that_feeds_masks_as_a_linked_copy(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written once. A draft of one token a forward is served from its own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = SERVING_ENGINES["vllm"]()
+
+    def served(per_forward: int) -> Path:
+        method = METHODS[name](ahead=3, per_forward=per_forward)
+        checkpoints = {"ar": EMBEDDED + "ar", "draft": MARS}
+        model, setting = engine.prepared_arm(method, checkpoints, "ar", "float32", offline=True)
+        assert model == str(TINY / "ar")
+        config = json.loads(setting.words[1])
+        assert config.get("parallel_drafting", False) == (per_forward > 1)
+        return Path(config["model"])
+
+    folder = served(3)
+    assert folder.is_relative_to(tmp_path)
+    assert json.loads((folder / "config.json").read_text())["pard_token"] == inspect(MARS).mask_id
+    assert (folder / "model.safetensors").resolve() == (TINY / "draft_mars" / "model.safetensors").resolve()
+    assert served(3) == folder
+    assert served(1) == TINY / "draft_mars"

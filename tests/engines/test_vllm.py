@@ -1,0 +1,49 @@
+"""Arms in vLLM, a real engine: its tokens are those of mtbench's loop, and MARS models draft in it without a patch."""
+
+from pathlib import Path
+
+import pytest
+
+import mtbench
+from mtbench.decoding.registry import SERVING_ENGINES
+
+PYTHON = SERVING_ENGINES["vllm"].installed()  # in the user's cache folder; that of the tests is empty
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="it has 3.5 GB: run `mtbench fetch engine vllm` first"),
+]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SERVING_ENGINES["vllm"], "installed", lambda: PYTHON)
+
+
+def test_arms_have_the_tokens_and_the_acceptance_of_mtbench(tmp_path: Path) -> None:
+    """In float32 all arms are exact, and n-grams have as many forwards.
+
+    vLLM's prefill commits a token without drafts, so its counts of a draft model may differ by less than one forward a
+    request in either direction.
+    """
+    drafted = "prompt-lookup:match=earliest,engine=graph|vllm", "speculative:draft=mars,per_forward=4,engine=graph|vllm"
+    results = mtbench.run(
+        suite="arithmetic",
+        method=("ar:engine=graph|vllm", *drafted),
+        limit=24,
+        batch_size=2,
+        rounds=1,
+        dtype="float32",
+        out=tmp_path / "DIR",
+    )
+    cells = results.record["cells"]
+    assert [cell["status"] for cell in cells] == ["ok"] * 6
+    ours, theirs = cells[::2], cells[1::2]
+    assert [cell["engine"] for cell in theirs] == ["vllm"] * 3
+    assert [cell["lossless"]["grade"] for cell in cells[1:]] == ["exact"] * 5
+    assert len({cell["tokens"] for cell in cells}) == 1
+    assert theirs[0]["tokens_per_forward"] == 1
+    assert theirs[1]["tokens_per_forward"] == ours[1]["tokens_per_forward"] > 1.2
+    forwards = [cell["tokens"] / cell["tokens_per_forward"] for cell in (ours[2], theirs[2])]
+    assert forwards[0] < 500
+    assert abs(forwards[0] - forwards[1]) <= 24
+    assert all(cell["acceptance"]["reported_by"] == "vLLM's per-request metrics" for cell in theirs[1:])
