@@ -265,8 +265,8 @@ def _check(file: PluginFile) -> None:
     registered = [(registry, cls) for registry in _registries for cls in registry.of_module(file.module).values()]
     if not registered:
         raise UserError(
-            f"--plugin {file.path!r} registers no method and no suite; see `@METHODS.register` and "
-            "`@SUITES.register` in examples/mtbench-example."
+            f"--plugin {file.path!r} registers no method, suite or engine; see `@METHODS.register`, "
+            "`@SUITES.register` and `@SERVING_ENGINES.register` in examples/mtbench-example."
         )
     for registry, cls in registered:
         for check in registry.checks:

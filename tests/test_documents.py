@@ -30,7 +30,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON_FILES = {
     path.name
-    for folder in ("benchmarks", "examples", "methods", "mtbench", "suites", "tests", "tools")
+    for folder in ("benchmarks", "engines", "examples", "methods", "mtbench", "suites", "tests", "tools")
     for path in (ROOT / folder).rglob("*.py")
 }
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]

@@ -77,6 +77,7 @@ def run_in(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.whole
 def test_an_installed_package_is_listed_and_runs(environment: Path, tmp_path: Path) -> None:
     """Its arm stands in one table with `ar`, on its suite, and is graded lossless as it claims."""
+    assert "served" in run_in(environment, "ls", "engines").stdout
     assert "broken" not in run_in(environment, "ls", "methods").stdout
     described = run_in(environment, "ls", "methods", "bigram")
     assert "a whole number from 1 to 64" in " ".join(described.stdout.split())
@@ -259,7 +260,7 @@ BROKEN_FILES = {
     "import": ("\n\nimport no_such_module", "line 3: ModuleNotFoundError: No module named 'no_such_module'"),
     "raises": ("def f():\n    raise ValueError('odd')\nf()", "line 2: ValueError: odd"),
     "exits": ("raise SystemExit(3)", "line 1: SystemExit: 3"),
-    "nothing": ("x = 1", "registers no method and no suite"),
+    "nothing": ("x = 1", "registers no method, suite or engine"),
     "taken": (method_with('"mine"', '"ar"'), "line 9: ValueError: method 'ar' is registered twice"),
     "unwritable": (method_with('"mine"', '"a:b"'), "method 'a:b' cannot be written on a command line"),
     "no dataclass": (method_with("@dataclass(frozen=True, kw_only=True)", ""), "Mine is not a @dataclass"),
