@@ -127,6 +127,7 @@ class OpenVINO(ServingEngine):
     package = "openvino-genai==2026.4.1"
     gguf = True
     gguf_dtype = "float16"
+    text = False
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "prompt-lookup": _ngram,

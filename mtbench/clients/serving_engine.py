@@ -83,6 +83,7 @@ class ServingEngine:
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
+    text: ClassVar[bool] = True  # its server takes and gives text too, so that clients of others can load it
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
     # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
     methods: ClassVar[Table]

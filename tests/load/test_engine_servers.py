@@ -40,7 +40,7 @@ def test_every_method_in_each_server(tmp_path: Path) -> None:
         ("ar:on=ar,engine=graph", None),
         ("ar:on=ar,engine=scripted", "scripted"),
     ]
-    with pytest.raises(UserError, match=r"Scripted has no mars; it has ar, prompt-lookup\."):
+    with pytest.raises(UserError, match=r"Scripted has no mars\. It has ar, prompt-lookup;"):
         planning.plan(request(engine=["scripted"], method=["mars"]))
 
 
@@ -65,6 +65,13 @@ def test_a_server_that_does_not_start(tmp_path: Path) -> None:
     run, planned = begun(tmp_path / "load", request(engine=["scripted"], rounds=1))
     with pytest.raises(UserError, match=r"'ar:engine=scripted' did not start: no such model\. See .*server\.log"):
         load_run(run, planned).send(PYTHON)
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_server_of_token_ids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SERVING_ENGINES["scripted"], "text", False)
+    with pytest.raises(UserError, match="Scripted takes token ids only, and the client of a load sends text"):
+        planning.plan(request(engine=["scripted"]))
 
 
 @pytest.mark.usefixtures("scripted")

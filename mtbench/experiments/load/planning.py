@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 from mtbench.decoding.arms import ENGINES, Arm, is_ours, parse_arms, safe
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
@@ -75,6 +75,11 @@ def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> l
     """
     arms = parse_arms(specs, engines)
     for arm in arms:
+        if arm.engine in list(SERVING_ENGINES) and not SERVING_ENGINES[arm.engine].text:
+            raise UserError(
+                f"{str(arm)!r}: the server of {SERVING_ENGINES[arm.engine].title} takes token ids only, and the client "
+                "of a load sends text; give another --server. See `mtbench ls engines`."
+            )
         if METHODS[arm.method].outside:
             raise UserError(
                 f"{arm.method} is an external engine and cannot be served; start its server and give it with "
