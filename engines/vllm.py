@@ -26,8 +26,12 @@ from mtbench.clients.serving_engine import (
     Table,
 )
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.models.loading import Inspected
+from mtbench.models.checkpoint_files import CONFIG, Layout
+from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
+from mtbench.models.drafts.loading import recognised
+from mtbench.models.loading import inspect
 
+EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
 NO_MASKS = "It has no masks after the drafts: give tau=1."
 
 
@@ -77,7 +81,9 @@ def _mars(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
-    return NO_TREE if method.tree != "1" else _speculative("eagle3", method, drafts[method.draft])
+    if method.tree != "1":
+        return NO_TREE
+    return _speculative("eagle3", method, drafts[method.draft])._replace(exported=True)
 
 
 def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -114,8 +120,15 @@ class VLLM(ServingEngine):
         "mtp": _mtp,
     }
 
-    def entries(self, draft: Inspected) -> Mapping[str, Any]:
-        return {} if draft.mask_id is None or not draft.feeds_masks else {"pard_token": draft.mask_id}
+    def layout(self, draft: Path) -> Layout:
+        config = json.loads((draft / CONFIG).read_text(encoding="utf-8"))
+        if config.get("architectures") == [DEEPSPEC]:  # it counts a layer's output from 0, and vLLM its input
+            taps = [layer + 1 for layer in config["target_layer_ids"]]
+            return Layout({"architectures": [EAGLE], LAYER_IDS: taps}, {"layer.": "layers.0."})
+        if recognised(config) is not None:
+            return Layout()
+        found = inspect(str(draft))
+        return Layout({} if found.mask_id is None or not found.feeds_masks else {"pard_token": found.mask_id})
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         openmp = python.parent.parent / "lib" / "libiomp5.so"  # without it vLLM drafts slower, as its log says

@@ -24,17 +24,19 @@ def export(
 ) -> None:
     """Write a draft's files as a serving engine loads them.
 
-    For vLLM a MARS model gets the entry of its mask token in config.json. Weights and tokenizer are copied.
+    For vLLM a MARS model gets the entry of its mask token in config.json, and an EAGLE-3 draft in DeepSpec's format,
+    which `mtbench train eagle` writes, gets vLLM's names. A draft that the engine loads as it is, is refused.
     """
     from mtbench.decoding.registry import SERVING_ENGINES
-    from mtbench.models.checkpoint_files import copy_with
-    from mtbench.models.loading import downloaded, inspect
+    from mtbench.models.checkpoint_files import Layout, copy_with
+    from mtbench.models.families import locate
+    from mtbench.models.loading import downloaded
 
     server = SERVING_ENGINES[engine]()
     refuse_existing(out)
-    draft = inspect(checkpoint, offline=offline)
-    entries = server.entries(draft)
-    if not entries:
+    folder = downloaded(locate(checkpoint), offline=offline)
+    layout = server.layout(folder)
+    if layout == Layout():
         raise UserError(f"{server.title} needs nothing that {checkpoint!r} lacks; give it the checkpoint as it is.")
-    copy_with(downloaded(draft.source, offline=offline), entries, out)
+    copy_with(folder, layout, out)
     say(str(out))

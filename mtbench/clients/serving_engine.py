@@ -21,8 +21,8 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.files import cache_home
 from mtbench.models import families, gguf, gguf_writer
-from mtbench.models.checkpoint_files import linked_with
-from mtbench.models.loading import Inspected, downloaded, inspect
+from mtbench.models.checkpoint_files import Layout, linked_with
+from mtbench.models.loading import downloaded
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
 
@@ -156,15 +156,15 @@ class ServingEngine:
         setting = self.setting(method, held)
         if isinstance(setting, Setting) and setting.exported:
             for role in held.keys() - {on}:
-                draft = inspect(held[role], offline=offline)
-                held[role] = str(linked_with(downloaded(draft.source, offline=offline), self.entries(draft)))
+                folder = downloaded(held[role], offline=offline)
+                held[role] = str(linked_with(folder, self.layout(folder)))
             setting = self.setting(method, held)
         assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
         return held[on], setting
 
-    def entries(self, draft: Inspected) -> Mapping[str, Any]:
-        """Return what config.json of a draft must have besides its own entries, so that the engine loads it."""
-        return {}
+    def layout(self, draft: Path) -> Layout:
+        """Return how the draft in a folder must be written, so that the engine loads it."""
+        return Layout()
 
     # --- How its server is started and asked ---
 

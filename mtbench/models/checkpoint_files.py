@@ -9,10 +9,11 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
 from mtbench import files
 from mtbench.errors import UserError, first_line
@@ -142,29 +143,56 @@ def _read_object(file: Path, largest: int) -> dict[str, Any]:
     return value
 
 
-def copy_with(folder: Path, entries: Mapping[str, Any], out: Path, *, link: bool = False) -> None:
-    """Write a copy of a checkpoint with more entries in its config.json. It is complete or absent.
+class Layout(NamedTuple):
+    """What another program wants of a checkpoint that it cannot load as it is. Without either it can."""
 
-    `link`: link to the other files, in place of copies.
+    entries: Mapping[str, Any] = {}  # of config.json, besides or in place of its own
+    renamed: Mapping[str, str] = {}  # how names of weights begin -> how they begin there
+
+
+def copy_with(folder: Path, layout: Layout, out: Path, *, link: bool = False) -> None:
+    """Write a copy of a checkpoint in another layout. It is complete or absent.
+
+    `link`: link to the files that stay the same, in place of copies.
     """
     partial = out.with_name(out.name + ".partial")
     with files.write_errors(out):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for file in folder.iterdir():
-            if any(map(file.match, CHECKPOINT_FILES)) and file.name != CONFIG:
-                if link:
-                    (partial / file.name).symlink_to(file.resolve())
-                else:
-                    shutil.copyfile(file, partial / file.name)
-        files.write_json(partial / CONFIG, {**_read_object(folder / CONFIG, LARGEST_SETTINGS), **entries})
+        for file in _copied(folder):
+            if layout.renamed and file.suffix == ".safetensors":
+                save_file(
+                    {_in(layout, n): w for n, w in load_file(file).items()}, partial / file.name, {"format": "pt"}
+                )
+            elif link:
+                (partial / file.name).symlink_to(file.resolve())
+            else:
+                shutil.copyfile(file, partial / file.name)
+        if layout.renamed and (folder / INDEX).exists():
+            index = _read_object(folder / INDEX, LARGEST_INDEX)
+            index["weight_map"] = {_in(layout, name): file for name, file in index["weight_map"].items()}
+            (partial / INDEX).unlink()
+            files.write_json(partial / INDEX, index)
+        files.write_json(partial / CONFIG, {**_read_object(folder / CONFIG, LARGEST_SETTINGS), **layout.entries})
         partial.rename(out)
 
 
-def linked_with(folder: Path, entries: Mapping[str, Any]) -> Path:
-    """Return a copy of a checkpoint as `copy_with` writes it, with links, made once in the cache folder."""
-    made_of = json.dumps([str(folder.resolve()), _read_object(folder / CONFIG, LARGEST_SETTINGS), dict(entries)])
+def linked_with(folder: Path, layout: Layout) -> Path:
+    """Return a copy as `copy_with` writes it, with links, made once in the cache folder; the folder if it will do."""
+    if layout == Layout():
+        return folder
+    states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(_copied(folder))]
+    made_of = json.dumps([states, _read_object(folder / CONFIG, LARGEST_SETTINGS), layout])
     out = files.cache_home() / "exports" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     if not out.is_dir():
-        copy_with(folder, entries, out, link=True)
+        copy_with(folder, layout, out, link=True)
     return out
+
+
+def _copied(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if any(map(file.match, CHECKPOINT_FILES)) and file.name != CONFIG]
+
+
+def _in(layout: Layout, name: str) -> str:
+    """Return the name of a weight in a layout."""
+    return next((new + name[len(old) :] for old, new in layout.renamed.items() if name.startswith(old)), name)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
@@ -26,6 +27,20 @@ def test_a_mars_model_gets_its_mask_token_for_vllm(tmp_path: Path) -> None:
     assert weights.read_bytes() == (TINY / "draft_mars" / "model.safetensors").read_bytes()
     with pytest.raises(UserError, match="exists and is never overwritten"):
         app([MARS, "--for", "vllm", "--out", str(out)], standalone_mode=False)
+
+
+def test_an_eagle_draft_gets_vllms_names(tmp_path: Path) -> None:
+    """Its taps are the layers whose input is read."""
+    out = tmp_path / "out"
+    CliRunner().invoke(app, [EMBEDDED + "eagle", "--for", "vllm", "--out", str(out)])
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == ["Eagle3Qwen3ForCausalLM"]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (TINY / "eagle", out))
+    assert {name.replace("layers.0.", "layer."): weight.sum() for name, weight in theirs.items()} == {
+        name: weight.sum() for name, weight in ours.items()
+    }
+    assert "layers.0.self_attn.q_proj.weight" in theirs
 
 
 def test_a_draft_that_an_engine_loads_as_it_is_is_refused(tmp_path: Path) -> None:
