@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from living import until
 from scripted_engine import scripted_server
 
 from mtbench.clients import engine_server
@@ -23,6 +23,7 @@ REQUESTS = [Request(prompt_ids=[1, 2, 3], max_new_tokens=6), Request(prompt_ids=
 COMMAND = """
 import sys, time
 from pathlib import Path
+from living import until
 from scripted_engine import scripted_server
 from mtbench.decoding.request import Request
 server = scripted_server(Path(sys.executable), Path(sys.argv[1]), child=sys.argv[2])
@@ -36,13 +37,6 @@ def state(pid: int) -> str:
     """A process's state: T is stopped; empty: it is not there."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else ""
-
-
-def until(holds: Callable[[], bool], within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds()
 
 
 def test_tokens_are_those_of_the_server_and_forwards_are_what_no_draft_gave(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        time.sleep(script.get("takes_s", 0))
         if script.get("hangs") == "in a block":
             time.sleep(1000)
         if script.get("floods"):  # MiB of a log without an end of line

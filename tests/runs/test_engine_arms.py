@@ -1,12 +1,15 @@
 """Arms in serving engines, as they are planned: which arms there are, and what the engine's own options need."""
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from scripted_engine import Scripted
+from living import is_alive, until
+from scripted_engine import PLUGIN, Scripted, install
 from stored import keep_lines, stored_lines
 from whole import Quiet
 
@@ -53,7 +56,8 @@ def engine() -> Iterator[None]:
 
 
 def plan(**asked: Any) -> Plan:
-    return make_plan(RunRequest(**{"suite": ["arithmetic"], "limit": 2, "batch_size": [2], "rounds": 1} | asked))
+    few: dict[str, Any] = {"suite": ["arithmetic"], "limit": 2, "batch_size": [2], "rounds": 1}
+    return make_plan(RunRequest(**few | asked))
 
 
 def test_every_arm_is_planned_in_each_engine() -> None:
@@ -166,3 +170,27 @@ def test_only_the_servers_of_one_batch_size_run_at_a_time(monkeypatch: pytest.Mo
     assert len(alive) == 5
     assert len(pool.servers) == 2
     pool.close_servers()
+
+
+@pytest.mark.whole
+def test_a_killed_run_leaves_no_server_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SIGKILL of mtbench in the middle of a block: what is stored stays, and `--resume` adds what is missing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    install(Scripted, "scripted==1", takes_s=0.2, child=str(tmp_path / "child"))
+    words = ["run", "--plugin", str(PLUGIN), "-o", str(tmp_path / "run")]
+    asked = ["--engine", "scripted", "--method", "ar", "--limit", "6", "--batch-size", "1", "--rounds", "1"]
+    stored = tmp_path / "run" / "generations" / "arithmetic.ar.ar.scripted.b1.jsonl"
+    process = subprocess.Popen([sys.executable, "-m", "mtbench", *words, *asked], stdout=subprocess.DEVNULL)
+    assert until(lambda: stored.exists() and stored.read_text().count("\n") > 1, within_s=60.0)
+    process.kill()
+    process.wait()
+    before = stored.read_text().splitlines()
+    assert 1 < len(before) < 6
+    assert until(lambda: not is_alive(int((tmp_path / "child").read_text())))
+    assert (
+        subprocess.run([sys.executable, "-m", "mtbench", *words, "--resume"], stdout=subprocess.DEVNULL).returncode == 0
+    )
+    lines = stored_lines(RunDirectory.open(tmp_path / "run"), f"generations/{stored.name}")
+    assert [line["item"] for line in lines[: len(before)]] == [json.loads(line)["item"] for line in before]
+    assert len({line["item"] for line in lines}) == len(lines) == 6
+    assert not is_alive(int((tmp_path / "child").read_text()))
