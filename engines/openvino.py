@@ -118,7 +118,7 @@ def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if method.per_forward > 1 or method.verify == "rejection":
         return ONE_A_FORWARD if method.per_forward > 1 else NO_REJECTION
     words = ("--draft-model", drafts[method.draft], "--num-assistant-tokens", str(method.ahead))
-    return Setting("draft_model", words, "Sampled answers do not follow the target's distribution.")
+    return Setting("draft_model", words, "Sampled answers do not follow the target's distribution.", unbiased=False)
 
 
 @SERVING_ENGINES.register("openvino")

@@ -148,7 +148,7 @@ _registries: list[Registry[Any]] = []  # METHODS and SUITES, as far as they are 
 
 @dataclass(frozen=True, slots=True)
 class PluginFile:
-    """A file that registers methods or suites, with its content when it was read."""
+    """A file that registers methods, suites or engines, with its content when it was read."""
 
     path: str  # absolute
     source: bytes
@@ -167,7 +167,7 @@ _imported: dict[str, PluginFile] = {}  # path -> the file of this process, as it
 
 
 def load_file(path: str | Path) -> PluginFile:
-    """Import a file that registers methods or suites. A file that changed replaces what it registered before.
+    """Import a file that registers methods, suites or engines. A file that changed replaces what it registered before.
 
     Raises UserError in one line if it cannot be read, raises an error or registers nothing usable.
     """
@@ -177,7 +177,7 @@ def load_file(path: str | Path) -> PluginFile:
 
 
 def read_file(path: str | Path) -> PluginFile:
-    """Return a file that would register methods or suites. Raises UserError if it cannot be read."""
+    """Return a file that would register methods, suites or engines. Raises UserError if it cannot be read."""
     absolute = Path(path).expanduser().resolve()
     try:
         return PluginFile(str(absolute), files.read_bytes(absolute, LARGEST_PLUGIN))

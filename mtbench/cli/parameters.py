@@ -70,7 +70,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def load_plugins(paths: Collection[str]) -> tuple[str, ...]:
-    """Import files that register methods or suites; return their absolute paths. Raises UserError for an unfit one."""
+    """Import files that register methods, suites or engines; return their absolute paths. Raises UserError."""
     if paths:
         importlib.import_module("mtbench.decoding.arms")  # its check of default arms holds for them, too
     return tuple(plugins.load_file(path).path for path in paths)

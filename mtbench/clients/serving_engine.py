@@ -47,6 +47,7 @@ class Setting(NamedTuple):
     name: str  # the engine's own name of the method; empty: plain decoding
     words: tuple[str, ...] = ()  # options of the command that starts its server
     differs: str = ""  # what it does otherwise than mtbench, in sentences
+    unbiased: bool = True  # above a temperature of 0 its answers have the target's distribution
     exported: bool = False  # it reads drafts as `mtbench export` writes them
 
     def but(self, differs: str) -> "Setting":

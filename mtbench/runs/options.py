@@ -383,7 +383,7 @@ PricePerHour = Annotated[
 Plugins = Annotated[
     Sequence[str],
     option(
-        "Import a file that registers methods or suites. It is code: name only files you trust. Repeatable.",
+        "Import a file that registers methods, suites or engines. It is code: name only files you trust. Repeatable.",
         COMPARED,
         metavar="FILE.py",
         resumable=True,

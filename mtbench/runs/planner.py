@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench import plugins
-from mtbench.clients.serving_engine import Serving, ServingEngine
+from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, is_ours, parse_arms, reference_arm
 from mtbench.decoding.method import Claims, Method
@@ -83,6 +83,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
         )
     _refuse_twins(cells)
     used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in contestants]
+    used += [SERVING_ENGINES[cell.engine] for cell in cells if cell.engine in list(SERVING_ENGINES)]
     return Plan(
         schema_version=SCHEMA_VERSION,
         request=request,
@@ -323,7 +324,10 @@ class _GroupPlanner:
             method_checks.refuse_too_wide(str(arm), method)
         claims: Claims = "lossy" if fault else method.claims
         if claims == "lossless" and self.request.temperature and not (arm.engine is None or is_ours(arm.engine)):
-            claims = "distribution"  # its random numbers are its own
+            engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+            setting = engine.setting(method, checkpoints)
+            # Its random numbers are its own.
+            claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.

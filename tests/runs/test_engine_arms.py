@@ -85,6 +85,12 @@ def test_sampled_answers_of_an_engine_promise_the_distribution_only() -> None:
     assert (drafted.claims, drafted.lossless_reference) == ("distribution", None)
 
 
+def test_sampled_answers_of_another_distribution_are_lossy(monkeypatch: pytest.MonkeyPatch) -> None:
+    biased = {"ar": lambda method, drafts: Setting("", unbiased=False)}
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "methods", biased)
+    assert plan(method=["ar"], engine=[TOOLBOX], temperature=0.7).cells[0].claims == "lossy"
+
+
 def test_an_earlier_file_has_one_engine_as_text() -> None:
     assert RunRequest.model_validate({"engine": "eager"}).engine == ("eager",)
 
