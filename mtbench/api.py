@@ -91,8 +91,8 @@ def run(*, progress: bool = False, **given: Any) -> Results:
     `limit`, `batch_size`, … A single value may stand for a list, a text for a value as on the command line: "30m" is a
     time, a number is in seconds; `limit="all"` runs all items. `checkpoint` maps roles to paths. `out` is the
     directory; with `resume`, what is missing there is run. `plugin` names files that register methods, suites or
-    engines; one that changed is imported again. `progress` shows progress on standard error. What limits the verdicts (too few
-    blocks) is a Python warning.
+    engines; one that changed is imported again. `progress` shows progress on standard error. What limits the verdicts
+    (too few blocks) is a Python warning.
 
     Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
     """

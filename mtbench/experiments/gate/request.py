@@ -98,7 +98,8 @@ class GateSession(Session):
     plugin: Annotated[
         Sequence[str],
         option(
-            "Import a file that registers methods, suites or engines. It is code: name only what you trust. Repeatable.",
+            "Import a file that registers methods, suites or engines. It is code: name only files you trust. "
+            "Repeatable.",
             COMPARED,
             metavar="FILE.py",
         ),
