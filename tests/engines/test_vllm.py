@@ -47,4 +47,4 @@ def test_arms_have_the_tokens_and_the_acceptance_of_mtbench(tmp_path: Path) -> N
         forwards = [cell["tokens"] / cell["tokens_per_forward"] for cell in pair]
         assert forwards[0] < 700
         assert abs(forwards[0] - forwards[1]) <= 24
-    assert all(cell["acceptance"]["reported_by"] == "vLLM's per-request metrics" for cell in theirs[1:])
+    assert all("each request" in cell["acceptance"]["reported_by"] for cell in theirs[1:])
