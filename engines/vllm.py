@@ -46,7 +46,7 @@ def _speculative(name: str, method: Any, draft: str = "", **config: Any) -> Sett
     if rejection:
         whole["draft_sample_method"] = "probabilistic"
     words = ("--speculative-config", json.dumps(whole))
-    setting = Setting(name, words, SAMPLED if hasattr(method, "verify") and not rejection else "")
+    setting = Setting(name, words, SAMPLED if hasattr(method, "verify") and not rejection else "", unbiased=False)
     return setting.but(CPU_SAMPLED)
 
 

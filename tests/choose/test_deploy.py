@@ -172,3 +172,10 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
     of_arm = deployment(found, results, plan.cells)[auto]
     widths = [speculative(c)["num_speculative_tokens"] for engine, c in of_arm.items() if "vLLM" in engine]
     assert widths == [8, 2]
+
+
+@pytest.mark.parametrize(("engine", "name"), [("vLLM", "prompt-lookup"), ("OpenVINO GenAI", "speculative")])
+def test_an_engine_that_draws_otherwise_promises_no_distribution(engine: str, name: str) -> None:
+    """Its sampled answers were measured to have another distribution, so its arms are lossy there."""
+    assert not settings(METHODS[name]())[engine].unbiased
+    assert settings(METHODS["ar"]())[engine].unbiased
