@@ -19,6 +19,7 @@ import mtbench
 from mtbench.cli import parameters
 from mtbench.cli.main import COMMANDS, load
 from mtbench.decoding.arms import parse_arms
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.choose.request import AUTO
 from mtbench.experiments.load import planning
@@ -199,27 +200,30 @@ def test_the_site_has_every_page(pages: Path) -> None:
     assert set(files(nav)) == {page.relative_to(pages).as_posix() for page in pages.rglob("*.md")}
 
 
-def rows(text: str) -> Iterator[list[str]]:
-    """Yield the rows of the tables of a document, by cell."""
-    for line in text.splitlines():
-        if line.startswith("| `"):
-            yield [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def test_the_figures_of_the_readme_are_those_of_the_report() -> None:
-    """Tokens per forward from its results, and the speedup with its verdict from its page."""
-    table = README.partition("## One result")[2].partition("##")[0]
-    shown = list(rows(table))
-    assert shown
+    """Speedups in each engine at two batch sizes, and of the engine's plain decoding, with their verdicts."""
+    section = README.partition("## In the engine that you deploy")[2].partition("##")[0]
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith("|") and " [" in line
+    ]
+    assert len(table) == 4
     report = next((ROOT / target).parent for target in re.findall(r"\]\((reports/[^)]+/README.md)\)", README))
-    found = list(rows((report / "README.md").read_text()))
     cells = json.loads((report / "results.json").read_text())["cells"]
-    for method, tokens, speedup in shown:
-        name = method.split("`")[1]
-        assert speedup in next(row for row in found if row[0].startswith(f"`{name}@"))
-        [cell] = [cell for cell in cells if cell["arm"].startswith(f"{name}@") and cell["batch_size"] == 1]
-        low, high = cell["tokens_per_forward_ci"]
-        assert tokens == f"{cell['tokens_per_forward']:.2f} [{low:.2f}, {high:.2f}]"
+    ratios = {
+        (cell["arm"], cell["batch_size"], ratio["baseline"]): ratio for cell in cells for ratio in cell["speedup"]
+    }
+    engines = {"mtbench": "graph"} | {SERVING_ENGINES[name].title: name for name in SERVING_ENGINES}
+    for title, at_1, at_8, plain in table:
+        arm, own = f"prompt-lookup:ahead=4@ar/{engines[title]}", f"ar@ar/{engines[title]}"
+        compared = {at_1: (arm, 1, own), at_8: (arm, 8, own), plain: (own, 1, "ar@ar/graph")}
+        for text, key in compared.items():
+            if text != "–":
+                ratio = ratios[key]
+                word = ratio["verdict"] if ratio["verdict"] in ("faster", "slower") else ""
+                figures = f"{ratio['value']:.2f} [{ratio['ci_low']:.2f}, {ratio['ci_high']:.2f}]"
+                assert text == f"{figures} {word}".strip()
 
 
 def test_a_release_has_one_version() -> None:

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from mtbench import kernels
 from mtbench.errors import first_line
 from mtbench.kernels import Norm, NormInput
+from mtbench.models import packed_weights
 from mtbench.models.attention import ATTENTION, KERNEL_POSITIONS, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.self_check import Check, modules_logits
@@ -336,6 +337,8 @@ def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | No
     except AttributeError as error:
         raise UnsupportedArchitecture(first_line(error)) from None
     if decoder.operations is None:
+        if not invariant and not compile:
+            packed_weights.pack(decoder)
         return decoder
     check = Check(model)
     fault = check.fault(decoder.all_logits, decoder.warm_up)
