@@ -115,20 +115,11 @@ class EngineServer:
         )
 
     def _forwards(self, replies: Sequence[Reply]) -> list[int] | None:
-        """Return the forwards of each request: all tokens but the accepted drafts are the target's own, one each.
-
-        An engine may count accepted drafts after the end token, too: there are the prefill and one for each draft.
-        None if the engine does not count them, or if its counts leave no forward for a request.
-        """
+        """Return the forwards of each request; None if the engine does not count them, or if a count cannot be."""
         if not self.serving.setting.name:  # plain decoding
             return [len(reply.token_ids) for reply in replies]
-        told = [(reply.counted, reply.speculation) for reply in replies]
-        counts = [
-            max(count - said.accepted, 1 + said.drafts if said.drafts else 0)
-            for count, said in told
-            if count is not None and said is not None
-        ]
-        return counts if len(counts) == len(replies) and all(count > 0 for count in counts) else None
+        known = [count for reply in replies if (count := _forwards_of(reply)) is not None and count > 0]
+        return known if len(known) == len(replies) else None
 
     def _ended(self, within_s: float = 0.0) -> bool:
         return self._process is None or processes.has_ended(self._process, within_s)
@@ -156,6 +147,19 @@ class EngineServer:
         if self._group is not None and not self._ended():
             with suppress(ProcessLookupError):
                 os.killpg(self._group, sent)
+
+
+def _forwards_of(reply: Reply) -> int | None:
+    """Return the target's forwards for a request that drafts: each gives one token of its own, the others are accepted.
+
+    An engine may also count drafts that it accepts behind the end token. So there are at least the prefill and one
+    forward for each verified draft. None if the engine does not count.
+    """
+    said = reply.speculation
+    if said is None or reply.counted is None:
+        return None
+    own = reply.counted - said.accepted
+    return max(own, 1 + said.drafts) if said.drafts else own
 
 
 def _size(checkpoint: Path) -> int:

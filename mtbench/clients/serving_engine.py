@@ -105,8 +105,9 @@ class ServingEngine:
     def own_options(self, given: Sequence[str]) -> list[str]:
         """Return the words of `--engine-option` for this engine.
 
-        >>> ServingEngine.name = "vllm"
-        >>> ServingEngine().own_options(["vllm:enforce-eager", "vllm:seed=1", "other:seed=2"])
+        >>> class Mine(ServingEngine):
+        ...     name = "mine"
+        >>> Mine().own_options(["mine:enforce-eager", "mine:seed=1", "other:seed=2"])
         ['--enforce-eager', '--seed', '1']
         """
         pairs = [text.partition(":")[2].partition("=") for text in given if text.partition(":")[0] == self.name]
@@ -133,18 +134,24 @@ class ServingEngine:
     def refuse(self, source: str) -> None:
         """Raise UserError for a checkpoint that `prepared` cannot write in the engine's format."""
         if self.gguf and not gguf.is_gguf(source):
-            gguf_writer.settings(Path(families.locate(source)))
+            folder = Path(families.locate(source))
+            if folder.is_dir():  # else a hub id, which is downloaded later
+                gguf_writer.settings(folder)
 
-    def prepared(self, source: str, dtype: str) -> str:
+    def other_weights(self, source: str) -> str | None:
+        """Return in words how the weights that it computes with are not those of mtbench; None if they are."""
+        made = gguf.description(Path(families.locate(source)), quantised=True) if gguf.is_gguf(source) else None
+        return f"{self.title} computes with the quantised weights, mtbench with {made}" if self.gguf and made else None
+
+    def prepared(self, source: str, dtype: str, *, offline: bool) -> str:
         """Return the path of a checkpoint in the engine's format. What is not in it is made once, in the cache.
 
-        Raises UserError if the checkpoint cannot be written so.
+        A hub id is downloaded. Raises UserError if that fails, or if the checkpoint cannot be written so.
         """
-        if not self.gguf:
-            return families.locate(source)
-        if gguf.is_gguf(source):
+        if self.gguf and gguf.is_gguf(source):
             return str(gguf.file_of(source))
-        return str(gguf_writer.written(Path(families.locate(source)), self.gguf_dtype or dtype))
+        folder = downloaded(families.locate(source), offline=offline)
+        return str(gguf_writer.written(folder, self.gguf_dtype or dtype) if self.gguf else folder)
 
     def prepared_arm(
         self, method: Method, checkpoints: Mapping[str, str], on: str, dtype: str, *, offline: bool
@@ -153,12 +160,11 @@ class ServingEngine:
 
         `checkpoints`: by role; `on`: the target's.
         """
-        held = {role: self.prepared(source, dtype) for role, source in checkpoints.items()}
+        held = {role: self.prepared(source, dtype, offline=offline) for role, source in checkpoints.items()}
         setting = self.setting(method, held)
         if isinstance(setting, Setting) and setting.exported:
             for role in held.keys() - {on}:
-                folder = downloaded(held[role], offline=offline)
-                held[role] = str(linked_with(folder, self.layout(folder)))
+                held[role] = str(linked_with(Path(held[role]), self.layout(Path(held[role]))))
             setting = self.setting(method, held)
         assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
         return held[on], setting

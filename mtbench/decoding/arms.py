@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
@@ -133,6 +133,11 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
 def is_ours(engine: str | None) -> bool:
     """Return whether an arm with this engine decodes in mtbench's loop."""
     return engine in ENGINES
+
+
+def is_served(engine: str | None) -> TypeGuard[str]:
+    """Return whether an arm with this engine decodes in a server of a serving engine."""
+    return engine is not None and not is_ours(engine)
 
 
 def check_engine(name: str, what: str = "engine") -> None:

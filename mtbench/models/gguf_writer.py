@@ -7,6 +7,7 @@ tokens and their kinds, and not the rule that splits a text.
 import hashlib
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def written(checkpoint: Path, dtype: str) -> Path:
 
     Raises UserError as `write`.
     """
-    config, sha256 = settings(checkpoint), weights_sha256(checkpoint)
+    states = tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(checkpoint.glob("*.safetensors")))
+    config, sha256 = settings(checkpoint), _sha256(checkpoint, states)
     if sha256 is None or dtype not in DTYPES:
         raise UserError(f"mtbench writes no GGUF file of {str(checkpoint)!r} in {dtype}; {HOW}.")
     of_config = hashlib.sha256(json.dumps(config).encode()).hexdigest()
@@ -44,6 +46,12 @@ def written(checkpoint: Path, dtype: str) -> Path:
             finally:
                 partial.unlink(missing_ok=True)
     return file
+
+
+@cache
+def _sha256(checkpoint: Path, states: tuple[tuple[int, int], ...]) -> str | None:
+    """Return the hash of the weights of a folder whose files have these sizes and times of change."""
+    return weights_sha256(checkpoint)
 
 
 def settings(checkpoint: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mtbench.results.decision_format import Decision, Looks
 from mtbench.results.decision_text import budget_spent
 from mtbench.results.format import ResultCell, Results
 
-DEPLOY = "Deploy (not measured there)"
+DEPLOY = "Deploy (measured only in the engine of the race)"
 LIMITS = {"ttft": "time to the first token", "itl": "time between commits"}  # names in `--slo`
 Rows = list[tuple[str, str]]  # name and text
 

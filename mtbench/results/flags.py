@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mtbench import statistics
-from mtbench.decoding.arms import is_ours
+from mtbench.decoding.arms import is_ours, is_served
 from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
 from mtbench.results import verdict_words
 from mtbench.results.comparisons import Comparisons
@@ -35,7 +35,7 @@ def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
             break
     if any(t.miscounted for t in data.timings):
         reasons.append("counts do not add up: the models ran other forwards than were counted")
-    if _other_tokens(data) and _is_ours(data.cell):
+    if _other_tokens(data) and not is_served(data.cell.engine):
         reasons.append("tokens differ between rounds")
     if data.timings:
         dropped = sum(bool(t.dropped) for t in data.timings)
@@ -43,10 +43,6 @@ def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
         if few:
             reasons.append(few)
     return reasons
-
-
-def _is_ours(cell: Cell) -> bool:
-    return cell.engine is None or is_ours(cell.engine)
 
 
 def _other_tokens(data: CellData) -> int:
@@ -105,7 +101,7 @@ def measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list
 
 def _engine_flags(data: CellData) -> list[str]:
     """Return flags for a serving engine that does not repeat its answers, or whose counts cannot be."""
-    if _is_ours(data.cell):
+    if not is_served(data.cell.engine):
         return []
     flags = []
     if other := _other_tokens(data):

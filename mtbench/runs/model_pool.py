@@ -11,7 +11,7 @@ import torch
 from mtbench import kernels
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving, ServingEngine
-from mtbench.decoding.arms import is_ours
+from mtbench.decoding.arms import is_ours, is_served
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Answers, ExternalEngine, run_outside, timed
 from mtbench.decoding.loop import decode
@@ -59,7 +59,7 @@ class ModelPool:
         self.methods: dict[str, Method] = {}  # by cell
         self.servers: dict[str, EngineServer] = {}  # of serving engines, by arm
         self.served_rows: int | None = None  # their batch size: those of others have ended
-        self.arms: set[str] = set()
+        self.arms: set[str] = set()  # that share the device
         self.serving: dict[str, str] = {}  # checkpoint by engine -> the engine's package
         # By role too: a draft of the same weights has its own cache.
         self.runners: dict[tuple[str, str, str], ModelRunner] = {}
@@ -136,7 +136,7 @@ class ModelPool:
         if isinstance(method, ExternalEngine):
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
-        if cell.engine is not None and not is_ours(cell.engine):
+        if is_served(cell.engine):
             return self._ask_server(cell, method, requests, ignore_eos=fixed, room=room)
         return decode(
             method,
@@ -155,26 +155,29 @@ class ModelPool:
         """Decode requests by the cell's server, which the first call starts. Raises ServerError."""
         target = self.tokenizer_of(cell.checkpoints[cell.on])
         refuse_unknown_ids(requests, target.vocabulary, cell.on)
+        server = self._server_of(cell, method, room)
+
+        def generate(requests: Sequence[Request]) -> Answers:
+            return server.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)
+
+        return timed(target, requests, generate, ignore_eos=ignore_eos)
+
+    def _server_of(self, cell: Cell, method: Method, room: int) -> EngineServer:
+        """Return the server of the cell's arm, for its batch size and requests of `room` positions."""
         if cell.batch_size != self.served_rows:
             self.close_servers()
             self.served_rows = cell.batch_size
-        server = self.servers.get(cell.arm)
-        if server is None or server.serving.positions < room:
-            if server is not None:
-                server.close()
+        if cell.arm in self.servers and self.servers[cell.arm].serving.positions < room:
+            self.servers.pop(cell.arm).close()
+        if cell.arm not in self.servers:
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
             model, setting = engine.prepared_arm(method, cell.checkpoints, cell.on, self.dtype, offline=self.offline)
             own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
             share = None if self.device == "cpu" else SERVED_SHARE / max(len(self.arms), 1)
             serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
-            server = self.servers[cell.arm] = EngineServer(engine, engine.python(), serving, cell.arm, log)
-        asked = server
-
-        def generate(requests: Sequence[Request]) -> Answers:
-            return asked.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)
-
-        return timed(target, requests, generate, ignore_eos=ignore_eos)
+            self.servers[cell.arm] = EngineServer(engine, engine.python(), serving, cell.arm, log)
+        return self.servers[cell.arm]
 
     def close_servers(self) -> None:
         """End all servers."""
@@ -200,7 +203,7 @@ class ModelPool:
                 self.runners_of(cell)
             elif cell.engine is not None:
                 for source in cell.checkpoints.values():
-                    SERVING_ENGINES[cell.engine]().prepared(source, self.dtype)
+                    SERVING_ENGINES[cell.engine]().prepared(source, self.dtype, offline=self.offline)
                 package = SERVING_ENGINES[cell.engine].release() or "of an unknown version"
                 self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = package
                 served += cell.checkpoints.values()

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from mtbench.decoding.arms import is_ours
+from mtbench.decoding.arms import is_served
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
@@ -175,7 +175,7 @@ class Cell(Upgraded):
     @property
     def computes_here(self) -> bool:
         """Whether it decodes in a process of mtbench, on weights that are loaded there."""
-        return METHODS[self.method].needs_weights and (self.engine is None or is_ours(self.engine))
+        return METHODS[self.method].needs_weights and not is_served(self.engine)
 
 
 class Group(Record):

@@ -10,14 +10,23 @@ from pathlib import Path
 from mtbench import plugins
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding import method_checks
-from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, is_ours, parse_arms, reference_arm
+from mtbench.decoding.arms import (
+    Arm,
+    baselines,
+    cell_id,
+    engine_baselines,
+    is_ours,
+    is_served,
+    parse_arms,
+    reference_arm,
+)
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
-from mtbench.models import families, gguf
+from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
 from mtbench.models.loading import Inspected, inspect
@@ -56,7 +65,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
     opened: the suites of the request, if they are open already.
     """
     _refuse_two_sources(request)
-    _refuse_unused_options(request)
+    _refuse_unknown_engines(request)
     acceptance = None if request.simulate_acceptance is None else Acceptance.of(request.simulate_acceptance)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     opened = opened or open_suites(request)
@@ -110,7 +119,7 @@ def write_plan(run: RunDirectory, plan: Plan, command: Sequence[str], race: Race
     run.write_json("plan.json", dump(plan), indent=None)
 
 
-def _refuse_unused_options(request: RunRequest) -> None:
+def _refuse_unknown_engines(request: RunRequest) -> None:
     for text in request.engine_option:
         if (name := text.partition(":")[0]) not in list(SERVING_ENGINES):
             raise unknown("engine of --engine-option", name, SERVING_ENGINES, "mtbench ls engines")
@@ -200,7 +209,7 @@ def _arms(request: RunRequest, family: Family) -> list[Arm]:
 
 def _is_there(arm: Arm, family: Family) -> bool:
     """Return whether the arm's engine has its method."""
-    if arm.engine is None or is_ours(arm.engine):
+    if not is_served(arm.engine):
         return True
     method = METHODS[arm.method](**arm.options)
     return not isinstance(SERVING_ENGINES[arm.engine]().setting(method, family.checkpoints(arm.roles)), str)
@@ -216,7 +225,7 @@ def _untrained(method: type[Method]) -> bool:
 def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
     """Raise UserError for an arm that cannot run as requested."""
     external = not is_ours(arm.engine)
-    if arm.engine is not None and external:
+    if is_served(arm.engine):
         _refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
     if arm.on in arm.roles[1:]:
         raise UserError(
@@ -252,9 +261,9 @@ def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: 
     for role in arm.roles:
         if not role.startswith(families.PART):
             engine.refuse(family.checkpoint(role))
-    serving = Serving("MODEL", setting, 1, 1, "float32", 1)
-    if ours := {*engine.launch(Path("python"), serving, 0)} & {*engine.own_options(request.engine_option)}:
-        raise UserError(f"--engine-option {min(ours)} is set by mtbench for {engine.title}; leave it out.")
+    ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
+    if twice := [flag for flag in engine.own_options(request.engine_option) if flag.startswith("--") and flag in ours]:
+        raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
     engine.python()
 
 
@@ -323,7 +332,7 @@ class _GroupPlanner:
         if fault is None and not method.outside:
             method_checks.refuse_too_wide(str(arm), method)
         claims: Claims = "lossy" if fault else method.claims
-        if claims == "lossless" and self.request.temperature and not (arm.engine is None or is_ours(arm.engine)):
+        if claims == "lossless" and self.request.temperature and is_served(arm.engine):
             engine: ServingEngine = SERVING_ENGINES[arm.engine]()
             setting = engine.setting(method, checkpoints)
             # Its random numbers are its own.
@@ -385,17 +394,11 @@ class _GroupPlanner:
 
 def _engine_flags(arm: Arm, source: str, given: Sequence[str]) -> list[str]:
     """Return flags for options of the arm's engine, which may change its tokens, and for other weights than ours."""
-    if arm.engine is None or is_ours(arm.engine):
+    if not is_served(arm.engine):
         return []
     engine: ServingEngine = SERVING_ENGINES[arm.engine]()
-    flags = [f"{engine.title} with {' '.join(words)}"] if (words := engine.own_options(given)) else []
-    if (
-        engine.gguf
-        and gguf.is_gguf(source)
-        and (made := gguf.description(Path(families.locate(source)), quantised=True))
-    ):
-        flags.append(f"another model: {engine.title} computes with the quantised weights, mtbench with {made}")
-    return flags
+    options, other = " ".join(engine.own_options(given)), engine.other_weights(source)
+    return [*([f"{engine.title} with {options}"] if options else []), *([f"another model: {other}"] if other else [])]
 
 
 def _mask_flags(arm: Arm, target: Inspected) -> list[str]:

@@ -7,7 +7,7 @@ for all answers.
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.arms import is_served
 from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.workers import Done, LocalWorker, Task, Worker
@@ -94,7 +94,7 @@ class Estimate:
         last = calls[-1]
         if last is None or calls[0] is None:
             return 0.0
-        if not (cell.computes_here or METHODS[cell.method].outside):
+        if is_served(cell.engine):
             self.starts += 1
             self.starting_s += calls[0].timing.preparation_s
         wall_s, before_s = last.timing.wall_s, last.timing.prefill_s or 0.0

@@ -230,7 +230,10 @@ def warnings_of(request: RaceRequest) -> list[str]:
 def test_a_deployment_without_a_note_has_no_empty_line() -> None:
     decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
     lines = [*deployment_lines(decision, {})]
-    assert [line.rpartition(": ")[2] for line in lines] == ["Deploy (not measured there):", "vllm serve m"]
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "Deploy (measured only in the engine of the race):",
+        "vllm serve m",
+    ]
 
 
 def test_auto_stands_alone() -> None:

@@ -58,7 +58,7 @@ def test_a_file_that_it_cannot_read_is_refused_with_the_types_that_it_reads(tmp_
 def test_its_command_decodes(name: str, options: dict[str, int]) -> None:
     """The command that `choose` prints is one for a shell, with the engine's Python, and prints an answer."""
     engine = SERVING_ENGINES["openvino"]()
-    files = {role: engine.prepared(str(TINY / role), "float32") for role in ("ar", "draft")}
+    files = {role: engine.prepared(str(TINY / role), "float32", offline=True) for role in ("ar", "draft")}
     setting = engine.setting(METHODS[name](**options), files)
     _, *words = shlex.split(engine.command(files["ar"], setting))
     done = subprocess.run([engine.python(), *words], capture_output=True, check=True, timeout=60)

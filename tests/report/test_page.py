@@ -136,7 +136,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         "Who left, and when: arithmetic, batch size 1",
         "Who left, and when: arithmetic, batch size 2",
         "What it took",
-        "Deploy (not measured there)",
+        "Deploy (measured only in the engine of the race)",
     ]
     left = "after 6 blocks: surely slower than Plain decoding (ar)"
     for text in (

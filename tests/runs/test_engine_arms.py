@@ -113,6 +113,7 @@ def test_an_option_that_mtbench_sets_itself_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", lambda self, *_: ["serve", "--max-num-seqs", "2"])
     with pytest.raises(UserError, match="--engine-option --max-num-seqs is set by mtbench for Toolbox"):
         plan(method=["ar"], engine=[TOOLBOX], engine_option=["toolbox:max-num-seqs=64"])
+    plan(method=["ar"], engine=[TOOLBOX], engine_option=["toolbox:tensor-parallel-size=2"])  # as much, of another
 
 
 def test_options_reach_the_server_and_are_a_flag_of_its_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.decoding import method_checks
-from mtbench.decoding.arms import Arm, is_ours, parse_arms
+from mtbench.decoding.arms import Arm, is_served, parse_arms
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, unknown
@@ -91,7 +91,7 @@ def why_not(arm: Arm, request: RunRequest, family: Family, inspected: dict[str, 
     inspected: checkpoints by source; those that are read are added.
     """
     method = METHODS[arm.method]
-    if not is_ours(arm.engine) and arm.engine is not None and arm.method not in SERVING_ENGINES[arm.engine].methods:
+    if is_served(arm.engine) and arm.method not in SERVING_ENGINES[arm.engine].methods:
         return f"{SERVING_ENGINES[arm.engine].title} does not have it"
     if method.outside:
         return "it runs in another engine, so its speedup includes the engine; use `mtbench run`"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtbench import files, plugins, records
-from mtbench.decoding.arms import is_ours
+from mtbench.decoding.arms import is_served
 from mtbench.document import html_page
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import listed
@@ -128,7 +128,7 @@ class CalibrateExperiment(_BuildsExperiment):
 
 def _serving_engine(request: BuildsRequest) -> str | None:
     """Return the serving engine of --engine; None if it names engines of ours only."""
-    return next((engine for engine in request.engine if not is_ours(engine)), None)
+    return next((engine for engine in request.engine if is_served(engine)), None)
 
 
 def _plan_arguments(request: BuildsRequest) -> list[str]:

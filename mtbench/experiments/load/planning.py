@@ -8,7 +8,7 @@ seeded order; during its turn an arm's levels come in a seeded order, too.
 import random
 from collections.abc import Sequence
 
-from mtbench.decoding.arms import ENGINES, Arm, is_ours, parse_arms, safe
+from mtbench.decoding.arms import ENGINES, Arm, is_served, parse_arms, safe
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
@@ -23,7 +23,7 @@ MOST_REQUESTS = 100_000  # of a point
 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
-    plain = [_reference()] if any(not is_ours(engine) for engine in request.engine) else []
+    plain = [_reference()] if any(map(is_served, request.engine)) else []
     chosen = served_arms(request.method or plain, request.engine)
     chosen += [
         ArmPlan(name=name, method=None, url=url, key_env=request.key_env.get(name)) for name, url in request.url.items()
@@ -75,7 +75,7 @@ def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> l
     """
     arms = parse_arms(specs, engines)
     for arm in arms:
-        if arm.engine in list(SERVING_ENGINES) and not SERVING_ENGINES[arm.engine].text:
+        if is_served(arm.engine) and not SERVING_ENGINES[arm.engine].text:
             raise UserError(
                 f"{str(arm)!r}: the server of {SERVING_ENGINES[arm.engine].title} takes token ids only, and the client "
                 "of a load sends text; give another --server. See `mtbench ls engines`."
@@ -86,7 +86,7 @@ def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> l
                 "`--url NAME=URL`."
             )
     return [
-        ArmPlan(name=_name(arm), method=_served(arm), engine=None if is_ours(arm.engine) else arm.engine)
+        ArmPlan(name=_name(arm), method=_served(arm), engine=arm.engine if is_served(arm.engine) else None)
         for arm in arms
     ]
 
