@@ -11,6 +11,7 @@ import torch
 from decoding_cases import ar, run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from mtbench.clients.serving_engine import ServingEngine
 from mtbench.errors import UserError
 from mtbench.files import cache_home
 from mtbench.models import families, gguf
@@ -199,3 +200,17 @@ def test_the_real_model_answers() -> None:
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     ids = checkpoint.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     assert "Paris" in checkpoint.tokenizer.decode(run(ar(), ModelRunner(checkpoint), [ids], 8)[0].token_ids)
+
+
+@has_gguf
+def test_an_engine_that_reads_the_file_itself_has_other_weights_if_they_are_quantised(
+    write: Callable[[str], Path],
+) -> None:
+    """mtbench's arms compute with the dequantised ones, and so does an engine that reads folders."""
+    reads, other = (type("Engine", (ServingEngine,), {"title": "E", "gguf": read})() for read in (True, False))
+    quantised, whole = str(write("Q8_0")), str(write("F32"))
+    assert reads.prepared(quantised, "float32", offline=True) == quantised
+    assert "E computes with the quantised weights, mtbench with dequantised" in (reads.other_weights(quantised) or "")
+    assert reads.other_weights(whole) is None
+    assert other.other_weights(quantised) is None
+    assert other.prepared(quantised, "float32", offline=True) == families.locate(quantised)
