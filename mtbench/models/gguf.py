@@ -24,6 +24,7 @@ from mtbench.files import cache_home
 ENDING, PACKAGE = ".gguf", "package:"
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
 MAGIC = b"GGUF"
+FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised
 
 
 def is_gguf(source: str) -> bool:
@@ -136,6 +137,6 @@ def description(folder: Path, *, quantised: bool = False) -> str | None:
         record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError):
         return None
-    if quantised and not record["quantised"]:
+    if quantised and FLOATS.issuperset(record["quantised"]):
         return None
     return f"dequantised from {record['file']} ({', '.join(record['quantised'])}) to {record['stored']}"
