@@ -1,7 +1,8 @@
 """llama.cpp (github.com/ggml-org/llama.cpp): its server, from the package `xllamacpp`, which has it as a library.
 
-Options are those of `llama-server` of November 2026; SERVE translates them for the library. Its cache has the arm's
-dtype, and not its default, float16. It reads GGUF files only.
+Options are those of `llama-server` of November 2026; SERVE translates them for the library. It reads GGUF files only.
+Its cache has the arm's dtype, and not its default, float16. In float32 it computes without flash attention, with which
+its plain decoding takes tokens whose logit is up to 4.5e-4 under the largest one.
 Its completion endpoint takes and returns token ids. It reports the drafted and the accepted tokens of a request, and
 not the number of drafts.
 """
@@ -31,8 +32,7 @@ from mtbench.decoding.external import Speculation
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
 
-F16 = 1  # its number of a type, the default of its cache
-CACHE_TYPES = {"float32": 0, "bfloat16": 30}
+CACHES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # its names of the types
 
 # Runs in the engine's own Python, which has no mtbench. Arguments: JSON of attributes, then options of llama-server.
 SERVE = """
@@ -46,11 +46,16 @@ FLAGS = {
     "--spec-draft-p-min": "speculative.draft.p_min",
     "--spec-ngram-simple-size-n": "speculative.ngram_simple.size_n",
     "--spec-ngram-simple-size-m": "speculative.ngram_simple.size_m",
+    "--cache-type-k": "cache_type_k",
+    "--cache-type-v": "cache_type_v",
+    "--flash-attn": "flash_attn_type",
     "--threads": "cpuparams.n_threads",
     "--threads-batch": "cpuparams_batch.n_threads",
     "--batch-size": "n_batch",
     "--ubatch-size": "n_ubatch",
 }
+
+NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "off": 0, "on": 1, "auto": -1}
 
 def put(params, path, value):
     *owners, name = path.split(".")
@@ -58,7 +63,7 @@ def put(params, path, value):
         params = getattr(params, owner)
     kind = type(getattr(params, name))
     if kind is bool or issubclass(kind, enum.Enum):
-        value = int(value)
+        value = int(NUMBERS.get(value, value))
     setattr(params, name, value if kind is list else kind(value))
 
 params, attributes = xllamacpp.CommonParams(), json.loads(sys.argv[1])
@@ -141,8 +146,12 @@ class LlamaCpp(ServingEngine):
         "mtp": _if_matched(_mtp),
     }
 
+    def computing(self, dtype: str) -> tuple[str, ...]:
+        exact = ("--flash-attn", "off") if dtype == "float32" else ()
+        return "--cache-type-k", CACHES[dtype], "--cache-type-v", CACHES[dtype], *exact
+
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
-        cache, threads = CACHE_TYPES.get(serving.dtype, F16), serving.threads
+        threads = serving.threads
         attributes = {
             "model.path": serving.model,
             "hostnames": [HOST],
@@ -153,8 +162,9 @@ class LlamaCpp(ServingEngine):
         }
         for model in ("", "speculative.draft."):
             attributes |= {f"{model}cpuparams.n_threads": threads, f"{model}cpuparams_batch.n_threads": threads}
-            attributes |= {f"{model}cache_type_k": cache, f"{model}cache_type_v": cache}
-        return [str(python), "-c", SERVE, json.dumps(attributes), *serving.setting.words, *serving.options]
+        attributes |= {f"speculative.draft.cache_type_{of}": CACHES[serving.dtype] for of in "kv"}
+        words = (*self.computing(serving.dtype), *serving.setting.words, *serving.options)
+        return [str(python), "-c", SERVE, json.dumps(attributes), *words]
 
     def complete(
         self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float

@@ -65,10 +65,14 @@ class SGLang(ServingEngine):
         "mtp": _mtp,
     }
 
+    def computing(self, dtype: str) -> tuple[str, ...]:
+        return "--dtype", dtype
+
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         return [
-            *(str(python), "-m", "sglang.launch_server", "--model-path", serving.model, "--dtype", serving.dtype),
-            *("--host", HOST, "--port", str(port), "--context-length", str(serving.positions)),
+            *(str(python), "-m", "sglang.launch_server", "--model-path", serving.model),
+            *("--host", HOST, "--port", str(port), *self.computing(serving.dtype)),
+            *("--context-length", str(serving.positions)),
             *("--max-running-requests", str(serving.rows), "--disable-radix-cache"),
             *(() if serving.share is None else ("--mem-fraction-static", f"{serving.share:.2f}")),
             *serving.setting.words,

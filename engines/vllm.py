@@ -134,12 +134,15 @@ class VLLM(ServingEngine):
         found = inspect(str(draft))
         return Layout({} if found.mask_id is None or not found.feeds_masks else {"pard_token": found.mask_id})
 
+    def computing(self, dtype: str) -> tuple[str, ...]:
+        return "--dtype", dtype
+
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         openmp = python.parent.parent / "lib" / "libiomp5.so"  # without it vLLM drafts slower, as its log says
         return [
             *(("env", f"LD_PRELOAD={openmp}") if openmp.exists() else ()),
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", serving.model),
-            *("--host", HOST, "--port", str(port), "--dtype", serving.dtype),
+            *("--host", HOST, "--port", str(port), *self.computing(serving.dtype)),
             *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
             "--no-enable-prefix-caching",
             *(("--per-request-spec-decode-metrics", "summary") if serving.setting.words else ()),

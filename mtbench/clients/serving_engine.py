@@ -113,9 +113,13 @@ class ServingEngine:
         pairs = [text.partition(":")[2].partition("=") for text in given if text.partition(":")[0] == self.name]
         return [word for option, equals, value in pairs for word in (f"--{option}", *([value] if equals else ()))]
 
-    def command(self, model: str, setting: Setting) -> str:
-        """Return the command that starts a server with a model, as text for a shell."""
-        return shlex.join([*self.start, self.file(model), *setting.words])
+    def command(self, model: str, setting: Setting, options: Sequence[str] = ()) -> str:
+        """Return the command that starts a server with a model, as text for a shell. `options`: the engine's own."""
+        return shlex.join([*self.start, self.file(model), *setting.words, *options])
+
+    def computing(self, dtype: str) -> tuple[str, ...]:
+        """Return the options of a command with which its server computes in a dtype."""
+        return ()
 
     def note(self, model: str, setting: Setting) -> str:
         """Return what it does otherwise, and whether it needs another format of the checkpoint's files."""

@@ -65,6 +65,19 @@ def test_a_command_names_the_users_model_and_draft() -> None:
     assert speculative(commands(cell, None)["vLLM"])["model"] == "DRAFT"
 
 
+def test_the_command_of_the_arms_own_engine_has_what_it_was_measured_with() -> None:
+    """dtype and `--engine-option`. Another engine was not measured: its command has neither."""
+    [cell] = cells("prompt-lookup:ahead=4")
+    there = cell.changed(engine="llamacpp")
+    given = ["llamacpp:threads=2", "vllm:seed=1"]
+    found = commands(there, None, "float32", given)
+    own = " --cache-type-k f32 --cache-type-v f32 --flash-attn off --threads 2"
+    assert found["llama.cpp"][0] == commands(cell, None, "float32", given)["llama.cpp"][0] + own
+    assert found["vLLM"] == commands(cell, None)["vLLM"]
+    found = commands(cell.changed(engine="vllm"), None, "bfloat16", given)
+    assert found["vLLM"][0].endswith(" --dtype bfloat16 --seed 1")
+
+
 def test_prompt_lookup_is_vllms_ngram_if_it_takes_the_earliest_match() -> None:
     earliest, latest = cells("prompt-lookup:ahead=4,ngram=5,min_ngram=2", "prompt-lookup:match=latest")
     found = commands(earliest, None)
@@ -166,10 +179,10 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
     ):
         found = [r.changed(same_tokens=chosen(arm)) for r in recommend(results, max_loss=0.02)]
         assert len(found) == 2
-        of_arms = deployment(found, results, plan.cells)
+        of_arms = deployment(found, results, plan)
         assert {arm: [*of_arm] for arm, of_arm in of_arms.items()} == {arm: engines}
     found = [r.changed(same_tokens=chosen(auto)) for r in recommend(results, max_loss=0.02)]
-    of_arm = deployment(found, results, plan.cells)[auto]
+    of_arm = deployment(found, results, plan)[auto]
     widths = [speculative(c)["num_speculative_tokens"] for engine, c in of_arm.items() if "vLLM" in engine]
     assert widths == [8, 2]
 

@@ -60,6 +60,7 @@ def test_its_command_decodes(name: str, options: dict[str, int]) -> None:
     engine = SERVING_ENGINES["openvino"]()
     files = {role: engine.prepared(str(TINY / role), "float32", offline=True) for role in ("ar", "draft")}
     setting = engine.setting(METHODS[name](**options), files)
-    _, *words = shlex.split(engine.command(files["ar"], setting))
-    done = subprocess.run([engine.python(), *words], capture_output=True, check=True, timeout=60)
-    assert done.stdout.strip()
+    for own in ((), engine.computing("float32")):
+        _, *words = shlex.split(engine.command(files["ar"], setting, own))
+        done = subprocess.run([engine.python(), *words], capture_output=True, check=True, timeout=60)
+        assert done.stdout.strip()

@@ -26,7 +26,7 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
     found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, misses_slo=over_slo)
-    serving = deployment(found, results.cells, racing.plan.cells)
+    serving = deployment(found, results.cells, racing.plan)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,

@@ -1,4 +1,7 @@
-"""The commands that start a serving engine with the method that a race recommends. mtbench does not measure them."""
+"""The commands that start a serving engine with the method that a race recommends.
+
+Those of the race's engine have the options with which it was measured, the others none of dtype.
+"""
 
 from collections.abc import Sequence
 
@@ -11,33 +14,33 @@ from mtbench.models.families import EMBEDDED
 from mtbench.options import AUTO
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import ResultCell
-from mtbench.runs.plan import Cell
+from mtbench.runs.plan import Cell, Plan
 
 Commands = dict[str, tuple[str, str]]  # engine -> a command, and what the engine does otherwise, in sentences
 
 
-def deployment(
-    found: Sequence[Recommendation], results: Sequence[ResultCell], planned: Sequence[Cell]
-) -> dict[str, Commands]:
+def deployment(found: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan) -> dict[str, Commands]:
     """Return the commands for each recommended arm: one more where a batch size has another."""
-    of_arms, cells = dict[str, Commands](), {cell.cell: cell for cell in planned}
+    of_arms, cells = dict[str, Commands](), {cell.cell: cell for cell in plan.cells}
     for rec in found:
         chosen = {choice.arm for choice in (rec.same_tokens, rec.within_loss) if choice is not None}
         group = (rec.suite, rec.batch_size, rec.batching)
         for result in results:
             if result.arm in chosen and (result.suite, result.batch_size, result.batching) == group:
                 of_arm = of_arms.setdefault(result.arm, {})
-                for engine, command in commands(cells[result.cell], result.positions_fed_per_forward).items():
+                measured = result.positions_fed_per_forward, result.dtype, plan.request.engine_option
+                for engine, command in commands(cells[result.cell], *measured).items():
                     if of_arm.setdefault(engine, command) != command:
                         of_arm[f"{engine} at batch size {rec.batch_size}"] = command
     return of_arms
 
 
-def commands(cell: Cell, positions: float | None) -> Commands:
+def commands(cell: Cell, positions: float | None, dtype: str | None = None, given: Sequence[str] = ()) -> Commands:
     """Return the command of every engine that has an arm's method with its options.
 
     `positions`: that the arm fed per forward; None: unknown. The fixed width nearest to it, or the smallest one, takes
-    the place of a width `auto`.
+    the place of a width `auto`. The command of the arm's own engine has what it was measured with: `dtype`, and `given`
+    as `--engine-option`.
     """
     method: Method = METHODS[cell.method](**cell.options)
     fixed, note = method, ""
@@ -52,7 +55,11 @@ def commands(cell: Cell, positions: float | None) -> Commands:
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
         if not isinstance(setting := engine.setting(fixed, drafts), str):
-            found[engine.title] = engine.command(model, setting), f"{note} {engine.note(model, setting)}".strip()
+            options: tuple[str, ...] = ()
+            if cell.engine == name and dtype is not None:
+                options = (*engine.computing(dtype), *engine.own_options(given))
+            command = engine.command(model, setting, options)
+            found[engine.title] = command, f"{note} {engine.note(model, setting)}".strip()
     return found
 
 
