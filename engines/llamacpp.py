@@ -1,4 +1,4 @@
-"""llama.cpp (github.com/ggml-org/llama.cpp): its server, from the package `xllamacpp`, which has it as a library.
+"""llama.cpp (github.com/ggml-org/llama.cpp): its server, yours or in the package `xllamacpp`, a library.
 
 Options are those of `llama-server` of November 2026; SERVE translates them for the library. It reads GGUF files only.
 Its cache has the arm's dtype, and not its default, float16. In float32 it computes without flash attention, with which
@@ -7,7 +7,6 @@ Its completion endpoint takes and returns token ids. It reports the drafted and 
 not the number of drafts.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from mtbench.clients.serving_engine import (
     NO_CONFIDENCE,
     NO_REJECTION,
     NO_TREE,
+    NOT_ALWAYS,
     ONE_A_FORWARD,
     SAMPLED,
     Serving,
@@ -34,18 +34,17 @@ from mtbench.decoding.request import Request
 
 CACHES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # its names of the types
 
-# Runs in the engine's own Python, which has no mtbench. Arguments: JSON of attributes, then options of llama-server.
+# Runs in the Python that has the library, which has no mtbench. Arguments: options of llama-server.
 SERVE = """
-import enum, json, signal, sys
+import enum, signal, sys
 import xllamacpp
 
 FLAGS = {
-    "--spec-draft-model": "speculative.draft.mparams.path",
-    "--spec-draft-n-max": "speculative.draft.n_max",
-    "--spec-draft-n-min": "speculative.draft.n_min",
-    "--spec-draft-p-min": "speculative.draft.p_min",
-    "--spec-ngram-simple-size-n": "speculative.ngram_simple.size_n",
-    "--spec-ngram-simple-size-m": "speculative.ngram_simple.size_m",
+    "-m": "model.path",
+    "--host": "hostnames" if hasattr(xllamacpp.CommonParams(), "hostnames") else "hostname",  # before October 2026
+    "--parallel": "n_parallel",
+    "--ctx-size": "n_ctx",
+    "--cache-ram": "cache_ram_mib",
     "--cache-type-k": "cache_type_k",
     "--cache-type-v": "cache_type_v",
     "--flash-attn": "flash_attn_type",
@@ -53,31 +52,42 @@ FLAGS = {
     "--threads-batch": "cpuparams_batch.n_threads",
     "--batch-size": "n_batch",
     "--ubatch-size": "n_ubatch",
+    "--spec-type": "speculative.types",
+    "--spec-synth-rates": "speculative.synth_rates",
+    "--spec-ngram-simple-size-n": "speculative.ngram_simple.size_n",
+    "--spec-ngram-simple-size-m": "speculative.ngram_simple.size_m",
+    "--spec-draft-model": "speculative.draft.mparams.path",
+    "--spec-draft-n-max": "speculative.draft.n_max",
+    "--spec-draft-n-min": "speculative.draft.n_min",
+    "--spec-draft-p-min": "speculative.draft.p_min",
+    "--spec-draft-threads": "speculative.draft.cpuparams.n_threads",
+    "--spec-draft-threads-batch": "speculative.draft.cpuparams_batch.n_threads",
+    "--spec-draft-type-k": "speculative.draft.cache_type_k",
+    "--spec-draft-type-v": "speculative.draft.cache_type_v",
+}
+NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "off": 0, "on": 1, "auto": -1}
+LISTS = {
+    "hostnames": lambda text: [text],
+    "synth_rates": lambda text: [float(rate) for rate in text.split(",")],
+    "types": lambda text: [
+        getattr(xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_" + text.upper().replace("-", "_"))
+    ],
 }
 
-NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "off": 0, "on": 1, "auto": -1}
-
-def put(params, path, value):
+def put(params, path, text):
     *owners, name = path.split(".")
     for owner in owners:
         params = getattr(params, owner)
     kind = type(getattr(params, name))
     if kind is bool or issubclass(kind, enum.Enum):
-        value = int(NUMBERS.get(value, value))
-    setattr(params, name, value if kind is list else kind(value))
+        value = kind(int(NUMBERS.get(text, text)))
+    else:
+        value = LISTS.get(name, kind)(text)
+    setattr(params, name, value)
 
-params, attributes = xllamacpp.CommonParams(), json.loads(sys.argv[1])
-if not hasattr(params, "hostnames"):  # a release before October 2026
-    attributes["hostname"] = attributes.pop("hostnames")[0]
-for path, value in attributes.items():
-    put(params, path, value)
-words = iter(sys.argv[2:])
+params, words = xllamacpp.CommonParams(), iter(sys.argv[1:])
 for flag in words:
     value = next(words)
-    if flag == "--spec-type":
-        name = "COMMON_SPECULATIVE_TYPE_" + value.upper().replace("-", "_")
-        params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
-        continue
     path = FLAGS.get(flag, flag.removeprefix("--").replace("-", "_"))  # else an attribute of xllamacpp.CommonParams
     try:
         put(params, path, value)
@@ -128,6 +138,10 @@ def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting:
     return setting.but("It copies from the latest occurrence, and mtbench from the earliest.")
 
 
+def _is_python(program: Path) -> bool:
+    return program.name.startswith("python")
+
+
 @SERVING_ENGINES.register("llamacpp")
 class LlamaCpp(ServingEngine):
     """One llama.cpp server an arm."""
@@ -136,6 +150,7 @@ class LlamaCpp(ServingEngine):
     start = ("llama-server", "-m")
     package = "xllamacpp==2026.10.11549"
     gguf = True
+    overridable = ("--threads", "--threads-batch", "--flash-attn")
     fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False}
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
@@ -150,21 +165,28 @@ class LlamaCpp(ServingEngine):
         exact = ("--flash-attn", "off") if dtype == "float32" else ()
         return "--cache-type-k", CACHES[dtype], "--cache-type-v", CACHES[dtype], *exact
 
+    def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
+        if not setting.name.startswith("draft-"):
+            return NOT_ALWAYS
+        return setting._replace(words=(*setting.words, "--spec-synth-rates", ",".join(map(str, rates))))
+
+    @classmethod
+    def asked_release(cls, program: Path) -> list[str]:
+        return super().asked_release(program) if _is_python(program) else [str(program), "--version"]
+
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
-        threads = serving.threads
-        attributes = {
-            "model.path": serving.model,
-            "hostnames": [HOST],
-            "port": port,
-            "n_parallel": serving.rows,
-            "n_ctx": serving.rows * serving.positions,
-            "cache_ram_mib": 0,
-        }
-        for model in ("", "speculative.draft."):
-            attributes |= {f"{model}cpuparams.n_threads": threads, f"{model}cpuparams_batch.n_threads": threads}
-        attributes |= {f"speculative.draft.cache_type_{of}": CACHES[serving.dtype] for of in "kv"}
-        words = (*self.computing(serving.dtype), *serving.setting.words, *serving.options)
-        return [str(python), "-c", SERVE, json.dumps(attributes), *words]
+        """Return the command of llama-server, or of the library with the same options."""
+        cache, threads = CACHES[serving.dtype], str(serving.threads)
+        return [
+            *((str(python), "-c", SERVE) if _is_python(python) else (str(python),)),
+            *("-m", serving.model, "--host", HOST, "--port", str(port), "--parallel", str(serving.rows)),
+            *("--ctx-size", str(serving.rows * serving.positions), "--cache-ram", "0"),
+            *("--threads", threads, "--threads-batch", threads, *self.computing(serving.dtype)),
+            *("--spec-draft-threads", threads, "--spec-draft-threads-batch", threads),
+            *("--spec-draft-type-k", cache, "--spec-draft-type-v", cache),
+            *serving.setting.words,
+            *serving.options,
+        ]
 
     def complete(
         self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float

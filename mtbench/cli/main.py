@@ -64,7 +64,7 @@ COMMANDS = _EXPERIMENTS | {
         "Lay results of other tools side by side, each figure under its owner's definition.",
     ),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites, families or engines, or describe one of them."),
-    "fetch": Entry("mtbench.cli.fetch", COMPARE, "Install a serving engine in an environment of its own."),
+    "fetch": Entry("mtbench.cli.fetch", COMPARE, "Install a serving engine, or use an installation of yours."),
     "schemas": Entry("mtbench.cli.schemas", COMPARE, "Write the JSON Schemas of the files that mtbench writes."),
     "plan": Entry("mtbench.cli.run", STAGES, "Write the plan of a run: prompts as token ids, cells, blocks, rounds."),
     "generate": Entry("mtbench.cli.run", STAGES, "Decode the missing batches of a plan."),

@@ -7,6 +7,7 @@ differ. What an engine does not report is null.
 
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,21 +20,30 @@ from mtbench.clients.openai_wire import body_of
 from mtbench.decoding.method import Method
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.files import cache_home
+from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import Layout, linked_with
 from mtbench.models.loading import downloaded
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
+from mtbench.records import Record
 
 # An environment variable, `ENGINE=NAME==VERSION`: the package of an engine in place of the pinned one.
 RELEASE = "MTBENCH_ENGINE_RELEASE"
 GGUF = ".gguf"
+RELEASE_S = 60.0  # time in which an installation must tell its release
+TELL_RELEASE = """
+import importlib.metadata as metadata, sys
+there = {found.metadata["name"]: found.version for found in metadata.distributions()}
+[first, *_] = [f"{name}=={there[name]}" for name in sys.argv[1:] if name in there]
+print(first)
+"""
 HOST = "127.0.0.1"
 
 # What engines do otherwise, and why one has no setting for a method with some options.
 SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
 ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
+NOT_ALWAYS = "It drafts only where the text repeats, so its acceptance cannot be made up."
 NO_TREE = "It drafts a chain: give tree=1."
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
@@ -53,6 +63,13 @@ class Setting(NamedTuple):
     def but(self, differs: str) -> "Setting":
         """Return the setting with something more that the engine does otherwise."""
         return self._replace(differs=f"{self.differs} {differs}".strip())
+
+
+class Installation(Record):
+    """An installation of an engine that is the user's own."""
+
+    program: str
+    release: str
 
 
 Table = Mapping[str, Callable[[Any, Mapping[str, str]], Setting | str]]
@@ -79,9 +96,11 @@ class ServingEngine:
     title: ClassVar[str]
     start: ClassVar[tuple[str, ...]]  # words of a user's command before the model
     package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
+    distributions: ClassVar[tuple[str, ...]] = ()  # others that have it, in a user's own installation
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
+    overridable: ClassVar[tuple[str, ...]] = ()  # options of its server that mtbench sets, and `--engine-option` may
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
     text: ClassVar[bool] = True  # its server takes and gives text too, so that clients of others can load it
@@ -173,6 +192,13 @@ class ServingEngine:
         assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
         return held[on], setting
 
+    def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
+        """Return the setting with made-up acceptance, or in a sentence why the engine has none.
+
+        `rates`: the chance that the draft at each depth is accepted, with all before it; they fall.
+        """
+        return f"{self.title} has no synthetic acceptance."
+
     def layout(self, draft: Path) -> Layout:
         """Return how the draft in a folder must be written, so that the engine loads it."""
         return Layout()
@@ -199,40 +225,89 @@ class ServingEngine:
 
     @classmethod
     def release(cls) -> str | None:
-        """Return the package of its environment: the pinned one, or the one that RELEASE names."""
+        """Return what is run: the release that RELEASE names, the user's own installation, or the pinned package."""
+        own = cls.own()
+        return own.release if own is not None else cls._package()
+
+    @classmethod
+    def _package(cls) -> str | None:
         engine, _, package = os.environ.get(RELEASE, "").partition("=")
         return package if engine == cls.name else cls.package
 
     @classmethod
+    def own(cls) -> "Installation | None":
+        """Return the user's own installation, if there is one and RELEASE names no other."""
+        file = cls._own_file()
+        if not file.is_file() or os.environ.get(RELEASE, "").startswith(f"{cls.name}="):
+            return None
+        return Installation.model_validate_json(read_bytes(file))
+
+    @classmethod
+    def _own_file(cls) -> Path:
+        return cache_home() / "engines" / f"{cls.name}.json"
+
+    @classmethod
     def folder(cls, package: str | None = None) -> Path:
-        """Return the folder of the environment that `mtbench fetch engine` makes. `package`: default, its release."""
-        wanted = (package or cls.release() or cls.name).replace("==", "-")
+        """Return the folder of the environment that `mtbench fetch engine` makes. `package`: default, its own."""
+        wanted = (package or cls._package() or cls.name).replace("==", "-")
         return cache_home() / "engines" / f"{wanted}-{sys.implementation.cache_tag}"
 
     @classmethod
     def installed(cls) -> Path | None:
-        """Return the Python of the engine's environment, if it was made."""
+        """Return the program of the user's own installation, or the Python of the engine's environment, if there."""
+        if (own := cls.own()) is not None:
+            return Path(own.program) if Path(own.program).exists() else None
         python, marker = cls.folder() / "bin" / "python", cls.folder() / environments.MARKER
         return python if marker.is_file() and python.exists() else None
 
     @classmethod
     def state(cls) -> str:
-        """Return the package of its environment, or how to get one."""
-        package = cls.release()
-        if package is None:
+        """Return what is run, or how to install it."""
+        if cls.release() is None:
             return "no package"
-        return package if cls.installed() else f"mtbench fetch engine {cls.name}"
+        return str(cls.release()) if cls.installed() else f"mtbench fetch engine {cls.name}"
 
     @classmethod
     def fetch(cls, note: Note, package: str | None = None) -> Path:
         """Make the engine's environment, if it is not there; return its Python. Raises UserError if that fails.
 
-        `package`: another release than its own, as `NAME==VERSION`.
+        It takes the place of the user's own installation. `package`: another release than its own, as `NAME==VERSION`.
         """
-        wanted = package or cls.release()
+        wanted = package or cls._package()
         if wanted is None:
-            raise UserError(f"mtbench has no package of {cls.title}; it is there for its command to deploy.")
-        return environments.installed(cls.folder(wanted), wanted, "", partial(cls._install, wanted), note)
+            raise UserError(f"mtbench has no package of {cls.title}; name an installation: --program PYTHON.")
+        python = environments.installed(cls.folder(wanted), wanted, "", partial(cls._install, wanted), note)
+        if package is None:
+            cls._own_file().unlink(missing_ok=True)
+        return python
+
+    @classmethod
+    def use(cls, program: Path) -> str:
+        """Use an installation of the user's: its Python, or a program that the engine knows. Return its release.
+
+        Raises UserError if the engine is not there.
+        """
+        path = Path(os.path.abspath(program))  # not resolved: a link tells a Python its environment
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise UserError(f"--program {program}: it is no program; give the Python that has {cls.title}.")
+        try:
+            done = environments.run(cls.asked_release(path), environments.variables(path), timeout_s=RELEASE_S)
+            said = [*done.stdout.split("\n"), *done.stderr.split("\n")] if done.returncode == 0 else []
+        except (OSError, subprocess.TimeoutExpired):
+            said = []
+        release = next(filter(None, map(str.strip, said)), None)
+        if release is None:
+            raise UserError(f"--program {program}: {cls.title} is not there; give the Python that has it.")
+        with write_errors(cls._own_file()):
+            cls._own_file().parent.mkdir(parents=True, exist_ok=True)
+            write_text(cls._own_file(), Installation(program=str(path), release=release).model_dump_json())
+        return release
+
+    @classmethod
+    def asked_release(cls, program: Path) -> list[str]:
+        """Return the command that prints the release of an installation, and fails if the engine is not there."""
+        names = [*cls.distributions, *([cls.package.partition("==")[0]] if cls.package else [])]
+        return [str(program), "-c", TELL_RELEASE, *names]
 
     @classmethod
     def _install(cls, package: str, pip: Pip) -> None:
@@ -242,12 +317,14 @@ class ServingEngine:
 
     @classmethod
     def python(cls) -> Path:
-        """Return the Python that runs the engine. Raises UserError with the command that installs it."""
-        found = cls.installed()
+        """Return the Python or program that runs the engine. Raises UserError with the command that installs it."""
+        found, own = cls.installed(), cls.own()
         if found is None and cls.release() is None:
             raise UserError(
-                f"mtbench cannot run {cls.title}, only name the command to deploy it. See `mtbench ls engines`."
+                f"mtbench has no package of {cls.title}; name your installation of it: "
+                f"`mtbench fetch engine {cls.name} --program PYTHON`."
             )
         if found is None:
-            raise UserError(f"engine {cls.name!r} is not installed; run `mtbench fetch engine {cls.name}`.")
+            gone = f"{own.program!r} is not there" if own is not None else f"{cls.name!r} is not installed"
+            raise UserError(f"engine {gone}; run `mtbench fetch engine {cls.name}`.")
         return found

@@ -10,7 +10,7 @@ import torch
 
 from mtbench import kernels
 from mtbench.clients.engine_server import EngineServer
-from mtbench.clients.serving_engine import Serving, ServingEngine
+from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Answers, ExternalEngine, run_outside, timed
@@ -110,7 +110,7 @@ class ModelPool:
         """Return the cell's method, with its scripted acceptance; one object, since engines keep graphs by method."""
         if cell.cell not in self.methods:
             method = method_of(cell)
-            if cell.accept is not None:
+            if cell.accept is not None and not is_served(cell.engine):
                 method = simulation.scripted(method, cell.accept, torch.device(self.device))
             self.methods[cell.cell] = method
         return self.methods[cell.cell]
@@ -172,6 +172,10 @@ class ModelPool:
         if cell.arm not in self.servers:
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
             model, setting = engine.prepared_arm(method, cell.checkpoints, cell.on, self.dtype, offline=self.offline)
+            if cell.accept is not None and cell.accept.probabilities is not None:
+                made = engine.synthetic(setting, simulation.rates(cell.accept.probabilities, method))
+                assert isinstance(made, Setting), "planning refuses it"
+                setting = made
             own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
             share = None if self.device == "cpu" else SERVED_SHARE / max(len(self.arms), 1)
             serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)

@@ -224,7 +224,6 @@ def _untrained(method: type[Method]) -> bool:
 
 def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
     """Raise UserError for an arm that cannot run as requested."""
-    external = not is_ours(arm.engine)
     if is_served(arm.engine):
         _refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
     if arm.on in arm.roles[1:]:
@@ -238,7 +237,7 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
             f"{str(arm)!r}: {part!r} is a part of {checkpoint!r} that drafts, and a whole model is needed; leave out "
             f"`{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
         )
-    if request.simulate_acceptance is not None and external and arm.decoding:
+    if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:
         raise UserError(
             f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
             "leave that `--method` or `--simulate-acceptance` out."
@@ -262,7 +261,8 @@ def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: 
         if not role.startswith(families.PART):
             engine.refuse(family.checkpoint(role))
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
-    if twice := [flag for flag in engine.own_options(request.engine_option) if flag.startswith("--") and flag in ours]:
+    flags = [word for word in engine.own_options(request.engine_option) if word.startswith("--")]
+    if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:
         raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
     engine.python()
 
@@ -387,6 +387,12 @@ class _GroupPlanner:
         if self.acceptance is None:
             return None, simulated
         refuse_unscriptable(arm, method)
+        if is_served(arm.engine) and (rates := self.acceptance.rates(method)):
+            engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+            setting = engine.setting(method, self.family.checkpoints(arm.roles))
+            made = engine.synthetic(setting, rates) if isinstance(setting, Setting) else setting
+            if isinstance(made, str):
+                raise UserError(f"{str(arm)!r}: {made} Leave that `--method` or `--simulate-acceptance` out.")
         items, budget = len(self.suite.items), self.suite.max_new_tokens
         script = self.acceptance.script(arm, method, items, budget, self.request.seed)
         return script, simulated.changed(note=self.acceptance.note)

@@ -11,7 +11,8 @@ mtbench neither scores nor grades it, and marks every result as simulated. The s
   `synthetic_acceptance_length` and SGLang's `SGLANG_SIMULATE_ACC_LEN` count it. Every forward pass commits 2 or 3
   tokens, which is the least variance (as in vLLM, and in SGLang with `match-expected`).
 
-Each item uses its whole budget. mtbench draws once for each item.
+Each item uses its whole budget. mtbench draws once for each item. A serving engine draws itself, where it can
+(`ServingEngine.synthetic`).
 
 Shapes: R = rows, F = forward passes of the longest script, N = most tokens that one forward pass commits.
 """
@@ -22,7 +23,8 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from operator import mul
 from typing import ClassVar
 
 import torch
@@ -142,6 +144,12 @@ def draw(probabilities: Sequence[float], most: int, forwards: int, seed: str) ->
     return [1 + sum(1 for _ in takewhile(lambda p: rng.random() < p, depths)) for _ in range(forwards)]
 
 
+def rates(probabilities: Sequence[float], method: Method) -> list[float]:
+    """Return the chance of each depth of a method's drafts to be accepted, with all before it."""
+    depths = [probabilities[min(d, len(probabilities) - 1)] for d in range(most_commits(method) - 1)]
+    return list(accumulate(depths, mul))
+
+
 def least_variance(length: float) -> list[float]:
     """Return conditional probabilities by which each forward commits the floor or the ceiling of `length` tokens."""
     certain = int(length) - 1
@@ -187,6 +195,10 @@ class Acceptance:
     def note(self) -> str:
         draws = "independent draws" if self.probabilities else "commits of the least variance"
         return f"{draws}: optimistic for static batches"
+
+    def rates(self, method: Method) -> list[float]:
+        """Return the chance of each depth of a method's drafts to be accepted, with all before it."""
+        return rates(self.probabilities or least_variance(self.length), method)
 
     def script(self, arm: Arm, method: Method, items: int, budget: int, seed: int) -> Script:
         """Return the script of an arm with so many items. Raise UserError if it cannot commit so many tokens."""

@@ -17,6 +17,27 @@ def llamacpp() -> None:
     SERVING_ENGINES["llamacpp"].fetch(lambda text: None)
 
 
+def test_a_made_up_acceptance_is_the_servers(tmp_path: Path) -> None:
+    """The server accepts at random, as often as asked, but no drafted end token; its counts give the rest."""
+    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "Write a story about a train."}\n' * 8)
+    results = mtbench.run(
+        suite=f"prompts:{prompts}",
+        family="tiny",
+        method=("ar", "speculative:ahead=4"),
+        engine="llamacpp",
+        simulate_acceptance="length=2.5",
+        max_new_tokens=100,
+        batch_size=1,
+        rounds=1,
+        out=tmp_path / "DIR",
+    )
+    plain, drafted = results.record["cells"]
+    assert plain["tokens_per_forward"] == 1
+    assert drafted["tokens_per_forward"] == pytest.approx(2.4, abs=0.1)
+    assert "simulated acceptance" in drafted["flags"]
+    assert drafted["lossless"] is None, "the text has no meaning"
+
+
 def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     """In float32, all arms: exact. The engine's own counts give tokens per forward: 1 for plain decoding."""
     results = mtbench.run(

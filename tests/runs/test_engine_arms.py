@@ -15,10 +15,11 @@ from whole import Quiet
 
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving, Setting, Table
-from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.results.aggregate import assemble
+from mtbench.runs import simulation
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import FailureLine, GenerationLine
@@ -72,6 +73,36 @@ def test_every_arm_is_planned_in_each_engine() -> None:
     assert plain.lossless_reference == ours.arm, "the engine's own decoding is judged by ours"
     assert drafted.lossless_reference == plain.arm, "a method is judged by plain decoding in its engine"
     assert drafted.baselines == [plain.arm]
+
+
+def test_a_made_up_acceptance_needs_an_engine_that_has_it(tmp_path: Path) -> None:
+    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "a b c"}\n')
+    asked = {"suite": [f"prompts:{prompts}"], "family": "tiny", "limit": 1, "simulate_acceptance": "0.8"}
+    with pytest.raises(UserError, match=r"Toolbox has no synthetic acceptance\. Leave that `--method`"):
+        plan(**asked, method=[f"prompt-lookup:engine={TOOLBOX}"])
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "vllm"])
+def test_a_made_up_acceptance_is_in_the_servers_options(name: str) -> None:
+    """Drafts from the text are not always there, so that no acceptance can be made up."""
+    engine = SERVING_ENGINES[name]()
+    for method in (METHODS["speculative"](ahead=2), METHODS["prompt-lookup"](ahead=2)):
+        setting = engine.setting(method, {"draft": "d"})
+        assert isinstance(setting, Setting)
+        made = engine.synthetic(setting, [0.5, 0.25])
+        if method.name == "prompt-lookup":
+            assert made == "It drafts only where the text repeats, so its acceptance cannot be made up."
+        else:
+            words = {"llamacpp": "--spec-synth-rates 0.5,0.25", "vllm": '"synthetic_acceptance_rates": [0.5, 0.25]'}
+            assert isinstance(made, Setting)
+            assert words[name] in " ".join(made.words)
+
+
+def test_the_chances_of_an_engine_are_those_of_all_drafts_before() -> None:
+    """A simulation says how often a draft is accepted if those before it are; engines take the product."""
+    method = METHODS["speculative"](ahead=3)
+    assert simulation.rates([0.5], method) == [0.5, 0.25, 0.125]
+    assert simulation.rates(simulation.least_variance(2.5), method) == [1, 0.5, 0]
 
 
 def test_without_methods_an_engine_gets_those_that_it_has() -> None:

@@ -1,0 +1,59 @@
+"""Where a serving engine is installed: in an environment of mtbench's, or an installation of the user's."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtbench.clients.serving_engine import RELEASE, ServingEngine
+from mtbench.errors import UserError
+
+
+class Mine(ServingEngine):
+    name = "mine"
+    title = "Mine"
+    package = "mine-cpu==1"
+    distributions = ("rich",)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtbench.clients.serving_engine.cache_home", lambda: tmp_path)
+
+
+def test_a_python_of_the_users_is_used_under_its_own_release() -> None:
+    """A link is kept: it tells a Python its environment."""
+    release = f"rich=={importlib.metadata.version('rich')}"
+    assert Mine.state() == "mtbench fetch engine mine"
+    assert Mine.use(Path(sys.executable)) == release
+    assert Mine.python() == Path(sys.executable)
+    assert Mine.release() == Mine.state() == release
+
+
+def test_a_release_that_is_asked_for_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate compares two releases; the pinned one may be one of them."""
+    Mine.use(Path(sys.executable))
+    monkeypatch.setenv(RELEASE, "mine=mine-cpu==1")
+    assert Mine.release() == "mine-cpu==1"
+    assert Mine.installed() is None
+
+
+def test_a_program_without_the_engine_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    Mine.use(Path(sys.executable))
+    with pytest.raises(UserError, match="no-such: it is no program; give the Python that has Mine"):
+        Mine.use(tmp_path / "no-such")
+    (broken := tmp_path / "broken").write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(UserError, match="broken: Mine is not there"):
+        Mine.use(broken)
+    assert Mine.python() == Path(sys.executable)
+
+
+def test_a_program_that_has_gone_is_named(tmp_path: Path) -> None:
+    (program := tmp_path / "mine").write_text("#!/bin/sh\necho version: 7\n")
+    program.chmod(0o755)
+    assert Mine.use(program) == "version: 7"
+    program.unlink()
+    with pytest.raises(UserError, match=f"'{program}' is not there; run `mtbench fetch engine mine`"):
+        Mine.python()
