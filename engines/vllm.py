@@ -36,6 +36,7 @@ from mtbench.models.loading import inspect
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
 # github.com/vllm-project/vllm/issues/55005: each row's temperature is written into a copy that nobody reads.
 CPU_SAMPLED = "On a CPU, vLLM 0.32.0 draws noise where it verifies drafts above a temperature of 0."
+DRAFTS = "num_speculative_tokens"
 FROM_TEXT = ("ngram", "suffix")
 NO_MASKS = "It has no masks after the drafts: give tau=1."
 
@@ -43,7 +44,7 @@ NO_MASKS = "It has no masks after the drafts: give tau=1."
 def _speculative(name: str, method: Any, draft: str = "", **config: Any) -> Setting:
     """Return the setting for a speculative configuration. `config`: keys beside method, model and draft length."""
     model = {"model": draft} if draft else {}
-    whole = {"method": name, **model, "num_speculative_tokens": method.ahead, **config}
+    whole = {"method": name, **model, DRAFTS: method.ahead, **config}
     rejection = getattr(method, "verify", None) == "rejection"
     if rejection:
         whole["draft_sample_method"] = "probabilistic"
@@ -126,6 +127,21 @@ class VLLM(ServingEngine):
         "dflash": _block,
         "mtp": _mtp,
     }
+
+    def scheduled(self, settings: Mapping[int, Setting]) -> Setting | None:
+        configs = {size: json.loads(setting.words[1]) if setting.words else None for size, setting in settings.items()}
+        drafting = [config for config in configs.values() if config]
+        most = max(drafting, key=lambda config: config[DRAFTS], default=None)
+        if most is None or any(config | {DRAFTS: most[DRAFTS]} != most for config in drafting):
+            return None
+        sizes = sorted(configs)
+        starts, ends = [1, *sizes[1:]], [*(size - 1 for size in sizes[1:]), sizes[-1]]  # the last holds beyond, too
+        drafts = [config[DRAFTS] if (config := configs[size]) else 0 for size in sizes]
+        if len(set(drafts)) == 1:
+            return None
+        table = [list(row) for row in zip(starts, ends, drafts, strict=True)]
+        [drafted] = [setting for size, setting in settings.items() if configs[size] == most][:1]
+        return drafted._replace(words=(drafted.words[0], json.dumps(most | {f"{DRAFTS}_per_batch_size": table})))
 
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
         if setting.name in FROM_TEXT:

@@ -192,6 +192,13 @@ class ServingEngine:
         assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
         return held[on], setting
 
+    def scheduled(self, settings: Mapping[int, Setting]) -> Setting | None:
+        """Return one setting that decodes at each batch size by its setting; None if the engine has no such.
+
+        Settings differ. A plain one is among them where drafts do not pay.
+        """
+        return None
+
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
         """Return the setting with made-up acceptance, or in a sentence why the engine has none.
 

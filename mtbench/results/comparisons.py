@@ -276,8 +276,9 @@ def _speedups(
     """
     both = [(arm, arm.beside(baseline), doubt) for arm, doubt in zip(arms, doubts, strict=True)]
     timed = [(arm, *pair, doubt) for arm, pair, doubt in both if pair is not None]
-    walls = [(base.by_block("wall_s"), data.by_block("wall_s")) for _, data, base, _ in timed]
-    ratios = [statistics.ratio_of_totals([base], [data]) for base, data in walls]
+    walls = [(base.per_unit("wall_s"), data.per_unit("wall_s")) for _, data, base, _ in timed]
+    units = [data.unit for _, data, _, _ in timed]
+    ratios = [statistics.ratio_of_totals([w0], [w], unit=unit) for (w0, w), unit in zip(walls, units, strict=True)]
     shared = [statistics.shared_ratio(*pair, looks=looks, among=len(walls)) for pair in walls] if looks > 1 else ratios
     reasons = [
         doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
@@ -299,14 +300,14 @@ def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
     if pair is None:
         return Ratio(None, None, None, None, 0, "block")
     arm, base = pair
-    return statistics.ratio_of_totals([base.by_block("wall_s")], [arm.by_block("wall_s")])
+    return statistics.ratio_of_totals([base.per_unit("wall_s")], [arm.per_unit("wall_s")], unit=arm.unit)
 
 
 def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
     """Return the record of an arm's speed over a baseline."""
-    tokens, tokens0 = data.by_block("tokens"), baseline.by_block("tokens")
-    wall, wall0 = data.by_block("wall_s"), baseline.by_block("wall_s")
-    rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0])
+    tokens, tokens0 = data.per_unit("tokens"), baseline.per_unit("tokens")
+    wall, wall0 = data.per_unit("wall_s"), baseline.per_unit("wall_s")
+    rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0], unit=data.unit)
     repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
     factors = None
     if data.totals and baseline.totals and not verdict_words.disturbed(str(verdict)):
@@ -330,7 +331,8 @@ def _decode_ratio(data: CellData, baseline: CellData) -> Estimate | None:
     """Return the decoding time of the baseline over that of the arm, on the same blocks; None if one is hidden."""
     if not data.total("decode_s") or not baseline.total("decode_s"):
         return None
-    return estimate(statistics.ratio_of_totals([baseline.by_block("decode_s")], [data.by_block("decode_s")]))
+    decode, decode0 = data.per_unit("decode_s"), baseline.per_unit("decode_s")
+    return estimate(statistics.ratio_of_totals([decode0], [decode], unit=data.unit))
 
 
 def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellData]) -> PlainSpeedup | None:

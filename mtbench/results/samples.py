@@ -25,7 +25,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Item, Plan
 from mtbench.runs.stored_lines import read_answers, read_timings
-from mtbench.statistics import Totals
+from mtbench.statistics import Totals, Unit
 
 FAR_OFF = 4.0  # times its usual time, from which a block's time is not taken for the arm's speed
 
@@ -43,6 +43,7 @@ class CellData:
     scores: Mapping[str, float]  # by item
     error: str | None
     left: Elimination | None = None
+    unit: Unit = "block"  # of the intervals of times; round: arms decoded one after the other
 
     def beside(self, other: "CellData") -> tuple["CellData", "CellData"] | None:
         """Return both with the samples that count for both; None if they differ and have none in common."""
@@ -66,6 +67,10 @@ class CellData:
     def not_clean(self) -> int:
         """Timing lines that no arm may use, because a line of this block and round is missing or dropped."""
         return sum((t.round, t.block) not in self.valid for t in self.timings)
+
+    def per_unit(self, name: str) -> npt.NDArray[np.float64]:
+        """Return the field `name` of the timing lines per unit of the intervals of times."""
+        return np.array(self.by_round(name)) if self.unit == "round" else self.by_block(name)
 
     def by_block(self, name: str) -> npt.NDArray[np.float64]:
         """Return the field `name` of the timing lines per unit of blocks, (K,). No engine may hide it."""
@@ -184,6 +189,7 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 scores=scores.get(name, {}),
                 error=errors.get(name),
                 left=left.get(name),
+                unit="round" if plan.request.apart else "block",
             )
     return data
 

@@ -51,7 +51,7 @@ def summarize(data: CellData, metric: str | None) -> Summary:
     if counts is not None:
         per_forward = statistics.ratio_of_totals([counts[0]], [counts[1]])
     if data.samples:
-        rate = statistics.ratio_of_totals([data.by_block("tokens")], [data.by_block("wall_s")])
+        rate = statistics.ratio_of_totals([data.per_unit("tokens")], [data.per_unit("wall_s")], unit=data.unit)
     return Summary(
         items=len(lines),
         accuracy=_accuracy(metric, data.scores),

@@ -167,6 +167,8 @@ class Stage:
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
         self.writing = threading.RLock()
+        self.visit, self.visiting = 0, self.cells  # those that decode now
+        self.whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
         self.repeats = 0  # batches that may still be decoded again
         self.done = self._keep_finished_blocks()
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
@@ -211,14 +213,26 @@ class Stage:
             return not todo
         self.repeats = max(2 * REPEATS, round(REPEATED_SHARE * self.work))
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
-        in_parallel(sessions, lambda session: self._warm_up(session, self.live(), shapes))
         for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
-            queue = deque(self._chains([block for _, block in of_round]))
-            run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, execution=execution)
-            in_parallel(sessions, run_queue)
-            if queue:
-                return False
+            blocks = [block for _, block in of_round]
+            for visit, cells in self._visits(round_):
+                self.visit, self.visiting = visit, cells
+                if self.visit or round_ == todo[0][0]:
+                    in_parallel(sessions, lambda session: self._warm_up(session, self._alive(self.visiting), shapes))
+                queue = deque(self._chains(blocks))
+                run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, execution=execution)
+                in_parallel(sessions, run_queue)
+                if queue:
+                    return False
         return True
+
+    def _visits(self, round_: int) -> list[tuple[int, list[Cell]]]:
+        """Return the cells that decode side by side in a round, with a number: all, or each apart in turned order."""
+        if not self.plan.request.apart:
+            return [(0, self.cells)]
+        order = random.Random(f"{self.plan.request.seed}/{self.group.batch_size}").sample(self.cells, len(self.cells))
+        visits = enumerate(order if round_ % 2 else order[::-1], start=round_ * len(order))
+        return [(visit, [cell]) for visit, cell in visits if (cell.cell, round_) not in self.whole]
 
     def _run_queue(
         self,
@@ -291,7 +305,7 @@ class Stage:
                 self.run.append("preparation.jsonl", [line])
 
     def _run_block(self, session: WorkerSession, round_: int, block: int, deadline: float) -> None:
-        order = self.live()
+        order = self._alive(self.visiting)
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if cell.cell not in self.failed and cell.cell not in self.left:  # another worker may have marked it
@@ -353,7 +367,7 @@ class Stage:
         """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it."""
         budget = min(budget, self.suite.max_new_tokens)
         requests = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget)
-        task = Task(cell=cell.cell, requests=requests, room=self.room)
+        task = Task(cell=cell.cell, requests=requests, room=self.room, visit=self.visit)
         outcome: Done | Failed = Failed("")
         for _ in range(ATTEMPTS):
             if not cold and (cell.cell, len(requests)) not in session.warm:  # a new worker
@@ -395,14 +409,21 @@ class Stage:
         return [cell for cell in cells if cell.cell not in self.failed and cell.cell not in self.left]
 
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
-        """Delete the lines of blocks that some live arm has not finished; return the others, (round, block)."""
+        """Delete the lines of blocks that some live arm has not finished; return the others, (round, block).
+
+        Arms that decode apart keep their whole rounds.
+        """
         timings = {cell.cell: self.run.read_lines(f"timings/{cell.cell}.jsonl", TimingLine) for cell in self.cells}
-        finished = [{(line.round, line.block) for line in timings[cell.cell]} for cell in self.live()]
-        done = set.intersection(*finished) if finished else set()
+        finished = {cell.cell: {(line.round, line.block) for line in timings[cell.cell]} for cell in self.live()}
+        done = set.intersection(*finished.values()) if finished else set()
         for cell in self.live():
-            kept = [line for line in timings[cell.cell] if (line.round, line.block) in done]
+            rounds = enumerate(self.group.rounds if self.plan.request.apart else (), start=1)
+            whole = [{(round_, block) for block in range(blocks)} for round_, blocks in rounds]
+            own = done.union(*(blocks for blocks in whole if blocks <= finished[cell.cell]))
+            self.whole |= {(cell.cell, r) for r, blocks in enumerate(whole, start=1) if blocks <= finished[cell.cell]}
+            kept = [line for line in timings[cell.cell] if (line.round, line.block) in own]
             self.run.keep_lines(f"timings/{cell.cell}.jsonl", kept)
             answers = f"generations/{cell.cell}.jsonl"
             lines = self.run.read_lines(answers, GenerationLine)
-            self.run.keep_lines(answers, [line for line in lines if (1, line.block) in done])
+            self.run.keep_lines(answers, [line for line in lines if (1, line.block) in own])
         return done

@@ -50,7 +50,7 @@ class ModelPool:
         # A sum in bfloat16 would depend on how a library splits it: other tokens, so other grades.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self.seed, self.temperature = request.seed, request.temperature
-        self.engine_options = request.engine_option
+        self.engine_options, self.apart = request.engine_option, request.apart
         self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
@@ -58,7 +58,7 @@ class ModelPool:
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
         self.servers: dict[str, EngineServer] = {}  # of serving engines, by arm
-        self.served_rows: int | None = None  # their batch size: those of others have ended
+        self.served: tuple[int, int] | None = None  # their batch size and visit: those of others have ended
         self.arms: set[str] = set()  # that share the device
         self.serving: dict[str, str] = {}  # checkpoint by engine -> the engine's package
         # By role too: a draft of the same weights has its own cache.
@@ -122,10 +122,11 @@ class ModelPool:
         *,
         ignore_eos: bool | None = None,
         room: int = 0,
+        visit: int = 0,
     ) -> tuple[list[Generation], Timing]:
         """Decode requests with a cell's method, checkpoints, engine, batch size and length.
 
-        `ignore_eos` overrides the cell's. `room`: least positions per row.
+        `ignore_eos` overrides the cell's. `room`: least positions per row. `visit`: servers of other visits end.
         """
         fixed = cell.length == "fixed" if ignore_eos is None else ignore_eos
         method = self.method(cell)
@@ -137,6 +138,7 @@ class ModelPool:
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
         if is_served(cell.engine):
+            self._end_servers_except(cell.batch_size, visit)
             return self._ask_server(cell, method, requests, ignore_eos=fixed, room=room)
         return decode(
             method,
@@ -162,11 +164,14 @@ class ModelPool:
 
         return timed(target, requests, generate, ignore_eos=ignore_eos)
 
+    def _end_servers_except(self, rows: int, visit: int) -> None:
+        """End the servers of other batch sizes, and of other visits."""
+        if self.served != (rows, visit):
+            self.close_servers()
+            self.served = rows, visit
+
     def _server_of(self, cell: Cell, method: Method, room: int) -> EngineServer:
         """Return the server of the cell's arm, for its batch size and requests of `room` positions."""
-        if cell.batch_size != self.served_rows:
-            self.close_servers()
-            self.served_rows = cell.batch_size
         if cell.arm in self.servers and self.servers[cell.arm].serving.positions < room:
             self.servers.pop(cell.arm).close()
         if cell.arm not in self.servers:
@@ -177,7 +182,7 @@ class ModelPool:
                 assert isinstance(made, Setting), "planning refuses it"
                 setting = made
             own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
-            share = None if self.device == "cpu" else SERVED_SHARE / max(len(self.arms), 1)
+            share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
             serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             self.servers[cell.arm] = EngineServer(engine, engine.python(), serving, cell.arm, log)

@@ -316,6 +316,14 @@ Metric = Annotated[
     str | None, option("How `prompts:FILE` scores its answers: exact (default), contains, number or none.", BENCHMARK)
 ]
 Rounds = Annotated[int, option("How often the first blocks are timed.", TIMING, ge=1, le=MOST_ROUNDS)]
+Apart = Annotated[
+    bool,
+    option(
+        "Arms decode one after the other: each a whole round, in a server of its own that no other runs beside, in "
+        "turned order (A B, B A); intervals are over rounds. For servers that do not fit together.",
+        TIMING,
+    ),
+]
 TimeBudget = Annotated[
     float | None,
     option(

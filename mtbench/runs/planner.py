@@ -55,6 +55,7 @@ from mtbench.runs.simulation import (
     refuse_unscriptable,
     simulated_parts,
 )
+from mtbench.statistics import UNITS_NEEDED
 
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
@@ -66,6 +67,11 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
     """
     _refuse_two_sources(request)
     _refuse_unknown_engines(request)
+    if request.apart and request.rounds < UNITS_NEEDED["round"]:
+        raise UserError(
+            f"--apart has intervals over rounds, and {request.rounds} are too few; give `--rounds "
+            f"{UNITS_NEEDED['round']}` or more."
+        )
     acceptance = None if request.simulate_acceptance is None else Acceptance.of(request.simulate_acceptance)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     opened = opened or open_suites(request)
@@ -342,6 +348,7 @@ class _GroupPlanner:
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
+        flags += ["decoded apart from other arms"] if self.request.apart else []
         flags += _engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),

@@ -74,6 +74,7 @@ class PlanRequest(DecodingRequest):
     weights: options.Weights = None
     simulate_acceptance: options.SimulatedAcceptance = None
     ignore_eos: options.IgnoreEos = False
+    apart: options.Apart = False
 
 
 class RunRequest(PlanRequest):

@@ -48,6 +48,7 @@ class Task:
     cell: str
     requests: Sequence[Request]
     room: int  # least positions per row
+    visit: int = 0  # number of the time in which the cell alone decodes; 0: all decode side by side
 
 
 class Done(NamedTuple):
@@ -118,7 +119,7 @@ class LocalWorker:
         cell = self.cells[task.cell]
         before = machine.sample(self.pool.device)
         try:
-            generations, timing = self.pool.decode(cell, task.requests, room=task.room)
+            generations, timing = self.pool.decode(cell, task.requests, room=task.room, visit=task.visit)
         except UserError as error:
             where = whereabouts(error, METHODS[cell.method])
             if not where:  # not raised by the method: it would fail every cell

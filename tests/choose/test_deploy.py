@@ -11,7 +11,7 @@ from made_records import result_cell
 
 from mtbench.clients.serving_engine import Setting
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
-from mtbench.experiments.choose.deploy import commands, deployment
+from mtbench.experiments.choose.deploy import Commands, deployment, placed
 from mtbench.options import AUTO
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
@@ -26,6 +26,11 @@ def cells(*arms: str, **checkpoints: str) -> list[Any]:
     """The cells of some arms on a family of which some checkpoints have other names."""
     plan = make_plan(RunRequest(family="tiny", method=arms, batch_size=(1,), limit=1))
     return [cell.changed(checkpoints=cell.checkpoints | checkpoints) for cell in plan.cells]
+
+
+def commands(*arm: Any) -> Commands:
+    """The commands of an arm in every engine."""
+    return {title: found.command() for title, found in placed(*arm).items()}
 
 
 def speculative(command: tuple[str, str]) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
         return Choice(arm=arm, speedup=NOTHING, accuracy=None)
 
     for arm, engines in (
-        (auto, [*HAVE_LOOKUP, *(f"{engine} at batch size 2" for engine in HAVE_LOOKUP)]),
+        (auto, [*HAVE_LOOKUP, *(f"{engine} at batch size 2" for engine in HAVE_LOOKUP), "vLLM at every batch size"]),
         (fixed, ["vLLM"]),
         (none, []),
     ):
@@ -184,7 +189,30 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
     found = [r.changed(same_tokens=chosen(auto)) for r in recommend(results, max_loss=0.02)]
     of_arm = deployment(found, results, plan)[auto]
     widths = [speculative(c)["num_speculative_tokens"] for engine, c in of_arm.items() if "vLLM" in engine]
-    assert widths == [8, 2]
+    assert widths == [8, 2, 8]
+
+
+def test_vllm_gets_the_drafts_of_every_batch_size_in_one_command() -> None:
+    """None where plain decoding is recommended. Its table starts at 1; the last row holds beyond its end."""
+    arms = ("ar", "prompt-lookup:ahead=4", "prompt-lookup:ahead=2")
+    plan = make_plan(RunRequest(family="tiny", method=arms, batch_size=(2, 4, 8), limit=8))
+    same = ("cell", "arm", "suite", "batch_size", "batching")
+    results = [result_cell(**{name: getattr(cell, name) for name in same}) for cell in plan.cells]
+    recs = recommend(results, max_loss=0.02)
+
+    def at_every(*chosen: str) -> dict[str, list[list[int]]]:
+        found = []
+        for rec, arm in zip(recs, chosen, strict=True):
+            choice = Choice(arm=f"{arm}@ar/graph", speedup=NOTHING, accuracy=None)
+            plain = rec.changed(same_tokens=None, word="plain", baseline="ar@ar/graph")
+            found.append(plain if arm == "ar" else rec.changed(same_tokens=choice, word="use"))
+        of_arms = deployment(found, results, plan)
+        every = {arm: speculative(c) for arm, of in of_arms.items() for title, c in of.items() if "every" in title}
+        return {arm: config["num_speculative_tokens_per_batch_size"] for arm, config in every.items()}
+
+    assert at_every(arms[1], arms[2], arms[0]) == {"prompt-lookup:ahead=4@ar/graph": [[1, 3, 4], [4, 7, 2], [8, 8, 0]]}
+    assert at_every(arms[1], arms[1], arms[1]) == {}
+    assert at_every(arms[0], arms[0], arms[0]) == {}
 
 
 @pytest.mark.parametrize(("engine", "name"), [("vLLM", "prompt-lookup"), ("OpenVINO GenAI", "speculative")])

@@ -210,6 +210,66 @@ def test_only_the_servers_of_one_batch_size_run_at_a_time(monkeypatch: pytest.Mo
     pool.close_servers()
 
 
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """A list that gets the arm of each server that starts, and the number of servers that run then."""
+    found, start, close = list[tuple[str, int]](), EngineServer.start, EngineServer.close
+    running = set[EngineServer]()
+
+    def started(self: EngineServer) -> None:
+        start(self)
+        running.add(self)
+        found.append((self.arm, len(running)))
+
+    def closed(self: EngineServer) -> None:
+        close(self)
+        running.discard(self)
+
+    monkeypatch.setattr(EngineServer, "start", started)
+    monkeypatch.setattr(EngineServer, "close", closed)
+    return found
+
+
+def test_apart_each_arm_has_a_server_in_turn_that_runs_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For servers that do not fit together: A B, B A, …, a start each time. Intervals are over rounds."""
+    started, arms = starts(monkeypatch), ["ar", "prompt-lookup"]
+    asked: dict[str, Any] = {"method": arms, "engine": [TOOLBOX], "limit": 8, "batch_size": [1], "apart": True}
+    run = begin_run(tmp_path / "run", plan(**asked, rounds=5), ["mtbench"])
+    generate(run, Quiet(), Execution())
+    first, second = dict.fromkeys(arm for arm, _ in started)
+    turns = [first, second, second, first, first, second, second, first, first, second]
+    assert started == [(arm, 1) for arm in turns]
+    plain, drafted = assemble(run).cells
+    timed = {cell.cell: stored_lines(run, f"timings/{cell.cell}.jsonl") for cell in (plain, drafted)}
+    assert all(len(lines) == 5 * 8 for lines in timed.values())
+    [speedup] = drafted.speedup
+    assert speedup.ci_repeat is not None
+    assert (speedup.ci_low, speedup.ci_high) == tuple(speedup.ci_repeat)
+    assert "decoded apart from other arms" in drafted.flags
+
+
+def test_apart_needs_rounds_for_an_interval() -> None:
+    with pytest.raises(UserError, match="--apart has intervals over rounds, and 3 are too few; give `--rounds 5`"):
+        plan(method=["ar"], engine=[TOOLBOX], rounds=3, apart=True)
+
+
+def test_apart_a_resumed_run_decodes_no_whole_round_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A visit that was cut is decoded again; the finished visits of its round stay."""
+    asked: dict[str, Any] = {"method": ["ar", "prompt-lookup"], "engine": [TOOLBOX], "batch_size": [1], "apart": True}
+    run = begin_run(tmp_path / "run", plan(**asked, rounds=5), ["mtbench"])
+    started = starts(monkeypatch)
+    generate(run, Quiet(), Execution())
+    last = started[-1][0]
+    files = {cell.arm: f"timings/{cell.cell}.jsonl" for cell in assemble(run).cells}
+    before = {arm: stored_lines(run, file) for arm, file in files.items()}
+    keep_lines(run, files[last], before[last][:-1])
+    started.clear()
+    generate(run, Quiet(), Execution())
+    assert started == [(last, 1)]
+    after = {arm: stored_lines(run, file) for arm, file in files.items()}
+    assert {arm: len(lines) for arm, lines in after.items()} == {arm: len(lines) for arm, lines in before.items()}
+    assert all(after[arm] == before[arm] for arm in files if arm != last)
+
+
 @pytest.mark.whole
 def test_a_killed_run_leaves_no_server_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SIGKILL of mtbench in the middle of a block: what is stored stays, and `--resume` adds what is missing."""

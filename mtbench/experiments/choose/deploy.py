@@ -4,8 +4,9 @@ Those of the race's engine have the options with which it was measured, the othe
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from mtbench.clients.serving_engine import ServingEngine
+from mtbench.clients.serving_engine import ServingEngine, Setting
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
@@ -17,30 +18,75 @@ from mtbench.results.format import ResultCell
 from mtbench.runs.plan import Cell, Plan
 
 Commands = dict[str, tuple[str, str]]  # engine -> a command, and what the engine does otherwise, in sentences
+SCHEDULED = "The number of drafts of a batch size holds up to the next one that was measured."
+
+
+class Placed(NamedTuple):
+    """An arm in a serving engine."""
+
+    engine: ServingEngine
+    model: str
+    setting: Setting
+    options: tuple[str, ...]  # with which it was measured
+    note: str  # what is not the arm's
+
+    def command(self) -> tuple[str, str]:
+        """Return the command of its server, and what the engine does otherwise."""
+        command = self.engine.command(self.model, self.setting, self.options)
+        return command, f"{self.note} {self.engine.note(self.model, self.setting)}".strip()
 
 
 def deployment(found: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan) -> dict[str, Commands]:
     """Return the commands for each recommended arm: one more where a batch size has another."""
-    of_arms, cells = dict[str, Commands](), {cell.cell: cell for cell in plan.cells}
+    of_arms = dict[str, Commands]()
     for rec in found:
-        chosen = {choice.arm for choice in (rec.same_tokens, rec.within_loss) if choice is not None}
-        group = (rec.suite, rec.batch_size, rec.batching)
-        for result in results:
-            if result.arm in chosen and (result.suite, result.batch_size, result.batching) == group:
-                of_arm = of_arms.setdefault(result.arm, {})
-                measured = result.positions_fed_per_forward, result.dtype, plan.request.engine_option
-                for engine, command in commands(cells[result.cell], *measured).items():
-                    if of_arm.setdefault(engine, command) != command:
-                        of_arm[f"{engine} at batch size {rec.batch_size}"] = command
+        for arm in dict.fromkeys(choice.arm for choice in (rec.same_tokens, rec.within_loss) if choice is not None):
+            of_arm = of_arms.setdefault(arm, {})
+            for engine, placed in _placed(rec, arm, results, plan).items():
+                if of_arm.setdefault(engine, command := placed.command()) != command:
+                    of_arm[f"{engine} at batch size {rec.batch_size}"] = command
+    for arm, commands in _at_every_batch_size(found, results, plan).items():
+        of_arms[arm] |= commands
     return of_arms
 
 
-def commands(cell: Cell, positions: float | None, dtype: str | None = None, given: Sequence[str] = ()) -> Commands:
-    """Return the command of every engine that has an arm's method with its options.
+def _at_every_batch_size(
+    found: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan
+) -> dict[str, Commands]:
+    """Return by arm a command with which an engine decodes as recommended at each batch size, where they differ."""
+    of_arms = dict[str, Commands]()
+    for suite, batching in dict.fromkeys((rec.suite, rec.batching) for rec in found):
+        recs = [rec for rec in found if (rec.suite, rec.batching) == (suite, batching)]
+        arms = [rec.same_tokens.arm if rec.same_tokens else rec.word == "plain" and rec.baseline for rec in recs]
+        used = [rec.same_tokens.arm for rec in recs if rec.same_tokens]
+        if not used or not all(arms):
+            continue
+        placed = {rec.batch_size: _placed(rec, str(arm), results, plan) for rec, arm in zip(recs, arms, strict=True)}
+        for title, first in _placed(recs[arms.index(used[0])], used[0], results, plan).items():
+            settings = {size: at[title].setting for size, at in placed.items() if title in at}
+            scheduled = first.engine.scheduled(settings) if len(settings) == len(recs) else None
+            if scheduled is not None:
+                command, note = first._replace(setting=scheduled).command()
+                of_arms.setdefault(used[0], {})[f"{title} at every batch size"] = command, f"{SCHEDULED} {note}".strip()
+    return of_arms
+
+
+def _placed(rec: Recommendation, arm: str, results: Sequence[ResultCell], plan: Plan) -> dict[str, Placed]:
+    """Return an arm of a recommendation's group in each engine that has its method."""
+    group = (rec.suite, rec.batch_size, rec.batching)
+    [result] = [r for r in results if r.arm == arm and (r.suite, r.batch_size, r.batching) == group]
+    [cell] = [cell for cell in plan.cells if cell.cell == result.cell]
+    return placed(cell, result.positions_fed_per_forward, result.dtype, plan.request.engine_option)
+
+
+def placed(
+    cell: Cell, positions: float | None, dtype: str | None = None, given: Sequence[str] = ()
+) -> dict[str, Placed]:
+    """Return an arm in every engine that has its method with its options, by the engine's title.
 
     `positions`: that the arm fed per forward; None: unknown. The fixed width nearest to it, or the smallest one, takes
-    the place of a width `auto`. The command of the arm's own engine has what it was measured with: `dtype`, and `given`
-    as `--engine-option`.
+    the place of a width `auto`. In the arm's own engine it has what it was measured with: `dtype`, and `given` as
+    `--engine-option`.
     """
     method: Method = METHODS[cell.method](**cell.options)
     fixed, note = method, ""
@@ -51,15 +97,14 @@ def commands(cell: Cell, positions: float | None, dtype: str | None = None, give
         chosen = "the smallest fixed width" if positions is None else "the fixed width nearest to what was fed"
         note = f"No engine has {name}=auto: {width} is {chosen}."
     drafts = {role: _name(source, "DRAFT") for role, source in cell.checkpoints.items()}
-    model, found = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, tuple[str, str]]()
+    model, found = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, Placed]()
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
         if not isinstance(setting := engine.setting(fixed, drafts), str):
             options: tuple[str, ...] = ()
             if cell.engine == name and dtype is not None:
                 options = (*engine.computing(dtype), *engine.own_options(given))
-            command = engine.command(model, setting, options)
-            found[engine.title] = command, f"{note} {engine.note(model, setting)}".strip()
+            found[engine.title] = Placed(engine, model, setting, options, note)
     return found
 
 
