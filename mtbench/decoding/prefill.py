@@ -3,6 +3,8 @@
 R = rows, W = positions fed.
 """
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,15 +27,30 @@ def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arang
         else:
             cached, block, visible = (rows.known[at] - runner.behind).clamp(min=0), 1, causal
         length = int(cached.max())
-        slots = (cached[:, None] + arange[:length] - length).clamp(min=0)  # short rows repeat slot 0
-        width = max(PREFILL_WIDTH, PREFILL_POSITIONS // len(at))
-        width = -(-width // block) * block
-        for begin in range(0, length, width):
-            chunk = slots[:, begin : begin + width]
-            some = None if len(at) == len(rows.done) else at
-            view = -(-min(begin + width, length) // ALIGNED) * ALIGNED
-            metadata = AttentionMetadata(chunk, chunk, rows.base[at], view, visible=visible, rows=some)
-            runner.feed(rows.tokens[at], metadata)
+        slots = cached[:, None] + arange[:length] - length
+        for begin, end in chunks((length - cached).tolist(), length, block):
+            fed = at[cached + end > length]
+            chunk = slots[cached + end > length, begin:end].clamp(min=0)  # before a prompt, slot 0 is repeated
+            some = None if len(fed) == len(rows.done) else fed
+            view = -(-end // ALIGNED) * ALIGNED
+            metadata = AttentionMetadata(chunk, chunk, rows.base[fed], view, visible=visible, rows=some)
+            runner.feed(rows.tokens[fed], metadata)
+
+
+def chunks(starts: Sequence[int], length: int, block: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of columns; row r has tokens from column `starts[r]` up to `length`. A chunk feeds rows that began.
+
+    A row that begins at least PREFILL_WIDTH columns later ends the chunk, so that short prompts are not padded to the
+    longest one. `starts` and `length` are multiples of `block`, and so are the ranges.
+    """
+    begin = 0
+    while begin < length:
+        soon = begin + PREFILL_WIDTH
+        width = max(PREFILL_WIDTH, PREFILL_POSITIONS // sum(start < soon for start in starts))
+        later = min((start for start in starts if start >= soon), default=length)
+        end = min(begin + -(-width // block) * block, later, length)
+        yield begin, end
+        begin = end
 
 
 def warm_up(rows: Rows, runners: ModelRunners, method: Method, arange: Tensor) -> None:

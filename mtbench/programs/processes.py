@@ -4,6 +4,7 @@ Each leads a process group and ends with this command, however that ends.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from mtbench import files
 from mtbench.errors import UserError, printable
 from mtbench.programs import launch
 
+ERROR_LINES = 40  # of the end of a log, in which an exception is looked for
+EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): (?!.*\babove\b)")
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
 LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)
-TAIL = 4096  # bytes of a log that are searched for its last line
+TAIL = 1 << 14  # bytes of the end of a log that are searched
 
 
 @contextmanager
@@ -65,15 +68,23 @@ def launched(command: Sequence[str]) -> list[str]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line with letters that a process wrote; empty if there is none."""
+    """Return the last line with letters that a process wrote; empty if there is none.
+
+    An exception among its last lines goes first, with an indented line of detail. Engines end with one that refers to
+    another above, pydantic with an address.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if any(letter.isalpha() for letter in line)]
-    return printable(lines[-1])[:LONGEST_ERROR].rstrip(".") if lines else ""
+    lines = [line.rstrip() for line in text.splitlines() if any(letter.isalpha() for letter in line)][-ERROR_LINES:]
+    for place in reversed(range(len(lines))):
+        if EXCEPTION.search(lines[place]):
+            details = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith(" ")]
+            return printable(" ".join([lines[place].strip(), *details]))[:LONGEST_ERROR].rstrip(".")
+    return printable(lines[-1].strip())[:LONGEST_ERROR].rstrip(".") if lines else ""
 
 
 def utc_now() -> str:

@@ -1,4 +1,4 @@
-"""What to use: a recommendation for each suite and batch size, from the cells of results.json.
+"""What to use: a recommendation for each suite, batch size and serving engine, from the cells of results.json.
 
 An arm can be used if it is `faster` than plain decoding, and either has its tokens (graded exact or near-tie; or the
 same distribution) or an accuracy that is shown to be `not worse` within the accepted loss. Plain decoding is the
@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from mtbench import statistics
+from mtbench.decoding.arms import is_served
 from mtbench.results import verdict_words
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
 from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
@@ -71,21 +72,35 @@ INTERVALS = Intervals()
 def recommend(
     cells: Sequence[ResultCell], *, max_loss: float, pairs: Pairs = INTERVALS, misses_slo: Collection[str] = ()
 ) -> list[Recommendation]:
-    """Return a recommendation for each suite, batch size and way of batching. Simulated cells have none.
+    """Return a recommendation for each suite, batch size, way of batching and engine. Simulated cells have none.
 
     max_loss: the loss of accuracy that the run accepts, as a share. pairs: what the times of two cells show.
     misses_slo: cells that cannot be chosen, since a latency is over its limit.
     """
-    groups = groups_of(cell for cell in cells if cell.simulated is None)
-    baselines = {key: _baseline(group) for key, group in groups.items()}
-    accuracies = {key: _accuracies(group, baselines[key], key.batch_size) for key, group in groups.items()}
+    groups = {
+        (key, engine): of_engine
+        for key, group in groups_of(cell for cell in cells if cell.simulated is None).items()
+        for engine, of_engine in _by_engine(group).items()
+    }
+    baselines = {place: _baseline(group) for place, group in groups.items()}
+    accuracies = {(k, e): _accuracies(group, baselines[k, e], k.batch_size) for (k, e), group in groups.items()}
     found = []
-    for key, group in groups.items():
-        alike = [o for o in groups if (o.suite, baselines[o]) == (key.suite, baselines[key])]
-        most = _with_most_items([accuracies[key], *(accuracies[other] for other in alike)])
-        arms = _arms(group, baselines[key], most, pairs, misses_slo)
-        found.append(_of_group(key, group, arms, baselines[key], max_loss, pairs))
+    for place, group in groups.items():
+        key, engine = place
+        alike = [o for o in groups if (o[0].suite, baselines[o]) == (key.suite, baselines[place])]
+        most = _with_most_items([accuracies[place], *(accuracies[other] for other in alike)])
+        arms = _arms(group, baselines[place], most, pairs, misses_slo)
+        found.append(_of_group(key, engine, group, arms, baselines[place], max_loss, pairs))
     return found
+
+
+def _by_engine(cells: Sequence[ResultCell]) -> dict[str | None, list[ResultCell]]:
+    """Return the cells by serving engine, of engines with a method beside plain decoding; None: of no server."""
+    found: dict[str | None, list[ResultCell]] = {}
+    for cell in cells:
+        found.setdefault(cell.engine if is_served(cell.engine) else None, []).append(cell)
+    methods = {engine: of for engine, of in found.items() if any(not cell.reference for cell in of)}
+    return methods or {None: [*cells]}
 
 
 class _Accuracy(NamedTuple):
@@ -140,6 +155,7 @@ class _Arm(NamedTuple):
 
 def _of_group(
     key: GroupKey,
+    engine: str | None,
     cells: Sequence[ResultCell],
     arms: Sequence[_Arm],
     baseline: str | None,
@@ -163,6 +179,7 @@ def _of_group(
     undecided = open_[0] if open_ and word != "plain" else None
     found = Recommendation(
         **key._asdict(),
+        engine=engine,
         demonstration=any(cell.demonstration for cell in cells),
         baseline=baseline,
         max_loss=max_loss,

@@ -53,6 +53,7 @@ class Recommendation(Upgraded):
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     batch_size: Size = Field(description="requests decoded side by side")
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
+    engine: str | None = Field(None, description="serving engine in which it holds; null: none, so not in a server")
     demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
     baseline: str | None = Field(
         description="plain decoding on the checkpoint that one would deploy, that all are compared with; null: none"

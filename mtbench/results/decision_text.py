@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.results.decision_format import Choice, Decision, Recommendation
 from mtbench.statistics import SPEED_MARGIN, decimals
 
@@ -65,10 +66,19 @@ def beside(found: Recommendation) -> list[str]:
 
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     """Return a sentence for each answer, first what to use."""
-    groups: dict[str, list[Recommendation]] = {}
+    engines = len({found.engine for found in recommendations})
+    groups: dict[tuple[str | None, str], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
-        groups.setdefault(_answer(found), []).append(found)
-    return " ".join(f"{_capital(_where(alike))}: {answer}." for answer, alike in groups.items())
+        groups.setdefault((found.engine, _answer(found)), []).append(found)
+    places = {place: (f"in {_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
+    return " ".join(f"{_capital(places[engine, answer])}: {answer}." for engine, answer in groups)
+
+
+def _engine(name: str | None) -> str:
+    """Return an engine in words. A results file may name an engine of a package that is not installed."""
+    if name is None:
+        return "mtbench's loop"
+    return SERVING_ENGINES[name].title if name in list(SERVING_ENGINES) else name
 
 
 def _why(found: Recommendation) -> str:

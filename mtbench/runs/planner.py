@@ -214,11 +214,22 @@ def _arms(request: RunRequest, family: Family) -> list[Arm]:
 
 
 def _is_there(arm: Arm, family: Family) -> bool:
-    """Return whether the arm's engine has its method."""
+    """Return whether the arm's engine has its method, and can read its checkpoints."""
     if not is_served(arm.engine):
         return True
-    method = METHODS[arm.method](**arm.options)
-    return not isinstance(SERVING_ENGINES[arm.engine]().setting(method, family.checkpoints(arm.roles)), str)
+    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    try:
+        _refuse_checkpoints(arm, engine, family)
+    except UserError:
+        return False
+    return not isinstance(engine.setting(METHODS[arm.method](**arm.options), family.checkpoints(arm.roles)), str)
+
+
+def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family) -> None:
+    """Raise UserError for a checkpoint that a serving engine cannot take."""
+    for role in arm.roles:
+        if not role.startswith(families.PART):
+            engine.refuse(family.checkpoint(role))
 
 
 def _untrained(method: type[Method]) -> bool:
@@ -263,9 +274,7 @@ def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: 
         raise UserError(
             f"{str(arm)!r}: {setting} It has {', '.join(engine.methods)}; see `mtbench ls engines {arm.engine}`."
         )
-    for role in arm.roles:
-        if not role.startswith(families.PART):
-            engine.refuse(family.checkpoint(role))
+    _refuse_checkpoints(arm, engine, family)
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
     flags = [word for word in engine.own_options(request.engine_option) if word.startswith("--")]
     if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:

@@ -16,6 +16,7 @@ from mtbench.clients import engine_server
 from mtbench.clients.openai_client import Reply, ServerError
 from mtbench.decoding.external import Speculation
 from mtbench.decoding.request import Request
+from mtbench.programs import processes
 
 PYTHON = Path(sys.executable)
 REQUESTS = [Request(prompt_ids=[1, 2, 3], max_new_tokens=6), Request(prompt_ids=[4], max_new_tokens=4)]
@@ -181,3 +182,29 @@ def test_a_server_that_the_memory_does_not_hold_is_not_started(monkeypatch: pyte
     with pytest.raises(ServerError, match=r"the server of 'arm' needs 0\.0 GiB .* run fewer arms at a time"):
         server.start()
     assert not (tmp_path / "log").exists()
+
+
+PYDANTIC = """pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig
+  Value error, the draft is too long [type=value_error, input_value=ArgsKwargs(())]
+    For further information visit https://errors.pydantic.dev/2.12/v/value_error
+"""
+REFERS = """ValueError: 12.5 GiB of cache are needed, 9 GiB are free
+Traceback (most recent call last):
+RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (PYDANTIC, "ValidationError: 1 validation error for SpeculativeConfig Value error, the draft is too long"),
+        (REFERS, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
+        ("loading\nFatal: no memory.\n", "Fatal: no memory"),
+        ("", ""),
+    ],
+)
+def test_the_cause_in_a_log_is_named(tmp_path: Path, log: str, said: str) -> None:
+    (file := tmp_path / "server.log").write_text(log)
+    found = processes.last_line(file)
+    assert said in found
+    assert len(found) < len(said) + 80

@@ -115,6 +115,27 @@ def test_heads_beside_frozen_weights_have_the_same_tokens_if_all_answers_agree()
     assert names(one([plain(), arm("a", 2.0, **own, **differing)])) == [None] * 2
 
 
+def test_each_serving_engine_has_an_answer_of_its_own() -> None:
+    """A gain in one engine is none in another. An engine with plain decoding only has no answer."""
+    there = "ar@ar/vllm"
+    gained = speedup(baseline=there, value=1.4, ci_low=1.3, ci_high=1.5, verdict="faster")
+    lookup = arm("lookup@ar/vllm", 1.4, speedup=[gained], lossless=graded(against=there), engine="vllm")
+    cells = [
+        plain(),
+        arm("lookup@ar/graph", 0.7, "slower"),
+        plain(there, engine="vllm"),
+        lookup,
+        plain("ar@ar/llamacpp", engine="llamacpp"),
+    ]
+    ours, theirs = recommend(cells, max_loss=0.02)
+    assert (ours.engine, ours.word, ours.compared) == (None, "plain", 1)
+    assert (theirs.engine, names(theirs)) == ("vllm", ["lookup@ar/vllm", None])
+    said = headline([ours, theirs])
+    assert said.startswith("In vLLM, at batch size 1: use lookup@ar/vllm: 1.30 to 1.50 times")
+    assert "In mtbench's loop, at batch size 1: keep plain decoding" in said
+    assert headline([theirs]).startswith("At batch size 1: use lookup")
+
+
 def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:
     found = one([plain(), arm("a", 2.0, claims="distribution", lossless=None)])
     assert names(found) == ["a", None]

@@ -247,6 +247,18 @@ def test_apart_each_arm_has_a_server_in_turn_that_runs_alone(monkeypatch: pytest
     assert "decoded apart from other arms" in drafted.flags
 
 
+def test_heads_that_vllm_cannot_read_are_refused_when_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU its engine would end at the first request. Without methods, such arms are left out."""
+    monkeypatch.setattr(SERVING_ENGINES["vllm"], "python", classmethod(lambda cls: Path(sys.executable)))
+    with pytest.raises(
+        UserError, match="'embedded:tiny/draft' has heads of 16, and vLLM's attention on a CPU takes 32"
+    ):
+        plan(family="tiny", engine=["vllm"], method=["speculative:ahead=2"])
+    arms = [cell.arm for cell in plan(family="tiny", engine=["vllm"]).cells]
+    assert "ar@ar/vllm" in arms
+    assert not any("speculative" in arm for arm in arms)
+
+
 def test_apart_needs_rounds_for_an_interval() -> None:
     with pytest.raises(UserError, match="--apart has intervals over rounds, and 3 are too few; give `--rounds 5`"):
         plan(method=["ar"], engine=[TOOLBOX], rounds=3, apart=True)

@@ -55,8 +55,8 @@ def _at_every_batch_size(
 ) -> dict[str, Commands]:
     """Return by arm a command with which an engine decodes as recommended at each batch size, where they differ."""
     of_arms = dict[str, Commands]()
-    for suite, batching in dict.fromkeys((rec.suite, rec.batching) for rec in found):
-        recs = [rec for rec in found if (rec.suite, rec.batching) == (suite, batching)]
+    for place in dict.fromkeys((rec.suite, rec.batching, rec.engine) for rec in found):
+        recs = [rec for rec in found if (rec.suite, rec.batching, rec.engine) == place]
         arms = [rec.same_tokens.arm if rec.same_tokens else rec.word == "plain" and rec.baseline for rec in recs]
         used = [rec.same_tokens.arm for rec in recs if rec.same_tokens]
         if not used or not all(arms):
