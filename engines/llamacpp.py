@@ -163,7 +163,8 @@ class LlamaCpp(ServingEngine):
 
     def computing(self, dtype: str) -> tuple[str, ...]:
         exact = ("--flash-attn", "off") if dtype == "float32" else ()
-        return "--cache-type-k", CACHES[dtype], "--cache-type-v", CACHES[dtype], *exact
+        flags = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
+        return *(word for flag in flags for word in (flag, CACHES[dtype])), *exact
 
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
         if not setting.name.startswith("draft-"):
@@ -176,14 +177,13 @@ class LlamaCpp(ServingEngine):
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         """Return the command of llama-server, or of the library with the same options."""
-        cache, threads = CACHES[serving.dtype], str(serving.threads)
+        threads = str(serving.threads)
         return [
             *((str(python), "-c", SERVE) if _is_python(python) else (str(python),)),
             *("-m", serving.model, "--host", HOST, "--port", str(port), "--parallel", str(serving.rows)),
             *("--ctx-size", str(serving.rows * serving.positions), "--cache-ram", "0"),
             *("--threads", threads, "--threads-batch", threads, *self.computing(serving.dtype)),
             *("--spec-draft-threads", threads, "--spec-draft-threads-batch", threads),
-            *("--spec-draft-type-k", cache, "--spec-draft-type-v", cache),
             *serving.setting.words,
             *serving.options,
         ]

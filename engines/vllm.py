@@ -150,9 +150,10 @@ class VLLM(ServingEngine):
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
         if setting.name in FROM_TEXT:
             return NOT_ALWAYS
-        flag, config = setting.words
-        made = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates)}
-        return setting._replace(words=(flag, json.dumps(json.loads(config) | made)))
+        flag, config = setting.words[0], json.loads(setting.words[1])
+        chances = list(rates)[: config[DRAFTS]]  # of its drafts, and of nothing that mtbench feeds behind them
+        made = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": chances}
+        return setting._replace(words=(flag, json.dumps(config | made)))
 
     def layout(self, draft: Path) -> Layout:
         config = json.loads((draft / CONFIG).read_text(encoding="utf-8"))

@@ -281,12 +281,11 @@ class ServingEngine:
         It takes the place of the user's own installation. `package`: another release than its own, as `NAME==VERSION`.
         """
         wanted = package or cls._package()
-        if wanted is None:
-            raise UserError(f"mtbench has no package of {cls.title}; name an installation: --program PYTHON.")
-        python = environments.installed(cls.folder(wanted), wanted, "", partial(cls._install, wanted), note)
         if package is None:
             cls._own_file().unlink(missing_ok=True)
-        return python
+        if wanted is None:
+            raise UserError(f"mtbench has no package of {cls.title}; name an installation: --program PYTHON.")
+        return environments.installed(cls.folder(wanted), wanted, "", partial(cls._install, wanted), note)
 
     @classmethod
     def use(cls, program: Path) -> str:
@@ -302,7 +301,8 @@ class ServingEngine:
             said = [*done.stdout.split("\n"), *done.stderr.split("\n")] if done.returncode == 0 else []
         except (OSError, subprocess.TimeoutExpired):
             said = []
-        release = next(filter(None, map(str.strip, said)), None)
+        lines = [line.strip() for line in said if line.strip()]
+        release = next((line for line in lines if line.startswith("version")), lines[0] if lines else None)
         if release is None:
             raise UserError(f"--program {program}: {cls.title} is not there; give the Python that has it.")
         with write_errors(cls._own_file()):

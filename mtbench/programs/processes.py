@@ -19,6 +19,7 @@ from mtbench.programs import launch
 
 ERROR_LINES = 40  # of the end of a log, in which an exception is looked for
 EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): (?!.*\babove\b)")
+REFERS = re.compile(r"\babove\b|https?://")
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
 LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)
@@ -70,8 +71,8 @@ def launched(command: Sequence[str]) -> list[str]:
 def last_line(log: Path) -> str:
     """Return the last line with letters that a process wrote; empty if there is none.
 
-    An exception among its last lines goes first, with an indented line of detail. Engines end with one that refers to
-    another above, pydantic with an address.
+    If it refers elsewhere, as engines to a cause above and pydantic to an address: the exception before it, with an
+    indented line of detail.
     """
     try:
         with log.open("rb") as file:
@@ -80,7 +81,8 @@ def last_line(log: Path) -> str:
     except OSError:
         return ""
     lines = [line.rstrip() for line in text.splitlines() if any(letter.isalpha() for letter in line)][-ERROR_LINES:]
-    for place in reversed(range(len(lines))):
+    elsewhere = bool(lines) and REFERS.search(lines[-1]) is not None
+    for place in reversed(range(len(lines) if elsewhere else 0)):
         if EXCEPTION.search(lines[place]):
             details = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith(" ")]
             return printable(" ".join([lines[place].strip(), *details]))[:LONGEST_ERROR].rstrip(".")

@@ -70,6 +70,7 @@ STATISTICS = (
     "score interval of paired differences (Tango); "
     "Holm over the arms of one suite or task, batch size and baseline decides the words, intervals are pointwise"
 )
+OVER_ROUNDS = "; arms that decode apart: ratios of totals over rounds, whose intervals hold for these prompts only"
 SHARED = (
     "; the levels of the words are shared by the looks at which cells may leave, and the end (union bound); "
     "a word on speed needs the log-normal interval, too"
@@ -165,7 +166,7 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
         temperature=plan.request.temperature,
         plan_sha256=run.sha256("plan.json"),
         statistics=StatisticsInfo(
-            method=STATISTICS if stored.race is None else STATISTICS + SHARED,
+            method=f"{STATISTICS}{OVER_ROUNDS if stored.plan.request.apart else ''}{SHARED if stored.race else ''}",
             level=0.95,
             speed_margin=statistics.SPEED_MARGIN,
             accuracy_margin=plan.request.max_loss / 100,

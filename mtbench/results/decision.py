@@ -29,6 +29,7 @@ from mtbench.results.decision_text import sentence
 from mtbench.results.figure_formats import AccuracyComparison, Estimate, Speedup
 from mtbench.results.format import ResultCell
 from mtbench.results.verdict_words import Bounds
+from mtbench.runs.plan import APART
 
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")
@@ -319,9 +320,9 @@ def _doubt_of_speed(arm: _Arm) -> str:
     if verdict_words.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
         again = "; measure again in a new run" if verdict_words.disturbed(arm.speedup.verdict) else ""
         return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'}{again})"
-    needed = _blocks_needed(arm)
-    takes = f"over {MOST_BLOCKS:,} blocks" if needed is None else f"at least {needed:,} blocks"
-    return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
+    needed, unit = _units_needed(arm), "rounds" if APART in arm.cell.flags else "blocks"
+    takes = f"over {MOST_BLOCKS:,} {unit}" if needed is None else f"at least {needed:,} {unit}"
+    return f"{takes} would show whether it is faster ({_timed(arm.cell):,} were timed)"
 
 
 def _doubt_of_tokens(arm: _Arm) -> str:
@@ -339,12 +340,17 @@ def _ungraded(cell: ResultCell) -> str:
     return f" ({statistics.EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding)"
 
 
-def _blocks_needed(arm: _Arm) -> int | None:
-    """Return the blocks with which the interval that is shown is expected to lie on one side of 2 % faster.
+def _timed(cell: ResultCell) -> int:
+    """Return the units of the intervals of a cell's times."""
+    return cell.rounds if APART in cell.flags else cell.blocks
 
-    None: not known, or over `MOST_BLOCKS`. The width of an interval falls with the square root of the number of blocks.
+
+def _units_needed(arm: _Arm) -> int | None:
+    """Return the units with which the interval that is shown is expected to lie on one side of 2 % faster.
+
+    None: not known, or over `MOST_BLOCKS`. The width of an interval falls with the square root of the number of units.
     """
-    value, (low, high, _), timed = arm.speedup.value, arm.bounds, arm.cell.blocks
+    value, (low, high, _), timed = arm.speedup.value, arm.bounds, _timed(arm.cell)
     if arm.faster or not value or not high:
         return None
     low = low or value**2 / high  # a bound printed as 0.00: the interval is symmetric on the log scale

@@ -70,15 +70,15 @@ def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     groups: dict[tuple[str | None, str], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
         groups.setdefault((found.engine, _answer(found)), []).append(found)
-    places = {place: (f"in {_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
+    places = {place: (f"{in_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
     return " ".join(f"{_capital(places[engine, answer])}: {answer}." for engine, answer in groups)
 
 
-def _engine(name: str | None) -> str:
-    """Return an engine in words. A results file may name an engine of a package that is not installed."""
+def in_engine(name: str | None) -> str:
+    """Return an engine as a place. A results file may name an engine of a package that is not installed."""
     if name is None:
-        return "mtbench's loop"
-    return SERVING_ENGINES[name].title if name in list(SERVING_ENGINES) else name
+        return "in mtbench's loop"
+    return f"in {SERVING_ENGINES[name].title if name in list(SERVING_ENGINES) else name}"
 
 
 def _why(found: Recommendation) -> str:

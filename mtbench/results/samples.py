@@ -57,7 +57,7 @@ class CellData:
         """The timing lines that count, ordered by block and round."""
         clean = [t for t in self.timings if (t.round, t.block) in self.valid]
         kept = [t for t in clean if t.block < self.repeated_blocks]
-        if len({self.unit_of[t.block] for t in kept}) < statistics.UNITS_NEEDED["block"]:
+        if self.unit == "block" and len({self.unit_of[t.block] for t in kept}) < statistics.UNITS_NEEDED["block"]:
             first = [t for t in clean if t.round == 1]
             if len({self.unit_of[t.block] for t in first}) > len({self.unit_of[t.block] for t in kept}):
                 kept = first
@@ -69,8 +69,14 @@ class CellData:
         return sum((t.round, t.block) not in self.valid for t in self.timings)
 
     def per_unit(self, name: str) -> npt.NDArray[np.float64]:
-        """Return the field `name` of the timing lines per unit of the intervals of times."""
-        return np.array(self.by_round(name)) if self.unit == "round" else self.by_block(name)
+        """Return the field `name` of the timing lines per unit of the intervals of times.
+
+        A round has its own samples: arms that are compared have the same.
+        """
+        if self.unit == "block":
+            return self.by_block(name)
+        rounds = np.unique([t.round for t in self.samples], return_inverse=True)[1]
+        return np.bincount(rounds, weights=[getattr(t, name) for t in self.samples]).astype(np.float64)
 
     def by_block(self, name: str) -> npt.NDArray[np.float64]:
         """Return the field `name` of the timing lines per unit of blocks, (K,). No engine may hide it."""

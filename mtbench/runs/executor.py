@@ -188,7 +188,7 @@ class Stage:
     @property
     def work(self) -> int:
         """Batches to decode."""
-        return len(self.todo) * len(self.live())
+        return sum((cell.cell, round_) not in self.whole for round_, _ in self.todo for cell in self.live())
 
     def recovered(self, session: WorkerSession, cells: Collection[str]) -> list[str]:
         """Return those of the failed `cells` that decode again, tried for a few tokens.
@@ -196,7 +196,10 @@ class Stage:
         Only then are blocks of the other arms deleted, to be decoded side by side with theirs.
         """
         tried = [cell for cell in self.cells if cell.cell in cells]
-        outcomes = {cell.cell: self._attempt(session, cell, 0, WARM_UP_TOKENS, cold=True) for cell in tried}
+        outcomes: dict[str, Done | Failed] = {}
+        for number, cell in enumerate(tried, start=1):
+            self.visit = -number if self.plan.request.apart else 0
+            outcomes[cell.cell] = self._attempt(session, cell, 0, WARM_UP_TOKENS, cold=True)
         for name, outcome in outcomes.items():
             if isinstance(outcome, Failed):
                 self.progress.note(f"{name} still fails: {outcome.error}")
@@ -411,19 +414,18 @@ class Stage:
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live arm has not finished; return the others, (round, block).
 
-        Arms that decode apart keep their whole rounds.
+        Of arms that decode apart, delete those of rounds that an arm has not finished: a visit has one server.
         """
         timings = {cell.cell: self.run.read_lines(f"timings/{cell.cell}.jsonl", TimingLine) for cell in self.cells}
         finished = {cell.cell: {(line.round, line.block) for line in timings[cell.cell]} for cell in self.live()}
+        if self.plan.request.apart:
+            rounds = {r: {(r, block) for block in range(n)} for r, n in enumerate(self.group.rounds, start=1)}
+            self.whole = {(name, r) for name, own in finished.items() for r in rounds if rounds[r] <= own}
+            finished = {name: set().union(*(rounds[r] for n, r in self.whole if n == name)) for name in finished}
         done = set.intersection(*finished.values()) if finished else set()
-        for cell in self.live():
-            rounds = enumerate(self.group.rounds if self.plan.request.apart else (), start=1)
-            whole = [{(round_, block) for block in range(blocks)} for round_, blocks in rounds]
-            own = done.union(*(blocks for blocks in whole if blocks <= finished[cell.cell]))
-            self.whole |= {(cell.cell, r) for r, blocks in enumerate(whole, start=1) if blocks <= finished[cell.cell]}
-            kept = [line for line in timings[cell.cell] if (line.round, line.block) in own]
-            self.run.keep_lines(f"timings/{cell.cell}.jsonl", kept)
-            answers = f"generations/{cell.cell}.jsonl"
-            lines = self.run.read_lines(answers, GenerationLine)
-            self.run.keep_lines(answers, [line for line in lines if (1, line.block) in own])
+        for name, own in finished.items():
+            kept = own if self.plan.request.apart else done
+            self.run.keep_lines(f"timings/{name}.jsonl", [t for t in timings[name] if (t.round, t.block) in kept])
+            lines = self.run.read_lines(answers := f"generations/{name}.jsonl", GenerationLine)
+            self.run.keep_lines(answers, [line for line in lines if (1, line.block) in kept])
         return done

@@ -60,6 +60,7 @@ class ModelPool:
         self.servers: dict[str, EngineServer] = {}  # of serving engines, by arm
         self.served: tuple[int, int] | None = None  # their batch size and visit: those of others have ended
         self.arms: set[str] = set()  # that share the device
+        self.programs: dict[str, Path] = {}  # that run the serving engines of this session, by engine
         self.serving: dict[str, str] = {}  # checkpoint by engine -> the engine's package
         # By role too: a draft of the same weights has its own cache.
         self.runners: dict[tuple[str, str, str], ModelRunner] = {}
@@ -185,7 +186,7 @@ class ModelPool:
             share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
             serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
-            self.servers[cell.arm] = EngineServer(engine, engine.python(), serving, cell.arm, log)
+            self.servers[cell.arm] = EngineServer(engine, self.programs[engine.name], serving, cell.arm, log)
         return self.servers[cell.arm]
 
     def close_servers(self) -> None:
@@ -213,6 +214,7 @@ class ModelPool:
             elif cell.engine is not None:
                 for source in cell.checkpoints.values():
                     SERVING_ENGINES[cell.engine]().prepared(source, self.dtype, offline=self.offline)
+                self.programs[cell.engine] = SERVING_ENGINES[cell.engine].python()
                 package = SERVING_ENGINES[cell.engine].release() or "of an unknown version"
                 self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = package
                 served += cell.checkpoints.values()

@@ -35,6 +35,7 @@ Length = Literal["natural", "fixed"]
 
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
+APART = "decoded apart from other arms: intervals over rounds"  # a flag of cells
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 
@@ -241,7 +242,8 @@ class Plan(Record):
 
     def warnings(self) -> list[str]:
         """What is known beforehand to end without a verdict."""
-        said = [self._too_few_blocks(group) for group in self.groups if len(group.blocks) < MIN_BLOCKS]
+        few = [] if self.request.apart else [group for group in self.groups if len(group.blocks) < MIN_BLOCKS]
+        said = [self._too_few_blocks(group) for group in few]
         said += [
             f"{suite.suite}: {without} of {len(suite.items)} items have no answer to compare with: they are timed, and "
             "accuracy is that of the others"

@@ -35,6 +35,7 @@ from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan import (
+    APART,
     SCHEMA_VERSION,
     Batching,
     Cell,
@@ -160,7 +161,7 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
                 f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
-    return family, _arms(request, family)
+    return family, _arms(request, family, acceptance)
 
 
 def _refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
@@ -191,7 +192,7 @@ def _family(request: RunRequest, suite: type[Suite]) -> Family:
     )
 
 
-def _arms(request: RunRequest, family: Family) -> list[Arm]:
+def _arms(request: RunRequest, family: Family, acceptance: Acceptance | None) -> list[Arm]:
     """Return the requested arms. Default: the default arms of every method whose checkpoints the family has.
 
     If these are references only, every method that needs no training is added. References come first. Raises UserError
@@ -204,32 +205,54 @@ def _arms(request: RunRequest, family: Family) -> list[Arm]:
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
-    arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and _is_there(arm, family)]
+    arms = [
+        arm for arm in arms if all(role in family.roles for role in arm.roles) and _is_there(arm, family, acceptance)
+    ]
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
         there = {arm.method for arm in arms}
         more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
-        arms += [arm for arm in parse_arms(more, request.engine) if _is_there(arm, family)]
+        arms += [arm for arm in parse_arms(more, request.engine) if _is_there(arm, family, acceptance)]
     return arms
 
 
-def _is_there(arm: Arm, family: Family) -> bool:
-    """Return whether the arm's engine has its method, and can read its checkpoints."""
+def _is_there(arm: Arm, family: Family, acceptance: Acceptance | None) -> bool:
+    """Return whether the arm's engine has its method, and can read its checkpoints and make up their acceptance.
+
+    Raises UserError if it cannot read those of a reference: without plain decoding nothing can be compared.
+    """
     if not is_served(arm.engine):
         return True
-    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    method, engine = METHODS[arm.method](**arm.options), SERVING_ENGINES[arm.engine]()
     try:
         _refuse_checkpoints(arm, engine, family)
+        _refuse_made_up(arm, method, family, acceptance)
     except UserError:
+        if METHODS[arm.method].reference:
+            raise
         return False
-    return not isinstance(engine.setting(METHODS[arm.method](**arm.options), family.checkpoints(arm.roles)), str)
+    return not isinstance(engine.setting(method, family.checkpoints(arm.roles)), str)
 
 
 def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family) -> None:
     """Raise UserError for a checkpoint that a serving engine cannot take."""
     for role in arm.roles:
+        source = family.checkpoint(role)
+        if source.startswith(families.RANDOM):
+            raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")
         if not role.startswith(families.PART):
-            engine.refuse(family.checkpoint(role))
+            engine.refuse(source)
+
+
+def _refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Acceptance | None) -> None:
+    """Raise UserError if a serving engine cannot make up the acceptance of an arm that drafts."""
+    if acceptance is None or not is_served(arm.engine) or not (rates := acceptance.rates(method)):
+        return
+    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    setting = engine.setting(method, family.checkpoints(arm.roles))
+    made = engine.synthetic(setting, rates) if isinstance(setting, Setting) else setting
+    if isinstance(made, str):
+        raise UserError(f"{str(arm)!r}: {made} Leave that `--method` or `--simulate-acceptance` out.")
 
 
 def _untrained(method: type[Method]) -> bool:
@@ -241,6 +264,11 @@ def _untrained(method: type[Method]) -> bool:
 
 def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
     """Raise UserError for an arm that cannot run as requested."""
+    if request.apart and not is_served(arm.engine):
+        raise UserError(
+            f"{str(arm)!r} decodes in mtbench's process, and --apart is for servers that do not fit together; leave "
+            "that `--method` or `--engine`, or --apart, out."
+        )
     if is_served(arm.engine):
         _refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
     if arm.on in arm.roles[1:]:
@@ -357,7 +385,7 @@ class _GroupPlanner:
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
-        flags += ["decoded apart from other arms"] if self.request.apart else []
+        flags += [APART] if self.request.apart else []
         flags += _engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
@@ -403,12 +431,7 @@ class _GroupPlanner:
         if self.acceptance is None:
             return None, simulated
         refuse_unscriptable(arm, method)
-        if is_served(arm.engine) and (rates := self.acceptance.rates(method)):
-            engine: ServingEngine = SERVING_ENGINES[arm.engine]()
-            setting = engine.setting(method, self.family.checkpoints(arm.roles))
-            made = engine.synthetic(setting, rates) if isinstance(setting, Setting) else setting
-            if isinstance(made, str):
-                raise UserError(f"{str(arm)!r}: {made} Leave that `--method` or `--simulate-acceptance` out.")
+        _refuse_made_up(arm, method, self.family, self.acceptance)
         items, budget = len(self.suite.items), self.suite.max_new_tokens
         script = self.acceptance.script(arm, method, items, budget, self.request.seed)
         return script, simulated.changed(note=self.acceptance.note)

@@ -94,11 +94,12 @@ class Estimate:
         last = calls[-1]
         if last is None or calls[0] is None:
             return 0.0
+        visits = len(group.rounds) if self.plan.request.apart else 1
         if is_served(cell.engine):
-            self.starts += 1
-            self.starting_s += calls[0].timing.preparation_s
+            self.starts += visits
+            self.starting_s += visits * calls[0].timing.preparation_s
         wall_s, before_s = last.timing.wall_s, last.timing.prefill_s or 0.0
-        self.warm_up_s += WARM_UP_CALLS * wall_s * len({len(block) for block in group.blocks})
+        self.warm_up_s += visits * WARM_UP_CALLS * wall_s * len({len(block) for block in group.blocks})
         lengths = self._lengths(suite, cell)
         decoded = _steps([len(g.token_ids) for g in last.generations], cell, len(last.generations))
         block_s = before_s + (wall_s - before_s) * _steps(lengths, cell, len(last.generations)) / max(decoded, 1)
@@ -127,7 +128,8 @@ class Estimate:
     def _decoded(self, cell: Cell, suite: SuitePlan, block: Sequence[int], budget: int) -> Done | None:
         """Return the decoded block; None if the cell fails."""
         requests = self.plan.requests(suite, block, max_new_tokens=budget)
-        outcome = self.worker.decode(Task(cell=cell.cell, requests=requests, room=suite.room))
+        visit = self.begun if self.plan.request.apart else 0
+        outcome = self.worker.decode(Task(cell=cell.cell, requests=requests, room=suite.room, visit=visit))
         if isinstance(outcome, Done):
             return outcome
         self.failed[cell.cell] = outcome.error

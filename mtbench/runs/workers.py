@@ -27,7 +27,7 @@ from mtbench.decoding.adaptive_width import set_ridge
 from mtbench.decoding.loop import NoProgressError
 from mtbench.decoding.method_checks import MethodContractError, whereabouts
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
@@ -270,6 +270,18 @@ class _Remote(LocalWorker):
         super().__init__(ModelPool(request), cells)
 
 
+def _refuse_other_engines(first: SessionRecord, now: SessionRecord) -> None:
+    """Raise UserError if a serving engine has another release than in the session that started the run."""
+    before, current = first.layers or {}, now.layers or {}
+    for name in before.keys() & current.keys():
+        if name.rpartition(" by ")[2] in list(SERVING_ENGINES) and before[name] != current[name]:
+            engine = name.rpartition(" by ")[2]
+            raise UserError(
+                f"this run started with {engine} as {before[name]}, and it is {current[name]} now; install that one "
+                f"again by `mtbench fetch engine {engine}`, or start another run with `-o DIR`."
+            )
+
+
 def _refuse_other_hardware(first: SessionRecord, now: SessionRecord) -> None:
     """Raise UserError if a session cannot continue the run that session `first` started."""
     gpus = [session.gpu.name if session.gpu and session.device == "cuda" else None for session in (first, now)]
@@ -307,6 +319,7 @@ class WorkerSession:
             now, before = SessionRecord.model_validate(described), environment.sessions
             if before:
                 _refuse_other_hardware(before[0], now)
+                _refuse_other_engines(before[0], now)
             self.session = len(before) + 1
             self.run.write_json("environment.json", dump(environment.changed(sessions=[*before, now])))
 

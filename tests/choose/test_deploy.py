@@ -76,7 +76,8 @@ def test_the_command_of_the_arms_own_engine_has_what_it_was_measured_with() -> N
     there = cell.changed(engine="llamacpp")
     given = ["llamacpp:threads=2", "vllm:seed=1"]
     found = commands(there, None, "float32", given)
-    own = " --cache-type-k f32 --cache-type-v f32 --flash-attn off --threads 2"
+    caches = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
+    own = "".join(f" {flag} f32" for flag in caches) + " --flash-attn off --threads 2"
     assert found["llama.cpp"][0] == commands(cell, None, "float32", given)["llama.cpp"][0] + own
     assert found["vLLM"] == commands(cell, None)["vLLM"]
     found = commands(cell.changed(engine="vllm"), None, "bfloat16", given)

@@ -51,7 +51,7 @@ def test_a_program_without_the_engine_is_refused_and_changes_nothing(tmp_path: P
 
 
 def test_a_program_that_has_gone_is_named(tmp_path: Path) -> None:
-    (program := tmp_path / "mine").write_text("#!/bin/sh\necho version: 7\n")
+    (program := tmp_path / "mine").write_text("#!/bin/sh\necho found 1 GPU\necho version: 7\n")
     program.chmod(0o755)
     assert Mine.use(program) == "version: 7"
     program.unlink()

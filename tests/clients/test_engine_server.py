@@ -200,6 +200,7 @@ RuntimeError: Engine core initialization failed. See root cause above.
         (PYDANTIC, "ValidationError: 1 validation error for SpeculativeConfig Value error, the draft is too long"),
         (REFERS, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
         ("loading\nFatal: no memory.\n", "Fatal: no memory"),
+        ("ImportError: no flash_attn; another is used\nFatal: no memory.\n", "Fatal: no memory"),
         ("", ""),
     ],
 )

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from made_records import result_cell, speedup
+from made_records import made_results, result_cell, speedup
 
 from mtbench.document.formatting import interval
+from mtbench.report.summary import decided
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.figure_formats import AccuracyComparison, Agreement, Lossless
@@ -134,6 +135,9 @@ def test_each_serving_engine_has_an_answer_of_its_own() -> None:
     assert said.startswith("In vLLM, at batch size 1: use lookup@ar/vllm: 1.30 to 1.50 times")
     assert "In mtbench's loop, at batch size 1: keep plain decoding" in said
     assert headline([theirs]).startswith("At batch size 1: use lookup")
+    [text] = decided(made_results(cells), None).of_groups.values()
+    assert "In mtbench's loop, at batch size 1: keep plain decoding" in text
+    assert "In vLLM, at batch size 1: use lookup@ar/vllm" in text
 
 
 def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:

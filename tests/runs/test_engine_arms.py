@@ -24,7 +24,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import FailureLine, GenerationLine
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan import APART, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
 
@@ -80,6 +80,17 @@ def test_a_made_up_acceptance_needs_an_engine_that_has_it(tmp_path: Path) -> Non
     asked = {"suite": [f"prompts:{prompts}"], "family": "tiny", "limit": 1, "simulate_acceptance": "0.8"}
     with pytest.raises(UserError, match=r"Toolbox has no synthetic acceptance\. Leave that `--method`"):
         plan(**asked, method=[f"prompt-lookup:engine={TOOLBOX}"])
+
+
+def test_vllm_gets_the_chances_of_its_own_drafts_only() -> None:
+    """MARS feeds masks behind its drafts in mtbench and none in vLLM, which takes a chance for each draft."""
+    engine, method = SERVING_ENGINES["vllm"](), METHODS["mars-speculative"](tau=1.0)
+    setting = engine.setting(method, {method.draft: "d"})
+    assert isinstance(setting, Setting), setting
+    made = engine.synthetic(setting, simulation.rates([0.9], method))
+    assert isinstance(made, Setting)
+    config = json.loads(made.words[1])
+    assert len(config["synthetic_acceptance_rates"]) == config["num_speculative_tokens"]
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "vllm"])
@@ -244,7 +255,7 @@ def test_apart_each_arm_has_a_server_in_turn_that_runs_alone(monkeypatch: pytest
     [speedup] = drafted.speedup
     assert speedup.ci_repeat is not None
     assert (speedup.ci_low, speedup.ci_high) == tuple(speedup.ci_repeat)
-    assert "decoded apart from other arms" in drafted.flags
+    assert APART in drafted.flags
 
 
 def test_heads_that_vllm_cannot_read_are_refused_when_planning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +270,60 @@ def test_heads_that_vllm_cannot_read_are_refused_when_planning(monkeypatch: pyte
     assert not any("speculative" in arm for arm in arms)
 
 
+def test_apart_a_dropped_sample_costs_no_other_round(tmp_path: Path) -> None:
+    """Each round has its own samples; the arms that are compared have the same."""
+    asked: dict[str, Any] = {"method": ["ar", "prompt-lookup"], "engine": [TOOLBOX], "batch_size": [1], "apart": True}
+    run = begin_run(tmp_path / "run", plan(**asked, limit=5, rounds=5), ["mtbench"])
+    generate(run, Quiet(), Execution())
+    plain = assemble(run).cells[0]
+    name = f"timings/{plain.cell}.jsonl"
+    lines = stored_lines(run, name)
+    for number in range(5):  # another block in each round, so that no block is clean in all
+        lines[5 * number + number]["dropped"] = "the machine slept"
+    keep_lines(run, name, lines)
+    [speedup] = assemble(run).cells[1].speedup
+    assert speedup.ci_low is not None
+
+
+def test_apart_is_for_servers() -> None:
+    with pytest.raises(UserError, match="decodes in mtbench's process, and --apart is for servers"):
+        plan(method=["ar"], engine=["graph"], rounds=5, apart=True)
+
+
+def test_an_engine_that_cannot_read_the_model_is_an_error_also_without_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, source: str) -> None:
+        raise UserError(f"{source!r} is strange")
+
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "refuse", refuse)
+    with pytest.raises(UserError, match="'embedded:tiny/ar' is strange"):
+        plan(engine=[TOOLBOX], family="tiny")
+
+
+def test_without_methods_arms_whose_acceptance_cannot_be_made_up_are_left_out(tmp_path: Path) -> None:
+    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "a b c"}\n')
+    asked = {"suite": [f"prompts:{prompts}"], "family": "tiny", "limit": 1, "simulate_acceptance": "0.8"}
+    assert {cell.method for cell in plan(**asked, engine=[TOOLBOX]).cells} == {"ar"}
+
+
+def test_a_release_may_not_change_within_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {"method": ["ar"], "engine": [TOOLBOX], "limit": 2, "batch_size": [1], "rounds": 2}
+    run = begin_run(tmp_path / "run", plan(**asked), ["mtbench"])
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "release", classmethod(lambda cls: "toolbox==1"))
+    generate(run, Quiet(), Execution())
+    [cell] = assemble(run).cells
+    keep_lines(run, f"timings/{cell.cell}.jsonl", stored_lines(run, f"timings/{cell.cell}.jsonl")[:1])
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "release", classmethod(lambda cls: "toolbox==2"))
+    with pytest.raises(UserError, match="this run started with toolbox as toolbox==1, and it is toolbox==2 now"):
+        generate(run, Quiet(), Execution())
+
+
 def test_apart_needs_rounds_for_an_interval() -> None:
     with pytest.raises(UserError, match="--apart has intervals over rounds, and 3 are too few; give `--rounds 5`"):
         plan(method=["ar"], engine=[TOOLBOX], rounds=3, apart=True)
 
 
 def test_apart_a_resumed_run_decodes_no_whole_round_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A visit that was cut is decoded again; the finished visits of its round stay."""
+    """A visit that was cut is decoded again, whole: it has one server. The finished visits of its round stay."""
     asked: dict[str, Any] = {"method": ["ar", "prompt-lookup"], "engine": [TOOLBOX], "batch_size": [1], "apart": True}
     run = begin_run(tmp_path / "run", plan(**asked, rounds=5), ["mtbench"])
     started = starts(monkeypatch)
@@ -280,6 +338,8 @@ def test_apart_a_resumed_run_decodes_no_whole_round_again(monkeypatch: pytest.Mo
     after = {arm: stored_lines(run, file) for arm, file in files.items()}
     assert {arm: len(lines) for arm, lines in after.items()} == {arm: len(lines) for arm, lines in before.items()}
     assert all(after[arm] == before[arm] for arm in files if arm != last)
+    kept = [lines for lines in after[last] if lines in before[last]]
+    assert {line["round"] for line in kept} == {1, 2, 3, 4}
 
 
 @pytest.mark.whole

@@ -64,7 +64,9 @@ def _at_every_batch_size(
         placed = {rec.batch_size: _placed(rec, str(arm), results, plan) for rec, arm in zip(recs, arms, strict=True)}
         for title, first in _placed(recs[arms.index(used[0])], used[0], results, plan).items():
             settings = {size: at[title].setting for size, at in placed.items() if title in at}
-            scheduled = first.engine.scheduled(settings) if len(settings) == len(recs) else None
+            models = {at[title].model for at in placed.values() if title in at}
+            alike = len(settings) == len(recs) and len(models) == 1
+            scheduled = first.engine.scheduled(settings) if alike else None
             if scheduled is not None:
                 command, note = first._replace(setting=scheduled).command()
                 of_arms.setdefault(used[0], {})[f"{title} at every batch size"] = command, f"{SCHEDULED} {note}".strip()

@@ -63,7 +63,7 @@ class BuildRecord(Record):
     )
     plugins: dict[str, Sha256] = Field(default_factory=dict, description="files of `--plugin`: path -> SHA-256")
     engine: str | None = Field(
-        None, description="serving engine and its release, ENGINE=NAME==VERSION; null: the one that its mtbench pins"
+        None, description="serving engine and its release, ENGINE=NAME==VERSION; null: the one that its mtbench runs"
     )
 
 

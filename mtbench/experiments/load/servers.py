@@ -119,7 +119,7 @@ def _of_engine(planned: LoadPlan, arm: ArmPlan, log: Path) -> Iterator[Running]:
         with _said_of(""):
             started.start()
         server = Server(started.url, None, request.request_timeout_s, request.request_timeout_s)
-        words = [*engine.start, serving.model, *setting.words, *serving.options]
+        words = [*engine.start, serving.model, *setting.words, *engine.computing(dtype), *serving.options]
         yield Running(server, started.model, words, f"{engine.title}, {engine.release()}", engine.fields)
 
 
