@@ -1,7 +1,8 @@
 """The command `mtbench`. A command's module is imported when the command is used: torch takes seconds.
 
 Exit codes: 0: all is ok; 1: a cell is divergent, void or failed (`mtbench run --fail-on`), or a part of another command
-failed; 2: a user's mistake or something missing; 3: the time budget ended the run; 130: interrupted.
+failed, such as a check of `mtbench doctor`; 2: a user's mistake or something missing; 3: the time budget ended the run;
+130: interrupted.
 """
 
 import errno
@@ -53,6 +54,9 @@ _EXPERIMENTS = {
     if " " not in name
 }
 COMMANDS = _EXPERIMENTS | {
+    "doctor": Entry(
+        "mtbench.cli.doctor", COMPARE, "Check this machine: can figures that are measured here be trusted?"
+    ),
     "compare": Entry(
         "mtbench.cli.compare",
         COMPARE,

@@ -8,6 +8,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from mtbench.cli.session import say
+from mtbench.doctor.checks import Diagnosis
 from mtbench.experiments.gate.format import FloorFile, Gate
 from mtbench.experiments.load.format import Load, LoadPlan, PointLine
 from mtbench.experiments.reproduce.format import Published, Reproduction
@@ -25,6 +26,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and the title of its schema
     "comparison": (Comparison, "Runs side by side, as `mtbench compare --json` writes them"),
     "decision": (Decision, "decision.json: what to use at each batch size"),
+    "doctor": (Diagnosis, "What `mtbench doctor --json` writes"),
     "floor": (FloorFile, "floor.json: the noise of machines, calibrated for the gate"),
     "gate": (Gate, "gate.json: one build against another"),
     "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from mtbench.decoding.arms import parse_arms, safe
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
+from mtbench.doctor.record import unproven
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.experiments.experiment import Experiment, Job
@@ -16,6 +17,7 @@ from mtbench.report.summary import read_decision
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.model_pool import resolve_device
 from mtbench.runs.option_texts import ALL
 from mtbench.runs.options import Cause
 from mtbench.runs.plan import Plan
@@ -61,8 +63,10 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         return f"plan: {items}; {arms}, batch size {sizes}, {rounds}: {timed:,} blocks to time"
 
     def warnings(self, planned: Plan) -> list[str]:
-        """Return what is known to end without a verdict."""
-        return planned.warnings()
+        """Return what is known to end without a verdict, and that nobody has checked the GPU."""
+        computes = any(cell.computes_here for cell in planned.cells)
+        line = unproven(resolve_device(planned.request.device)) if computes else None
+        return [*planned.warnings(), *([line] if line else [])]
 
     def dry_run(self, planned: Plan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
         """Print the plan and a time estimate."""

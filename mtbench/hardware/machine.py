@@ -101,6 +101,12 @@ class Gpu:
         """Return the joules since the start of the driver. The counter updates every 20 to 100 ms."""
         return _scaled(self.read("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)
 
+    def rated_bytes_per_s(self) -> float | None:
+        """Return the speed of its memory by clock and bus, two transfers a clock; None if the driver does not tell."""
+        clock_mhz = self.read("nvmlDeviceGetMaxClockInfo", self.nvml.NVML_CLOCK_MEM)
+        bus_bits = self.read("nvmlDeviceGetMemoryBusWidth")
+        return 2e6 * clock_mhz * bus_bits / 8 if clock_mhz and bus_bits else None
+
     def describe(self) -> dict[str, Any]:
         """Return its entry in environment.json."""
         memory = self.read("nvmlDeviceGetMemoryInfo")
@@ -224,7 +230,7 @@ def gpu_by_id(uuid: str | None) -> Gpu | None:
     """
     nvml = _nvml()
     query, which = ("nvmlDeviceGetHandleByIndex", 0) if uuid is None else ("nvmlDeviceGetHandleByUUID", uuid)
-    handle = _ask(nvml, query, which)
+    handle = None if nvml is None else _ask(nvml, query, which)
     return None if handle is None else Gpu(nvml, handle)
 
 

@@ -208,14 +208,19 @@ def _once_s(device: torch.device, action: Callable[[], object]) -> float:
 
 def _median_s(device: torch.device, action: Callable[[], object]) -> float:
     """Return the median device seconds of `action` over REPETITIONS, after a warm-up."""
+    laps = sorted(laps_s(device, action, REPETITIONS))
+    return laps[len(laps) // 2]
+
+
+def laps_s(device: torch.device, action: Callable[[], object], repetitions: int) -> list[float]:
+    """Return the device seconds of each repetition of `action`, after a warm-up."""
     stopwatch = Stopwatch(device)
     started_at = stopwatch.now()
     while stopwatch.now() - started_at < WARM_UP_S:
         action()
     stopwatch.mark()
-    for _ in range(REPETITIONS):
+    for _ in range(repetitions):
         action()
         stopwatch.mark()
     stopwatch.now()
-    laps = sorted(stopwatch.laps())
-    return laps[len(laps) // 2]
+    return stopwatch.laps()

@@ -313,11 +313,11 @@ def fastest_dtype(request: RunRequest, sources: Iterable[str]) -> str:
         return request.dtype
     device = resolve_device(request.device)
     largest = max((parameters(source, request.offline) for source in sources), default=0)
-    fast = device == "cpu" and _computes_bfloat16() and largest >= SMALL_MODEL
+    fast = device == "cpu" and computes_bfloat16() and largest >= SMALL_MODEL
     return "bfloat16" if fast else resolve_dtype("auto", device)
 
 
-def _computes_bfloat16() -> bool:
+def computes_bfloat16() -> bool:
     """Return whether the CPU has instructions for products of bfloat16. Without them it is slower than float32."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))

@@ -37,7 +37,7 @@ class Recording(TorchDispatchMode):
         for func, args, kwargs, out in self.operations:
             for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
+                    old.copy_(new.reshape(old.shape))  # its shape may have changed in place
 
 
 class Pool:
@@ -54,7 +54,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
 
     @contextmanager
-    def record(graph: Recording, pool: Pool) -> Iterator[None]:
+    def record(graph: Recording, pool: Pool | None = None) -> Iterator[None]:
+        pool = pool or Pool()
         assert pool.graphs or not pool.used, "this pool has been given up"
         pool.used = True
         pool.graphs.add(graph)

@@ -1,0 +1,119 @@
+"""The checks of every machine: versions, processor, the load of others, steady times, memory."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from mtbench.doctor.checks import Figures, Finding, Subject, check
+from mtbench.document.formatting import counted, memory, percent, seconds
+from mtbench.evaluation.machine_share import available_memory_bytes, usable_processors
+from mtbench.hardware import machine, probe
+from mtbench.runs.model_pool import computes_bfloat16
+from mtbench.version import __version__
+
+LOAD_S = 2.0  # over which the load of others is counted
+MOST_STOLEN, MOST_OTHERS, NOTICEABLE_OTHERS = 0.02, 0.10, 0.03  # shares of the cores
+LAPS, PRODUCTS = 100, {"cpu": 2, "cuda": 100}  # laps, and products of matrices in each
+LATE = 1.1  # of the median
+MOST_LATE, NOTICEABLE_LATE = 0.20, 0.05  # shares of the laps
+READ_BYTES = 1 << 28  # beyond the caches of most processors
+FEW_BYTES = 4 << 30  # of free memory
+QUIET = "stop other programs, or use another machine; then run `mtbench doctor` again"
+
+
+def _software(subject: Subject) -> Figures:
+    gpu = machine.gpu_by_id(None) if subject.device == "cpu" and subject.asked != "cpu" else None
+    return {"versions": f"mtbench {__version__}, torch {torch.__version__}", "unused": gpu and gpu.describe()["name"]}
+
+
+@check("versions", _software)
+def software(versions: str, unused: str | None) -> Finding:
+    """`unused`: a GPU that the driver knows, and torch does not use."""
+    if unused is None:
+        return Finding("pass", versions)
+    advice = "install torch's build for CUDA, or unset CUDA_VISIBLE_DEVICES; `--device cpu` measures the processor"
+    return Finding("fail", f"{versions} does not use the {unused}: a run would measure the processor", advice)
+
+
+def _processor(_: Subject) -> Figures:
+    name, cores, threads = machine.host()["processor"], usable_processors(), torch.get_num_threads()
+    return {"name": name, "cores": cores, "threads": threads, "bfloat16": computes_bfloat16()}
+
+
+@check("processor", _processor)
+def processor(name: str, cores: int, threads: int, bfloat16: bool) -> Finding:
+    """Threads beyond the cores that a container may use are stopped again and again."""
+    has = "with" if bfloat16 else "without"
+    text = f"{name}, {has} bfloat16; {counted(cores, 'core')}, {counted(threads, 'thread')}"
+    if threads > cores:
+        return Finding("fail", f"{text}: too many", f"set the environment variable OMP_NUM_THREADS={cores}")
+    return Finding("pass", text)
+
+
+def _load(_: Subject) -> Figures | str:
+    if not os.path.isfile("/proc/stat"):
+        return "the load of others is known on Linux only"
+    before, own_s = _ticks(), time.process_time()
+    time.sleep(LOAD_S)
+    total, idle, stolen = (b - a for a, b in zip(before, _ticks(), strict=True))
+    if total <= 0:
+        return "/proc/stat counts nothing here"
+    own = (time.process_time() - own_s) * os.sysconf("SC_CLK_TCK")
+    return {"others": max(0.0, total - idle - stolen - own) / total, "stolen": stolen / total}
+
+
+def _ticks() -> tuple[int, int, int]:
+    """Return the ticks of the cores that this process may use: all, idle, stolen (proc(5))."""
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
+    ticks = [[int(count) for count in counts[:8]] for name, *counts in lines if name in cores]
+    return sum(map(sum, ticks)), sum(core[3] + core[4] for core in ticks), sum(core[7] for core in ticks)
+
+
+@check("other load", _load)
+def load(others: float, stolen: float) -> Finding:
+    """Who else computes lengthens times. `stolen`: by other virtual machines on the same hardware."""
+    text = f"others use {percent(others)} % of the cores; {percent(stolen)} % are stolen by other virtual machines"
+    if stolen > MOST_STOLEN:
+        return Finding("fail", text, "use a machine that shares its cores with nobody")
+    return _graded(others, NOTICEABLE_OTHERS, MOST_OTHERS, text)
+
+
+def _graded(share: float, noticeable: float, most: float, text: str) -> Finding:
+    if share <= noticeable:
+        return Finding("pass", text)
+    return Finding("fail" if share > most else "warn", text, QUIET)
+
+
+def _laps(subject: Subject) -> Figures:
+    square, products = torch.randn(512, 512, device=subject.device), range(PRODUCTS[subject.device])
+    return {"laps_s": probe.laps_s(square.device, lambda: [square @ square for _ in products], LAPS)}
+
+
+@check("steady times", _laps)
+def laps(laps_s: Sequence[float]) -> Finding:
+    """Equal work must take equal time."""
+    usual_s = median(laps_s)
+    late = sum(lap_s > LATE * usual_s for lap_s in laps_s) / len(laps_s)
+    text = f"{percent(late)} % of {len(laps_s)} equal laps of {seconds(usual_s)} are over {LATE:g} times the median"
+    return _graded(late, NOTICEABLE_LATE, MOST_LATE, text)
+
+
+def _memory(_: Subject) -> Figures | str:
+    free = available_memory_bytes()
+    if free < 4 * READ_BYTES:
+        return f"{memory(free)} are free, too few to read {memory(READ_BYTES)} again and again"
+    return {"free_bytes": free, "read_bytes_per_s": probe.read_rate(torch.device("cpu"), READ_BYTES)}
+
+
+@check("memory", _memory)
+def host_memory(free_bytes: int, read_bytes_per_s: float) -> Finding:
+    """A billion parameters take 4 GB in float32."""
+    text = f"{memory(free_bytes)} free, read at {read_bytes_per_s / 1e9:.3g} GB/s"
+    if free_bytes < FEW_BYTES:
+        return Finding("warn", text, "end programs that use memory, or choose small models")
+    return Finding("pass", text)

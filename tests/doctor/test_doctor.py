@@ -1,0 +1,309 @@
+"""`mtbench doctor`: each check's judgement, each measurement on a stand-in, the table, JSON, exit code and record."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from driver import Driver, processes
+from schemas import validator
+from typer.testing import CliRunner, Result
+
+from mtbench import kernels
+from mtbench.cli import main
+from mtbench.cli.session import err, out
+from mtbench.doctor import checks, decoding, gpu, machine, record
+from mtbench.doctor.checks import NO_GPU, Check, Finding, Subject, all_checks, examine
+from mtbench.evaluation import sandbox
+from mtbench.experiments.run import EXPERIMENT
+from mtbench.hardware import machine as hardware
+from mtbench.hardware import probe
+from mtbench.models import fused_decoder
+from mtbench.runs.planner import make_plan
+from mtbench.runs.run_request import RunRequest
+
+BY_NAME = {check.name: check for check in all_checks()}
+CPU, CUDA = Subject("cpu"), Subject("cuda")
+SETTLED = {"clock_mhz": 1980, "most_mhz": 1980, "temperature_c": 45, "throttle": 0, "shared": False}
+GOOD: dict[str, dict[str, Any]] = {
+    "versions": {"versions": "torch 2", "unused": None},
+    "processor": {"name": "a CPU", "cores": 2, "threads": 2, "bfloat16": True},
+    "other load": {"others": 0.01, "stolen": 0.0},
+    "steady times": {"laps_s": [0.002] * 95 + [0.003] * 5},
+    "memory": {"free_bytes": 8 << 30, "read_bytes_per_s": 2e10},
+    "GPU": {"name": "H100", "driver": "570", "capability": 90, "shared_bytes": 232448, "free_bytes": 8 << 30},
+    "compilers": {"missing": []},
+    "clock": SETTLED,
+    "GPU's memory": {"bytes_per_s": 3.0e12, "rated_bytes_per_s": 3.35e12},
+    "operations": {"ours": True, "off": None, "dtype": "bfloat16", "errors": {"embed 13": 0.001, "norm 13": 0.002}},
+    "replays": {"replays": 1000, "different": 0, "at_rest": True},
+    "tokens": {"cells": ["a", "b"], "different": [], "layers": {"tiny by graph": "ours"}, "off": None},
+    "cache folder": {"folder": "/cache", "free_bytes": 20 << 30, "writable": True},
+    "sandbox": {"reason": None},
+    "data folder": {"folder": "/data", "suites": ["gsm8k"]},
+    "serving engines": {"releases": {"vllm": "vllm==0.11"}},
+}
+BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figures, state, what it says, what to do
+    ("versions", {"unused": "H100"}, "fail", "does not use the H100", "install torch's build for CUDA"),
+    ("processor", {"threads": 64}, "fail", "2 cores, 64 threads: too many", "OMP_NUM_THREADS=2"),
+    ("other load", {"stolen": 0.05}, "fail", "5.0 % are stolen", "shares its cores with nobody"),
+    ("other load", {"others": 0.5}, "fail", "others use 50.0 %", "stop other programs"),
+    ("other load", {"others": 0.05}, "warn", "others use 5.0 %", "stop other programs"),
+    ("steady times", {"laps_s": [0.002] * 70 + [0.003] * 30}, "fail", "30.0 % of 100", "stop other programs"),
+    ("steady times", {"laps_s": [0.002] * 90 + [0.003] * 10}, "warn", "10.0 % of 100", "stop other programs"),
+    ("memory", {"free_bytes": 1 << 30}, "warn", "1.00 GiB free", "end programs"),
+    ("GPU", {"capability": 75}, "warn", "no bfloat16", "--dtype float16"),
+    ("GPU", {"name": "H100 MIG 1g.10gb"}, "warn", "a part (MIG)", "take a whole GPU"),
+    ("GPU", {"driver": None}, "warn", "NVML does not answer", "libnvidia-ml"),
+    ("compilers", {"missing": ["Triton"]}, "warn", "missing: Triton", "pip install triton"),
+    ("clock", {"throttle": hardware.HEAT | 0x08}, "fail", "slowed by heat", "cool it"),
+    ("clock", {"throttle": hardware.BRAKE}, "fail", "slowed by the hardware", "check the power"),
+    ("clock", {"shared": True}, "fail", "another process uses it", "nvidia-smi"),
+    ("GPU's memory", {"bytes_per_s": 1.2e12}, "fail", "36 % of what it is rated for", "end other processes"),
+    ("GPU's memory", {"bytes_per_s": 4.0e12}, "fail", "119 % of what it is rated for", "end other processes"),
+    ("GPU's memory", {"bytes_per_s": 2.0e12}, "warn", "60 % of what it is rated for", "reset clocks"),
+    ("operations", {"errors": {"embed 13": 0.5}}, "fail", "wrong: embed 13 by 0.5", "MTBENCH_KERNELS=off"),
+    ("operations", {"errors": {"a": float("nan")}, "ours": False}, "fail", "wrong: a by nan", "install torch again"),
+    ("operations", {"ours": False, "off": "no Triton"}, "warn", "do not run: no Triton", "report it"),
+    ("replays", {"different": 3}, "fail", "3 of 1,000", "MTBENCH_KERNELS=off"),
+    ("replays", {"at_rest": False}, "fail", "counters of products are not zero", "MTBENCH_KERNELS=off"),
+    ("tokens", {"different": ["b"]}, "fail", "other tokens: b than a", "--engine eager"),
+    ("tokens", {"off": "logits are wrong"}, "warn", "no kernels of mtbench: logits are wrong", "report it"),
+    ("cache folder", {"writable": False}, "warn", "cannot be written", "XDG_CACHE_HOME"),
+    ("cache folder", {"free_bytes": 1 << 30}, "warn", "1.00 GiB free", "XDG_CACHE_HOME"),
+    ("sandbox", {"reason": "it needs bwrap: `apt install it`"}, "warn", "it needs bwrap", "`apt install it`"),
+    ("data folder", {"suites": []}, "warn", "no suite's folder", "mtbench ls suites"),
+]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_sound_machine_passes(name: str) -> None:
+    finding = BY_NAME[name].judge(**GOOD[name])
+    assert (finding.state, finding.advice) == ("pass", "")
+
+
+@pytest.mark.parametrize(("name", "changes", "state", "said", "advice"), BAD, ids=[f"{b[0]} {b[1]}" for b in BAD])
+def test_what_is_wrong_is_said_with_what_to_do(
+    name: str, changes: dict[str, Any], state: str, said: str, advice: str
+) -> None:
+    finding = BY_NAME[name].judge(**GOOD[name] | changes)
+    assert finding.state == state
+    assert said in finding.text
+    assert advice in finding.advice
+
+
+# --- Measurements ---------------------------------------------------------------------------------------------------
+
+
+def result(name: str, subject: Subject = CPU) -> Finding:
+    return BY_NAME[name].result(subject)[1]
+
+
+def test_without_a_gpu_its_checks_are_not_passed() -> None:
+    """They say why they are not made."""
+    of_gpu = [check for check in BY_NAME.values() if check.gpu]
+    assert {check.name for check in of_gpu} == {"GPU", "compilers", "clock", "GPU's memory", "replays"}
+    assert [check.result(CPU) for check in of_gpu] == [({}, ("none", NO_GPU, ""))] * 5
+
+
+def test_a_gpu_that_torch_does_not_use_is_seen_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user names the processor."""
+    monkeypatch.setattr(hardware, "gpu_by_id", lambda uuid: Driver(nvmlDeviceGetName="L4").gpu)
+    assert "does not use the L4" in result("versions").text
+    assert result("versions", Subject("cpu", asked="cpu")).state == "pass"
+
+
+def test_the_load_is_that_of_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In percent of two cores, 25 are used by others and 5 stolen; a third core is not of this process."""
+    looks = iter((("0 0 0 0 0 0 0 0", "0 0 0 0 0 0 0 0"), ("50 0 0 140 0 0 0 10 0 0", "900 0 0 0 0 0 0 0")))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
+    monkeypatch.setattr(machine, "LOAD_S", 0.0)
+    lines = "cpu {1}\ncpu0 {0}\ncpu1 0 0 0 0 0 0 0 0\ncpu2 {1}\nintr 5\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: lines.format(*next(looks)))
+    assert BY_NAME["other load"].measure(CPU) == {"others": 0.25, "stolen": 0.05}
+
+
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that lets torch and the driver report a GPU, with other answers of the driver."""
+    probed = probe.Probe(
+        bandwidth_bytes_per_s=3e12, matmul_flop_per_s=7e14, copy_bytes=1 << 31, matmul_size=8192, cache_bytes=5 << 20
+    )
+    found = SimpleNamespace(name="H100", major=9, minor=0, shared_memory_per_block_optin=232448)
+
+    def report(**state: Any) -> None:
+        driver = Driver(nvmlDeviceGetMaxClockInfo=2619, nvmlDeviceGetMemoryBusWidth=5120, **state).gpu
+        gpu._under_load.cache_clear()
+        monkeypatch.setattr(hardware, "gpu", lambda: driver)
+        monkeypatch.setattr(probe, "probe", lambda *_: (probed, None))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
+
+    return report
+
+
+def test_a_gpu_is_read_under_load(h100: Callable[..., None]) -> None:
+    """Its limits, its clock, and the measured speed of its memory beside the rated one of 3.35 TB/s."""
+    h100(nvmlSystemGetDriverVersion="570.1")
+    assert "H100, driver 570.1, sm_90, 227 KiB shared memory per block, 70.0 GiB free" in result("GPU", CUDA).text
+    assert result("clock", CUDA) == ("pass", "1,980 of 2,619 MHz under load, 45 °C", "")
+    assert result("GPU's memory", CUDA).text == "3.00 TB/s, 89 % of what it is rated for"
+    reasons = iter((0, hardware.HEAT))
+    h100(nvmlDeviceGetCurrentClocksEventReasons=lambda: next(reasons))
+    assert "slowed by heat" in result("clock", CUDA).text
+    h100(nvmlDeviceGetComputeRunningProcesses=processes(7, 8))
+    assert "another process" in result("clock", CUDA).text
+    h100(nvmlDeviceGetCurrentClocksEventReasons=None, nvmlDeviceGetViolationStatus=None)
+    assert result("clock", CUDA) == ("none", gpu.UNTOLD, "")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **replaced: Callable[..., Any]) -> None:
+    """Let definitions stand for mtbench's kernels, some of them replaced, in one padding."""
+    monkeypatch.setattr(kernels, "operations", lambda *_: kernels.PLAIN._replace(**replaced))
+    monkeypatch.setattr(decoding, "PADDED", (16,))
+    monkeypatch.setattr(decoding, "REPLAYS", 3)
+
+
+def test_operations_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that are right are within float32's precision."""
+    monkeypatch.setattr(decoding, "PADDED", (16, 32))
+    right = result("operations")
+    assert right.state == "pass"
+    assert "24 cases of PyTorch's operations in float32" in right.text
+    use(monkeypatch, norm_swiglu=lambda *inputs: 1.1 * kernels.norm_swiglu_plain(*inputs))
+    assert "12 cases of mtbench's operations in float32; wrong: norm_swiglu 13 by 0.1" in result("operations").text
+
+
+def test_replays_that_differ_or_leave_counters_are_found(monkeypatch: pytest.MonkeyPatch, recorded: list[str]) -> None:
+    """What an operation keeps from one replay to the next changes its result."""
+
+    def replay() -> Finding:
+        figures = BY_NAME["replays"].measure(CPU)
+        assert isinstance(figures, dict)
+        return BY_NAME["replays"].judge(**figures)
+
+    monkeypatch.setattr(decoding, "PADDED", (16,))
+    assert "do not run here" in BY_NAME["replays"].measure(CPU)
+    use(monkeypatch)
+    assert replay().state == "pass"
+    kept = torch.zeros(1)
+    use(monkeypatch, norm_swiglu=lambda *inputs: kernels.norm_swiglu_plain(*inputs) + kept.add_(1))
+    assert replay().text == "3 of 3 of a CUDA graph give other bits"
+    use(monkeypatch)
+    monkeypatch.setattr(kernels, "counters", {0: torch.tensor([0, 1])}, raising=False)
+    assert "not zero" in replay().text
+
+
+def test_engines_with_other_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of this process stay as they are, although the small model runs on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert result("tokens").state == "pass"
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+    after = fused_decoder.after_attention
+    monkeypatch.setattr(fused_decoder, "_mismatch", lambda *_: None)
+    monkeypatch.setattr(fused_decoder, "after_attention", lambda *inputs: 1.5 * after(*inputs))
+    assert "the engines give other tokens" in result("tokens").text
+
+
+def test_the_data_folder_and_the_sandbox_are_those_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert result("data folder").state == "none"
+    assert "no suite" in result("data folder", CPU._replace(data_dir=str(tmp_path))).text
+    (tmp_path / "gsm8k").mkdir()
+    assert result("data folder", CPU._replace(data_dir=str(tmp_path))).text.endswith("has gsm8k")
+    monkeypatch.setattr(sandbox, "unavailable", lambda: "no: none")
+    assert result("sandbox") == ("warn", "no", "none")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not there"))
+    assert str(tmp_path / "not there" / "mtbench") in result("cache folder").text
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+
+
+def broken(_: Subject) -> Any:
+    raise RuntimeError("no such symbol\nmore")
+
+
+def hungry(_: Subject) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+HUNGRY = Check("hungry", hungry, lambda: Finding("pass", ""))
+RIGHT = Check("right", lambda _: {"share": float("nan")}, lambda share: Finding("pass", f"share {share}"))
+WRONG = Check("wrong", broken, lambda: Finding("pass", ""))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, found: list[Check], *words: str) -> Result:
+    monkeypatch.setattr(checks, "all_checks", lambda: found)
+    monkeypatch.setattr(out, "width", 80)
+    monkeypatch.setattr(err, "width", 80)
+    return CliRunner().invoke(main.app, ["doctor", "--device", "cpu", *words])
+
+
+def test_a_check_that_ends_with_an_error_fails_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The table has all, JSON too, and the exit code is 1. Too little memory is no failure."""
+    done = run(monkeypatch, [WRONG, RIGHT, HUNGRY], "--json", str(tmp_path / "found.json"))
+    assert done.exit_code == 1
+    assert [line.rstrip() for line in done.stdout.splitlines()[:4]] == [
+        "✗  wrong   it ends with RuntimeError: no such symbol",
+        "           → report it with this output",
+        "✓  right   share nan",
+        "–  hungry  too little memory: CUDA out of memory",
+    ]
+    assert done.stdout.splitlines()[4].startswith("✗ Figures measured here cannot be trusted yet: wrong.")
+    written = json.loads((tmp_path / "found.json").read_text())
+    validator("doctor").validate(written)
+    assert (written["passed"], written["checks"][1]["figures"]) == (False, {"share": "nan"})
+
+
+def test_json_on_standard_output_is_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, [RIGHT], "--json", "-")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["passed"] is True
+    assert "✓ Figures measured here can be trusted." in done.stderr
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_run_on_a_gpu_asks_for_doctor_until_it_has_passed(
+    passed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once, in one line; again with another driver, and after a doctor that fails. Never on a CPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+    driver = Driver(nvmlSystemGetDriverVersion="570")
+    monkeypatch.setattr(hardware, "gpu", lambda: driver.gpu)
+    plan = make_plan(RunRequest(method=["ar"], limit=1, rounds=1, batch_size=(1,), device="cpu"))
+
+    def warnings() -> list[str]:
+        return [warning for warning in EXPERIMENT.warnings(plan) if "doctor" in warning]
+
+    assert warnings() == []
+    monkeypatch.setattr("mtbench.experiments.run.resolve_device", lambda _: "cuda")
+    [line] = warnings()
+    assert "\n" not in line
+    record.remember("cuda", passed=True)
+    assert warnings() == []
+    if passed:
+        driver.state["nvmlSystemGetDriverVersion"] = "580"
+    else:
+        record.remember("cuda", passed=False)
+    assert warnings() == [line]
+
+
+@pytest.mark.whole
+def test_this_machine_is_examined() -> None:
+    """Whatever else runs on it: what decodes passes, and no check ends with an error."""
+    found = examine(CPU, {}, list(BY_NAME.values()), lambda _: None)
+    states = {checked.check: checked.state for checked in found.checks}
+    assert (states["operations"], states["tokens"]) == ("pass", "pass")
+    assert not any("it ends with" in checked.found for checked in found.checks)
+    assert list(states) == list(GOOD)
