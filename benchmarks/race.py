@@ -23,7 +23,7 @@ from mtbench.runs.directory import JsonObject
 from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.stored_lines import timing_line
+from mtbench.runs.stored_lines import generation_line, timing_line
 from mtbench.statistics import Ratio, ratio_of_totals
 
 WARM_UPS = 6  # at most; when one arm reallocates shared memory, others must prepare again
@@ -129,14 +129,7 @@ def race(
             timings[cell.arm].append(TimingLine(**timing_line(1, round_, block, order, timing, window, None)))
             for i, generation in zip(chosen[block], generations, strict=True):
                 item = suite.items[i]
-                line = GenerationLine(
-                    item=item.item,
-                    prompt_ids=item.prompt_ids,
-                    prompt_tokens=len(item.prompt_ids),
-                    forwards=generation.forwards,
-                    block=block,
-                    **dataclasses.asdict(generation),
-                )
+                line = generation_line(item.item, item.prompt_ids, generation, block, public=True)
                 lines[cell.arm].setdefault(item.item, line)
         longest_s = max(longest_s, time.monotonic() - started_at)
     clean = ({(t.round, t.block) for t in of_arm if not t.dropped} for of_arm in timings.values())
