@@ -22,6 +22,10 @@ class Bar:
         interval = "" if low is None else f"[{number(low)}, {number(high)}]"
         return self.what, self.asked, number(self.found), interval, self.beside, self.verdict or ""
 
+    def short(self) -> str:
+        """Return it without interval, for a line of several."""
+        return f"{self.what}: {number(self.found)} ({', '.join(filter(None, (self.asked, self.verdict)))})"
+
 
 def verdict_of(low: float, high: float, asked: float, *, most: bool) -> str:
     """Return whether the interval meets the required figure, a minimum or, with `most`, a maximum."""

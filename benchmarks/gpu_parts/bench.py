@@ -3,10 +3,8 @@
 import argparse
 import dataclasses
 import gc
-import json
-import time
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,9 +12,11 @@ from bars import Bar, number, verdict_of
 from race import Race, race
 from rich.console import Console
 
+from gpu_parts import runner
 from gpu_parts.required import REQUIRED
 from mtbench import statistics
-from mtbench.hardware import probe
+from mtbench.errors import UserError
+from mtbench.hardware import machine, probe
 from mtbench.results import verdict_words
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
@@ -38,18 +38,28 @@ RESERVE_S = 25.0  # before the end: every block of prompts must be done by then
 
 
 class Bench:
-    """Runs measurements, shows them, and writes each to the JSON file at once."""
+    """Runs the measurements of a part, shows them, and writes each to the part's file at once."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.cpu = args, args.device == "cpu"
-        self.toy = "toy: " if self.cpu else ""
-        self.ends = time.monotonic() + 60 * args.minutes
-        self.deadline = self.ends - RESERVE_S
+    def __init__(self, args: argparse.Namespace, part: str) -> None:
+        """Raises UserError without a GPU, and if other parts ran on another one."""
+        self.args, self.cpu, self.file = args, args.dry_run, runner.file_of(args.out, part)
+        self.toy, self.device = ("toy: ", "cpu") if self.cpu else ("", "cuda")
+        if not self.cpu and not torch.cuda.is_available():
+            raise UserError(f"torch {torch.__version__} finds no GPU; --dry-run tests the script on a CPU.")
+        self.deadline = args.ends - RESERVE_S
         self.dtype: Literal["float32", "bfloat16"] = "float32" if self.cpu else "bfloat16"
         self.console = Console(width=150, highlight=False)
         self.bars: list[Bar] = []
-        self.found: JsonObject = {"toy": self.cpu, "simulated": SIMULATED, "bars": [], "errors": {}, "seconds": {}}
-        self.probe: tuple[probe.Probe | None, str | None] = (None, "not probed")
+        environment = machine.environment(sys.argv) | {"cuda": torch.version.cuda}
+        self.found: JsonObject = {"toy": self.cpu, "simulated": SIMULATED, "environment": environment}
+        self.found |= {"bars": [], "errors": {}}
+        others = runner.read(args.out / "gpu.json")
+        if "environment" in others and (theirs := _gpu(others)) != (ours := _gpu(self.found)):
+            raise UserError(f"{args.out} has figures of {theirs}, and this is {ours}; name another folder by --out.")
+        probed = runner.read(runner.file_of(args.out, "probe")).get(f"{self.toy}probe", "not probed")
+        self.probe: tuple[probe.Probe | None, str | None] = (None, probed)
+        if isinstance(probed, dict):
+            self.probe = (probe.Probe(**probed), None)
         self.layers: JsonObject = {}  # the description of the layers that was printed last
         self._pool: ModelPool | None = None  # of the last race
 
@@ -62,7 +72,7 @@ class Bench:
         self.save()
 
     def save(self) -> None:
-        write(self.args.out / "gpu.json", self.found)
+        runner.write(self.file, self.found)
 
     def bar(self, what: str, found: Ratio | float | None, *, beside: str = "", doubt: str | None = None) -> None:
         """Compare a measurement with its required figure, if it has one.
@@ -130,7 +140,7 @@ class Bench:
     ) -> Plan:
         """Return a plan of random prompts on random weights; on a CPU a small one."""
         if self.cpu:
-            weights, size, prompt, new = TOY, min(size, 4), 24, 8
+            weights, size, prompt, new, blocks = TOY, min(size, 4), 24, 8, min(blocks, 2)
         return make_plan(
             RunRequest(
                 suite=(f"synthetic:{prompt}x{new}",),
@@ -141,7 +151,7 @@ class Bench:
                 batching=(batching,),
                 limit=blocks * size * (REFILLS if batching == REFILL else 1),
                 simulate_acceptance=ACCEPT,
-                device=self.args.device,
+                device=self.device,
                 dtype=self.dtype,
                 rounds=1,
             )
@@ -193,8 +203,12 @@ class Bench:
         self.bar(what, busy._replace(value=value, ci_low=low, ci_high=high), doubt=done.doubt())
 
 
-def write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, default=str) + "\n")
+def _gpu(found: JsonObject) -> str:
+    """Return what results were measured on."""
+    if found["toy"]:
+        return "stand-ins on a CPU"
+    gpu = found["environment"]["gpu"]
+    return "a GPU without a name" if gpu is None else str(gpu["name"])
 
 
 def interval(ratio: Ratio) -> str:

@@ -1,16 +1,23 @@
 """Parts that check: the machine, kernels against float64, engines against each other, tokens against transformers."""
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gpu_parts.bench import REFILL, SMALL, Bench
-from mtbench import kernels
+from mtbench import kernels, sampling
+from mtbench.errors import first_line, loses_device
 from mtbench.hardware import probe
 from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.kernels.cases import SMALL as TINY
+from mtbench.kernels.cases import Noise, Sizes, cases
 from mtbench.models.loading import DTYPES
 from mtbench.runs import lossless_check
 from mtbench.runs.directory import JsonObject
@@ -18,49 +25,93 @@ from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 LOSSLESS = ("speculative", "prompt-lookup", "jacobi", "lookahead", "mars-speculative", "mars-selfspec")
+QWEN_7B = Sizes(3584, 18944, 28, 4, 128, 1024)
+POSITIONS = (1, 16, 112)
+STAND_IN = probe.Probe(
+    bandwidth_bytes_per_s=1e10, matmul_flop_per_s=1e11, copy_bytes=1, matmul_size=1, cache_bytes=1
+)  # of a GPU, in a dry run
 
-Call = Callable[[], Tensor]
+Call = Callable[[], Any]
 
 
 def probe_machine(bench: Bench) -> None:
     """The machine, and its GPU's copy and matrix product rates."""
-    bench.probe = probed, reason = probe.probe(bench.args.device, DTYPES[bench.dtype])
+    probed, reason = (STAND_IN, None) if bench.cpu else probe.probe(bench.device, DTYPES[bench.dtype])
     bench.keep("probe", dataclasses.asdict(probed) if probed else reason)
     bench.say(f"  {bench.found['environment']}")
     bench.say(f"  {probed or reason}")
 
 
 def operations(bench: Bench) -> None:
-    """Every kernel against its plain version in float64, and its microseconds."""
-    checks = Operations(bench)
-    for width in (1, 7):
-        for rows in (1, 4, 8, 16, 32) if not bench.cpu else (2,):
-            attention(checks, rows, width)
-    argmaxes(checks)
-    products(checks)
-    bench.keep("operations", checks.found)
-    worst = max(result["error"] for result in checks.found.values())
+    """Every kernel against its plain version in float64, and its microseconds.
+
+    Raises RuntimeError with what is wrong, and with what there was no time for, at the end.
+    """
+    checks, wrong = Operations(bench), []
+    sizes, rows = (TINY, (2,)) if bench.cpu else (QWEN_7B, (1, 4, 8, 16, 32))
+    todo: dict[str, Call] = {"products": partial(products, checks)}
+    todo |= {f"layer {count}": partial(layer, checks, count, sizes) for count in POSITIONS}
+    todo |= {f"attention {n}x{width}": partial(attention, checks, n, width) for width in (1, 7) for n in rows}
+    todo["choices"] = partial(choices, checks)
+    for head in (64, 80, 96, 256):
+        todo[f"heads of {head}"] = partial(layer, checks, 16, sizes._replace(head=head), ("attend", "rotate"))
+    for name, check in todo.items():
+        try:
+            check()
+        except Exception as error:
+            if loses_device(error):
+                raise
+            wrong.append(f"{name}: {first_line(error)}")
+        bench.keep("operations", checks.found)
+    worst = max((result["error"] for result in checks.found.values()), default=math.inf)
     bench.bar("kernels against float64, worst relative error", worst)
+    if wrong:
+        raise RuntimeError("; ".join(wrong))
 
 
 class Operations:
     """Makes random inputs, and records the errors and times of operations."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench, self.cpu, self.device = bench, bench.cpu, torch.device(bench.args.device)
-        self.generator = torch.Generator(self.device).manual_seed(0)
+        self.bench, self.cpu, self.device = bench, bench.cpu, torch.device(bench.device)
+        self.dtype, self.generator = DTYPES[bench.dtype], torch.Generator(self.device).manual_seed(0)
         self.found: dict[str, JsonObject] = {}
 
     def noise(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, device=self.device).to(DTYPES[self.bench.dtype])
+        return torch.randn(shape, generator=self.generator, device=self.device).to(self.dtype)
 
-    def record(self, name: str, calls: Sequence[Call], expected: Tensor) -> Tensor:
-        """Record the error of the first call and the time per call; return the first call's result."""
+    def record(self, name: str, calls: Sequence[Call], expected: Any) -> Any:
+        """Record the largest error of the first call's tensors and the time per call; return the first call's result.
+
+        `expected`: as the result, in float64. Raises TimeoutError if the part's time is over.
+        """
+        if time.monotonic() > self.bench.deadline:
+            raise TimeoutError("the time is over")
         result = calls[0]()
-        error = float((result.double() - expected).norm() / expected.norm())
+        error = max(map(_error, tree_leaves(result), tree_leaves(expected)))
         self.found[name] = {"error": error, "us": micros(self.device, calls)}
         self.bench.say(f"  {name}: {self.found[name]['us']:.1f} us, relative error {error:.1g}")
         return result
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """Return the relative error; of a NaN and of a wrong token, infinity."""
+    error = float((found.double() - expected).norm() / expected.norm())
+    wrong = error > 0 and not found.is_floating_point()
+    return math.inf if wrong or math.isnan(error) else error
+
+
+def layer(checks: Operations, count: int, sizes: Sizes, names: tuple[str, ...] = ("",)) -> None:
+    """Check and time the operations of a layer whose names begin so, on `count` positions.
+
+    Raises RuntimeError if a GPU has no kernels for these heads.
+    """
+    run = kernels.PLAIN if checks.cpu else kernels.operations(checks.noise(1), sizes.head)
+    if run is None:
+        raise RuntimeError(f"no kernels: {kernels.off() or 'not supported'}")
+    for case in cases(run, Noise(checks.dtype, checks.device), count, sizes):
+        if case.name.startswith(names):
+            checks.record(f"{case.name} d{sizes.head}", [case.call], case.expected)
 
 
 def attention(checks: Operations, rows: int, width: int) -> None:
@@ -87,33 +138,28 @@ def attention(checks: Operations, rows: int, width: int) -> None:
         checks.record(f"attend {rows}x{width} {name}", calls, expected)
 
 
-def argmaxes(checks: Operations) -> None:
-    """Raise RuntimeError if a choice is not the lowest id of the largest logits. (bfloat16 has many equal logits.)"""
-    vocabulary = 152064 if not checks.cpu else 512
+def choices(checks: Operations) -> None:
+    """Check and time the choice of tokens, greedy and sampled. Greedy, it is the lowest id of the largest logits.
+
+    (bfloat16 has many equal logits.)
+    """
+    ids = torch.arange(152064 if not checks.cpu else 512, device=checks.device)
     for rows in (1, 16, 64):
-        logits = checks.noise(rows, 1, vocabulary)
-        choice, largest, _ = _greedy(logits)
-        best = logits == logits.amax(-1, keepdim=True)
-        lowest = torch.where(best, torch.arange(vocabulary, device=checks.device), vocabulary).amin(-1)
-        if not (torch.equal(choice, lowest) and torch.equal(largest, logits.amax(-1).float())):
-            raise RuntimeError("choose_logsumexp does not choose the lowest id of the largest logits")
-        checks.record(f"argmax {rows}", [partial(_logsumexp, logits)], logits.double().logsumexp(-1))
-
-
-def _greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    none = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-    return kernels.choose_logsumexp(logits, None, none, none[:, None])
-
-
-def _logsumexp(logits: Tensor) -> Tensor:
-    return _greedy(logits)[2]
+        logits, keys = checks.noise(rows, 1, len(ids)), (ids[:rows], ids[:rows, None])
+        largest, logsumexp = logits.double().amax(-1), logits.double().logsumexp(-1)
+        lowest = torch.where(logits == largest[..., None], ids, len(ids)).amin(-1)
+        temperature = torch.linspace(0.5, 1.5, rows, dtype=torch.double, device=checks.device)
+        drawn = sampling.sampled(logits, temperature, *keys).argmax(-1)
+        for name, at, token in (("greedy", None, lowest), ("sampled", temperature, drawn)):
+            call = partial(kernels.choose_logsumexp, logits, at, *keys)
+            checks.record(f"{name} {rows} of {len(ids)}", [call], (token.double(), largest, logsumexp))
 
 
 def products(checks: Operations) -> None:
     """Check and time the batch-invariant product and the library's. Raises RuntimeError if it is not invariant."""
     for name, outputs, inputs in (("up", 18944, 3584), ("down", 3584, 18944)):
         weight = checks.noise(outputs, inputs) if not checks.cpu else checks.noise(outputs // 64, inputs // 64)
-        for rows in (1, 16, 112):
+        for rows in POSITIONS:
             x = checks.noise(rows, weight.shape[1])
             expected = x.double() @ weight.double().T
             result = checks.record(f"{name} {rows} invariant", [partial(kernels.linear, x, weight)], expected)
@@ -152,7 +198,7 @@ def micros(device: torch.device, calls: Sequence[Call], repetitions: int = 5) ->
 def equality(bench: Bench) -> None:
     """On the embedded model in float32, all engines, batch sizes and batchings give the same tokens.
 
-    All lossless methods of one checkpoint are compared too.
+    All lossless methods of one checkpoint are compared too. Raises TimeoutError if the part's time is over.
     """
     engines = "engine=eager|graph|invariant"
     drafting = [f"{name}:on=mars,{engines}" for name in LOSSLESS]
@@ -166,7 +212,7 @@ def equality(bench: Bench) -> None:
         batch_size=(1, 4),
         batching=("static", "refill"),
         limit=2 if bench.cpu else 8,
-        device=bench.args.device,
+        device=bench.device,
         dtype="float32",
         rounds=1,
     )
@@ -174,7 +220,9 @@ def equality(bench: Bench) -> None:
     pool, [suite] = bench.pool(plan), plan.suites
     requests = plan.requests(suite, range(len(suite.items)), max_new_tokens=6 if bench.cpu else 48)
     tokens: dict[str, list[list[list[int]]]] = {}  # policy -> cell -> prompt -> token ids
-    for cell in plan.cells:
+    for i, cell in enumerate(plan.cells):
+        if time.monotonic() > bench.deadline:
+            raise TimeoutError(f"the time was over after {i} of {len(plan.cells)} cells")
         together = len(requests) if cell.batching == REFILL else cell.batch_size
         answers = [
             generation.token_ids

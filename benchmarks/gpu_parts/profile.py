@@ -10,7 +10,8 @@ from rich.table import Table
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from gpu_parts.bench import Bench, write
+from gpu_parts import runner
+from gpu_parts.bench import Bench
 from mtbench.decoding.engines import Graph
 from mtbench.hardware.probe import Shape, count
 from mtbench.runs.directory import JsonObject
@@ -45,10 +46,9 @@ def profile(bench: Bench, name: str, plan: Plan) -> None:
             bench.found["errors"][f"profile {name} {cell.arm}"] = repr(error)
             bench.say(f"  {cell.arm}: no profile: {error}")
             continue
-        if not bench.cpu:
-            found["estimate"] = estimate(plan, cell, pool)
+        found["estimate"] = estimate(plan, cell, pool)
         file = bench.args.out / f"profile {bench.toy}{name} {cell.method}.json".replace(" ", "-").replace(":", "")
-        write(file, found)
+        runner.write(file, found)
         bench.keep(
             f"profile {name} {cell.arm}", {"file": file.name, **{k: found[k] for k in ("us", "busy_us", "kernels")}}
         )
@@ -111,8 +111,12 @@ def table(title: str, found: JsonObject) -> Table:
 
 
 def estimate(plan: Plan, cell: Cell, pool: ModelPool) -> dict[str, float]:
-    """Return the estimated microseconds of the step's parts (benchmarks/step_time.py); nothing on other GPUs."""
-    gpu, [suite] = step_time.named(torch.cuda.get_device_name()), plan.suites
+    """Return the estimated microseconds of the step's parts (benchmarks/step_time.py); nothing on other GPUs.
+
+    On a CPU the estimate is that of an H100, to test this script.
+    """
+    name = "H100" if pool.device == "cpu" else torch.cuda.get_device_name()
+    gpu, [suite] = step_time.named(name), plan.suites
     if gpu is None or cell.engine is None:
         return {}
     shape: Shape = count(pool.checkpoints[cell.checkpoints[cell.on]].model)
