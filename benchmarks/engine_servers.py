@@ -1,9 +1,9 @@
 """Do the times of servers of a serving engine compare? Two questions, on the embedded `ar` checkpoint.
 
-    python benchmarks/engine_servers.py ENGINE [--runs 20] [--a-start 1] [--turns 40]
+    python benchmarks/engine_servers.py ENGINE [--runs 20] [--runs-per-start 1] [--turns 40]
 
-A/A: plain decoding against plain decoding, each in a server of its own. A run is 8 blocks of one request; `--a-start`
-of them have the same two servers. The interval of the ratio contains 1 in 19 of 20 runs, if nothing favours one server.
+A/A: plain decoding against plain decoding, in two servers. A run is 8 blocks of one request. `--runs-per-start` runs
+have the same two servers. The interval of the ratio contains 1 in 19 of 20 runs, if nothing favours one server.
 Idle: the time of a request while another server is paused, as mtbench pauses it, over that while it runs, idle; the two
 cases take turns in random order. The last line prints all figures as JSON.
 """
@@ -80,12 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--a-start", type=int, default=1)
+    parser.add_argument("--runs-per-start", type=int, default=1)
     parser.add_argument("--turns", type=int, default=40)
     options = parser.parse_args()
     random.seed(0)
-    starts = range(options.runs // options.a_start)
-    found = [ratio for seed in starts for ratio in same_twice(options.engine, options.a_start, seed)]
+    starts = range(options.runs // options.runs_per_start)
+    found = [ratio for seed in starts for ratio in same_twice(options.engine, options.runs_per_start, seed)]
     idle = paused(options.engine, options.turns)
     holds = [(ratio.ci_low or 0) <= 1 <= (ratio.ci_high or 0) for ratio in found]
     table = Table("engine", "A/A: 1 in the interval", "A/A: ratios", "beside a paused / an idle server")

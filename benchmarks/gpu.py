@@ -4,8 +4,8 @@
     python benchmarks/gpu.py --dry-run      # every part on small stand-ins on a CPU, to test the script; no verdicts
 
 It runs from a checkout, installed or not; it needs torch, triton, transformers, scipy, rich, typer and nvidia-ml-py.
-Parts run in order of importance until the time is over: checks first, then figures. Each is a process of its own with a
-time limit of its own and prints one line as it ends. The same command goes on with the parts that are not done.
+Parts run in order of importance until the time is over: checks first, then figures. Each part is a separate
+process with a time limit, and prints one line when it ends. The same command runs the parts that are not done.
 Into `--out` it writes, after each part, gpu.json (all results) and caches.tar.gz: the compiled and tuned kernels, which
 the next call takes and need not compile again; also what each part printed (logs/), and a profile of one step for each
 static batch.
@@ -94,7 +94,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def go_on(args: argparse.Namespace) -> int:
-    """Run the parts that are not done, each in a process of its own; return the exit code.
+    """Run the parts that are not done, each in a separate process; return the exit code.
 
     In a dry run a process goes through all parts until one ends it: importing torch takes longer than a stand-in.
     """

@@ -138,7 +138,7 @@ class OpenVINO(ServingEngine):
         values = [value if value.isdecimal() else json.dumps(value) for value in setting.words[1::2]]
         names = {"model": self.file(model), "folder": str(Path(*setting.words[1:2]).parent)}
         code = COMMANDS[setting.name].format(*values, **{name: json.dumps(path) for name, path in names.items()})
-        pairs = zip(options[::2], options[1::2], strict=True)
+        pairs = zip(options[::2], options[1::2], strict=False)
         given = {word.removeprefix("--").replace("-", "_").upper(): value for word, value in pairs}
         code = code.replace('"CPU"', '"CPU", **options' if given else '"CPU"')
         code = f"options = {given}; {code}" if given else code

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from gpu_parts.bench import REFILL, SMALL, Bench
+from gpu_parts.bench import SMALL, Bench
 from mtbench import kernels, sampling
+from mtbench.doctor.decoding import decoded
 from mtbench.errors import first_line, loses_device
 from mtbench.hardware import probe
 from mtbench.hardware.stopwatch import Stopwatch
@@ -217,18 +218,10 @@ def equality(bench: Bench) -> None:
         rounds=1,
     )
     plan = make_plan(request)
-    pool, [suite] = bench.pool(plan), plan.suites
-    requests = plan.requests(suite, range(len(suite.items)), max_new_tokens=6 if bench.cpu else 48)
-    tokens: dict[str, list[list[list[int]]]] = {}  # policy -> cell -> prompt -> token ids
-    for i, cell in enumerate(plan.cells):
+    tokens: dict[str, list[list[Sequence[int]]]] = {}  # policy -> cell -> prompt -> token ids
+    for number, (cell, answers) in enumerate(decoded(plan, bench.pool(plan), 6 if bench.cpu else 48), start=1):
         if time.monotonic() > bench.deadline:
-            raise TimeoutError(f"the time was over after {i} of {len(plan.cells)} cells")
-        together = len(requests) if cell.batching == REFILL else cell.batch_size
-        answers = [
-            generation.token_ids
-            for begin in range(0, len(requests), together)
-            for generation in pool.decode(cell, requests[begin : begin + together], room=256)[0]
-        ]
+            raise TimeoutError(f"the time was over after {number} of {len(plan.cells)} cells")
         policy = f"{cell.claims} on {cell.on}"
         if cell.options.get("cache") == "block":  # its tokens depend on the batch, so only engines are compared
             policy = f"block cache, batch {cell.batch_size}, {cell.batching}"

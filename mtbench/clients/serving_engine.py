@@ -100,6 +100,7 @@ class ServingEngine:
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")  # in which it computes
     overridable: ClassVar[tuple[str, ...]] = ()  # options of its server that mtbench sets, and `--engine-option` may
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process

@@ -29,8 +29,8 @@ def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arang
         length = int(cached.max())
         slots = cached[:, None] + arange[:length] - length
         for begin, end in chunks((length - cached).tolist(), length, block):
-            fed = at[cached + end > length]
-            chunk = slots[cached + end > length, begin:end].clamp(min=0)  # before a prompt, slot 0 is repeated
+            begun = cached + end > length
+            fed, chunk = at[begun], slots[begun, begin:end].clamp(min=0)  # before a prompt, slot 0 is repeated
             some = None if len(fed) == len(rows.done) else fed
             view = -(-end // ALIGNED) * ALIGNED
             metadata = AttentionMetadata(chunk, chunk, rows.base[fed], view, visible=visible, rows=some)

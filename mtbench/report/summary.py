@@ -13,7 +13,7 @@ from mtbench.report.phrases import breaks_promise
 from mtbench.results.comparisons import GroupKey
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import FILE, Decision, Recommendation
-from mtbench.results.decision_text import beside, in_engine
+from mtbench.results.decision_text import beside, with_engine
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell, Results
 from mtbench.runs.directory import RunDirectory
@@ -43,7 +43,7 @@ def decided(results: Results, decision: Decision | None) -> Decided:
     texts: dict[GroupKey, str] = {}
     for r in found:
         key = GroupKey(r.suite, r.batch_size, r.batching)
-        text = f"I{in_engine(r.engine)[1:]}, {r.text[0].lower()}{r.text[1:]}" if several else r.text
+        text = with_engine(r.engine, r.text) if several else r.text
         texts[key] = f"{texts[key]} {text}" if key in texts else text
     return Decided(said, texts, _beside(found, said))
 
@@ -51,11 +51,8 @@ def decided(results: Results, decision: Decision | None) -> Decided:
 def _beside(recommendations: Sequence[Recommendation], said: str) -> list[str]:
     several = len({found.engine for found in recommendations}) > 1
     lines = ((found, " ".join(beside(found))) for found in recommendations)
-    return [
-        f"{f'I{in_engine(found.engine)[1:]}, batch' if several else 'Batch'} size {found.batch_size}: {line}"
-        for found, line in lines
-        if line and line not in said
-    ]
+    left_out = [(found.engine, f"Batch size {found.batch_size}: {s}") for found, s in lines if s and s not in said]
+    return [with_engine(engine, line) if several else line for engine, line in left_out]
 
 
 def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str) -> list[str]:

@@ -70,11 +70,16 @@ def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     groups: dict[tuple[str | None, str], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
         groups.setdefault((found.engine, _answer(found)), []).append(found)
-    places = {place: (f"{in_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
+    places = {place: (f"{_in_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
     return " ".join(f"{_capital(places[engine, answer])}: {answer}." for engine, answer in groups)
 
 
-def in_engine(name: str | None) -> str:
+def with_engine(name: str | None, text: str) -> str:
+    """Return a sentence that begins with the engine in which it holds."""
+    return _capital(f"{_in_engine(name)}, {text[0].lower()}{text[1:]}")
+
+
+def _in_engine(name: str | None) -> str:
     """Return an engine as a place. A results file may name an engine of a package that is not installed."""
     if name is None:
         return "in mtbench's loop"

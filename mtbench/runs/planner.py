@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench import plugins
-from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+from mtbench.clients.serving_engine import ServingEngine, Setting
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import (
     Arm,
@@ -33,6 +33,7 @@ from mtbench.models.loading import Inspected, inspect
 from mtbench.options import build, roles_of
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.engine_arms import engine_flags, is_there, refuse_in_engine, refuse_made_up
 from mtbench.runs.formats import Race
 from mtbench.runs.plan import (
     APART,
@@ -206,53 +207,14 @@ def _arms(request: RunRequest, family: Family, acceptance: Acceptance | None) ->
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
     arms = [
-        arm for arm in arms if all(role in family.roles for role in arm.roles) and _is_there(arm, family, acceptance)
+        arm for arm in arms if all(role in family.roles for role in arm.roles) and is_there(arm, family, acceptance)
     ]
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
         there = {arm.method for arm in arms}
         more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
-        arms += [arm for arm in parse_arms(more, request.engine) if _is_there(arm, family, acceptance)]
+        arms += [arm for arm in parse_arms(more, request.engine) if is_there(arm, family, acceptance)]
     return arms
-
-
-def _is_there(arm: Arm, family: Family, acceptance: Acceptance | None) -> bool:
-    """Return whether the arm's engine has its method, and can read its checkpoints and make up their acceptance.
-
-    Raises UserError if it cannot read those of a reference: without plain decoding nothing can be compared.
-    """
-    if not is_served(arm.engine):
-        return True
-    method, engine = METHODS[arm.method](**arm.options), SERVING_ENGINES[arm.engine]()
-    try:
-        _refuse_checkpoints(arm, engine, family)
-        _refuse_made_up(arm, method, family, acceptance)
-    except UserError:
-        if METHODS[arm.method].reference:
-            raise
-        return False
-    return not isinstance(engine.setting(method, family.checkpoints(arm.roles)), str)
-
-
-def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family) -> None:
-    """Raise UserError for a checkpoint that a serving engine cannot take."""
-    for role in arm.roles:
-        source = family.checkpoint(role)
-        if source.startswith(families.RANDOM):
-            raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")
-        if not role.startswith(families.PART):
-            engine.refuse(source)
-
-
-def _refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Acceptance | None) -> None:
-    """Raise UserError if a serving engine cannot make up the acceptance of an arm that drafts."""
-    if acceptance is None or not is_served(arm.engine) or not (rates := acceptance.rates(method)):
-        return
-    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
-    setting = engine.setting(method, family.checkpoints(arm.roles))
-    made = engine.synthetic(setting, rates) if isinstance(setting, Setting) else setting
-    if isinstance(made, str):
-        raise UserError(f"{str(arm)!r}: {made} Leave that `--method` or `--simulate-acceptance` out.")
 
 
 def _untrained(method: type[Method]) -> bool:
@@ -270,7 +232,7 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
             "that `--method` or `--engine`, or --apart, out."
         )
     if is_served(arm.engine):
-        _refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
+        refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
     if arm.on in arm.roles[1:]:
         raise UserError(
             f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint a "
@@ -292,22 +254,6 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
             f"{str(arm)!r} decodes greedily: an external engine would sample with its own random numbers; leave that "
             "`--method` or `--temperature` out."
         )
-
-
-def _refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: RunRequest) -> None:
-    """Raise UserError for what a serving engine does not have, or an option or a checkpoint that it cannot take."""
-    method: Method = METHODS[arm.method](**arm.options)
-    setting = engine.setting(method, family.checkpoints(arm.roles))
-    if isinstance(setting, str):
-        raise UserError(
-            f"{str(arm)!r}: {setting} It has {', '.join(engine.methods)}; see `mtbench ls engines {arm.engine}`."
-        )
-    _refuse_checkpoints(arm, engine, family)
-    ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
-    flags = [word for word in engine.own_options(request.engine_option) if word.startswith("--")]
-    if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:
-        raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
-    engine.python()
 
 
 def inspect_checkpoints(
@@ -386,7 +332,7 @@ class _GroupPlanner:
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
         flags += [APART] if self.request.apart else []
-        flags += _engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
+        flags += engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
             suite=spec,
@@ -431,19 +377,10 @@ class _GroupPlanner:
         if self.acceptance is None:
             return None, simulated
         refuse_unscriptable(arm, method)
-        _refuse_made_up(arm, method, self.family, self.acceptance)
+        refuse_made_up(arm, method, self.family, self.acceptance)
         items, budget = len(self.suite.items), self.suite.max_new_tokens
         script = self.acceptance.script(arm, method, items, budget, self.request.seed)
         return script, simulated.changed(note=self.acceptance.note)
-
-
-def _engine_flags(arm: Arm, source: str, given: Sequence[str]) -> list[str]:
-    """Return flags for options of the arm's engine, which may change its tokens, and for other weights than ours."""
-    if not is_served(arm.engine):
-        return []
-    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
-    options, other = " ".join(engine.own_options(given)), engine.other_weights(source)
-    return [*([f"{engine.title} with {options}"] if options else []), *([f"another model: {other}"] if other else [])]
 
 
 def _mask_flags(arm: Arm, target: Inspected) -> list[str]:

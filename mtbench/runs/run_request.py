@@ -74,7 +74,6 @@ class PlanRequest(DecodingRequest):
     weights: options.Weights = None
     simulate_acceptance: options.SimulatedAcceptance = None
     ignore_eos: options.IgnoreEos = False
-    apart: options.Apart = False
 
 
 class RunRequest(PlanRequest):
@@ -85,6 +84,7 @@ class RunRequest(PlanRequest):
         "accuracy_margin": Former("max_loss", points),
     }
 
+    apart: options.Apart = False
     time_budget_s: options.TimeBudget = None
     max_loss: options.MaxLoss = 2.0
     price_per_hour: options.PricePerHour = None

@@ -142,6 +142,7 @@ def test_an_earlier_file_has_one_engine_as_text() -> None:
     [
         ({"method": ["suffix"]}, "Toolbox has no suffix. It has ar, prompt-lookup; see `mtbench ls engines toolbox`"),
         ({"method": ["prompt-lookup:ahead=auto"]}, "Toolbox has fixed widths; give a number in place of `auto`"),
+        ({"dtype": "float64"}, "Toolbox does not compute in float64; give one of float32, bfloat16, float16"),
         ({"engine_option": ["toolbx:threads=2"]}, "unknown engine of --engine-option 'toolbx'"),
     ],
 )

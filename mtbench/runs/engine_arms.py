@@ -1,0 +1,82 @@
+"""Arms in serving engines, as planning sees them: which there are, what is refused, and the flags of their cells."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+from mtbench.decoding.arms import Arm, is_served
+from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.errors import UserError
+from mtbench.models import families
+from mtbench.models.families import Family
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.simulation import Acceptance
+
+
+def is_there(arm: Arm, family: Family, acceptance: Acceptance | None) -> bool:
+    """Return whether the arm's engine has its method, and can read its checkpoints and make up their acceptance.
+
+    Raises UserError if it cannot read those of a reference: without plain decoding nothing can be compared.
+    """
+    if not is_served(arm.engine):
+        return True
+    method, engine = METHODS[arm.method](**arm.options), SERVING_ENGINES[arm.engine]()
+    try:
+        _refuse_checkpoints(arm, engine, family)
+        refuse_made_up(arm, method, family, acceptance)
+    except UserError:
+        if METHODS[arm.method].reference:
+            raise
+        return False
+    return not isinstance(engine.setting(method, family.checkpoints(arm.roles)), str)
+
+
+def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family) -> None:
+    """Raise UserError for a checkpoint that a serving engine cannot take."""
+    for role in arm.roles:
+        source = family.checkpoint(role)
+        if source.startswith(families.RANDOM):
+            raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")
+        if not role.startswith(families.PART):
+            engine.refuse(source)
+
+
+def refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Acceptance | None) -> None:
+    """Raise UserError if a serving engine cannot make up the acceptance of an arm that drafts."""
+    if acceptance is None or not is_served(arm.engine) or not (rates := acceptance.rates(method)):
+        return
+    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    setting = engine.setting(method, family.checkpoints(arm.roles))
+    made = engine.synthetic(setting, rates) if isinstance(setting, Setting) else setting
+    if isinstance(made, str):
+        raise UserError(f"{str(arm)!r}: {made} Leave that `--method` or `--simulate-acceptance` out.")
+
+
+def refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: RunRequest) -> None:
+    """Raise UserError for what a serving engine does not have, or an option or a checkpoint that it cannot take."""
+    method: Method = METHODS[arm.method](**arm.options)
+    if request.dtype not in ("auto", *engine.dtypes):
+        raise UserError(
+            f"{str(arm)!r}: {engine.title} does not compute in {request.dtype}; give one of {', '.join(engine.dtypes)}."
+        )
+    setting = engine.setting(method, family.checkpoints(arm.roles))
+    if isinstance(setting, str):
+        raise UserError(
+            f"{str(arm)!r}: {setting} It has {', '.join(engine.methods)}; see `mtbench ls engines {arm.engine}`."
+        )
+    _refuse_checkpoints(arm, engine, family)
+    ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
+    flags = [word for word in engine.own_options(request.engine_option) if word.startswith("--")]
+    if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:
+        raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
+    engine.python()
+
+
+def engine_flags(arm: Arm, source: str, given: Sequence[str]) -> list[str]:
+    """Return flags for options of the arm's engine, which may change its tokens, and for other weights than ours."""
+    if not is_served(arm.engine):
+        return []
+    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    options, other = " ".join(engine.own_options(given)), engine.other_weights(source)
+    return [*([f"{engine.title} with {options}"] if options else []), *([f"another model: {other}"] if other else [])]
