@@ -14,7 +14,7 @@ from mtbench.runs.plan import RunRequest
 from mtbench.runs.simulation import Acceptance
 
 
-def is_there(arm: Arm, family: Family, acceptance: Acceptance | None) -> bool:
+def is_there(arm: Arm, request: RunRequest, family: Family, acceptance: Acceptance | None) -> bool:
     """Return whether the arm's engine has its method, and can read its checkpoints and make up their acceptance.
 
     Raises UserError if it cannot read those of a reference: without plain decoding nothing can be compared.
@@ -23,7 +23,7 @@ def is_there(arm: Arm, family: Family, acceptance: Acceptance | None) -> bool:
         return True
     method, engine = METHODS[arm.method](**arm.options), SERVING_ENGINES[arm.engine]()
     try:
-        _refuse_checkpoints(arm, engine, family)
+        _refuse_checkpoints(arm, engine, family, request.dtype)
         refuse_made_up(arm, method, family, acceptance)
     except UserError:
         if METHODS[arm.method].reference:
@@ -32,8 +32,12 @@ def is_there(arm: Arm, family: Family, acceptance: Acceptance | None) -> bool:
     return not isinstance(engine.setting(method, family.checkpoints(arm.roles)), str)
 
 
-def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family) -> None:
-    """Raise UserError for a checkpoint that a serving engine cannot take."""
+def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family, dtype: str) -> None:
+    """Raise UserError for a checkpoint that a serving engine cannot take, or not in this dtype."""
+    if dtype not in ("auto", *engine.dtypes):
+        raise UserError(
+            f"{str(arm)!r}: {engine.title} does not compute in {dtype}; give one of {', '.join(engine.dtypes)}."
+        )
     for role in arm.roles:
         source = family.checkpoint(role)
         if source.startswith(families.RANDOM):
@@ -56,16 +60,12 @@ def refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Accepta
 def refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: RunRequest) -> None:
     """Raise UserError for what a serving engine does not have, or an option or a checkpoint that it cannot take."""
     method: Method = METHODS[arm.method](**arm.options)
-    if request.dtype not in ("auto", *engine.dtypes):
-        raise UserError(
-            f"{str(arm)!r}: {engine.title} does not compute in {request.dtype}; give one of {', '.join(engine.dtypes)}."
-        )
     setting = engine.setting(method, family.checkpoints(arm.roles))
     if isinstance(setting, str):
         raise UserError(
             f"{str(arm)!r}: {setting} It has {', '.join(engine.methods)}; see `mtbench ls engines {arm.engine}`."
         )
-    _refuse_checkpoints(arm, engine, family)
+    _refuse_checkpoints(arm, engine, family, request.dtype)
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
     flags = [word for word in engine.own_options(request.engine_option) if word.startswith("--")]
     if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:

@@ -35,7 +35,7 @@ Length = Literal["natural", "fixed"]
 
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
-APART = "decoded apart from other arms: intervals over rounds"  # a flag of cells
+APART = "decoded alone, with intervals over rounds"  # a flag of cells
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 

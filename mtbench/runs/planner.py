@@ -162,7 +162,13 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
                 f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
-    return family, _arms(request, family, acceptance)
+    arms = _arms(request, family, acceptance)
+    if request.apart and (ours := [str(arm) for arm in arms if not is_served(arm.engine)]):
+        raise UserError(
+            f"{ours[0]!r} decodes in mtbench's process, and --apart is for servers that do not fit together; leave "
+            "--apart out, or give only arms in serving engines (`--engine vllm`)."
+        )
+    return family, arms
 
 
 def _refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
@@ -207,13 +213,15 @@ def _arms(request: RunRequest, family: Family, acceptance: Acceptance | None) ->
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
     arms = [
-        arm for arm in arms if all(role in family.roles for role in arm.roles) and is_there(arm, family, acceptance)
+        arm
+        for arm in arms
+        if all(role in family.roles for role in arm.roles) and is_there(arm, request, family, acceptance)
     ]
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
         there = {arm.method for arm in arms}
         more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
-        arms += [arm for arm in parse_arms(more, request.engine) if is_there(arm, family, acceptance)]
+        arms += [arm for arm in parse_arms(more, request.engine) if is_there(arm, request, family, acceptance)]
     return arms
 
 
@@ -226,11 +234,6 @@ def _untrained(method: type[Method]) -> bool:
 
 def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
     """Raise UserError for an arm that cannot run as requested."""
-    if request.apart and not is_served(arm.engine):
-        raise UserError(
-            f"{str(arm)!r} decodes in mtbench's process, and --apart is for servers that do not fit together; leave "
-            "that `--method` or `--engine`, or --apart, out."
-        )
     if is_served(arm.engine):
         refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
     if arm.on in arm.roles[1:]:

@@ -287,8 +287,9 @@ def test_apart_a_dropped_sample_costs_no_other_round(tmp_path: Path) -> None:
 
 
 def test_apart_is_for_servers() -> None:
-    with pytest.raises(UserError, match="decodes in mtbench's process, and --apart is for servers"):
-        plan(method=["ar"], engine=["graph"], rounds=5, apart=True)
+    for named in (["ar"], []):
+        with pytest.raises(UserError, match="decodes in mtbench's process, and --apart is for servers"):
+            plan(method=named, engine=["graph"], rounds=5, apart=True)
 
 
 def test_an_engine_that_cannot_read_the_model_is_an_error_also_without_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +299,11 @@ def test_an_engine_that_cannot_read_the_model_is_an_error_also_without_methods(m
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "refuse", refuse)
     with pytest.raises(UserError, match="'embedded:tiny/ar' is strange"):
         plan(engine=[TOOLBOX], family="tiny")
+
+
+def test_a_dtype_of_no_engine_is_an_error_also_without_methods() -> None:
+    with pytest.raises(UserError, match="Toolbox does not compute in float64"):
+        plan(engine=[TOOLBOX], family="tiny", dtype="float64")
 
 
 def test_without_methods_arms_whose_acceptance_cannot_be_made_up_are_left_out(tmp_path: Path) -> None:
