@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as hopper
 
-from mtbench.kernels.triton_products import PRECISION, dependent_launch, multiprocessors, shared_memory, sum_pairwise
+from mtbench.kernels.triton_device import dependent_launch, multiprocessors, shared_memory
+from mtbench.kernels.triton_products import PRECISION, sum_pairwise
 
 QUERIES = 32  # of a tile, at most; fewer are padded to 16. Tiles of 64 would spill registers
 QUERIES_EXACT = 16  # in float32

@@ -23,8 +23,8 @@ from triton.language.extra import cuda as hopper
 from mtbench.kernels import Norm, NormInput
 from mtbench.kernels.triton_attention import attend as attend
 from mtbench.kernels.triton_attention import attends as attends
+from mtbench.kernels.triton_device import dependent_launch
 from mtbench.kernels.triton_products import add_product as add_product
-from mtbench.kernels.triton_products import dependent_launch
 from mtbench.kernels.triton_products import linear as linear
 from mtbench.kernels.triton_products import norm_product as norm_product
 from mtbench.kernels.triton_products import norm_swiglu as norm_swiglu

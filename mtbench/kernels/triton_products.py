@@ -4,17 +4,16 @@
 Such a product reads each weight once and does little else, so memory bandwidth decides its time. The matrix unit takes
 weights as its large side (wgmma: 64 rows and more) and positions, padded to 16, 32, 64 or 128, as its small side.
 
-The steps of all tiles form one sequence, and each program computes an equal share of it, whatever the weight's shape
-(stream-K, https://arxiv.org/abs/2301.03598). If shares split a tile, each program stores its partial sum. The last one
-to arrive, whichever it is, adds them in the order of the inputs and finishes the tile: sums are deterministic, and a
-product is one kernel. Tiles and shares depend on the weight's shape and the GPU only, never on the number of positions:
-products are batch-invariant. Padding changes no bit if the matrix unit adds a column's products in the same order in
-each of its widths.
+product_plan.py divides the outputs into groups, and the steps of all groups into shares (stream-K). One program takes a
+share, or at few positions two programs do, each with half of the outputs. If shares split a group, each program stores
+its part of the sum. The last one to arrive, whichever it is, adds them in the order of the inputs and finishes the
+tile: sums are deterministic, and a product is one kernel. At many positions the parts are large, and a second kernel
+with more programs adds them sooner, in the same order. Groups and shares depend on the weight's shape and the GPU only, never on
+the number of positions: products are batch-invariant. Padding changes no bit if the matrix unit adds a column's
+products in the same order in each of its widths.
 
-Tile shapes are constants; there is no autotuning (triton_kernels.py says why).
+There is no autotuning (triton_kernels.py says why).
 """
-
-from functools import cache
 
 import torch
 import triton
@@ -23,16 +22,16 @@ from torch import Tensor
 from triton.language.extra import cuda as hopper
 
 from mtbench.kernels import Norm, NormInput
+from mtbench.kernels.product_plan import FEW, STEP, TILE, Plan, plan
+from mtbench.kernels.triton_device import arrivals, dependent_launch, multiprocessors, shared_memory
 
-TILE = 128  # outputs of a tile: positions are read once for 128 rows of weights
-STEP = 64  # inputs of a step: 128 bytes of a row in half precision, a line of the cache
-STAGES = 4  # steps in flight: two programs have 96 KB on their way; bandwidth × latency of an H200 is about 30 KB
-PROGRAMS = 2  # per multiprocessor: while one starts or finishes a tile, the other one reads
-MIN_STEPS = 4  # of a program's share: below it, combining costs more than reading
+STAGES = 8  # steps in flight, at most
+AHEAD_BYTES = 16 << 20  # of weights, asked for before the inputs are known: a third of an H100's L2 cache
+HELD = 64  # sums of parts that a thread loads at a time
+SLICE = 16  # positions of a program that adds parts
 WIDEST = 128  # positions of a tile
 WIDEST_EXACT = 32  # in float32, which the matrix unit does not take
 CHUNKS = 4  # tiles of positions in a launch: bounds the memory of partial sums, 35 MB for each
-MULTIPROCESSORS, SHARED_BYTES = 132, 232_448  # of an H100 and an H200; taken where there is no GPU
 COUNTERS = 4096  # arrival counters of a GPU, at least
 
 PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
@@ -120,9 +119,13 @@ def _finish(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     TILE: tl.constexpr,
+    PART: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):
-    """Apply to a tile's sums what follows the product, in float32, and store the outputs, rounded once."""
+    """Apply to a tile's sums what follows the product, in float32, and store the outputs, rounded once.
+
+    PART: outputs of a sum of squares, a tile or half of it.
+    """
     live = position < count
     if SQUARES > 0:
         part = tl.arange(0, SQUARES_PADDED)[:, None]
@@ -146,7 +149,37 @@ def _finish(
         wide = tl.where(inside, result.to(tl.float32), 0.0)
         factor = tl.load(next_weight + output, mask=output < OUTPUTS, other=0.0).to(tl.float32) / next_power
         tl.store(weighted + at, (wide * factor[:, None]).to(out.dtype.element_ty), mask=inside)
-        tl.store(next_squares + tile * count + position, sum_pairwise(wide * wide, ROWS), mask=live)
+        if ROWS == PART:
+            tl.store(next_squares + tile * count + position, sum_pairwise(wide * wide, PART), mask=live)
+        else:
+            halves = tl.split(tl.permute(tl.reshape(wide * wide, [2, PART, POSITIONS]), (1, 2, 0)))
+            tl.store(next_squares + 2 * tile * count + position, sum_pairwise(halves[0], PART), mask=live)
+            tl.store(next_squares + (2 * tile + 1) * count + position, sum_pairwise(halves[1], PART), mask=live)
+
+
+@triton.jit
+def _sum_of_parts(
+    partials,
+    cell,
+    leader,
+    last,
+    half,
+    HALVES: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """Add the parts of a tile in the order of the inputs, TOGETHER loaded at a time: WIDTH positions from `cell`."""
+    total = tl.zeros([TILE, WIDTH], tl.float32)
+    for start in range(leader, last + 1, TOGETHER):
+        for ahead in tl.static_range(TOGETHER):
+            part = start + ahead
+            place = (2 * part + (part == leader)) * HALVES + half
+            exists = part <= last  # a missing part is 0: adding it changes no bit
+            at = partials + place * TILE * POSITIONS + cell
+            total += tl.load(at, mask=exists, other=0.0, cache_modifier=".cg")
+    return total
 
 
 @triton.jit(do_not_specialize=["first_chunk", "count"])
@@ -176,57 +209,64 @@ def _product(
     SHARE: tl.constexpr,
     STEP: tl.constexpr,
     TILE: tl.constexpr,
+    PART: tl.constexpr,
+    HALVES: tl.constexpr,
     POSITIONS: tl.constexpr,
     PRECISION: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    APART: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program's share of the product: for each tile that it reaches, a sum over a part of the inputs.
+    """One program's share of the product: for each group that it reaches, its tile's sum over a part of the inputs.
 
-    A program stores two partial sums at most: of the tile that its predecessor began, and of the last one, if it is not
-    done. `leader` is the program that begins a tile.
+    A program stores two parts at most: of the group that its predecessor began, and of the last one, if it is not done.
+    `leader` is the share that begins a group. APART: `_add_parts` adds them.
     """
     steps: tl.constexpr = (INPUTS + STEP - 1) // STEP
     rows: tl.constexpr = TILE // 2 if SWIGLU else TILE  # rows of a tile in the output
-    tiles: tl.constexpr = (OUTPUTS + rows - 1) // rows
+    groups: tl.constexpr = (OUTPUTS + rows * HALVES - 1) // (rows * HALVES)
     chunk = tl.program_id(0)  # adjacent programs read the same weights
-    program = tl.program_id(1)
+    share = tl.program_id(1) // HALVES
+    half = tl.program_id(1) % HALVES
     position = (first_chunk + chunk) * POSITIONS + tl.arange(0, POSITIONS)
     clamped = tl.minimum(position, count - 1)  # padding repeats the last position
     index = tl.arange(0, TILE)
-    begin = program * SHARE
-    end = tl.minimum(begin + SHARE, tiles * steps)
+    begin = share * SHARE
+    end = tl.minimum(begin + SHARE, groups * steps)
     if PDL:
-        lines = weight + _rows(begin // steps, index, OUTPUTS, SWIGLU, TILE).to(tl.int64) * INPUTS
-        for ahead in tl.static_range(AHEAD):  # the weights can be read before the inputs are computed
+        tile = begin // steps * HALVES + half
+        lines = weight + _rows(tile, index, OUTPUTS, SWIGLU, TILE).to(tl.int64) * INPUTS
+        for ahead in range(AHEAD):  # the weights can be read before the inputs are computed
             _prefetch(lines + tl.minimum(begin % steps + ahead, steps - 1) * STEP)
         hopper.gdc_wait()
         hopper.gdc_launch_dependents()
     cell = index[:, None] * POSITIONS + tl.arange(0, POSITIONS)
     partials += chunk.to(tl.int64) * tl.num_programs(1) * 2 * TILE * POSITIONS
-    for tile in range(begin // steps, tl.cdiv(end, steps)):
+    for group in range(begin // steps, tl.cdiv(end, steps)):
+        tile = group * HALVES + half
         row = _rows(tile, index, OUTPUTS, SWIGLU, TILE)
-        first = tl.maximum(begin - tile * steps, 0)
-        last = tl.minimum(end - tile * steps, steps)
+        first = tl.maximum(begin - group * steps, 0)
+        last = tl.minimum(end - group * steps, steps)
         total = _partial_sum(
             x, weight, row.to(tl.int64), clamped, first, last, INPUTS, STEP, TILE, POSITIONS, PRECISION
         )
         complete = last - first == steps
         if not complete:
-            leader = tile * steps // SHARE
-            others = (tile * steps + steps - 1) // SHARE - leader
-            own = 2 * program + (program == leader)
+            leader = group * steps // SHARE
+            others = (group * steps + steps - 1) // SHARE - leader
+            own = (2 * share + (share == leader)) * HALVES + half
             tl.store(partials + own * TILE * POSITIONS + cell, total)
-            tl.debug_barrier()  # all threads have stored before one of them says so
-            counter = arrivals + chunk * tiles + tile
-            complete = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == others
-            if complete:
-                tl.store(counter, 0)  # for the next product
-                total = tl.zeros([TILE, POSITIONS], tl.float32)
-                for part in range(leader, leader + others + 1):
-                    place = 2 * part + (part == leader)
-                    total += tl.load(partials + place * TILE * POSITIONS + cell, cache_modifier=".cg")
-        if complete:
+            if not APART:
+                tl.debug_barrier()  # all threads have stored before one of them says so
+                counter = arrivals + chunk * groups * HALVES + tile
+                complete = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == others
+                if complete:
+                    tl.store(counter, 0)  # for the next product
+                    total = _sum_of_parts(
+                        partials, cell, leader, leader + others, half, HALVES, TILE, POSITIONS, POSITIONS, TOGETHER
+                    )
+        if (SHARE >= steps or not APART) and complete:  # a smaller share has no whole group
             _finish(
                 total,
                 tile,
@@ -249,8 +289,80 @@ def _product(
                 BIAS,
                 ADD,
                 TILE,
+                PART,
                 POSITIONS,
             )
+
+
+@triton.jit(do_not_specialize=["first_chunk", "count"])
+def _add_parts(
+    out,
+    partials,
+    shares,
+    first_chunk,
+    count,
+    bias,
+    squares,
+    eps,
+    power,
+    weighted,
+    next_squares,
+    next_weight,
+    next_power,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SQUARES: tl.constexpr,
+    SQUARES_PADDED: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    SHARE: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+    PART: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    SLICE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Add the parts of one tile at SLICE positions and finish it, unless one program had all its steps."""
+    if PDL:
+        hopper.gdc_wait()
+        hopper.gdc_launch_dependents()
+    steps: tl.constexpr = (INPUTS + STEP - 1) // STEP
+    tile = tl.program_id(0)
+    chunk = tl.program_id(2)
+    leader = tile * steps // SHARE
+    last = (tile * steps + steps - 1) // SHARE
+    inside = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
+    cell = tl.arange(0, TILE)[:, None] * POSITIONS + inside
+    partials += chunk.to(tl.int64) * shares * 2 * TILE * POSITIONS
+    if last > leader:
+        _finish(
+            _sum_of_parts(partials, cell, leader, last, 0, 1, TILE, SLICE, POSITIONS, TOGETHER),
+            tile,
+            (first_chunk + chunk) * POSITIONS + inside,
+            count,
+            out,
+            bias,
+            squares,
+            eps,
+            power,
+            weighted,
+            next_squares,
+            next_weight,
+            next_power,
+            INPUTS,
+            OUTPUTS,
+            SQUARES,
+            SQUARES_PADDED,
+            SWIGLU,
+            BIAS,
+            ADD,
+            TILE,
+            PART,
+            SLICE,
+        )
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -270,8 +382,9 @@ def norm_swiglu(x: NormInput, norm: Norm, weight: Tensor) -> Tensor:
 
 def add_product(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> NormInput:
     """Add a product to the residual in place, and return the next norm's input; see `kernels.add_product`."""
-    tiles = triton.cdiv(len(weight), TILE)
-    following = NormInput(torch.empty_like(residual), residual.new_empty(tiles, len(residual), dtype=torch.float32))
+    divided = plan(*weight.shape, multiprocessors(x.device))
+    parts = divided.groups * divided.rows // min(divided.rows, TILE)
+    following = NormInput(torch.empty_like(residual), residual.new_empty(parts, len(residual), dtype=torch.float32))
     _launch(x, weight, bias, out=residual, following=(*following, norm.weight, norm.power))
     return following
 
@@ -286,7 +399,7 @@ def _launch(
     following: tuple[Tensor, Tensor, Tensor, float] | None = None,
     swiglu: bool = False,
 ) -> Tensor:
-    """Launch the kernel on x (N, I) and weight (O, I); with `swiglu`, (2·O, I). Return the output, (N, O).
+    """Launch the kernels on x (N, I) and weight (O, I); with `swiglu`, (2·O, I). Return the output, (N, O).
 
     `entering`: squares, eps and power of x's norm. `following`: weighted and squares of the next norm's input, to be
     written, and the norm's weight and power; the product is then added to `out`.
@@ -296,77 +409,69 @@ def _launch(
     outputs = len(weight) // 2 if swiglu else len(weight)
     out = x.new_empty(count, outputs) if out is None else out
     squares, eps, power = (None, 0.0, 1.0) if entering is None else entering
-    parts = 0 if squares is None else len(squares)
     exact, dependent = x.dtype == torch.float32, dependent_launch(x.device)
     positions = max(16, min(triton.next_power_of_2(count), WIDEST_EXACT if exact else WIDEST))
-    tiles, chunks = triton.cdiv(outputs, TILE // 2 if swiglu else TILE), triton.cdiv(count, positions)
-    share, programs = _shares(tiles * triton.cdiv(inputs, STEP), multiprocessors(x.device))
-    at_once = min(chunks, CHUNKS)
-    partials = x.new_empty(at_once * programs * 2 * TILE * positions, dtype=torch.float32)
-    arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * tiles)))
-    before = (x, weight, out, partials, arrived)
+    divided = plan(*weight.shape, multiprocessors(x.device))
+    tile, together, warps, stages = _tile(divided, positions, x)
+    apart, halves, chunks = divided.apart(positions), divided.rows // tile, triton.cdiv(count, positions)
+    at_once, shares = min(chunks, CHUNKS), divided.shares
+    partials = x.new_empty(at_once * shares * 2 * divided.rows * positions, dtype=torch.float32)
+    arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * divided.groups * halves)))
     after = (count, bias, squares, eps, power, *((None, None, None, 1.0) if following is None else following))
+    parts = 0 if squares is None else len(squares)
+    common = {
+        "INPUTS": inputs,
+        "OUTPUTS": outputs,
+        "SQUARES": parts,
+        "SQUARES_PADDED": triton.next_power_of_2(max(parts, 1)),
+        "SWIGLU": swiglu,
+        "BIAS": bias is not None,
+        "ADD": following is not None,
+        "SHARE": divided.share,
+        "STEP": STEP,
+        "TILE": tile,
+        "PART": min(divided.rows, TILE),
+        "POSITIONS": positions,
+        "PDL": dependent,
+        "enable_fp_fusion": False,  # the compiler would contract operations differently at each width
+        "launch_pdl": dependent,
+    }
     for chunk in range(0, chunks, CHUNKS):
-        _product[min(at_once, chunks - chunk), programs](
-            *before,
+        chunks_now = min(at_once, chunks - chunk)
+        _product[chunks_now, shares * halves](
+            x,
+            weight,
+            out,
+            partials,
+            arrived,
             chunk,
             *after,
-            INPUTS=inputs,
-            OUTPUTS=outputs,
-            SQUARES=parts,
-            SQUARES_PADDED=triton.next_power_of_2(max(parts, 1)),
-            SWIGLU=swiglu,
-            BIAS=bias is not None,
-            ADD=following is not None,
-            SHARE=share,
-            STEP=STEP,
-            TILE=TILE,
-            POSITIONS=positions,
+            **common,
+            HALVES=halves,
             PRECISION=PRECISION[x.dtype],
-            AHEAD=STAGES - 1,
-            PDL=dependent,
-            num_warps=8 if positions == WIDEST else 4,
-            num_stages=2 if exact else STAGES,
-            enable_fp_fusion=False,  # the compiler would contract operations differently at each width
-            launch_pdl=dependent,
+            TOGETHER=together,
+            APART=apart,
+            AHEAD=min(divided.share, AHEAD_BYTES // (shares * divided.rows * STEP * x.element_size())),
+            num_warps=warps,
+            num_stages=stages,
         )
+        if apart:
+            _add_parts[divided.groups, positions // SLICE, chunks_now](
+                out, partials, shares, chunk, *after, **common, SLICE=SLICE, TOGETHER=4, num_warps=tile // 32
+            )
     return out
 
 
-def _shares(steps: int, processors: int) -> tuple[int, int]:
-    """Return the steps of a program's share and the number of programs."""
-    share = max(MIN_STEPS, triton.cdiv(steps, PROGRAMS * processors))
-    return share, triton.cdiv(steps, share)
+def _tile(divided: Plan, positions: int, x: Tensor) -> tuple[int, int, int, int]:
+    """Return a program's rows, parts that it loads at a time, warps, and steps in flight.
 
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU."""
-    if device.type != "cuda":
-        return MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def shared_memory(device: torch.device) -> tuple[int, bool]:
-    """Return the bytes that a program may have, and whether the matrix unit reads its large side there (sm_90, 100)."""
-    if device.type != "cuda":
-        return SHARED_BYTES, True
-    properties = triton.runtime.driver.active.utils.get_device_properties(torch.device(device).index or 0)
-    return int(properties["max_shared_mem"]), torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-@cache
-def dependent_launch(device: torch.device) -> bool:
-    """Return whether a kernel may be launched before its predecessor ends (programmatic dependent launch, Hopper)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-counters: dict[tuple[torch.device, int], Tensor] = {}  # of arrivals. They stay: CUDA graphs hold their address
-
-
-def arrivals(device: torch.device, size: int) -> Tensor:
-    """Return counters, zero between kernels, for one stream at a time."""
-    if (device, size) not in counters:
-        counters[device, size] = torch.zeros(size, dtype=torch.int32, device=device)
-    return counters[device, size]
+    A program of few positions leaves room for a second one on its multiprocessor.
+    """
+    limit, from_shared = shared_memory(x.device)
+    tile = divided.tile(positions) if from_shared else min(divided.rows, TILE)
+    warps = 8 if positions > FEW and tile > 64 else 4
+    together = max(1, min(divided.most_parts, HELD * 32 * warps // (tile * positions)))
+    if x.dtype == torch.float32:
+        return tile, together, warps, 2
+    fits = (limit if positions > FEW else limit // 2 - 1024) // ((tile + positions) * STEP * x.element_size())
+    return tile, together, warps, max(2, min(STAGES, fits))

@@ -5,10 +5,12 @@ interpreter, with the kernels; tests/helpers/planted_kernels.py runs it with fau
 """
 
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from small import small_checkpoint, small_config
@@ -17,6 +19,7 @@ from torch.nn.functional import silu
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from mtbench.kernels import PLAIN, Norm, NormInput, Operations
+from mtbench.kernels.product_plan import Plan
 from mtbench.models import fused_decoder
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder
@@ -25,7 +28,8 @@ from mtbench.models.runner import ModelRunner
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 0.3  # large, so that a norm without it differs
 PRECISION = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-SHAPES = [(260, 600), (700, 64), (70, 100)]  # outputs, inputs: split tiles; several tiles a program; partial tiles
+# Outputs and inputs, rows of a group and steps of a share: split groups; several groups a share; partial tiles; halves.
+SHAPES = [((260, 600), (128, 4)), ((700, 64), (64, 4)), ((70, 100), (256, 4)), ((300, 400), (256, 3))]
 Check = Callable[[Operations, torch.dtype], None]
 
 
@@ -56,6 +60,17 @@ def entering(x: Tensor, norm: Norm, parts: int = 3) -> NormInput:
     return NormInput(weighted.to(x.dtype), squares.to(torch.promote_types(x.dtype, torch.float32)))
 
 
+@contextmanager
+def divided(run: Operations, rows: int, share: int) -> Iterator[None]:
+    """Give the products of these operations such a plan: shapes as small as here would not be split."""
+    module = sys.modules[run.norm_product.__module__]
+    if not hasattr(module, "plan"):  # the plain definitions
+        yield
+        return
+    with mock.patch.object(module, "plan", lambda outputs, inputs, _: Plan(outputs, inputs, rows, share)):
+        yield
+
+
 def check_embed(run: Operations, dtype: torch.dtype) -> None:
     """Embeddings by id, and the first norm's input."""
     table, norm = noise(50, 72, dtype=dtype), made_norm(72, dtype)
@@ -72,33 +87,53 @@ def check_norm_input(following: NormInput, x: Tensor, norm: Norm) -> None:
 
 def check_norm_product(run: Operations, dtype: torch.dtype) -> None:
     """For one row, and more rows than a tile; with and without a bias."""
-    for (outputs, inputs), rows in zip(SHAPES, (3, 17, 33), strict=True):
+    for ((outputs, inputs), plan), rows in zip(SHAPES, (3, 17, 33, 2), strict=True):
         x, norm = noise(rows, inputs, dtype=dtype), made_norm(inputs, dtype)
         weight, bias = noise(outputs, inputs, dtype=dtype, seed=1), noise(outputs, dtype=dtype, seed=2)
         expected = normalised(x, norm) @ weight.double().T
-        assert_close(run.norm_product(entering(x, norm), norm, weight), expected)
-        assert_close(run.norm_product(entering(x, norm), norm, weight, 30 * bias), expected + 30 * bias.double())
+        with divided(run, *plan):
+            assert_close(run.norm_product(entering(x, norm), norm, weight), expected)
+            assert_close(run.norm_product(entering(x, norm), norm, weight, 30 * bias), expected + 30 * bias.double())
 
 
 def check_norm_swiglu(run: Operations, dtype: torch.dtype) -> None:
     """Both halves of the weight, whose sizes no tile divides."""
-    for (outputs, inputs), rows in zip([(200, 280), (70, 64)], (2, 17), strict=True):
+    for ((outputs, inputs), plan), rows in zip([((200, 280), (128, 4)), ((70, 300), (256, 3))], (2, 17), strict=True):
         x, norm = noise(rows, inputs, dtype=dtype), made_norm(inputs, dtype)
         weight = noise(2 * outputs, inputs, dtype=dtype, seed=1) * inputs**-0.5
         gate, up = (normalised(x, norm) @ weight.double().T).chunk(2, -1)
-        assert_close(run.norm_swiglu(entering(x, norm), norm, weight), silu(gate) * up)
+        with divided(run, *plan):
+            assert_close(run.norm_swiglu(entering(x, norm), norm, weight), silu(gate) * up)
 
 
 def check_add_product(run: Operations, dtype: torch.dtype) -> None:
     """The residual in place, and the next norm's input of the rounded residual."""
-    for (outputs, inputs), rows in zip(SHAPES, (17, 1, 33), strict=True):
+    for ((outputs, inputs), plan), rows in zip(SHAPES, (17, 1, 33, 2), strict=True):
         x, residual = noise(rows, inputs, dtype=dtype), 20 * noise(rows, outputs, dtype=dtype, seed=3)
         weight, norm = noise(outputs, inputs, dtype=dtype, seed=1), made_norm(outputs, dtype)
         bias = 20 * noise(outputs, dtype=dtype, seed=4) if rows > 1 else None
         expected = residual.double() + x.double() @ weight.double().T
-        following = run.add_product(residual, x, weight, bias, norm)
+        with divided(run, *plan):
+            following = run.add_product(residual, x, weight, bias, norm)
         assert_close(residual, expected if bias is None else expected + bias.double())
         check_norm_input(following, residual, norm)
+
+
+def check_many_positions(run: Operations, dtype: torch.dtype) -> None:
+    """Over more than 64 positions, which float32 takes in parts: groups in one tile, their parts added apart or not."""
+    dtype = torch.float64 if run is PLAIN and dtype == torch.float64 else torch.float16
+    x, norm, rows = noise(70, 400, dtype=dtype), made_norm(400, dtype), 70
+    for outputs, *plan in ((300, 256, 3), (300, 256, 7), (270, 128, 2), (512, 256, 10)):
+        weight, bias = noise(outputs, 400, dtype=dtype, seed=1) / 20, noise(outputs, dtype=dtype, seed=2)
+        residual, following = noise(rows, outputs, dtype=dtype, seed=3), made_norm(outputs, dtype)
+        product = normalised(x, norm) @ weight.double().T
+        added = residual.double() + x.double() @ weight.double().T
+        gate, up = product.chunk(2, -1)
+        with divided(run, *plan):
+            assert_close(run.norm_product(entering(x, norm), norm, weight, bias), product + bias.double())
+            assert_close(run.norm_swiglu(entering(x, norm), norm, weight), silu(gate) * up)
+            check_norm_input(run.add_product(residual, x, weight, None, following), residual, following)
+        assert_close(residual, added)
 
 
 def check_large_values(run: Operations, dtype: torch.dtype) -> None:
@@ -160,11 +195,11 @@ def check_attend(run: Operations, dtype: torch.dtype) -> None:
         assert_close(run.attend(query, key, value, mask, length, size**-0.5), expected)
 
 
-def check_row_alone(run: Operations, dtype: torch.dtype) -> None:
+def check_row_alone(run: Operations, dtype: torch.dtype, plan: tuple[int, int] = (128, 4), count: int = 40) -> None:
     """A row gets the same bits for any number of other rows, in each padding, and at any index."""
     norm, weight = made_norm(280, dtype), noise(200, 280, dtype=dtype, seed=1)
     down, following_norm = noise(140, 200, dtype=dtype, seed=2), made_norm(140, dtype)
-    x, residual = noise(40, 280, dtype=dtype), noise(40, 140, dtype=dtype, seed=3)
+    x, residual = noise(count, 280, dtype=dtype), noise(count, 140, dtype=dtype, seed=3)
 
     def layer(rows: list[int]) -> list[Tensor]:
         own, added = entering(x, norm), residual[rows].clone()
@@ -173,21 +208,24 @@ def check_row_alone(run: Operations, dtype: torch.dtype) -> None:
         activated = run.norm_swiglu(following, following_norm, down.T[:160, :140].contiguous())
         return [t[rows.index(39)] for t in (product, added, following.weighted, following.squares.T, activated)]
 
-    together = layer(list(range(40)))
-    for rows in ([39], [3, 39], [39, *range(20)]):
-        for alone, expected in zip(layer(rows), together, strict=True):
-            assert torch.equal(alone, expected)
+    with divided(run, *plan):
+        together = layer(list(range(count)))
+        for rows in ([39], [3, 39], [39, *range(20)]):
+            for alone, expected in zip(layer(rows), together, strict=True):
+                assert torch.equal(alone, expected)
 
 
 def check_arrival_order(run: Operations, dtype: torch.dtype) -> None:
     """The order in which programs run does not change a bit, and the counters are zero again (interpreter only)."""
     norm, weight = made_norm(600, dtype), noise(260, 600, dtype=dtype, seed=1)
     product = partial(run.norm_product, entering(noise(3, 600, dtype=dtype), norm), norm, weight)
-    expected = product()
-    for order in (lambda n: n[::-1], lambda n: n[1::2] + n[::2]):
-        with programs_in(order):
-            assert torch.equal(product(), expected)
-        assert torch.equal(product(), expected)
+    for plan in ((128, 4), (256, 3)):
+        with divided(run, *plan):
+            expected = product()
+            for order in (lambda n: n[::-1], lambda n: n[1::2] + n[::2]):
+                with programs_in(order):
+                    assert torch.equal(product(), expected)
+                assert torch.equal(product(), expected)
 
 
 @contextmanager
@@ -206,6 +244,24 @@ def programs_in(order: Callable[[list[int]], list[int]]) -> Any:
         yield
     finally:
         del builder.set_grid_idx
+
+
+@contextmanager
+def products_in_order() -> Iterator[None]:
+    """Make the interpreter add the products of a matrix in the order of its inputs, as a matrix unit does.
+
+    A library's order depends on the shape of the matrix, even for one row of it.
+    """
+    from triton.runtime import interpreter
+
+    def dot(_: Any, a: Any, b: Any, total: Any, *__: Any) -> Any:
+        added = total.data.copy()
+        for k in range(a.data.shape[-1]):
+            added += (a.data[:, k, None] * b.data[k].astype(added.dtype)).astype(added.dtype)
+        return interpreter.TensorHandle(added, total.dtype.scalar)
+
+    with mock.patch.object(interpreter.InterpreterBuilder, "create_dot", dot):
+        yield
 
 
 two_layers = partial(small_config, num_hidden_layers=2)

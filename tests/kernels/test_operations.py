@@ -14,7 +14,19 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernel_checks import CHECKS, DEVICE, LAYERS, assert_close, check_arrival_order, check_decoder, noise, two_layers
+from kernel_checks import (
+    CHECKS,
+    DEVICE,
+    LAYERS,
+    assert_close,
+    check_arrival_order,
+    check_decoder,
+    check_row_alone,
+    divided,
+    noise,
+    products_in_order,
+    two_layers,
+)
 from planted_kernels import DECODER_FAULTS, FAULTS, Fault, decoder_finds, finds
 from small import small_checkpoint
 from thinned import one_in
@@ -23,6 +35,7 @@ from transformers import PretrainedConfig
 
 from mtbench import kernels
 from mtbench.kernels import NormInput
+from mtbench.kernels.product_plan import GROUPS
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import PADDED, Decoder, _attention_arguments
 from mtbench.models.kv_cache import KVCache
@@ -154,17 +167,23 @@ def test_the_order_of_programs_changes_no_bit() -> None:
     check_arrival_order(KERNELS, torch.float32)
 
 
+@interpreted
+@pytest.mark.parametrize("plan", [(256, 2), (256, 5), (64, 3)], ids=str)
+def test_a_row_gets_the_same_bits_in_a_large_batch(plan: tuple[int, int]) -> None:
+    """At many positions a program has a whole group, and a second kernel adds its parts."""
+    with products_in_order():
+        check_row_alone(KERNELS, torch.float16, plan, count=70)
+
+
 @of_kernels
 @settings(deadline=None, max_examples=6)
-@example(outputs=257, inputs=1, rows=1, processors=132)
-@example(outputs=300, inputs=330, rows=3, processors=1)  # two programs, three tiles
-@given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 40), st.integers(1, 8))
-def test_shares_cover_every_shape(outputs: int, inputs: int, rows: int, processors: int) -> None:
-    """Each input of each output is added once, for any shape and any number of multiprocessors."""
+@example(outputs=257, inputs=1, rows=1, group=128, share=4)
+@example(outputs=300, inputs=330, rows=3, group=256, share=7)  # two shares, two groups
+@given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 40), st.sampled_from(GROUPS), st.integers(1, 8))
+def test_shares_cover_every_shape(outputs: int, inputs: int, rows: int, group: int, share: int) -> None:
+    """Each input of each output is added once, for any shape and any plan."""
     x, weight = noise(rows, inputs, dtype=torch.float32), noise(outputs, inputs, dtype=torch.float32, seed=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_products, "multiprocessors", lambda _: processors)
-        patch.setattr(triton_products, "MIN_STEPS", 1)
+    with pytest.MonkeyPatch.context() as patch, divided(KERNELS, group, share):
         patch.setattr(triton_products, "CHUNKS", 1)
         assert_close(triton_kernels.linear(x, weight), x.double() @ weight.double().T)
 
