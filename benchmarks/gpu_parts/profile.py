@@ -119,12 +119,15 @@ def estimate(plan: Plan, cell: Cell, pool: ModelPool) -> dict[str, float]:
     gpu, [suite] = step_time.named(name), plan.suites
     if gpu is None or cell.engine is None:
         return {}
-    shape: Shape = count(pool.checkpoints[cell.checkpoints[cell.on]].model)
+    model = pool.checkpoints[cell.checkpoints[cell.on]].model
+    shape: Shape = count(model)
     window, rows = method_of(cell).window(), cell.batch_size
     positions, judged = (window.pending or 1) + window.guesses, window.guesses + 1
     context = len(suite.items[0].prompt_ids) + suite.max_new_tokens
     code = step_time.code_of(cell.engine, rows * positions)
-    parts = step_time.parts(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context)
+    products = step_time.products_of(model) if code.planned else ()
+    sizes = {"rows": rows, "positions": positions, "judged": judged, "context": context}
+    parts = step_time.parts(shape, gpu, code, products, **sizes)
     return {part: 1e6 * s for part, s in parts.items()}
 
 

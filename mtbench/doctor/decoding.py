@@ -64,7 +64,7 @@ def _replays(subject: Subject) -> Figures | str:
     for _ in range(REPLAYS):
         graph.replay()
         different += not torch.equal(first, result)
-    return {"replays": REPLAYS, "different": different, "at_rest": kernels.at_rest(run)}
+    return {"replays": REPLAYS, "different": different, "at_rest": kernels.at_rest()}
 
 
 @check("replays", _replays, gpu=True)

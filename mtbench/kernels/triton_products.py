@@ -8,9 +8,9 @@ product_plan.py divides the outputs into groups, and the steps of all groups int
 share, or at few positions two programs do, each with half of the outputs. If shares split a group, each program stores
 its part of the sum. The last one to arrive, whichever it is, adds them in the order of the inputs and finishes the
 tile: sums are deterministic, and a product is one kernel. At many positions the parts are large, and a second kernel
-with more programs adds them sooner, in the same order. Groups and shares depend on the weight's shape and the GPU only, never on
-the number of positions: products are batch-invariant. Padding changes no bit if the matrix unit adds a column's
-products in the same order in each of its widths.
+with more programs adds them sooner, in the same order. Groups and shares depend on the weight's shape and the GPU only,
+never on the number of positions: products are batch-invariant. Padding changes no bit if the matrix unit adds a
+column's products in the same order in each of its widths.
 
 There is no autotuning (triton_kernels.py says why).
 """
@@ -103,14 +103,7 @@ def _finish(
     position,
     count,
     out,
-    bias,
-    squares,
-    eps,
-    power,
-    weighted,
-    next_squares,
-    next_weight,
-    next_power,
+    around,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     SQUARES: tl.constexpr,
@@ -126,6 +119,7 @@ def _finish(
 
     PART: outputs of a sum of squares, a tile or half of it.
     """
+    bias, squares, eps, power, weighted, next_squares, next_weight, next_power = around
     live = position < count
     if SQUARES > 0:
         part = tl.arange(0, SQUARES_PADDED)[:, None]
@@ -191,14 +185,7 @@ def _product(
     arrivals,
     first_chunk,
     count,
-    bias,
-    squares,
-    eps,
-    power,
-    weighted,
-    next_squares,
-    next_weight,
-    next_power,
+    around,
     INPUTS: tl.constexpr,  # constants: loads then have immediate offsets
     OUTPUTS: tl.constexpr,
     SQUARES: tl.constexpr,
@@ -266,21 +253,14 @@ def _product(
                     total = _sum_of_parts(
                         partials, cell, leader, leader + others, half, HALVES, TILE, POSITIONS, POSITIONS, TOGETHER
                     )
-        if (SHARE >= steps or not APART) and complete:  # a smaller share has no whole group
+        if (steps <= SHARE or not APART) and complete:  # a smaller share has no whole group
             _finish(
                 total,
                 tile,
                 position,
                 count,
                 out,
-                bias,
-                squares,
-                eps,
-                power,
-                weighted,
-                next_squares,
-                next_weight,
-                next_power,
+                around,
                 INPUTS,
                 OUTPUTS,
                 SQUARES,
@@ -301,14 +281,7 @@ def _add_parts(
     shares,
     first_chunk,
     count,
-    bias,
-    squares,
-    eps,
-    power,
-    weighted,
-    next_squares,
-    next_weight,
-    next_power,
+    around,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     SQUARES: tl.constexpr,
@@ -344,14 +317,7 @@ def _add_parts(
             (first_chunk + chunk) * POSITIONS + inside,
             count,
             out,
-            bias,
-            squares,
-            eps,
-            power,
-            weighted,
-            next_squares,
-            next_weight,
-            next_power,
+            around,
             INPUTS,
             OUTPUTS,
             SQUARES,
@@ -417,7 +383,7 @@ def _launch(
     at_once, shares = min(chunks, CHUNKS), divided.shares
     partials = x.new_empty(at_once * shares * 2 * divided.rows * positions, dtype=torch.float32)
     arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * divided.groups * halves)))
-    after = (count, bias, squares, eps, power, *((None, None, None, 1.0) if following is None else following))
+    around = (bias, squares, eps, power, *((None, None, None, 1.0) if following is None else following))
     parts = 0 if squares is None else len(squares)
     common = {
         "INPUTS": inputs,
@@ -445,7 +411,8 @@ def _launch(
             partials,
             arrived,
             chunk,
-            *after,
+            count,
+            around,
             **common,
             HALVES=halves,
             PRECISION=PRECISION[x.dtype],
@@ -457,7 +424,7 @@ def _launch(
         )
         if apart:
             _add_parts[divided.groups, positions // SLICE, chunks_now](
-                out, partials, shares, chunk, *after, **common, SLICE=SLICE, TOGETHER=4, num_warps=tile // 32
+                out, partials, shares, chunk, count, around, **common, SLICE=SLICE, TOGETHER=4, num_warps=tile // 32
             )
     return out
 

@@ -3,7 +3,8 @@
 transformers computes a layer in about forty small operations, each a kernel launch on a GPU and a dispatched call on a
 CPU. Here projections of the same input are one matrix product, rotary angles are read from a table, and the operations
 between two attentions are one function, which torch.compile turns into a few kernels on a GPU; one compilation serves
-all layers. Up to 128 positions a GPU runs our own kernels instead, seven for a layer (`kernels.Operations`).
+all layers. Up to 128 positions a GPU runs our own kernels instead, seven for a layer, or nine in a batch that
+drafts (`kernels.Operations`).
 
 It supports layers of the Llama architecture (Llama, Mistral, Qwen2, Qwen3 and others). It recognises them by their
 submodules, not by name, and checks each architecture before use: a small random model of the same configuration must
@@ -342,7 +343,7 @@ def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | No
         return decoder
     check = Check(model)
     fault = check.fault(decoder.all_logits, decoder.warm_up)
-    if fault is None and kernels.at_rest(decoder.operations):
+    if fault is None and kernels.at_rest():
         return decoder
     kernels.switch_off(fault or "counters of a product are not zero after it")
     decoder = make()

@@ -94,19 +94,30 @@ FAULTS = [
     _product(
         "squares of another tile", "next_squares + tile * count", "next_squares + tile // 2 * count", "add_product"
     ),
-    _product("shares depend on the positions", '"SHARE": divided.share', '"SHARE": divided.share + count % 3', "row_alone"),
-    _product("both halves have the first one's rows", "tile = group * HALVES + half", "tile = group * HALVES", "add_product"),
+    _product(
+        "shares depend on the positions", '"SHARE": divided.share', '"SHARE": divided.share + count % 3', "row_alone"
+    ),
+    _product(
+        "both halves have the first one's rows", "tile = group * HALVES + half", "tile = group * HALVES", "add_product"
+    ),
     _product(
         "halves share a place",
         "(share == leader)) * HALVES + half",
         "(share == leader)) * HALVES",
         "norm_product",
     ),
-    _product("the parts of the first half", "== leader)) * HALVES + half\n            exists", "== leader)) * HALVES\n            exists", "norm_product"),
+    _product(
+        "the parts of the first half",
+        "== leader)) * HALVES + half\n            exists",
+        "== leader)) * HALVES\n            exists",
+        "norm_product",
+    ),
     _product("a part more than there are", "exists = part <= last", "exists = part <= last + 1", "many_positions"),
     _product("positions of the next slice", "tl.program_id(1) * SLICE", "0 * SLICE", "many_positions"),
     _product("a whole group is finished twice", "if last > leader:", "if last >= leader:", "many_positions"),
-    _product("squares of one half twice", "sum_pairwise(halves[1], PART)", "sum_pairwise(halves[0], PART)", "many_positions"),
+    _product(
+        "squares of one half twice", "sum_pairwise(halves[1], PART)", "sum_pairwise(halves[0], PART)", "many_positions"
+    ),
     _rotary("the next position's angle", "tl.load(positions + place)", "(tl.load(positions + place) + 1)", "rotate"),
     _rotary("the other direction", "a * cos_a + b * sin_a", "a * cos_a - b * sin_a", "rotate"),
     _rotary("halves are not exchanged", "b * cos_b + a * sin_b", "b * cos_b + b * sin_b", "rotate"),

@@ -300,8 +300,8 @@ for dtype, size, width, split in CELLS:
     attention.attend(query, cache, cache, mask, torch.ones(2, dtype=torch.int64), 0.1, split=split)
 """
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}  # bytes of shared memory that a program may have
-KERNELS = {"_attend", "_combine", "_product", "_rotate", "_embed", "_norm"}
-MATRIX_UNIT, LAYER = {"_attend", "_product"}, {"_attend", "_combine", "_product", "_rotate"}
+KERNELS = {"_attend", "_combine", "_product", "_add_parts", "_rotate", "_embed", "_norm"}
+MATRIX_UNIT, LAYER = {"_attend", "_product"}, {"_attend", "_combine", "_product", "_add_parts", "_rotate"}
 REGISTERS, SHARED_BYTES = 65_536, 232_448  # of a multiprocessor, of which a program may have them all
 
 
@@ -377,6 +377,7 @@ def test_the_kernels_compile_for_a_gpu_without_spilling(on_hopper: dict[str, Com
         assert kernel["wgmma"] or kernel["name"] not in MATRIX_UNIT
         assert kernel["waits"] == (kernel["name"] in LAYER)
         assert kernel["prefetches"] == (kernel["name"] == "_product")
-    two_a_processor = [k for k in found if k["name"] == "_product" and k["threads"] == 128]
-    assert len(two_a_processor) == 6  # to 64 positions
-    assert all(2 * (k["shared"] + 1024) <= SHARED_BYTES + 1024 for k in two_a_processor)
+    products = [k for k in found if k["name"] == "_product"]
+    assert (
+        sum(2 * (k["shared"] + 1024) <= SHARED_BYTES + 1024 for k in products) == 6
+    )  # two a processor to 64 positions

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from mtbench.kernels.product_plan import GROUPS, PADDED, TILE, Plan, plan
 
-LARGE = {"qkv": (4608, 3584), "o": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944), "head": (152064, 3584)}
+LARGE = {
+    "qkv": (4608, 3584),
+    "o": (3584, 3584),
+    "gate_up": (37888, 3584),
+    "down": (3584, 18944),
+    "head": (152064, 3584),
+}
 SMALL = {"qkv": (1152, 896), "o": (896, 896), "gate_up": (9728, 896), "down": (896, 4864), "head": (151936, 896)}
 PROCESSORS = (16, 46, 58, 68, 72, 82, 84, 92, 104, 108, 114, 128, 132, 142, 144, 148, 160, 170, 188)
 
