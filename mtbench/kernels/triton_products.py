@@ -15,6 +15,8 @@ column's products in the same order in each of its widths.
 There is no autotuning (triton_kernels.py says why).
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -293,6 +295,7 @@ def _add_parts(
     STEP: tl.constexpr,
     TILE: tl.constexpr,
     PART: tl.constexpr,
+    HALVES: tl.constexpr,
     POSITIONS: tl.constexpr,
     SLICE: tl.constexpr,
     TOGETHER: tl.constexpr,
@@ -305,14 +308,15 @@ def _add_parts(
     steps: tl.constexpr = (INPUTS + STEP - 1) // STEP
     tile = tl.program_id(0)
     chunk = tl.program_id(2)
-    leader = tile * steps // SHARE
-    last = (tile * steps + steps - 1) // SHARE
+    group = tile // HALVES
+    leader = group * steps // SHARE
+    last = (group * steps + steps - 1) // SHARE
     inside = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     cell = tl.arange(0, TILE)[:, None] * POSITIONS + inside
-    partials += chunk.to(tl.int64) * shares * 2 * TILE * POSITIONS
+    partials += chunk.to(tl.int64) * shares * HALVES * 2 * TILE * POSITIONS
     if last > leader:
         _finish(
-            _sum_of_parts(partials, cell, leader, last, 0, 1, TILE, SLICE, POSITIONS, TOGETHER),
+            _sum_of_parts(partials, cell, leader, last, tile % HALVES, HALVES, TILE, SLICE, POSITIONS, TOGETHER),
             tile,
             (first_chunk + chunk) * POSITIONS + inside,
             count,
@@ -377,14 +381,13 @@ def _launch(
     squares, eps, power = (None, 0.0, 1.0) if entering is None else entering
     exact, dependent = x.dtype == torch.float32, dependent_launch(x.device)
     positions = max(16, min(triton.next_power_of_2(count), WIDEST_EXACT if exact else WIDEST))
-    divided = plan(*weight.shape, multiprocessors(x.device))
-    tile, together, warps, stages = _tile(divided, positions, x)
-    apart, halves, chunks = divided.apart(positions), divided.rows // tile, triton.cdiv(count, positions)
-    at_once, shares = min(chunks, CHUNKS), divided.shares
+    divided, parts = plan(*weight.shape, multiprocessors(x.device)), 0 if squares is None else len(squares)
+    tile, options = _tile(divided, positions, x)
+    halves, chunks = divided.rows // tile, triton.cdiv(count, positions)
+    at_once, shares, tiles = min(chunks, CHUNKS), divided.shares, divided.groups * halves
     partials = x.new_empty(at_once * shares * 2 * divided.rows * positions, dtype=torch.float32)
-    arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * divided.groups * halves)))
+    arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * tiles)))
     around = (bias, squares, eps, power, *((None, None, None, 1.0) if following is None else following))
-    parts = 0 if squares is None else len(squares)
     common = {
         "INPUTS": inputs,
         "OUTPUTS": outputs,
@@ -397,48 +400,38 @@ def _launch(
         "STEP": STEP,
         "TILE": tile,
         "PART": min(divided.rows, TILE),
+        "HALVES": halves,
         "POSITIONS": positions,
         "PDL": dependent,
         "enable_fp_fusion": False,  # the compiler would contract operations differently at each width
         "launch_pdl": dependent,
     }
     for chunk in range(0, chunks, CHUNKS):
-        chunks_now = min(at_once, chunks - chunk)
-        _product[chunks_now, shares * halves](
-            x,
-            weight,
-            out,
-            partials,
-            arrived,
-            chunk,
-            count,
-            around,
-            **common,
-            HALVES=halves,
-            PRECISION=PRECISION[x.dtype],
-            TOGETHER=together,
-            APART=apart,
-            AHEAD=min(divided.share, AHEAD_BYTES // (shares * divided.rows * STEP * x.element_size())),
-            num_warps=warps,
-            num_stages=stages,
-        )
-        if apart:
-            _add_parts[divided.groups, positions // SLICE, chunks_now](
+        now = min(at_once, chunks - chunk)
+        arguments = (x, weight, out, partials, arrived, chunk, count, around)
+        _product[now, shares * halves](*arguments, **common, **options, PRECISION=PRECISION[x.dtype])
+        if divided.apart(positions):
+            _add_parts[tiles, positions // SLICE, now](
                 out, partials, shares, chunk, count, around, **common, SLICE=SLICE, TOGETHER=4, num_warps=tile // 32
             )
     return out
 
 
-def _tile(divided: Plan, positions: int, x: Tensor) -> tuple[int, int, int, int]:
-    """Return a program's rows, parts that it loads at a time, warps, and steps in flight.
+def _tile(divided: Plan, positions: int, x: Tensor) -> tuple[int, dict[str, Any]]:
+    """Return the rows of a program, and the options of its kernel: steps asked for ahead and in flight, warps.
 
     A program of few positions leaves room for a second one on its multiprocessor.
     """
     limit, from_shared = shared_memory(x.device)
     tile = divided.tile(positions) if from_shared else min(divided.rows, TILE)
     warps = 8 if positions > FEW and tile > 64 else 4
-    together = max(1, min(divided.most_parts, HELD * 32 * warps // (tile * positions)))
-    if x.dtype == torch.float32:
-        return tile, together, warps, 2
-    fits = (limit if positions > FEW else limit // 2 - 1024) // ((tile + positions) * STEP * x.element_size())
-    return tile, together, warps, max(2, min(STAGES, fits))
+    step_bytes = (tile + positions) * STEP * x.element_size()
+    fits = (limit if positions > FEW else limit // 2 - 1024) // step_bytes
+    ahead = AHEAD_BYTES // (divided.shares * divided.rows * STEP * x.element_size())
+    return tile, {
+        "AHEAD": min(divided.share, ahead),
+        "APART": divided.apart(positions),
+        "TOGETHER": max(1, min(divided.most_parts, HELD * 32 * warps // (tile * positions))),
+        "num_warps": warps,
+        "num_stages": 2 if x.dtype == torch.float32 else max(2, min(STAGES, fits)),
+    }

@@ -175,6 +175,13 @@ def test_a_row_gets_the_same_bits_in_a_large_batch(plan: tuple[int, int]) -> Non
         check_row_alone(KERNELS, torch.float16, plan, count=70)
 
 
+@interpreted
+def test_a_gpu_of_smaller_tiles_halves_groups_also_in_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ampere and Ada take both operands from registers: a tile of 256 rows would spill them."""
+    monkeypatch.setattr(triton_products, "shared_memory", lambda _: (101_376, False))
+    kernel_checks.check_many_positions(KERNELS, torch.float16)
+
+
 @of_kernels
 @settings(deadline=None, max_examples=6)
 @example(outputs=257, inputs=1, rows=1, group=128, share=4)
