@@ -147,6 +147,43 @@ FAULTS = [
     _attention("exponentials to another base", "weight = tl.exp2(score", "weight = tl.exp(score"),
 ]
 
+WAIT = "        hopper.gdc_wait()\n        hopper.gdc_launch_dependents()\n"
+RELAXED = _product("a relaxed atomic", 'sem="acq_rel"', 'sem="relaxed"', "norm_product")
+NO_BARRIER = _product("no barrier before the arrival", "tl.debug_barrier()", "pass", "norm_product")
+ORDER_FAULTS = [  # in what orders threads, programs and kernels; the checks are cases of kernels/test_memory_order.py
+    RELAXED,
+    NO_BARRIER,
+    _product("an atomic that only releases", 'sem="acq_rel"', 'sem="release"', "norm_product"),
+    _product("an atomic that only acquires", 'sem="acq_rel"', 'sem="acquire"', "norm_product"),
+    _product("an atomic for one multiprocessor", 'scope="gpu"', 'scope="cta"', "norm_product"),
+    _product("no reset of the counter", "tl.store(counter, 0)", "pass", "norm_product"),
+    _product(
+        "the last program finishes",
+        "== others",
+        ">= 0\n            complete = program == leader + others",
+        "add_product",
+    ),
+    _product("no wait in a product", "        hopper.gdc_wait()\n", "", "add_product"),
+    _product("inputs are prefetched", "_prefetch(lines", "_prefetch(x)\n            _prefetch(lines", "norm_swiglu"),
+    _product("a read before the wait", "hopper.gdc_wait()", "tl.load(x)\n        hopper.gdc_wait()", "norm_swiglu"),
+    _product(
+        "a tile begins a program early",
+        "leader = tile * steps // SHARE",
+        "leader = tile * steps // SHARE - 1",
+        "add_product",
+    ),
+    _product("another place is read", "2 * part + (part == leader)", "2 * part + (part != leader)", "norm_swiglu"),
+    _rotary("no wait in the rotary embedding", "        hopper.gdc_wait()\n", "", "rotate"),
+    Fault("no wait in attention", "triton_attention", WAIT + "    tile =", "        pass\n    tile =", ("attend",)),
+    Fault(
+        "no wait before blocks are combined",
+        "triton_attention",
+        WAIT + "    row =",
+        "        pass\n    row =",
+        ("attend",),
+    ),
+]
+
 DECODER_FAULTS = [
     _decoder("the norm of another layer", "self.norms[2 * i : 2 * i + 3]", "self.norms[:3]"),
     _decoder("no bias of the output projection", "layer.out, layer.out_bias, mlp", "layer.out, None, mlp"),

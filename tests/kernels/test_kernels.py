@@ -241,8 +241,8 @@ def test_the_norm_equals_that_of_float64(norm: Callable[..., Tensor], dtype: tor
 def test_the_kernels_pass_in_the_interpreter(mark: str) -> None:
     """All kernel tests above, and those of the other files here."""
     options = ["-q", "-rs", "--noconftest", "-p", "no:cacheprovider", "-k", "not plain and not compile", "-m", mark]
-    others = ("test_cases.py", "test_operations.py", "test_self_check.py", "test_triton_sampling.py")
-    files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
+    others = ("cases", "memory_order", "operations", "self_check", "triton_sampling")
+    files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in others)]
     command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stdout
