@@ -165,7 +165,12 @@ ORDER_FAULTS = [  # in what orders threads, programs and kernels; the checks are
     ),
     _product("no wait in a product", "        hopper.gdc_wait()\n", "", "add_product"),
     _product("inputs are prefetched", "_prefetch(lines", "_prefetch(x)\n            _prefetch(lines", "norm_swiglu"),
-    _product("a read before the wait", "hopper.gdc_wait()", "tl.load(x)\n        hopper.gdc_wait()", "norm_swiglu"),
+    _product(
+        "a read before the wait",
+        "hopper.gdc_wait()",
+        "tl.load(x, volatile=True)\n        hopper.gdc_wait()",
+        "norm_swiglu",
+    ),
     _product(
         "a tile begins a program early",
         "leader = tile * steps // SHARE",
@@ -232,12 +237,18 @@ def decoder_finds(fault: Fault, folder: Path) -> bool:
     return False
 
 
-def _planted(fault: Fault, folder: Path) -> ModuleType:
-    """Return the faulty module, in a file: Triton reads the source of kernels there."""
+def planted_file(fault: Fault, folder: Path) -> Path:
+    """Write the faulty module to a file in the folder, and return the file."""
     path = folder / f"{fault.file}.py"
     source = SOURCES.get(fault.file, KERNELS / path.name).read_text()
     assert source.count(fault.text) == 1, f"the text of {fault.name!r} occurs {source.count(fault.text)} times"
     path.write_text(source.replace(fault.text, fault.fault))
+    return path
+
+
+def _planted(fault: Fault, folder: Path) -> ModuleType:
+    """Return the faulty module, in a file: Triton reads the source of kernels there."""
+    path = planted_file(fault, folder)
     spec = importlib.util.spec_from_file_location(f"planted_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
