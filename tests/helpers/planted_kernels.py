@@ -147,7 +147,8 @@ FAULTS = [
     _attention("exponentials to another base", "weight = tl.exp2(score", "weight = tl.exp(score"),
 ]
 
-WAIT = "        hopper.gdc_wait()\n        hopper.gdc_launch_dependents()\n"
+LAUNCH = "        hopper.gdc_launch_dependents()\n"
+WAIT = "        hopper.gdc_wait()\n" + LAUNCH
 RELAXED = _product("a relaxed atomic", 'sem="acq_rel"', 'sem="relaxed"', "norm_product")
 NO_BARRIER = _product("no barrier before the arrival", "tl.debug_barrier()", "pass", "norm_product")
 ORDER_FAULTS = [  # in what orders threads, programs and kernels; the checks are cases of kernels/test_memory_order.py
@@ -160,22 +161,36 @@ ORDER_FAULTS = [  # in what orders threads, programs and kernels; the checks are
     _product(
         "the last program finishes",
         "== others",
-        ">= 0\n            complete = program == leader + others",
+        ">= 0\n                complete = share == leader + others",
         "add_product",
     ),
-    _product("no wait in a product", "        hopper.gdc_wait()\n", "", "add_product"),
+    _product(
+        "no wait in a product", "        hopper.gdc_wait()\n" + LAUNCH + "    cell", LAUNCH + "    cell", "add_product"
+    ),
+    _product(
+        "no wait before parts are added",
+        "        hopper.gdc_wait()\n" + LAUNCH + "    steps",
+        LAUNCH + "    steps",
+        "many_positions",
+    ),
     _product("inputs are prefetched", "_prefetch(lines", "_prefetch(x)\n            _prefetch(lines", "norm_swiglu"),
     _product(
         "a read before the wait",
-        "hopper.gdc_wait()",
-        "tl.load(x, volatile=True)\n        hopper.gdc_wait()",
+        "hopper.gdc_wait()\n" + LAUNCH + "    cell",
+        "tl.load(x, volatile=True)\n        hopper.gdc_wait()\n" + LAUNCH + "    cell",
         "norm_swiglu",
     ),
     _product(
         "a tile begins a program early",
-        "leader = tile * steps // SHARE",
-        "leader = tile * steps // SHARE - 1",
+        "leader = group * steps // SHARE\n            others",
+        "leader = group * steps // SHARE - 1\n            others",
         "add_product",
+    ),
+    _product(
+        "parts of another kind are added apart",
+        "leader = group * steps // SHARE\n    last",
+        "leader = group * steps // SHARE + 1\n    last",
+        "many_positions",
     ),
     _product("another place is read", "2 * part + (part == leader)", "2 * part + (part != leader)", "norm_swiglu"),
     _rotary("no wait in the rotary embedding", "        hopper.gdc_wait()\n", "", "rotate"),

@@ -143,7 +143,8 @@ class Adversary:
     def load(self, pointers: Any, mask: Any, other: Any, *_: Any) -> Any:
         kind = pointers.get_element_ty()
         dtype = interpreter._get_np_dtype(kind)
-        addresses = pointers.data[mask.data]
+        masked = mask.data.astype(bool)  # a broadcast number is an integer
+        addresses = pointers.data[masked]
         values = np.zeros(pointers.data.shape, dtype) if other is None else np.array(other.data, dtype)
         if addresses.size:
             self.access(addresses, dtype.itemsize, "loads")
@@ -151,7 +152,7 @@ class Adversary:
             for store in self.seen_of(addresses):
                 found, latest = store.find(addresses)
                 loaded[found] = latest
-            values[mask.data] = loaded
+            values[masked] = loaded
         return interpreter.TensorHandle(values, kind)
 
     def seen_of(self, addresses: Array) -> Iterator[Store]:
@@ -165,8 +166,9 @@ class Adversary:
                     yield store
 
     def store(self, pointers: Any, value: Any, mask: Any, *_: Any) -> None:
-        addresses, place = np.unique(pointers.data[mask.data], return_index=True)
-        values = value.data[mask.data][place]
+        masked = mask.data.astype(bool)
+        addresses, place = np.unique(pointers.data[masked], return_index=True)
+        values = value.data[masked][place]
         if addresses.size:
             self.access(addresses, values.itemsize, "stores")
             self.add(Store(addresses, values))
@@ -236,7 +238,8 @@ def _launch(chosen: Adversary, executor: Any, *args: Any, launch_pdl: bool = Fal
     """Launch a kernel; stands in for `GridExecutor.__call__`."""
     known = {name: value for name, value in options.items() if name in executor.arg_names}
     given = inspect.getcallargs(executor.fn, *args, **known)
-    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+    values = [one for value in given.values() for one in (value if isinstance(value, tuple) else (value,))]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     scope = interpreter._patch_lang(executor.fn)
     try:
         for name in set(given) - set(executor.constexprs):
