@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -33,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from transformers import AutoModelForCausalLM, Qwen2Config
 from triton.runtime.jit import JITFunction
 
+from mtbench import kernels
 from mtbench.models import fused_decoder
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Attention, Decoder, compiled
@@ -204,8 +206,9 @@ def decoder(model: str, layers: int, *, own: bool) -> Decoder:
         weights = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     attention = [Attention(None, None, None)] * layers
     checks: dict[str, Any] = {"_mismatch": lambda *_: None, "_attention_arguments": lambda _: attention}
-    no_passes = mock.patch.object(Decoder, "warm_up", return_value=None)  # there is no GPU to compile for
-    with mock.patch.multiple(fused_decoder, **checks), no_passes, _taken_for(True, CUDA), _Operations([]):
+    checks["Check"] = lambda _: SimpleNamespace(fault=lambda *_: None)  # there is no GPU to compile for
+    at_rest = mock.patch.object(kernels, "at_rest", return_value=True)
+    with mock.patch.multiple(fused_decoder, **checks), at_rest, _taken_for(True, CUDA), _Operations([]):
         built = fused_decoder.build(weights)
     built.operations = built.operations if own else None
     return built
@@ -288,8 +291,8 @@ def binaries_table(binaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return what compiled kernels use as a table."""
     head = ("model, positions", "kernel", "block", "warps", "registers", "spills", "shared bytes", "instr./weight")
     shown = Table(*head, title="compiled kernels")
-    for where, kernels in binaries.items():
-        for name, variants in kernels.items():
+    for where, by_name in binaries.items():
+        for name, variants in by_name.items():
             for one in variants:
                 per_weight = one.get("instructions_per_weight")
                 block, warps = one.get("block", ""), one.get("warps", "")

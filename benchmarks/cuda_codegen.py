@@ -148,6 +148,8 @@ def _generating() -> Iterator[None]:
 class Driver:
     """Stands in for Triton's driver."""
 
+    utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": DEVICE.shared_memory_per_block_optin})
+
     def get_current_device(self) -> int:
         return 0
 
