@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 INSTRUCTION = re.compile(r"(@!?U?P\w+ +)?(\w+)")  # predicate, opcode
 MEMORY = r"(LD|ST|LDG|STG|LDGSTS|ATOM|ATOMG|RED|REDG|UBLKCP|UBLKRED|UTMALDG|UTMASTG|UTMAREDG)\b"  # global
-WAIT, STORE, ARRIVAL, STRONG_LOAD = r"ACQBULK", r"(STG|ST|UTMASTG)\b", r"ATOMG?\b", r"LDG\S*\.STRONG\.GPU"
+WAIT, START_NEXT = r"ACQBULK", r"PREEXIT"
+STORE, ARRIVAL, STRONG_LOAD = r"(STG|ST|UTMASTG)\b", r"ATOMG?\b", r"LDG\S*\.STRONG\.GPU"
 BARRIER, FENCE, FORGET = r"BAR\.SYNC", r"MEMBAR\.(ALL|SC)\.GPU", r"CCTL\.IVALL"
 
 
@@ -53,9 +54,12 @@ class Code:
         return ends, passed
 
     def before_wait(self) -> list[str]:
-        """Return the accesses to global memory, other than prefetches, that do not wait for the kernel before."""
+        """Return what a kernel does to global memory, other than prefetches, before it waits for the kernel before.
+
+        It may not let the kernel after it start either, which may read what all kernels but the last one wrote.
+        """
         _, passed = self.walk([0], self.all(WAIT))
-        return [self.texts[i] for i in sorted(passed & self.all(MEMORY))]
+        return [self.texts[i] for i in sorted(passed & self.all(f"{MEMORY}|{START_NEXT}"))]
 
     def disorder(self) -> list[str]:
         """Return what is wrong with the exchange of partial sums. The order on every path has to be

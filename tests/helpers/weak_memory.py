@@ -17,8 +17,8 @@ the NVIDIA PTX Memory Consistency Model", ASPLOS 2019), for whole programs:
 - An atomic operation that is relaxed, or whose scope is the CTA, neither hands on nor takes. (PTX guarantees no more.)
 - After a launch, all its stores are in memory.
 - Programmatic dependent launch: before `griddepcontrol.wait` the kernel before may still write anything but constants.
-  So a program may read or prefetch constants only, and write nothing. It has to wait before it ends, since the kernel
-  after it relies on that.
+  So a program may read or prefetch constants only, and write nothing. It has to wait before it ends or lets the kernel
+  after it start, which waits for this kernel only and relies on all others being done.
 
 An access outside the tensors of the launch is an error, too. Not modelled: threads of one program that exchange values
 through global memory; accesses of different sizes to the same bytes; cache operators such as `.cg`, which do not change
@@ -205,7 +205,10 @@ class Adversary:
             self.access(values[0].data.astype(np.uint64), 1, "prefetches")
         elif "griddepcontrol.wait" in code:
             self.program.waited = True
-        elif "griddepcontrol.launch_dependents" not in code:
+        elif "griddepcontrol.launch_dependents" in code:
+            if not self.program.waited:
+                self.fail(f"lets the next kernel start {UNWAITED}")
+        else:
             raise NotImplementedError(f"inline assembly {code!r}")
         shape = values[0].data.shape if values else (1,)
         return SimpleNamespace(
