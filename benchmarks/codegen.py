@@ -14,6 +14,7 @@ It needs the versions of torch and triton named in benchmarks/cuda_codegen.py.
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -255,14 +256,16 @@ def built(launches: Sequence[Launch]) -> dict[str, Any]:
 
 
 def usage(binary: cuda_codegen.Binary) -> dict[str, Any]:
-    return {"registers": binary.registers, "spills": binary.spills, "shared_bytes": binary.shared_bytes}
+    in_loop = sum(bool(re.search(r"\b(LDL|STL)\b", instruction)) for instruction in binary.loop())
+    found = {"registers": binary.registers, "spills": binary.spills, "spills_in_loop": in_loop}
+    return found | {"shared_bytes": binary.shared_bytes}
 
 
 def own_usage(launch: Own) -> dict[str, Any]:
     """Compile one of our own kernels; return what it uses. A product's step multiplies TILE outputs by STEP inputs."""
     binary = launch.build()
     outputs, inputs = launch.options.get("TILE"), launch.options.get("STEP")
-    if outputs is None or inputs is None:
+    if outputs is None or inputs is None or launch.name != "_product":
         return usage(binary)
     instructions = len(binary.loop()) * binary.threads / (outputs * inputs)
     block = {"block": [outputs, inputs], "warps": binary.threads // 32}

@@ -120,6 +120,7 @@ def hopper() -> Iterator[None]:
         "_maybe_exchange_device": lambda device: 0,
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda *_, **__: None,
+        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
     }
     with ExitStack() as stack:
         for name, answer in (answers | quiet).items():
