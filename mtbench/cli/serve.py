@@ -90,8 +90,8 @@ def serve(
         offline=offline,
     )
     loaded = served.load(request, method, max_num_seqs, max_length)
-    if off := kernels.off():
-        warn(f"mtbench's kernels do not run, and PyTorch's do: {off}")
+    for note in kernels.notes(kernels.off(), kernels.dependent_launch_off()):
+        warn(note)
     limits = Limits(
         max_new_tokens=max_new_tokens,
         max_queue=max_queue,

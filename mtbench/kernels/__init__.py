@@ -31,6 +31,7 @@ from torch.nn.functional import linear as _product
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mtbench import sampling
+from mtbench.errors import UserError
 
 Result = TypeVar("Result")
 
@@ -67,7 +68,18 @@ class Operations(NamedTuple):
 
 
 SWITCH = "MTBENCH_KERNELS"  # an environment variable; `off`: none of our kernels runs
-_off = [f"{SWITCH}=off"] if os.environ.get(SWITCH) == "off" else []
+DEPENDENT_SWITCH = "MTBENCH_DEPENDENT_LAUNCH"  # another one; `off`: no kernel starts before its predecessor ends
+
+
+def _switched_off(name: str) -> list[str]:
+    """Return why an environment variable switches something off; empty where it does not. Raises UserError."""
+    value = os.environ.get(name) or "on"
+    if value not in ("on", "off"):
+        raise UserError(f"{name}={value!r} is not allowed; set this environment variable to on or off, or unset it.")
+    return [] if value == "on" else [f"{name}=off"]
+
+
+_off, _dependent_off = _switched_off(SWITCH), _switched_off(DEPENDENT_SWITCH)
 
 
 def off() -> str | None:
@@ -88,6 +100,49 @@ def plain() -> Iterator[None]:
         yield
     finally:
         _off.pop()
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Let our kernels run again afterwards if what happens meanwhile switches them off."""
+    before = len(_off)
+    try:
+        yield
+    finally:
+        del _off[before:]
+
+
+def dependent_launch_off() -> str | None:
+    """Return why no kernel starts before its predecessor ends in this process; None: nothing forbids it."""
+    return _dependent_off[0] if _dependent_off else None
+
+
+@contextmanager
+def without_dependent_launch() -> Iterator[None]:
+    """Launch our kernels meanwhile so that none starts before its predecessor ends."""
+    _dependent_off.append("it is not wanted")
+    try:
+        yield
+    finally:
+        _dependent_off.pop()
+
+
+def dependent_launch(device: torch.device) -> bool:
+    """Return whether our kernels start before their predecessors end (programmatic dependent launch, Hopper)."""
+    return not _dependent_off and _starts_early(device)
+
+
+@cache
+def _starts_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def notes(off: str | None, dependent_launch_off: str | None) -> list[str]:
+    """Return a line for each thing that is off: our kernels, and their dependent launch. None: it is not."""
+    found = [f"mtbench's kernels do not run, and PyTorch's do: {off}"] if off else []
+    if dependent_launch_off:
+        found.append(f"no kernel starts before its predecessor ends: {dependent_launch_off}")
+    return found
 
 
 def _triton() -> ModuleType | None:

@@ -8,6 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
+from mtbench.kernels import dependent_launch as dependent_launch
+
 MULTIPROCESSORS, SHARED_BYTES = 132, 232_448  # of an H100 and an H200; taken where there is no GPU
 
 
@@ -26,12 +28,6 @@ def shared_memory(device: torch.device) -> tuple[int, bool]:
         return SHARED_BYTES, True
     properties = triton.runtime.driver.active.utils.get_device_properties(torch.device(device).index or 0)
     return int(properties["max_shared_mem"]), torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-@cache
-def dependent_launch(device: torch.device) -> bool:
-    """Return whether a kernel may be launched before its predecessor ends (programmatic dependent launch, Hopper)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 counters: dict[tuple[object, ...], Tensor] = {}  # of arrivals. They stay: CUDA graphs hold their address

@@ -40,7 +40,8 @@ MAX_COMPILATIONS = 64  # of one function: a few per model and type
 
 # Options of torch.compile. benchmarks/codegen.py shows what each does to the generated code.
 COMPILE: dict[str, Any] = {
-    "triton.enable_pdl": True,  # a kernel is set up while the one before it ends (Hopper and later)
+    # A kernel is set up while the one before it ends (Hopper and later).
+    "triton.enable_pdl": kernels.dependent_launch_off() is None,
     # Activations are rounded after every operation, as PyTorch does, so that a token gets the same values whether one
     # position is fed or several. Without patterns, products and additions stay apart: a product that adds rounds once.
     "emulate_precision_casts": True,

@@ -16,6 +16,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
+from mtbench import kernels
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
@@ -86,8 +87,9 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
-            if off := run.read("environment.json", Environment).sessions[-1].kernels_off:
-                progress.note(f"mtbench's kernels do not run, and PyTorch's do: {off}")
+            session = run.read("environment.json", Environment).sessions[-1]
+            for note in kernels.notes(session.kernels_off, session.dependent_launch_off):
+                progress.note(note)
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
             if recovered:
                 _forget_failures(run, recovered)

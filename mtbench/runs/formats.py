@@ -266,6 +266,9 @@ class SessionRecord(Machine):
     synchronisation_s: StoredSeconds | None = Field(None, description="time of one synchronisation, in seconds")
     layers: dict[str, str] | None = Field(None, description="who computes the layers, by `checkpoint by engine`")
     kernels_off: str | None = Field(None, description="why PyTorch's kernels ran and not mtbench's; null: no reason")
+    dependent_launch_off: str | None = Field(
+        None, description="why no kernel started before its predecessor ended; null: nothing forbade it"
+    )
     converted: dict[str, str] | None = Field(
         None, description="checkpoints that were not stored as they ran, by source: from which file and type"
     )
