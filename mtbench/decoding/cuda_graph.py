@@ -23,7 +23,7 @@ from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners, TargetOutput
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.prefill import warm_up
+from mtbench.decoding.prefill import ALL, ENDS, warm_up
 from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import RunState
 from mtbench.errors import first_line
@@ -188,7 +188,20 @@ class Captured(Batch):
             self._fused.clear()
             self._prepared.clear()
             self._setting = captured
-            warm_up(self.rows, self.runners, self.method, self.arange)
+            warm_up(self.rows, self.runners, self.method, self.arange, ALL if run.goes_on else ENDS)
+
+    def prepare(self) -> None:
+        """Capture every step that a request may need: greedy and sampled, in each width. All rows rest meanwhile."""
+        if self.tight:  # nothing is captured
+            return
+        assert self.pending is not None
+        self.park(list(range(self.width)))
+        for drawn in (False, True):
+            self.rows = dataclasses.replace(self.rows, temperature=self.temperatures if drawn else None)
+            for variant in range(len(self.variants)):
+                shape = Shape(variant, self.pending, self.slots, drawn)
+                while shape not in self._graphs:
+                    self._prepare(shape)
 
     def _prepare(self, shape: Shape) -> None:
         """Run one step without a graph; after enough of them capture a step and replay it."""

@@ -176,9 +176,14 @@ class Batch:
     def open(self, run: RunState) -> None:
         """Begin a run. Rows without a request rest: they are done."""
         self.reset(run)
+        if run.goes_on:
+            self.prepare()
         self._refill(run, list(range(self.width)))
-        self._park([row for row in range(self.width) if row not in run.live])
+        self.park([row for row in range(self.width) if row not in run.live])
         run.snapshot = self._read().get()
+
+    def prepare(self) -> None:
+        """Make ready what the first request of each kind would wait for: nothing here."""
 
     def decode(self, run: RunState, clock: Clock) -> None:
         """Decode until no row is live and no request comes."""
@@ -326,7 +331,7 @@ class Batch:
         self._collect(run, sorted(row for row in run.placed if row not in run.live))
         self._refill(run, [row for row in range(self.width) if row not in run.live])
         if run.goes_on and self.tight:  # the longest row decides how many slots are in view
-            self._park([row for row in range(self.width) if row not in run.live])
+            self.park([row for row in range(self.width) if row not in run.live])
         run.copies.clear()
         run.snapshot = self._read().get()
 
@@ -356,7 +361,7 @@ class Batch:
         rows.cached[at] = final // method.block * method.block  # a block is fed whole
         prefill(rows, self.runners, method, at, self.arange)
 
-    def _park(self, resting: list[int]) -> None:
+    def park(self, resting: list[int]) -> None:
         """Let rows without a request rest: done, and as short as a row can be."""
         if resting:
             nothing = Request(prompt_ids=[0] * self.method.block, max_new_tokens=0)

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from mtbench.decoding.method import Method, ModelRunners, Rows
 from mtbench.models.attention import ALIGNED, AttentionMetadata, causal
+from mtbench.models.fused_decoder import FEW
 
 PREFILL_POSITIONS = 2048  # positions fed at once over all rows; limits the memory of mask and scores
 PREFILL_WIDTH = 64  # minimum positions of a row fed at once
+ENDS = (2,)  # widths of chunks that a run warms up; the blocks before its timed ones decode the others
+ALL = (*(1 << power for power in range(7)), FEW + 2)  # each width that has kernels of its own, for requests to come
 
 
 def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arange: Tensor) -> None:
@@ -46,23 +49,29 @@ def chunks(starts: Sequence[int], length: int, block: int) -> Iterator[tuple[int
     begin = 0
     while begin < length:
         soon = begin + PREFILL_WIDTH
-        width = max(PREFILL_WIDTH, PREFILL_POSITIONS // sum(start < soon for start in starts))
         later = min((start for start in starts if start >= soon), default=length)
-        end = min(begin + -(-width // block) * block, later, length)
+        end = min(begin + widest(sum(start < soon for start in starts), block), later, length)
         yield begin, end
         begin = end
 
 
-def warm_up(rows: Rows, runners: ModelRunners, method: Method, arange: Tensor) -> None:
-    """Feed short chunks to all rows and to one, with few and with all slots in view. It overwrites the first slots.
+def widest(rows: int, block: int) -> int:
+    """Return the most positions of each row that a chunk feeds to so many rows."""
+    return -(-max(PREFILL_WIDTH, PREFILL_POSITIONS // rows) // block) * block
 
-    The end of a prompt is such a chunk. It takes the attention kernels in other variants than a decode step, which a
-    GPU would otherwise compile in whichever batch has the first.
+
+def warm_up(rows: Rows, runners: ModelRunners, method: Method, arange: Tensor, widths: Sequence[int] = ENDS) -> None:
+    """Feed chunks of these widths to all rows and to one, with few and with all slots in view.
+
+    It overwrites the first slots. The end of a prompt is a short chunk. It takes the attention kernels in other
+    variants than a decode step, which a GPU would otherwise compile in whichever batch has the first.
     """
     for runner in runners.values():
         for count in {len(rows.done), 1}:
-            for view in {ALIGNED, len(arange)}:
-                chunk = arange[:2].expand(count, -1)
-                some = None if count == len(rows.done) else torch.zeros_like(rows.base[:1])
-                metadata = AttentionMetadata(chunk, chunk, chunk[:, -1] + 1, view, visible=method.visible, rows=some)
-                runner.feed(rows.tokens[:count], metadata)
+            for width in sorted({min(width, widest(count, method.block), len(arange) - 1) for width in widths}):
+                for view in {-(-width // ALIGNED) * ALIGNED, len(arange)}:
+                    chunk = arange[:width].expand(count, -1)
+                    some = None if count == len(rows.done) else torch.zeros_like(rows.base[:1])
+                    end = chunk[:, -1] + 1
+                    metadata = AttentionMetadata(chunk, chunk, end, view, visible=method.visible, rows=some)
+                    runner.feed(rows.tokens[:count], metadata)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -90,16 +90,21 @@ class Worker:
         self._thread.start()
 
     async def warm_up(self) -> None:
-        """Decode a short request, so that what is compiled or captured is ready. Raises what the method raises."""
+        """Decode a short request, greedy and then sampled. Raises UserError with what the method raises.
+
+        When the first one has a row, all that any request needs is compiled and captured (`Batch.prepare`).
+        """
         prompt = [0] * self.served.method.block
         room = self.served.max_length - len(prompt)
-        job = self.submit(Request(prompt_ids=prompt, max_new_tokens=min(16, room), ignore_eos=True))
-        while job.outcome is None and self.alive:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(job.news.wait(), 0.1)
-            job.news.clear()
-        if (error := self.error or job.outcome) is not job.ended:
-            raise UserError(f"{self.served.arm} cannot be served: {first_line(error)}.")  # type: ignore[arg-type]
+        request = Request(prompt_ids=prompt, max_new_tokens=min(16, room), ignore_eos=True)
+        for temperature in (0.0, 1.0):
+            job = self.submit(replace(request, temperature=temperature))
+            while job.outcome is None and self.alive:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(job.news.wait(), 0.1)
+                job.news.clear()
+            if (error := self.error or job.outcome) is not job.ended:
+                raise UserError(f"{self.served.arm} cannot be served: {first_line(error)}.")  # type: ignore[arg-type]
         self.metrics = self._new_metrics()
 
     def submit(self, request: Request) -> Job:
