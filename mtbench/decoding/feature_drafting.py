@@ -84,7 +84,8 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, bra
     out = runner.step(entries.ids, entries.features, metadata, judged=1)
     guesses, logits = [], []
     for depth, (children, level) in enumerate(zip(branches, levels(tuple(branches), base.device), strict=True)):
-        chosen = _choose(rows, out.logits, rows.known[:, None] + depth, children)
+        places = (rows.known[:, None] + depth).expand(-1, out.logits.shape[1])
+        chosen = rows.best(out.logits, places, children).flatten(1)
         guesses.append(chosen)
         logits.append(out.logits)
         if depth + 1 < len(branches):
@@ -121,11 +122,3 @@ def levels(branches: tuple[int, ...], device: torch.device) -> list[Level]:
         first, end = end, len(trees.products(branches[: depth + 1]))
         found.append(Level(first, sees[first:end, :end], offset[:end]))
     return found
-
-
-def _choose(rows: Rows, logits: Tensor, position: Tensor, children: int) -> Tensor:
-    """Return the best `children` ids of each of the logits (R, n, V), (R, n·children); `position` (R, 1) of all."""
-    position = position.expand(-1, logits.shape[1])
-    if children == 1:
-        return rows.choose(logits, position)
-    return rows.scores(logits, position).topk(children, -1).indices.flatten(1)

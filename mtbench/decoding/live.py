@@ -221,4 +221,5 @@ def serve(make: Callable[[], Batch], queue: Queue, observer: Observer) -> None:
             error.__traceback__ = None  # it holds the tensors of the failed step
         del batch, run
         if torch.cuda.is_available():
+            torch.cuda.synchronize()  # raises if the GPU computes nothing more, whatever the error said
             torch.cuda.empty_cache()

@@ -94,6 +94,12 @@ class Rows:
             return self.choose_in_one_pass(logits, position)[0]
         return sampling.choose(self.scores(logits, position))
 
+    def best(self, logits: Tensor, position: Tensor, count: int) -> Tensor:
+        """Return the `count` tokens of each column (R, n) that `choose` prefers, the best first: (R, n, count)."""
+        if count == 1:
+            return self.choose(logits, position)[..., None]
+        return self.scores(logits, position).topk(count, -1).indices
+
     def scores(self, logits: Tensor, position: Tensor) -> Tensor:
         """Return what `choose` takes the largest of, (R, n, V): logits, or with a temperature logits/T plus noise."""
         if self.temperature is None:

@@ -211,6 +211,30 @@ def test_an_error_that_loses_the_gpu_ends_the_thread(runner: ModelRunner, monkey
     assert ticket.outcome is error
 
 
+def test_a_gpu_that_is_lost_without_saying_so_ends_the_thread(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of libraries do not name CUDA's. The queue is not empty, and no further request is tried."""
+    first, second = (Ticket(request) for request in requests_for(MANY[:2], 20))
+    queue = Queue()
+    for ticket in (first, second):
+        queue.put(ticket)
+
+    def raised(text: str) -> Callable[..., Any]:
+        def failing(*_: Any) -> Any:
+            raise RuntimeError(text)
+
+        return failing
+
+    monkeypatch.setattr(type(ar()), "accept", raised("CUBLAS_STATUS_EXECUTION_FAILED"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", raised("CUDA error: unspecified launch failure"))
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        serve(batch(ar(), runner, rows=1), queue, Watcher())
+    assert first.outcome is not None
+    assert second.outcome is None
+
+
 def test_an_error_without_requests_ends_the_thread(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would come back for ever."""
     monkeypatch.setattr(Batch, "open", lambda *_: pytest.fail("cannot start"))

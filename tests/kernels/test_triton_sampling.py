@@ -95,6 +95,25 @@ def test_rows_without_a_token_get_an_id_in_range(temperatures: list[float] | Non
         assert ((choice >= 0) & (choice <= most)).all()
 
 
+@each_choose
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_greedy_row_chooses_the_same_beside_sampled_ones(choose: Choose, dtype: torch.dtype) -> None:
+    """The lowest id of equal logits, which bfloat16 has many of; a sampled row the token of the definition, bit by bit.
+
+    A row of another temperature changes neither.
+    """
+    logits, seed, position = scene(5000, dtype)
+    logits = logits.round()
+    mixed = rows([0.0, 0.7, 0.0, 1.3])
+    choice, largest, _ = choose(logits, mixed, seed, position)
+    greedy, highest, _ = choose(logits, None, seed, position)
+    assert mixed is not None
+    assert torch.equal(choice, sampling.sampled(logits, mixed, seed, position).argmax(-1))
+    assert torch.equal(choice[::2], greedy[::2])
+    assert not torch.equal(choice[1::2], greedy[1::2])
+    assert torch.equal(largest, highest)
+
+
 @runs_kernels
 def test_a_row_samples_the_same_alone_and_in_a_batch() -> None:
     """Its token depends on its own logits, seed and position only."""

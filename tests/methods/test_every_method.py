@@ -1,14 +1,30 @@
 """What holds for every lossless method of our loop, with whatever models it drafts: it changes the speed, no tokens."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from decoding_cases import BUDGET, BUDGETS, MANY, PROMPTS, REFILLED, ar, check_step_never_waits, decode_prompts, run
-from method_cases import CASES, Case, graph, models
+from decoding_cases import (
+    BUDGET,
+    BUDGETS,
+    MANY,
+    PROMPTS,
+    REFILLED,
+    ar,
+    check_step_never_waits,
+    decode_prompts,
+    requests_for,
+    run,
+)
+from method_cases import CASES, HEADS, Case, graph, models
 from thinned import one_in
+from torch import Tensor
 
+from mtbench import kernels, sampling
 from mtbench.decoding.cuda_graph import Captured
+from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.runs.simulation import Scripted
@@ -20,6 +36,12 @@ DRAFTS = [  # as many as a script may say, in every step
     case
     for case in LOSSLESS
     if len(case.method.variants) == 1 and case.method.window().commits >= 4 and not case.name.startswith("mars")
+]
+CHAINS = [  # one of each method; a tree needs the scores of several children
+    Case("plain", "ar", {}),
+    Case("plain", "mars", {"tau": 0.3}),
+    Case("headed", "medusa", {"heads": HEADS}),
+    *{case.name: case for case in CASES if not {"tree", "verify"} & set(case.options)}.values(),
 ]
 SCRIPTS, SCRIPTED_BUDGETS = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
 
@@ -71,6 +93,41 @@ def test_sampled_tokens_are_those_of_sampled_ar(made: Made, case: Case) -> None:
     assert ends(want) != ends(run(ar(), runners.target, MANY[:5], BUDGETS))
     got, _ = decode_prompts(case.method, runners, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
     assert ends(got) == ends(want)
+
+
+@pytest.mark.parametrize("case", CHAINS, ids=str)
+def test_on_a_gpu_each_choice_is_one_pass_over_the_logits(
+    made: Made, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows have temperatures of their own, some greedy: of the target and of drafts, with the same tokens.
+
+    In float64 a sample would take 25 kernels over the vocabulary. The definition of the pass stands for its kernel.
+    """
+    runners, choose, sampled, inside = made(case.models), kernels.choose_logsumexp_plain, sampling.sampled, [0, 0]
+    asked = [
+        replace(request, temperature=temperature)
+        for request, temperature in zip(requests_for(MANY[:4], 6), (0.0, 1.3, None, 0.5), strict=True)
+    ]
+    want, _ = decode(case.method, runners, asked, rows=2)
+
+    def in_one_pass(logits: Tensor, temperature: Tensor | None, *keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inside[0] += 1
+        result = choose(logits, temperature, *keys)
+        inside[0] -= 1
+        inside[1] += temperature is not None
+        return result
+
+    def only_there(*arguments: Any) -> Tensor:
+        assert inside[0], "sampled outside the pass"
+        return sampled(*arguments)
+
+    monkeypatch.setattr(kernels, "_off", ["this is a CPU"])
+    monkeypatch.setattr(kernels, "choose_logsumexp_plain", in_one_pass)
+    monkeypatch.setattr(sampling, "sampled", only_there)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    got, _ = decode(case.method, runners, asked, rows=2)
+    assert ends(got) == ends(want)
+    assert inside[1] > 0
 
 
 @pytest.mark.parametrize("case", one_in(2, STILL), ids=str)
