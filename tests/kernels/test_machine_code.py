@@ -116,7 +116,7 @@ def test_a_relaxed_atomic_shows(codes: dict[str, Code]) -> None:
 
 
 def test_a_missing_barrier_shows(codes: dict[str, Code]) -> None:
-    """Of a small kernel. In a product Triton 3.7 puts one there by chance, for shared memory that it uses twice."""
+    """Of a small kernel: in a product, Triton 3.7 happens to put a barrier of its own there."""
     assert codes["exchange True"].disorder() == []
     assert "no barrier between the stores and the fence" in codes["exchange False"].disorder()
 
