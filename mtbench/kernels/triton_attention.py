@@ -1,15 +1,31 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """The attention kernels of `mtbench.kernels` and their launcher.
 
-Attention is flash decoding (https://pytorch.org/blog/flash-decoding): keys are divided into blocks of fixed length,
-each block has its own softmax, and a row's blocks are combined in order, from the first to the last. As in the
-products, keys and values are the matrix unit's large side, and the few queries that share them its small side.
+Attention is flash decoding (https://pytorch.org/blog/flash-decoding). Keys are divided into blocks of fixed length, and
+each block has its own softmax. SPAN consecutive blocks are a span: its blocks are combined in order, and then a row's
+spans are, from the first to the last. Every program computes with this tree, so a result has the same bits in every
+division of the work. As in the products, keys and values are the matrix unit's large side, and the few queries that
+share them its small side.
+
+A program either walks over a row's keys, or takes some of them and stores a part of each span in memory, for a second
+kernel. A part has (d + 2) · 4 bytes for each query and head. With few programs a part is a block, so that four times as
+many programs share the keys; the second kernel then combines blocks to spans. Bytes of parts in a layer of Qwen2.5-7B
+(28 heads, 4 key heads, d = 128, blocks of 64), each written once and read once, by the rule in `_division`:
+
+| rows × positions, slots in view | a part for each block | by the rule  |
+| 16 × 8, 768                     | 22.4 MB               | 5.6 MB       |
+| 16 × 8, 4096                    | 119.3 MB              | 29.8 MB      |
+| 1 × 1, 768 and 4096             | 0.17 and 0.93 MB      | the same     |
+
+One row keeps its programs: 64 of a block each at 1,024 slots. With spans there would be 16 of four blocks. A block is
+some 1,000 instructions of each warp, 0.6 µs at least, so a layer would take 1.8 µs more; 0.4 MB less traffic of parts
+would save 0.1 µs.
 
 Names: peak = maximum of the scores, mass = sum of exponentials relative to it, total = sum of values weighted by them.
 """
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import torch
 import triton
@@ -21,11 +37,12 @@ from mtbench.kernels.triton_device import dependent_launch, multiprocessors, sha
 from mtbench.kernels.triton_products import PRECISION, sum_pairwise
 
 QUERIES = 32  # of a tile, at most; fewer are padded to 16. Tiles of 64 would spill registers
-QUERIES_EXACT = 16  # in float32
+QUERIES_FEW = 16  # in float32, and for heads above 128 outside Hopper, where 32 would spill
 BLOCK_BYTES = 16384  # keys of a block; two programs fit a multiprocessor, each with three blocks in use or loading
+SPAN = 4  # blocks of a span
 STAGES = 3  # blocks in use or loading, at most
 PROGRAMS = 2  # per multiprocessor: with fewer, keys are split; with more, a program walks over a row's keys
-AHEAD = 16  # blocks that the second kernel loads at a time
+AHEAD = 16  # blocks that the second kernel loads at a time; half as many spans
 LOG2E = math.log2(math.e)
 
 
@@ -55,6 +72,20 @@ def _block(q, k, v, seen, inner, outer, SOFTCAP: tl.constexpr, PRECISION: tl.con
     anchor = tl.where(peak == float("-inf"), 0.0, peak)
     weight = tl.exp2(score - anchor[None, :])
     return peak, sum_pairwise(weight, k.shape[0]), tl.dot(tl.trans(v), weight.to(v.dtype), input_precision=PRECISION)
+
+
+@triton.jit
+def _store_columns(out, at, total, live, size, fits, SIZE: tl.constexpr):
+    """Store a total's columns at `at`, 16 at a time: a store passes through shared memory."""
+    if total.shape[1] > 16:
+        half: tl.constexpr = total.shape[1] // 2
+        left, right = tl.split(tl.permute(tl.reshape(total, [total.shape[0], 2, half]), (0, 2, 1)))
+        left_at, right_at = tl.split(tl.permute(tl.reshape(at, [2, half]), (1, 0)))
+        left_live, right_live = tl.split(tl.permute(tl.reshape(live, [2, half]), (1, 0)))
+        _store_columns(out, left_at, left, left_live, size, fits, SIZE)
+        _store_columns(out, right_at, right, right_live, size, fits, SIZE)
+    else:
+        tl.store(out + at[None, :] * SIZE + size[:, None], total, mask=live[None, :] & fits[:, None])
 
 
 @triton.jit(do_not_specialize=["width", "tiles", "each"])
@@ -95,13 +126,15 @@ def _attend(  # not split further: a function for its loads changes their order 
     QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    PART: tl.constexpr,  # blocks of a part: SPAN, or 1 if the second kernel combines blocks to spans
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attention of one tile of queries and one key head, over `each` blocks of keys (SPLIT) or over all of them.
 
-    `folded`: the queries of the GROUP query heads that share the key head, one after another.
+    `folded`: the queries of the GROUP query heads that share the key head, one after another. A split stores parts; a
+    walk combines them with those before (`row_peak`, `row_mass`, `row_total`).
     """
     if PDL:
         hopper.gdc_wait()
@@ -116,8 +149,8 @@ def _attend(  # not split further: a function for its loads changes their order 
     head = key_head * GROUP + folded // width
     place = folded % width
     heads = KEY_HEADS * GROUP
-    # The output index is computed here, so that fewer values stay in registers during the loop.
-    at = head * width + place if SPLIT else place * heads + head
+    # The index among rows and parts is computed here, so that fewer values stay in registers during the loop.
+    at = key_head * GROUP * width + folded if SPLIT else place * heads + head
     size = tl.arange(0, PADDED)
     fits = size < SIZE if PADDED > SIZE else tl.full([PADDED], True, tl.int1)
     slot = tl.arange(0, BLOCK)
@@ -126,30 +159,37 @@ def _attend(  # not split further: a function for its loads changes their order 
     key += row * k_row + key_head * k_head + slot[:, None] * k_slot + size * k_size
     value += row * v_row + key_head * v_head + slot[:, None] * v_slot + size * v_size
 
-    blocks, parts = tl.cdiv(visible, BLOCK), tl.cdiv(view, BLOCK)
+    blocks, parts = tl.cdiv(visible, BLOCK), tl.cdiv(view, BLOCK * PART)
     first = tl.program_id(1) * each if SPLIT else 0
     last = tl.minimum(first + each, blocks) if SPLIT else blocks
     q = tl.load(query, mask=live[:, None] & fits, other=0.0)
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     mass = tl.zeros([QUERIES], tl.float32)
     total = tl.zeros([PADDED, QUERIES], tl.float32)
-    for block in range(first, last):
+    row_peak, row_mass, row_total = peak, mass, total
+    for block in tl.range(first, last, disable_licm=True):  # addresses computed before the loop would fill registers
         start = tl.cast(block, tl.int64) * BLOCK  # a cache may have more than 2³¹ elements
         inside = start + slot < visible
         k = tl.load(key + start * k_slot, mask=inside[:, None] & fits, other=0.0)
         v = tl.load(value + start * v_slot, mask=inside[:, None] & fits, other=0.0)
         seen = tl.load(mask + start, mask=live[None, :] & (start + slot < view)[:, None], other=0) != 0
         new_peak, new_mass, new_total = _block(q, k, v, seen & inside[:, None], inner, outer, SOFTCAP, PRECISION)
-        if SPLIT:
-            part = (row * parts + block) * heads * width + at
-            tl.store(peaks + part, new_peak, mask=live)
-            tl.store(masses + part, new_mass, mask=live)
-            tl.store(totals + part[None, :] * SIZE + size[:, None], new_total, mask=live & fits[:, None])
+        if PART == 1:
+            peak, mass, total = new_peak, new_mass, new_total
         else:
+            peak = tl.where(block % PART == 0, float("-inf"), peak)  # a part begins: this discards the one before
             peak, mass, total = _fold(peak, mass, total, new_peak, new_mass, new_total)
+        if (block + 1) % PART == 0 or block + 1 == last:
+            if SPLIT:
+                part = (row * parts + block // PART) * heads * width + at
+                tl.store(peaks + part, peak, mask=live)
+                tl.store(masses + part, mass, mask=live)
+                _store_columns(totals, part, total, live, size, fits, SIZE)
+            else:
+                row_peak, row_mass, row_total = _fold(row_peak, row_mass, row_total, peak, mass, total)
     if not SPLIT:
         at += row * width * heads
-        result = total / tl.where(mass == 0.0, 1.0, mass)[None, :]
+        result = row_total / tl.where(row_mass == 0.0, 1.0, row_mass)[None, :]
         tl.store(out + at[None, :] * SIZE + size[:, None], result.to(out.dtype.element_ty), mask=live & fits[:, None])
 
 
@@ -166,32 +206,44 @@ def _combine(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PART: tl.constexpr,
+    SPAN: tl.constexpr,
+    AHEAD: tl.constexpr,  # a multiple of a span's parts
     PDL: tl.constexpr,
 ):
-    """Combine the blocks of one (row, head, query), loading AHEAD of them at a time. Reads written blocks only."""
+    """Combine the parts of one (row, head, query), loading AHEAD of them at a time. Reads written parts only."""
     if PDL:
         hopper.gdc_wait()
         hopper.gdc_launch_dependents()
     row = (tl.program_id(0) // (HEADS * width)).to(tl.int64)
     query = tl.program_id(0) % (HEADS * width)  # ordered by head
-    blocks = tl.cdiv(tl.minimum(tl.load(length + row), view).to(tl.int32), BLOCK)
-    parts = tl.cdiv(view, BLOCK)
+    written = tl.cdiv(tl.minimum(tl.load(length + row), view).to(tl.int32), BLOCK * PART)
+    parts = tl.cdiv(view, BLOCK * PART)
     size = tl.arange(0, PADDED)[:, None]
     fits = size < SIZE
     one = tl.arange(0, 1)
     peak = tl.full([1], float("-inf"), tl.float32)
     mass = tl.zeros([1], tl.float32)
     total = tl.zeros([PADDED, 1], tl.float32)
-    for start in range(0, blocks, AHEAD):
+    span_peak, span_mass, span_total = peak, mass, total
+    for start in range(0, written, AHEAD):
         for ahead in tl.static_range(AHEAD):
-            block = start + ahead + one
-            at = (row * parts + block) * HEADS * width + query
-            exists = block < blocks  # a missing block has mass 0: adding it changes no bit
-            block_peak = tl.load(peaks + at, mask=exists, other=float("-inf"))
-            block_mass = tl.load(masses + at, mask=exists, other=0.0)
-            block_total = tl.load(totals + at[None, :] * SIZE + size, mask=exists & fits, other=0.0)
-            peak, mass, total = _fold(peak, mass, total, block_peak, block_mass, block_total)
+            part = start + ahead + one
+            at = (row * parts + part) * HEADS * width + query
+            exists = part < written  # a missing part has mass 0: adding it changes no bit
+            new_peak = tl.load(peaks + at, mask=exists, other=float("-inf"))
+            new_mass = tl.load(masses + at, mask=exists, other=0.0)
+            new_total = tl.load(totals + at[None, :] * SIZE + size, mask=exists & fits, other=0.0)
+            if PART == SPAN:
+                peak, mass, total = _fold(peak, mass, total, new_peak, new_mass, new_total)
+            else:  # as a program that walks, or stores spans, adds blocks
+                if ahead * PART % SPAN == 0:
+                    span_peak = tl.full([1], float("-inf"), tl.float32)
+                span_peak, span_mass, span_total = _fold(
+                    span_peak, span_mass, span_total, new_peak, new_mass, new_total
+                )
+                if (ahead + 1) * PART % SPAN == 0:
+                    peak, mass, total = _fold(peak, mass, total, span_peak, span_mass, span_total)
     result = total / tl.where(mass == 0.0, 1.0, mass)[None, :]
     at = (row * width + query % width) * HEADS + query // width + one
     tl.store(out + at[None, :] * SIZE + size, result.to(out.dtype.element_ty), mask=fits)
@@ -206,7 +258,7 @@ def attends(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and key.shape == value.shape
         and 16 <= size <= 256
         and size % 2 == 0
-        and _stages(query, QUERIES) > 0
+        and _stages(query, _tile(query)[0]) > 0
     )
 
 
@@ -223,11 +275,11 @@ def attend(
 ) -> Tensor:
     """Return attention; see `kernels.attend`.
 
-    `split`: True gives each program some blocks of keys, and a second kernel combines the blocks; False lets each
+    `split`: True gives each program some blocks of keys, and a second kernel combines the parts; False lets each
     program walk over all blocks; None splits if there would be too few programs for the GPU. The walk writes no partial
     sums to memory. Both give the same bits: same blocks, order and arithmetic.
 
-    The last program of a split to arrive could combine instead, but it would read all blocks of a tile alone, one after
+    The last program of a split to arrive could combine instead, but it would read all parts of a tile alone, one after
     another; the second kernel reads them with a program for each query.
     """
     rows, heads, width, size = query.shape
@@ -235,23 +287,23 @@ def attend(
     exact = query.dtype == torch.float32
     padded = triton.next_power_of_2(size)
     folded = heads // key_heads * width
-    queries = max(16, min(triton.next_power_of_2(folded), QUERIES_EXACT if exact else QUERIES))
+    most, warps = _tile(query)
+    queries = max(16, min(triton.next_power_of_2(folded), most))
     block = _block_length(padded, exact)
     tiles = triton.cdiv(folded, queries)
     programs, blocks = rows * key_heads * tiles, triton.cdiv(view, block)
-    wanted = PROGRAMS * multiprocessors(query.device)
-    if split is None:
-        split = programs < wanted and blocks > 1
-    each = max(1, programs * blocks // wanted)  # blocks of a program
+    part, each = _division(programs, blocks, multiprocessors(query.device))
+    split = each < blocks if split is None else split
+    part = part if split else SPAN
     out = query.new_empty(rows, width, heads, size)
-    partials = _new_partials(query, blocks) if split else (out, out, out)  # unused without a split
+    partials = _new_partials(query, triton.cdiv(blocks, part)) if split else (out, out, out)  # unused without a split
     length = length.contiguous()  # the kernel takes no stride for it
     if mask.stride(-1) != 1:
         mask = mask.contiguous()
     k_strides, v_strides = key.stride(), value.stride()
     strides = (*query.stride(), *mask.stride()[:2], k_strides[0], v_strides[0], *k_strides[1:], *v_strides[1:])
     dependent = dependent_launch(query.device)
-    common = {"SIZE": size, "PADDED": padded, "BLOCK": block, "PDL": dependent, "launch_pdl": dependent}
+    common = {"SIZE": size, "PADDED": padded, "BLOCK": block, "PART": part, "PDL": dependent, "launch_pdl": dependent}
     _attend[programs, triton.cdiv(blocks, each) if split else 1](
         query,
         key,
@@ -273,14 +325,46 @@ def attend(
         SPLIT=split,
         SOFTCAP=softcap is not None,
         PRECISION=PRECISION[query.dtype],
-        num_warps=8 if padded == 256 and not exact else 4,
+        num_warps=warps,
         num_stages=_stages(query, queries),
         enable_fp_fusion=False,  # the compiler would contract operations differently in each tile
     )
     if split:
         grid = (rows * heads * width,)
-        _combine[grid](length, out, *partials, width, view, **common, HEADS=heads, AHEAD=AHEAD, num_warps=1)
+        ahead = AHEAD if part == 1 else AHEAD // 2
+        _combine[grid](length, out, *partials, width, view, **common, HEADS=heads, SPAN=SPAN, AHEAD=ahead, num_warps=1)
     return out
+
+
+def _division(programs: int, blocks: int, processors: int) -> tuple[int, int]:
+    """Return the blocks of a part in memory and those of a program.
+
+    `programs`: as many as there would be without a split. A part is a span if that leaves a program for each
+    multiprocessor: it has up to 96 KB on its way, and bandwidth × latency of an H200 is about 30 KB for each. Programs
+    are as many as fit the GPU at once: one that starts later would wait for its first block with nothing else to do.
+    """
+    part = SPAN if programs * triton.cdiv(blocks, SPAN) >= processors else 1
+    return part, part * triton.cdiv(programs * triton.cdiv(blocks, part), PROGRAMS * processors)
+
+
+def _tile(query: Tensor) -> tuple[int, int]:
+    """Return the queries of a tile, at most, and the warps of a program: tests compile them for spilled registers.
+
+    Neither changes a bit: a query's sums are in the same order in each tile. On Hopper two programs of four warps fit a
+    multiprocessor. Elsewhere four warps would spill: but for sm_100, the unit's large side passes through registers.
+    """
+    if query.dtype == torch.float32:
+        return QUERIES_FEW, 4
+    large = query.shape[-1] > 128
+    if has_wgmma(query.device):
+        return QUERIES, 8 if large else 4
+    return QUERIES_FEW if large else QUERIES, 8
+
+
+@cache
+def has_wgmma(device: torch.device) -> bool:
+    """Return whether four warps drive the matrix unit together, as on Hopper (sm_90); taken where there is no GPU."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _stages(query: Tensor, queries: int) -> int:
@@ -301,10 +385,10 @@ def _block_length(size: int, exact: bool) -> int:
     return max(16, min(128, BLOCK_BYTES // size // 8)) if exact else max(64, min(128, BLOCK_BYTES // size // 2))
 
 
-def _new_partials(query: Tensor, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for each block's totals (R, blocks, H, W, d), masses and peaks (R, blocks, H, W)."""
+def _new_partials(query: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for each part's totals (R, parts, H, W, d), masses and peaks (R, parts, H, W)."""
     rows, heads, width, size = query.shape
-    shape = (rows, blocks, heads, width)
+    shape = (rows, parts, heads, width)
     empty = partial(query.new_empty, dtype=torch.float32)
     return empty(*shape, size), empty(shape), empty(shape)
 

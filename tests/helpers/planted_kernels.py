@@ -143,7 +143,7 @@ FAULTS = [
     _attention(
         "the mask of the first query", "place.to(tl.int64)[None, :] * m_width", "0 * place.to(tl.int64)[None, :]"
     ),
-    _attention("the parts of another row", "at = (row * parts + block) * HEADS", "at = (row + block) * HEADS"),
+    _attention("the parts of another row", "at = (row * parts + part) * HEADS", "at = (row + part) * HEADS"),
     _attention("exponentials to another base", "weight = tl.exp2(score", "weight = tl.exp(score"),
 ]
 

@@ -60,7 +60,7 @@ if INTERPRETING or DEVICE == "cuda":
 if INTERPRETING:
     from triton.runtime.interpreter import GridExecutor
 
-    triton_attention.AHEAD = 2  # unrolled loads are slow in the interpreter
+    triton_attention.AHEAD = 4  # unrolled loads are slow in the interpreter
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills uninitialised memory with NaN
 
 
@@ -150,16 +150,25 @@ def test_the_decoder_of_kernels_gives_the_logits_of_transformers(name: str) -> N
 def test_blocks_of_attention_give_the_same_bits_in_any_division(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Walked, split into one or several blocks a program, in a tile of 16 queries or of 32: GPUs and windows differ."""
-    query = noise(1, 8, 3, 64, dtype=dtype)
-    key, value = noise(2, 1, 1, 330, 64, dtype=dtype, seed=1)
-    mask, length = noise(1, 3, 330, dtype=dtype, seed=2) > -1, torch.tensor([320], device=DEVICE)
+    """Walked; parts of a block and of a span, one or several a program; tiles of 16 queries and of 32.
+
+    GPUs and windows differ. Lengths end inside a block, on the edge of a block and of a span, and behind one.
+    """
+    size, span = (256, 64) if dtype == torch.float32 else (128, 256)
+    length = torch.tensor([span, span + 1, 2 * span + span // 4 + 3], device=DEVICE)
+    rows, view = len(length), 2 * span + span // 2
+    query = noise(rows, 8, 3, size, dtype=dtype)
+    key, value = noise(2, rows, 1, view, size, dtype=dtype, seed=1)
+    mask = noise(rows, 3, view, dtype=dtype, seed=2) > -1
     expected = KERNELS.attend(query, key, value, mask, length, 0.1, split=False)
-    for processors in (1, 2, 132):
+    parts = set()
+    for processors in (1, 6, 132):
         monkeypatch.setattr(triton_attention, "multiprocessors", lambda _, processors=processors: processors)
+        parts.add(triton_attention._division(rows, 10, processors)[0])
         assert torch.equal(KERNELS.attend(query, key, value, mask, length, 0.1, split=True), expected)
-    alone = KERNELS.attend(query[:, :, 2:], key, value, mask[:, 2:], length, 0.1)
-    assert torch.equal(alone, expected[:, 2:])
+    assert parts == {1, triton_attention.SPAN}
+    alone = KERNELS.attend(query[2:, :, 2:], key[2:], value[2:], mask[2:, 2:], length[2:], 0.1)
+    assert torch.equal(alone, expected[2:, 2:])
 
 
 @interpreted
