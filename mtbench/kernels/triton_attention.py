@@ -25,7 +25,7 @@ Names: peak = maximum of the scores, mass = sum of exponentials relative to it, 
 """
 
 import math
-from functools import cache, partial
+from functools import partial
 
 import torch
 import triton
@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as hopper
 
-from mtbench.kernels.triton_device import dependent_launch, multiprocessors, shared_memory
+from mtbench.kernels.triton_device import dependent_launch, has_wgmma, multiprocessors, shared_memory
 from mtbench.kernels.triton_products import PRECISION, sum_pairwise
 
 QUERIES = 32  # of a tile, at most; fewer are padded to 16. Tiles of 64 would spill registers
@@ -359,12 +359,6 @@ def _tile(query: Tensor) -> tuple[int, int]:
     if has_wgmma(query.device):
         return QUERIES, 8 if large else 4
     return QUERIES_FEW if large else QUERIES, 8
-
-
-@cache
-def has_wgmma(device: torch.device) -> bool:
-    """Return whether four warps drive the matrix unit together, as on Hopper (sm_90); taken where there is no GPU."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _stages(query: Tensor, queries: int) -> int:

@@ -30,6 +30,12 @@ def shared_memory(device: torch.device) -> tuple[int, bool]:
     return int(properties["max_shared_mem"]), torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
+@cache
+def has_wgmma(device: torch.device) -> bool:
+    """Return whether four warps drive the matrix unit together, as on Hopper (sm_90); taken where there is no GPU."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
 counters: dict[tuple[object, ...], Tensor] = {}  # of arrivals. They stay: CUDA graphs hold their address
 
 

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 class Driver:
-    def get_current_device(self): return 0
+    def get_current_device(self): return ARCHITECTURE  # each has kernels of its own
     def get_current_stream(self, device): return 0
     def get_current_target(self): return GPUTarget("cuda", ARCHITECTURE, 32)
 
@@ -29,7 +29,8 @@ def compile_only(self, *args, grid, warmup, **options):
     used |= {"shared": kernel.metadata.shared, "stages": kernel.metadata.num_stages}
     used |= {"threads": kernel.metadata.num_warps * 32, "early": options.get("launch_pdl", False)}
     used |= {"sass": re.findall(r"/\\*([0-9a-f]{4,})\\*/\\s+(.*?)\\s*;", shown[-1].stdout)}
-    print(json.dumps({"name": self.__name__, "wgmma": "wgmma" in ptx, "waits": "griddepcontrol.wait" in ptx, **used}))
+    used |= {"architecture": ARCHITECTURE, "waits": "griddepcontrol.wait" in ptx}
+    print(json.dumps({"name": self.__name__, "wgmma": "wgmma" in ptx, **used}))
 
 triton.runtime.driver.set_active(Driver())
 run, JITFunction.run = JITFunction.run, compile_only
