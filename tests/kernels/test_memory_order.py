@@ -32,7 +32,7 @@ if INTERPRETING:
     from triton.runtime.errors import InterpreterError
     from weak_memory import adversary
 
-    from mtbench.kernels import triton_attention, triton_kernels
+    from mtbench.kernels import triton_attention, triton_device, triton_kernels
 
     KERNELS = Operations(*(getattr(triton_kernels, name) for name in Operations._fields))
     triton_attention.AHEAD = 2  # unrolled loads are slow in the interpreter
@@ -151,6 +151,7 @@ def wrong(run: Operations, case: str, seed: int) -> tuple[str, set[int]]:
     fault = chosen.violation
     if not fault and not kernels.at_rest():
         fault = "counters are not zero"
+    triton_device.counters.clear()  # those of a faulty product
     if not fault and not all(torch.equal(*pair) for pair in zip(found, expected(case), strict=True)):
         fault = "results differ"
     return fault, set(chosen.arrivals.values())
