@@ -2,7 +2,10 @@
 
 import json
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -12,18 +15,33 @@ from mtbench.cli.parameters import command
 from mtbench.cli.session import FAILED, beside_json, err, write_json
 from mtbench.files import refuse_existing
 from mtbench.runs import options
+from mtbench.runs.options import COMPARED, option
 
 app = typer.Typer()
+FIGURES_S = 50.0  # after so long, figures are left out that no trust rests on
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "none": "dim"}
 
 
 @app.command()
 @command
-def doctor(device: options.Device = "auto", data_dir: options.DataDir = None, json_to: options.JsonTo = None) -> None:
+def doctor(
+    model: Annotated[
+        Sequence[str],
+        option(
+            "Folder, hub id or GGUF file of a checkpoint: which code would decode it here? Repeatable; default: the "
+            "embedded ones.",
+            COMPARED,
+        ),
+    ] = (),
+    device: options.Device = "auto",
+    data_dir: options.DataDir = None,
+    json_to: options.JsonTo = None,
+) -> None:
     """Check this machine: can figures that are measured here be trusted?
 
     Run it first, and paste its table into an issue. ✓: as it should be. !: something works badly or is missing. ✗:
-    figures measured here cannot be trusted; the exit code is 1. –: not measured here. It takes less than a minute.
+    figures measured here cannot be trusted; the exit code is 1. –: not measured here. It takes a minute at most, and
+    for checkpoints of yours the time to load them.
     """
     from mtbench.doctor import record
     from mtbench.doctor.checks import SIGNS, Subject, all_checks, examine
@@ -34,7 +52,8 @@ def doctor(device: options.Device = "auto", data_dir: options.DataDir = None, js
 
     file = None if json_to is None else Path(json_to)
     refuse_existing(file)
-    subject, console = Subject(resolve_device(device), device, data_dir), beside_json(file)
+    until_s, console = time.monotonic() + FIGURES_S, beside_json(file)
+    subject = Subject(resolve_device(device), device, data_dir, tuple(model), until_s)
     with ChangingLine(err) as line:
         found = cleaned(examine(subject, machine.environment(sys.argv), all_checks(), line.show))
     record.remember(subject.device, passed=found.passed)

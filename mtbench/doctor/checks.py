@@ -7,7 +7,7 @@ whose arguments are the figures.
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -22,11 +22,13 @@ NO_GPU = "no GPU is used here"
 
 
 class Subject(NamedTuple):
-    """What is examined: a device, cpu or cuda. `asked`: the one that the user named."""
+    """What is examined: a device, cpu or cuda. `asked`: the one that the user named. `models`: checkpoints."""
 
     device: str
     asked: str = "auto"
     data_dir: str | None = None
+    models: Sequence[str] = ()
+    until_s: float = math.inf  # on the monotonic clock: then figures are left out that no trust rests on
 
 
 class Finding(NamedTuple):
@@ -63,7 +65,7 @@ class Check(NamedTuple):
             return {}, Finding("fail", f"it ends with {type(error).__name__}: {first_line(error)}", REPORT)
 
 
-MODULES = ("machine", "gpu", "decoding", "installed")  # with checks, in their order
+MODULES = ("machine", "gpu", "decoding", "products", "checkpoints", "installed")  # with checks, in their order
 CHECKS: list[Check] = []
 
 

@@ -1,8 +1,10 @@
 """The checks of what decodes: operations against float64, replays of a CUDA graph, tokens of the engines."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 from mtbench import kernels
 from mtbench.decoding.external import ExternalEngine
@@ -23,37 +25,45 @@ PROMPTS, TOKENS = 4, 32
 WITHOUT_KERNELS = f"set the environment variable {kernels.SWITCH}=off to decode without mtbench's kernels; {REPORT}"
 
 
-def _cases(subject: Subject) -> tuple[Operations | None, list[Case]]:
+WITHOUT_DEPENDENCE = f"set the environment variable {kernels.DEPENDENT_SWITCH}=off; {REPORT}"
+
+
+def _cases(subject: Subject, dtype: str) -> tuple[Operations | None, list[Case]]:
     """Return mtbench's kernels, where they run, and the cases of all operations with positions for each padding."""
-    dtype, device = DTYPES[resolve_dtype("auto", subject.device)], torch.device(subject.device)
-    run = kernels.operations(torch.empty(0, dtype=dtype, device=device), SIZES.head)
-    noise, sizes = Noise(dtype, device), SMALL if device.type == "cpu" else SIZES
+    kind, device = DTYPES[dtype], torch.device(subject.device)
+    run = kernels.operations(torch.empty(0, dtype=kind, device=device), SIZES.head)
+    noise, sizes = Noise(kind, device), SMALL if device.type == "cpu" else SIZES
     return run, [case for count in PADDED for case in cases(run or PLAIN, noise, count - ROOM, sizes)]
 
 
 def _operations(subject: Subject) -> Figures:
-    run, found = _cases(subject)
-    off = None if run is not None or subject.device == "cpu" else kernels.off() or "Triton is missing"
-    dtype = resolve_dtype("auto", subject.device)
-    return {"ours": run is not None, "off": off, "dtype": dtype, "errors": {case.name: case.error() for case in found}}
+    errors, ours = dict[str, dict[str, float]](), True
+    for dtype in dict.fromkeys((resolve_dtype("auto", subject.device), "float32")):
+        run, found = _cases(subject, dtype)
+        errors[dtype], ours = {case.name: case.error() for case in found}, ours and run is not None
+    off = None if ours or subject.device == "cpu" else kernels.off() or "Triton is missing"
+    return {"ours": ours, "off": off, "errors": errors}
 
 
 @check("operations", _operations)
-def operations(ours: bool, off: str | None, dtype: str, errors: Mapping[str, float]) -> Finding:
-    """`errors`: relative, against float64. `off`: why mtbench's kernels do not run on a GPU."""
-    most = PRECISION[DTYPES[dtype]]
-    wrong = [f"{name} by {error:.2g}" for name, error in errors.items() if not error <= most]
-    text = f"{len(errors)} cases of {'mtbench' if ours else 'PyTorch'}'s operations in {dtype}"
+def operations(ours: bool, off: str | None, errors: Mapping[str, Mapping[str, float]]) -> Finding:
+    """`errors`: relative, against float64, by dtype. `off`: why mtbench's kernels do not run on a GPU."""
+    wrong = [
+        f"{name} in {dtype} by {error:.2g}"
+        for dtype, of_cases in errors.items()
+        for name, error in of_cases.items()
+        if not error <= PRECISION[DTYPES[dtype]]
+    ]
+    count = sum(map(len, errors.values()))
+    text = f"{count} cases of {'mtbench' if ours else 'PyTorch'}'s operations in {' and '.join(errors)}"
     if wrong:
         return Finding("fail", f"{text}; wrong: {listed(wrong)}", WITHOUT_KERNELS if ours else "install torch again")
-    text += f", within {max(errors.values()):.1g} of float64"
+    text += f", within {' and '.join(f'{max(of_cases.values()):.1g}' for of_cases in errors.values())} of float64"
     return Finding("pass", text) if off is None else Finding("warn", f"{text}; mtbench's do not run: {off}", REPORT)
 
 
-def _replays(subject: Subject) -> Figures | str:
-    run, captured = _cases(subject)
-    if run is None:
-        return "mtbench's kernels do not run here: see `operations`"
+def _replayed(captured: Sequence[Case]) -> tuple[Tensor, int]:
+    """Replay all cases as one CUDA graph; return the first results, and how many later ones have other bits."""
     for case in captured:
         case.call()  # compiles
     graph = torch.cuda.CUDAGraph()
@@ -64,17 +74,43 @@ def _replays(subject: Subject) -> Figures | str:
     for _ in range(REPLAYS):
         graph.replay()
         different += not torch.equal(first, result)
-    return {"replays": REPLAYS, "different": different, "at_rest": kernels.at_rest()}
+    return first, different
+
+
+def _replays(subject: Subject) -> Figures | str:
+    run, captured = _cases(subject, resolve_dtype("auto", subject.device))
+    if run is None:
+        return "mtbench's kernels do not run here: see `operations`"
+    ways: dict[str, Callable[[], AbstractContextManager[None]]] = {"without": kernels.without_dependent_launch}
+    if kernels.dependent_launch(torch.device(subject.device)):
+        ways = {"with": nullcontext, **ways}
+    results, different = list[Tensor](), dict[str, int]()
+    for way, within in ways.items():
+        with within():
+            first, different[way] = _replayed(captured)
+        results.append(first)
+    equal = all(torch.equal(results[0], other) for other in results[1:])
+    return {"replays": REPLAYS, "different": different, "equal": equal, "at_rest": kernels.at_rest()}
 
 
 @check("replays", _replays, gpu=True)
-def replays(replays: int, different: int, at_rest: bool) -> Finding:
-    """A captured step gives the same bits each time. `at_rest`: the counters of products are zero after it."""
-    if different:
-        return Finding("fail", f"{different:,} of {replays:,} of a CUDA graph give other bits", WITHOUT_KERNELS)
+def replays(replays: int, different: Mapping[str, int], equal: bool, at_rest: bool) -> Finding:
+    """A captured step gives the same bits each time, with dependent launch and without.
+
+    `different`: replays that do not, by way of launch; `with` is missing where kernels are launched without it anyway.
+    `equal`: all ways give the same bits. `at_rest`: the counters of products are zero afterwards.
+    """
+    if wrong := {way: count for way, count in different.items() if count}:
+        text = listed(f"{count:,} of {replays:,} {way} dependent launch" for way, count in wrong.items())
+        advice = WITHOUT_DEPENDENCE if set(wrong) == {"with"} else WITHOUT_KERNELS
+        return Finding("fail", f"replays of a CUDA graph give other bits: {text}", advice)
+    if not equal:
+        text = "a CUDA graph gives other bits with dependent launch than without"
+        return Finding("fail", text, WITHOUT_DEPENDENCE)
     if not at_rest:
         return Finding("fail", "the counters of products are not zero after a CUDA graph", WITHOUT_KERNELS)
-    return Finding("pass", f"{replays:,} of a CUDA graph give the same bits, and counters are zero after them")
+    ways = " and ".join(f"{way} dependent launch" for way in different)
+    return Finding("pass", f"{replays:,} of a CUDA graph give the same bits {ways}, and counters are zero after them")
 
 
 def decoded(plan: Plan, pool: ModelPool, max_new_tokens: int) -> Iterator[tuple[Cell, list[Sequence[int]]]]:
@@ -100,14 +136,16 @@ def _tokens(subject: Subject) -> Figures:
     )
     plan, threads = make_plan(request), torch.get_num_threads()
     pool = ModelPool(plan.request)
-    try:
-        pool.load(plan.cells)
-        answers = {cell.cell: tokens for cell, tokens in decoded(plan, pool, TOKENS)}
-    finally:
-        torch.set_num_threads(threads)
+    with kernels.restored():
+        try:
+            pool.load(plan.cells)
+            answers = {cell.cell: tokens for cell, tokens in decoded(plan, pool, TOKENS)}
+        finally:
+            torch.set_num_threads(threads)
+        off = kernels.off()
     [first, *_] = answers.values()
     different = [cell for cell, tokens in answers.items() if tokens != first]
-    return {"cells": list(answers), "different": different, "layers": pool.describe()["layers"], "off": kernels.off()}
+    return {"cells": list(answers), "different": different, "layers": pool.describe()["layers"], "off": off}
 
 
 @check("tokens", _tokens)

@@ -59,7 +59,7 @@ def compilers(missing: Sequence[str]) -> Finding:
 
 
 @cache
-def _under_load() -> tuple[dict[str, Any], probe.Probe | None, str | None]:
+def under_load() -> tuple[dict[str, Any], probe.Probe | None, str | None]:
     """Return the machine's state while the probe keeps the GPU busy, and what the probe finds."""
     before = machine.sample("cuda")
     probed, reason = probe.probe("cuda", torch.bfloat16)
@@ -67,7 +67,7 @@ def _under_load() -> tuple[dict[str, Any], probe.Probe | None, str | None]:
 
 
 def _clock(_: Subject) -> Figures | str:
-    window, driver = _under_load()[0], machine.gpu()
+    window, driver = under_load()[0], machine.gpu()
     if driver is None or window["throttle"] is None:
         return UNTOLD
     figures = {name: window[name] for name in ("clock_mhz", "temperature_c", "throttle", "shared")}
@@ -90,7 +90,7 @@ def clock(
 
 
 def _bandwidth(_: Subject) -> Figures | str:
-    probed, reason = _under_load()[1:]
+    probed, reason = under_load()[1:]
     driver = machine.gpu()
     if probed is None:
         return str(reason)

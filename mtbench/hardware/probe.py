@@ -212,11 +212,13 @@ def _median_s(device: torch.device, action: Callable[[], object]) -> float:
     return laps[len(laps) // 2]
 
 
-def laps_s(device: torch.device, action: Callable[[], object], repetitions: int) -> list[float]:
+def laps_s(
+    device: torch.device, action: Callable[[], object], repetitions: int, warm_up_s: float = WARM_UP_S
+) -> list[float]:
     """Return the device seconds of each repetition of `action`, after a warm-up."""
     stopwatch = Stopwatch(device)
     started_at = stopwatch.now()
-    while stopwatch.now() - started_at < WARM_UP_S:
+    while stopwatch.now() - started_at < warm_up_s:
         action()
     stopwatch.mark()
     for _ in range(repetitions):

@@ -22,6 +22,7 @@ from mtbench.evaluation import sandbox
 from mtbench.experiments.run import EXPERIMENT
 from mtbench.hardware import machine as hardware
 from mtbench.hardware import probe
+from mtbench.kernels.cases import PRECISION
 from mtbench.models import fused_decoder
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import RunRequest
@@ -39,8 +40,21 @@ GOOD: dict[str, dict[str, Any]] = {
     "compilers": {"missing": []},
     "clock": SETTLED,
     "GPU's memory": {"bytes_per_s": 3.0e12, "rated_bytes_per_s": 3.35e12},
-    "operations": {"ours": True, "off": None, "dtype": "bfloat16", "errors": {"embed 13": 0.001, "norm 13": 0.002}},
-    "replays": {"replays": 1000, "different": 0, "at_rest": True},
+    "operations": {
+        "ours": True,
+        "off": None,
+        "errors": {"bfloat16": {"embed 13": 0.002}, "float32": {"norm 13": 1e-7}},
+    },
+    "replays": {"replays": 1000, "different": {"with": 0, "without": 0}, "equal": True, "at_rest": True},
+    "products": {
+        "products": {
+            "7B qkv 1": {"bytes_per_s": 2.4e12, "of_roofline": 0.8},
+            "7B o 128": {"bytes_per_s": 1.8e12, "of_roofline": 0.6},
+        },
+        "memory_bytes_per_s": 3e12,
+        "late": False,
+    },
+    "checkpoints": {"found": {"a": {"code": "ours", "dtype": "bfloat16", "why": None}}},
     "tokens": {"cells": ["a", "b"], "different": [], "layers": {"tiny by graph": "ours"}, "off": None},
     "cache folder": {"folder": "/cache", "free_bytes": 20 << 30, "writable": True},
     "sandbox": {"reason": None},
@@ -66,11 +80,41 @@ BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figur
     ("GPU's memory", {"bytes_per_s": 1.2e12}, "fail", "36 % of what it is rated for", "end other processes"),
     ("GPU's memory", {"bytes_per_s": 4.0e12}, "fail", "119 % of what it is rated for", "end other processes"),
     ("GPU's memory", {"bytes_per_s": 2.0e12}, "warn", "60 % of what it is rated for", "reset clocks"),
-    ("operations", {"errors": {"embed 13": 0.5}}, "fail", "wrong: embed 13 by 0.5", "MTBENCH_KERNELS=off"),
-    ("operations", {"errors": {"a": float("nan")}, "ours": False}, "fail", "wrong: a by nan", "install torch again"),
+    ("operations", {"errors": {"bfloat16": {"a": 0.5}}}, "fail", "wrong: a in bfloat16 by 0.5", "MTBENCH_KERNELS=off"),
+    ("operations", {"errors": {"float32": {"a": 1e-3}}}, "fail", "wrong: a in float32 by 0.001", "MTBENCH_KERNELS=off"),
+    (
+        "operations",
+        {"errors": {"float16": {"a": float("nan")}}, "ours": False},
+        "fail",
+        "wrong: a in float16 by nan",
+        "install torch again",
+    ),
     ("operations", {"ours": False, "off": "no Triton"}, "warn", "do not run: no Triton", "report it"),
-    ("replays", {"different": 3}, "fail", "3 of 1,000", "MTBENCH_KERNELS=off"),
+    ("replays", {"different": {"with": 0, "without": 3}}, "fail", "3 of 1,000 without", "MTBENCH_KERNELS=off"),
+    ("replays", {"different": {"with": 3, "without": 0}}, "fail", "3 of 1,000 with", "MTBENCH_DEPENDENT_LAUNCH=off"),
+    ("replays", {"equal": False}, "fail", "other bits with dependent launch than", "MTBENCH_DEPENDENT_LAUNCH=off"),
     ("replays", {"at_rest": False}, "fail", "counters of products are not zero", "MTBENCH_KERNELS=off"),
+    (
+        "products",
+        {"products": {"7B o 128": {"bytes_per_s": 9e11, "of_roofline": 0.3}}},
+        "warn",
+        "below 50 %: 7B o 128 30 %",
+        "report it",
+    ),
+    (
+        "checkpoints",
+        {"found": {"a": {"code": "modules", "dtype": "float16", "why": "other layers"}}},
+        "warn",
+        "a: modules in float16 (other layers)",
+        "slower",
+    ),
+    (
+        "checkpoints",
+        {"found": {"a": {"code": None, "dtype": None, "why": "no such folder"}}},
+        "warn",
+        "a: nothing (no such folder)",
+        "--model",
+    ),
     ("tokens", {"different": ["b"]}, "fail", "other tokens: b than a", "--engine eager"),
     ("tokens", {"off": "logits are wrong"}, "warn", "no kernels of mtbench: logits are wrong", "report it"),
     ("cache folder", {"writable": False}, "warn", "cannot be written", "XDG_CACHE_HOME"),
@@ -106,8 +150,8 @@ def result(name: str, subject: Subject = CPU) -> Finding:
 def test_without_a_gpu_its_checks_are_not_passed() -> None:
     """They say why they are not made."""
     of_gpu = [check for check in BY_NAME.values() if check.gpu]
-    assert {check.name for check in of_gpu} == {"GPU", "compilers", "clock", "GPU's memory", "replays"}
-    assert [check.result(CPU) for check in of_gpu] == [({}, ("none", NO_GPU, ""))] * 5
+    assert {check.name for check in of_gpu} == {"GPU", "compilers", "clock", "GPU's memory", "replays", "products"}
+    assert [check.result(CPU) for check in of_gpu] == [({}, ("none", NO_GPU, ""))] * 6
 
 
 def test_a_gpu_that_torch_does_not_use_is_seen_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +182,7 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def report(**state: Any) -> None:
         driver = Driver(nvmlDeviceGetMaxClockInfo=2619, nvmlDeviceGetMemoryBusWidth=5120, **state).gpu
-        gpu._under_load.cache_clear()
+        gpu.under_load.cache_clear()
         monkeypatch.setattr(hardware, "gpu", lambda: driver)
         monkeypatch.setattr(probe, "probe", lambda *_: (probed, None))
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
@@ -147,7 +191,7 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return report
 
 
-def test_a_gpu_is_read_under_load(h100: Callable[..., None]) -> None:
+def test_a_gpu_is_readunder_load(h100: Callable[..., None]) -> None:
     """Its limits, its clock, and the measured speed of its memory beside the rated one of 3.35 TB/s."""
     h100(nvmlSystemGetDriverVersion="570.1")
     assert "H100, driver 570.1, sm_90, 227 KiB shared memory per block, 70.0 GiB free" in result("GPU", CUDA).text
@@ -176,7 +220,22 @@ def test_operations_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert right.state == "pass"
     assert "24 cases of PyTorch's operations in float32" in right.text
     use(monkeypatch, norm_swiglu=lambda *inputs: 1.1 * kernels.norm_swiglu_plain(*inputs))
-    assert "12 cases of mtbench's operations in float32; wrong: norm_swiglu 13 by 0.1" in result("operations").text
+    text = "12 cases of mtbench's operations in float32; wrong: norm_swiglu 13 in float32 by 0.1"
+    assert text in result("operations").text
+
+
+def test_float32_is_checked_beside_the_type_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; each type has its own precision."""
+    monkeypatch.setattr(decoding, "PADDED", (16,))
+    monkeypatch.setattr(decoding, "resolve_dtype", lambda *_: "bfloat16")
+    monkeypatch.setitem(PRECISION, torch.bfloat16, 1.0)
+    assert "24 cases of PyTorch's operations in bfloat16 and float32, within" in result("operations").text
+
+    def rounded(*inputs: Any) -> torch.Tensor:
+        return kernels.norm_swiglu_plain(*inputs).bfloat16().to(inputs[2].dtype)
+
+    use(monkeypatch, norm_swiglu=rounded)
+    assert "; wrong: norm_swiglu 13 in float32 by 0.00" in result("operations").text
 
 
 def test_replays_that_differ_or_leave_counters_are_found(monkeypatch: pytest.MonkeyPatch, recorded: list[str]) -> None:
@@ -193,11 +252,40 @@ def test_replays_that_differ_or_leave_counters_are_found(monkeypatch: pytest.Mon
     assert replay().state == "pass"
     kept = torch.zeros(1)
     use(monkeypatch, norm_swiglu=lambda *inputs: kernels.norm_swiglu_plain(*inputs) + kept.add_(1))
-    assert replay().text == "3 of 3 of a CUDA graph give other bits"
+    assert replay().text == "replays of a CUDA graph give other bits: 3 of 3 without dependent launch"
     use(monkeypatch)
     device = SimpleNamespace(counters={0: torch.tensor([0, 1])})
     monkeypatch.setitem(sys.modules, "mtbench.kernels.triton_device", device)
     assert "not zero" in replay().text
+
+
+def test_dependent_launch_that_changes_bits_is_found(monkeypatch: pytest.MonkeyPatch, recorded: list[str]) -> None:
+    """An operation that starts early reads what is not there yet: always, or in some replays only."""
+
+    def replay(early: Callable[[torch.Tensor], torch.Tensor]) -> Finding:
+        def swiglu(*inputs: Any) -> torch.Tensor:
+            result = kernels.norm_swiglu_plain(*inputs)
+            return early(result) if kernels.dependent_launch(result.device) else result
+
+        use(monkeypatch, norm_swiglu=swiglu)
+        figures = BY_NAME["replays"].measure(CPU)
+        assert isinstance(figures, dict)
+        return BY_NAME["replays"].judge(**figures)
+
+    monkeypatch.setattr(kernels, "_starts_early", lambda _: True)
+    monkeypatch.setattr(kernels, "_dependent_off", [])
+    kept = torch.zeros(1)
+    sound = replay(lambda result: result)
+    assert sound.text.startswith(
+        "3 of a CUDA graph give the same bits with dependent launch and without dependent launch"
+    )
+    wrong = replay(lambda result: result + 1)
+    assert (wrong.state, wrong.text) == ("fail", "a CUDA graph gives other bits with dependent launch than without")
+    wrong = replay(lambda result: result + kept.add_(1))
+    assert wrong.text == "replays of a CUDA graph give other bits: 3 of 3 with dependent launch"
+    assert "MTBENCH_DEPENDENT_LAUNCH=off" in wrong.advice
+    monkeypatch.setattr(kernels, "_dependent_off", ["MTBENCH_DEPENDENT_LAUNCH=off"])
+    assert replay(lambda result: result + 1).state == "pass"
 
 
 def test_engines_with_other_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

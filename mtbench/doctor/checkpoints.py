@@ -1,0 +1,83 @@
+"""The check of checkpoints: by what code each would be decoded here, in which dtype, and why by no faster one.
+
+The engine `graph` decodes by mtbench's decoder with mtbench's kernels, on a GPU; else by its decoder with PyTorch's
+operations; else by transformers' modules (mtbench/decoding/engines.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtbench import kernels
+from mtbench.doctor.checks import Figures, Finding, Subject, check
+from mtbench.document.formatting import listed
+from mtbench.errors import UserError, first_line, is_out_of_memory
+from mtbench.models import families
+from mtbench.models.drafts.loading import draft_config
+from mtbench.runs.model_pool import ModelPool, fastest_dtype
+from mtbench.runs.run_request import RunRequest
+
+ENGINE = "graph"
+MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench's decoder and kernels"
+MOST_NAMED = 3
+ASK = "pass `--model` with a folder, hub id or GGUF file"
+
+
+def _embedded() -> list[str]:
+    """Return the embedded checkpoints that decode alone: no drafts that read another one's hidden states."""
+    sources = dict.fromkeys(families.FAMILIES["tiny"].roles.values())
+    return [source for source in sources if draft_config(source, offline=True) is None]
+
+
+def _described(name: str, subject: Subject) -> dict[str, Any]:
+    """Return what decodes a checkpoint. `why`: the reason for slower code, or for none; None: there is no reason."""
+    try:
+        [source] = families.family("", name).roles.values()
+        request = RunRequest(model=source, device=subject.device, offline=source.startswith(families.EMBEDDED))
+        dtype = fastest_dtype(request, [source])
+        if draft := draft_config(source, offline=request.offline):
+            return {"code": f"mtbench's modules of {draft.name}", "dtype": dtype, "why": None}
+        with kernels.restored():
+            return _loaded(source, request.changed(dtype=dtype))
+    except Exception as error:
+        if isinstance(error, UserError) or is_out_of_memory(error):
+            return {"code": None, "dtype": None, "why": first_line(error)}
+        raise
+
+
+def _loaded(source: str, request: RunRequest) -> dict[str, Any]:
+    """Return the same of a checkpoint, after loading it."""
+    pool = ModelPool(request)
+    decoder = pool.runner("", source, ENGINE).decoder
+    layers = pool.engine(ENGINE).layers(pool.checkpoint(source))
+    pool.clear()
+    if decoder is None:
+        why: str | None = layers.removeprefix(f"{MODULES} (").removesuffix(")")
+        return {"code": MODULES, "dtype": pool.dtype, "why": why}
+    if decoder.operations is not None:
+        return {"code": OURS, "dtype": pool.dtype, "why": None}
+    why = kernels.off() or (None if pool.device == "cpu" else "mtbench's kernels do not compute its layers")
+    return {"code": PYTORCHS, "dtype": pool.dtype, "why": why}
+
+
+def _checkpoints(subject: Subject) -> Figures:
+    return {"found": {source: _described(source, subject) for source in subject.models or _embedded()}}
+
+
+def _names(sources: Sequence[str]) -> str:
+    """Return checkpoints in a row, of many the first and their number."""
+    return listed(sources) if len(sources) <= MOST_NAMED else f"{sources[0]} and {len(sources) - 1} others"
+
+
+@check("checkpoints", _checkpoints)
+def checkpoints(found: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """`found`: of each checkpoint the code that decodes it in the engine `graph`, its dtype, and why none faster."""
+    groups: dict[str, list[str]] = {}
+    for source, by in found.items():
+        text = f"{by['code']} in {by['dtype']}" if by["code"] else "nothing"
+        groups.setdefault(text + (f" ({by['why']})" if by["why"] else ""), []).append(source)
+    text = "; ".join(f"{_names(sources)}: {by}" for by, sources in groups.items())
+    if any(by["code"] is None for by in found.values()):
+        return Finding("warn", text, ASK)
+    if any(by["why"] for by in found.values()):
+        return Finding("warn", text, "tokens are right, and it decodes slower than others; the page of a run says so")
+    return Finding("pass", text)

@@ -1,0 +1,81 @@
+"""`mtbench doctor`: which code would decode a checkpoint here, and why by no faster one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import save_small
+from transformers import HeliumConfig
+from typer.testing import CliRunner
+
+from mtbench import kernels
+from mtbench.cli import main
+from mtbench.doctor import checkpoints, checks
+from mtbench.doctor.checks import Subject, all_checks
+
+[CHECK] = [check for check in all_checks() if check.name == "checkpoints"]
+
+
+def found(*models: str) -> tuple[str, str, dict[str, Any]]:
+    """Return state and text, and what is said of the only checkpoint."""
+    figures, (state, text, _) = CHECK.result(Subject("cpu", models=models))
+    [one, *_] = figures["found"].values()
+    return state, text, one
+
+
+def test_the_embedded_checkpoints_are_decoded_by_mtbenchs_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that decode alone; on a CPU PyTorch's operations are no fall-back."""
+    monkeypatch.setattr(checkpoints, "_loaded", lambda source, _: {"code": source, "dtype": "float32", "why": None})
+    figures = CHECK.measure(Subject("cpu"))
+    assert isinstance(figures, dict)
+    assert {"embedded:tiny/ar", "embedded:tiny/mars"} < set(figures["found"])
+    assert not {"embedded:tiny/eagle", "embedded:tiny/dspark"} & set(figures["found"])
+    monkeypatch.undo()
+    assert found("embedded:tiny/ar") == (
+        "pass",
+        "embedded:tiny/ar: mtbench's decoder in float32",
+        {"code": "mtbench's decoder", "dtype": "float32", "why": None},
+    )
+
+
+def test_kernels_that_run_or_fail_their_check_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a GPU; afterwards they are as before, so that one checkpoint says nothing of the next."""
+    monkeypatch.setattr(kernels, "_off", [])
+    monkeypatch.setattr(kernels, "operations", lambda *_: kernels.PLAIN)
+    folder = str(save_small(tmp_path / "small"))
+    assert found(folder)[2]["code"] == "mtbench's decoder and kernels"
+    wrong = kernels.PLAIN._replace(norm_swiglu=lambda *inputs: 1.1 * kernels.norm_swiglu_plain(*inputs))
+    monkeypatch.setattr(kernels, "operations", lambda *_: wrong)
+    state, text, one = found(folder)
+    assert (state, one["code"]) == ("warn", "mtbench's decoder")
+    assert "(logits are wrong by" in text
+    assert kernels.off() is None
+
+
+def test_other_layers_are_told_with_the_reason(tmp_path: Path) -> None:
+    """And a draft that reads another model's hidden states, and what cannot be loaded."""
+    folder = save_small(tmp_path / "helium", config=HeliumConfig, head_dim=8, num_hidden_layers=6)
+    state, text, one = found(str(folder))
+    assert (state, one["code"]) == ("warn", "transformers' modules")
+    assert one["why"].startswith("its layers compute something else")
+    assert one["why"] in text
+    state, _, one = found("embedded:tiny/eagle")
+    assert (state, one["code"]) == ("pass", "mtbench's modules of EAGLE-3, DeepSpec's format")
+    state, text, one = found("./nowhere")
+    assert (state, one["code"]) == ("warn", None)
+    assert "./nowhere: nothing (checkpoint" in text
+    assert "does not exist" in text
+
+
+def test_the_command_takes_several_and_writes_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "all_checks", lambda: [CHECK])
+    file = tmp_path / "found.json"
+    words = ["--model", "embedded:tiny/ar", "--model", "random:qwen2.5-x", "--device", "cpu", "--json", str(file)]
+    done = CliRunner().invoke(main.app, ["doctor", *words])
+    assert done.exit_code == 0
+    [written] = json.loads(file.read_text())["checks"]
+    told = written["figures"]["found"]
+    assert list(told) == ["embedded:tiny/ar", "random:qwen2.5-x"]
+    assert told["random:qwen2.5-x"]["code"] is None
+    assert "!  checkpoints" in done.stdout
