@@ -46,6 +46,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "errors": {"bfloat16": {"embed 13": 0.002}, "float32": {"norm 13": 1e-7}},
     },
     "replays": {"replays": 1000, "different": {"with": 0, "without": 0}, "equal": True, "at_rest": True},
+    "tokens": {"cells": ["a", "b"], "different": [], "layers": {"tiny by graph": "ours"}, "off": None},
     "products": {
         "products": {
             "7B qkv 1": {"bytes_per_s": 2.4e12, "of_roofline": 0.8},
@@ -55,7 +56,6 @@ GOOD: dict[str, dict[str, Any]] = {
         "late": False,
     },
     "checkpoints": {"found": {"a": {"code": "ours", "dtype": "bfloat16", "why": None}}},
-    "tokens": {"cells": ["a", "b"], "different": [], "layers": {"tiny by graph": "ours"}, "off": None},
     "cache folder": {"folder": "/cache", "free_bytes": 20 << 30, "writable": True},
     "sandbox": {"reason": None},
     "data folder": {"folder": "/data", "suites": ["gsm8k"]},
