@@ -51,6 +51,8 @@ PARTS: dict[str, tuple[float, str, Mapping[str, Any]]] = {
     "static-4": (240, "times.static", {"size": 4, "names": ("7B", "0.5B")}),
     "static-16": (200, "times.static", {"size": 16}),
     "grade": (200, "checks.grade", {}),
+    "dependent-1": (120, "times.dependent_launch", {"size": 1}),
+    "dependent-16": (120, "times.dependent_launch", {"size": 16}),
     "refill-4": (200, "times.refill", {"size": 4}),
     "refill-16": (200, "times.refill", {"size": 16}),
     "static-8": (200, "times.static", {"size": 8}),

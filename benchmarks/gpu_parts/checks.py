@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from gpu_parts.bench import SMALL, Bench
 from mtbench import kernels, sampling
 from mtbench.doctor.decoding import decoded
+from mtbench.doctor.products import SHAPES
 from mtbench.errors import first_line, loses_device
 from mtbench.hardware import probe
 from mtbench.hardware.stopwatch import Stopwatch
@@ -26,7 +27,7 @@ from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 LOSSLESS = ("speculative", "prompt-lookup", "jacobi", "lookahead", "mars-speculative", "mars-selfspec")
-QWEN_7B = Sizes(3584, 18944, 28, 4, 128, 1024)
+QWEN_7B = SHAPES["7B"]._replace(slots=1024)
 POSITIONS = (1, 16, 112)
 STAND_IN = probe.Probe(
     bandwidth_bytes_per_s=1e10, matmul_flop_per_s=1e11, copy_bytes=1, matmul_size=1, cache_bytes=1

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity
 
 from gpu_parts import runner
 from gpu_parts.bench import Bench
+from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.engines import Graph
 from mtbench.hardware.probe import Shape, count
 from mtbench.runs.directory import JsonObject
@@ -36,7 +37,7 @@ def profile(bench: Bench, name: str, plan: Plan) -> None:
     """
     pool = bench.current
     for cell in plan.cells:
-        step = _decoded(pool, plan, cell) if bench.cpu else _replay(pool, cell)
+        step = decoded_block(pool, plan, cell) if bench.cpu else captured_replay(pool, cell)
         if step is None:
             bench.say(f"  {cell.arm}: no captured step to profile")
             continue
@@ -131,17 +132,23 @@ def estimate(plan: Plan, cell: Cell, pool: ModelPool) -> dict[str, float]:
     return {part: 1e6 * s for part, s in parts.items()}
 
 
-def _replay(pool: ModelPool, cell: Cell) -> Callable[[], object] | None:
+def captured_replay(pool: ModelPool, cell: Cell) -> Callable[[], object] | None:
     """Return the replay of the cell's captured step with most slots in view. Its rows are done: it commits nothing."""
-    engine, method = pool.engine(cell.engine or ""), pool.method(cell)
-    assert isinstance(engine, Graph)
-    batches = [batch for key, batch in engine._batches.items() if key[0] is method]
+    method = pool.method(cell)
+    batches = [batch for key, batch in captured_batches(pool, cell).items() if key[0] is method]
     graphs = {shape: graph for batch in batches for shape, graph in batch._graphs.items()}
     return graphs[max(graphs, key=lambda shape: shape.view)].replay if graphs else None
 
 
-def _decoded(pool: ModelPool, plan: Plan, cell: Cell) -> Callable[[], object]:
+def captured_batches(pool: ModelPool, cell: Cell) -> dict[Any, Captured]:
+    """Return the batches that the cell's engine keeps for the next call. Without them it captures anew."""
+    engine = pool.engine(cell.engine or "")
+    assert isinstance(engine, Graph)
+    return engine._batches
+
+
+def decoded_block(pool: ModelPool, plan: Plan, cell: Cell, max_new_tokens: int = 4) -> Callable[[], object]:
     """Return a call that decodes a block for a few tokens."""
     [suite] = plan.suites
-    requests: Any = plan.requests(suite, plan.groups[0].blocks[0], max_new_tokens=4)
+    requests: Any = plan.requests(suite, plan.groups[0].blocks[0], max_new_tokens=max_new_tokens)
     return lambda: pool.decode(cell, requests)

@@ -2,20 +2,29 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from bars import number
 
-from gpu_parts.bench import LARGE, MARS, REFILL, SMALL, Bench
-from gpu_parts.profile import profile
-from mtbench import statistics
-from mtbench.hardware import machine
+from gpu_parts.bench import LARGE, MARS, REFILL, SMALL, Bench, interval
+from gpu_parts.profile import captured_batches, captured_replay, decoded_block, profile
+from mtbench import kernels, statistics
+from mtbench.hardware import machine, probe
 from mtbench.records import dump
 from mtbench.runs import energy
 
 SHAPES = {"7B": LARGE, "0.5B": SMALL}
+LAUNCH_ROUNDS, REPLAYS = 12, 20  # of a step with dependent launch and one without
+
+
+def _mean_s(device: torch.device, step: Callable[[], object]) -> float:
+    """Return the mean seconds of a step."""
+    laps = probe.laps_s(device, step, 1 if device.type == "cpu" else REPLAYS, warm_up_s=0.0)
+    return sum(laps) / len(laps)
 
 
 def static(bench: Bench, size: int, names: Sequence[str] = ("7B",)) -> None:
@@ -50,6 +59,32 @@ def selfspec(bench: Bench, size: int) -> None:
     """7B shapes, the cost of self-speculation's width: the same scripted acceptance at every K, beside AR and MARS."""
     plan = bench.plan(LARGE, ("ar", MARS, "mars-selfspec:ahead=1|2|3|4"), size)
     bench.race(f"{LARGE} b{size} self-speculation", plan)
+
+
+def dependent_launch(bench: Bench, size: int) -> None:
+    """AR on 7B shapes: the time of a captured step with dependent launch over that without, replayed in turn."""
+    plan = bench.plan(LARGE, ("ar",), size, blocks=1)
+    pool, [cell] = bench.pool(plan), plan.cells
+    device = torch.device(bench.device)
+    if not bench.cpu and not kernels.dependent_launch(device):
+        bench.keep("dependent launch", kernels.dependent_launch_off() or "this GPU has none")
+        return
+    steps, kept = list[Callable[[], object]](), list[Any]()
+    for within in (nullcontext, kernels.without_dependent_launch):
+        with within():
+            decode = decoded_block(pool, plan, cell, max_new_tokens=16)
+            decode()
+        step = decode if bench.cpu else captured_replay(pool, cell)
+        if step is None:
+            raise RuntimeError("no step was captured")
+        steps.append(step)
+        kept.append(dict(captured_batches(pool, cell)))  # a graph writes to the tensors of its batch
+        captured_batches(pool, cell).clear()
+    rounds = [[_mean_s(device, step) for step in steps] for _ in range(2 if bench.cpu else LAUNCH_ROUNDS)]
+    early_s, apart_s = ([one[way] for one in rounds] for way in (0, 1))
+    ratio = statistics.ratio_of_totals([early_s], [apart_s], unit="round")
+    bench.keep(f"dependent launch b{size}", {"with_s": early_s, "without_s": apart_s, "ratio": ratio._asdict()})
+    bench.say(f"  a step at batch {size} with dependent launch over one without: {interval(ratio)}")
 
 
 def small(bench: Bench) -> None:
