@@ -219,6 +219,7 @@ def test_a_gpu_that_is_lost_without_saying_so_ends_the_thread(
     queue = Queue()
     for ticket in (first, second):
         queue.put(ticket)
+    queue.close()
 
     def raised(text: str) -> Callable[..., Any]:
         def failing(*_: Any) -> Any:
