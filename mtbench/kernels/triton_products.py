@@ -99,17 +99,27 @@ def _partial_sum(
 
 
 @triton.jit
+def _norm_factor(around, position, count, INPUTS: tl.constexpr, SQUARES: tl.constexpr, SQUARES_PADDED: tl.constexpr):
+    """Return what the norm before the product multiplies its sums by, for each position; 1 without a norm."""
+    squares, eps, power = around[1], around[2], around[3]
+    factor = tl.full(position.shape, 1.0, tl.float32)
+    if SQUARES > 0:
+        part = tl.arange(0, SQUARES_PADDED)[:, None]
+        square = tl.load(squares + part * count + position, mask=(part < SQUARES) & (position < count), other=0.0)
+        factor = tl.rsqrt(sum_pairwise(square, SQUARES_PADDED) / INPUTS + eps) * power
+    return factor
+
+
+@triton.jit
 def _finish(
     total,
+    factor,
     tile,
-    position,
+    start,
     count,
     out,
     around,
-    INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
-    SQUARES: tl.constexpr,
-    SQUARES_PADDED: tl.constexpr,
     SWIGLU: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
@@ -119,14 +129,15 @@ def _finish(
 ):
     """Apply to a tile's sums what follows the product, in float32, and store the outputs, rounded once.
 
+    `start`: the first of its positions.
+
     PART: outputs of a sum of squares, a tile or half of it.
     """
-    bias, squares, eps, power, weighted, next_squares, next_weight, next_power = around
+    bias, _, _, _, weighted, next_squares, next_weight, next_power = around
+    index = tl.arange(0, POSITIONS)
+    position = start + index
     live = position < count
-    if SQUARES > 0:
-        part = tl.arange(0, SQUARES_PADDED)[:, None]
-        square = tl.load(squares + part * count + position, mask=(part < SQUARES) & live, other=0.0)
-        total *= (tl.rsqrt(sum_pairwise(square, SQUARES_PADDED) / INPUTS + eps) * power)[None, :]
+    total *= factor[None, :]
     if SWIGLU:
         gate, up = tl.split(tl.permute(tl.reshape(total, [2, TILE // 2, POSITIONS]), (1, 2, 0)))
         total = gate / (1.0 + tl.exp(-gate)) * up
@@ -135,16 +146,17 @@ def _finish(
     inside = output < OUTPUTS
     if BIAS:
         total += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[:, None]
-    at = position.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    first = tl.cast(start, tl.int64) * OUTPUTS  # of many positions; from there on, 32 bits suffice
+    at = index[None, :] * OUTPUTS + output[:, None]
     inside = inside[:, None] & live[None, :]
     if ADD:
-        total += tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(out + first + at, mask=inside, other=0.0).to(tl.float32)
     result = total.to(out.dtype.element_ty)
-    tl.store(out + at, result, mask=inside)
+    tl.store(out + first + at, result, mask=inside)
     if ADD:
         wide = tl.where(inside, result.to(tl.float32), 0.0)
         factor = tl.load(next_weight + output, mask=output < OUTPUTS, other=0.0).to(tl.float32) / next_power
-        tl.store(weighted + at, (wide * factor[:, None]).to(out.dtype.element_ty), mask=inside)
+        tl.store(weighted + first + at, (wide * factor[:, None]).to(out.dtype.element_ty), mask=inside)
         if ROWS == PART:
             tl.store(next_squares + tile * count + position, sum_pairwise(wide * wide, PART), mask=live)
         else:
@@ -218,7 +230,8 @@ def _product(
     chunk = tl.program_id(0)  # adjacent programs read the same weights
     share = tl.program_id(1) // HALVES
     half = tl.program_id(1) % HALVES
-    position = (first_chunk + chunk) * POSITIONS + tl.arange(0, POSITIONS)
+    start = (first_chunk + chunk) * POSITIONS
+    position = start + tl.arange(0, POSITIONS)
     clamped = tl.minimum(position, count - 1)  # padding repeats the last position
     index = tl.arange(0, TILE)
     begin = share * SHARE
@@ -230,6 +243,7 @@ def _product(
             _prefetch(lines + tl.minimum(begin % steps + ahead, steps - 1) * STEP)
         hopper.gdc_wait()
         hopper.gdc_launch_dependents()
+    factor = _norm_factor(around, position, count, INPUTS, SQUARES, SQUARES_PADDED)
     cell = index[:, None] * POSITIONS + tl.arange(0, POSITIONS)
     partials += chunk.to(tl.int64) * tl.num_programs(1) * 2 * TILE * POSITIONS
     for group in range(begin // steps, tl.cdiv(end, steps)):
@@ -258,15 +272,13 @@ def _product(
         if (steps <= SHARE or not APART) and complete:  # a smaller share has no whole group
             _finish(
                 total,
+                factor,
                 tile,
-                position,
+                start,
                 count,
                 out,
                 around,
-                INPUTS,
                 OUTPUTS,
-                SQUARES,
-                SQUARES_PADDED,
                 SWIGLU,
                 BIAS,
                 ADD,
@@ -312,20 +324,19 @@ def _add_parts(
     leader = group * steps // SHARE
     last = (group * steps + steps - 1) // SHARE
     inside = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
+    start = (first_chunk + chunk) * POSITIONS + tl.program_id(1) * SLICE
     cell = tl.arange(0, TILE)[:, None] * POSITIONS + inside
     partials += chunk.to(tl.int64) * shares * HALVES * 2 * TILE * POSITIONS
     if last > leader:
         _finish(
             _sum_of_parts(partials, cell, leader, last, tile % HALVES, HALVES, TILE, SLICE, POSITIONS, TOGETHER),
+            _norm_factor(around, start + tl.arange(0, SLICE), count, INPUTS, SQUARES, SQUARES_PADDED),
             tile,
-            (first_chunk + chunk) * POSITIONS + inside,
+            start,
             count,
             out,
             around,
-            INPUTS,
             OUTPUTS,
-            SQUARES,
-            SQUARES_PADDED,
             SWIGLU,
             BIAS,
             ADD,
@@ -427,6 +438,7 @@ def _tile(divided: Plan, positions: int, x: Tensor) -> tuple[int, dict[str, Any]
     warps = 8 if positions > FEW and tile > 64 else 4
     step_bytes = (tile + positions) * STEP * x.element_size()
     fits = (limit if positions > FEW else limit // 2 - 1024) // step_bytes
+    fits += not from_shared  # the step in use is in registers
     ahead = AHEAD_BYTES // (divided.shares * divided.rows * STEP * x.element_size())
     return tile, {
         "AHEAD": min(divided.share, ahead),

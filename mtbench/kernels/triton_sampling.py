@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SLICE = 4096  # logits per program: 38 slices of Qwen2.5's vocabulary; each thread loads 4 × 16 bytes of bfloat16
-SLICE_DRAWN = 1024  # eight per thread, since a logarithm in float64 takes many registers
+# Logits per program: eight per thread, since a logarithm in float64 takes many registers. Greedy rows have the same, so
+# that their log-sum-exp has the same bits in a batch with sampled rows.
+SLICE = 1024
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # the constants of `sampling.uniform`
 FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 SECOND = tl.constexpr(0x94D049BB133111EB)
@@ -115,8 +116,7 @@ def choose_logsumexp(
     if flat.stride(1) != 1:
         flat = flat.contiguous()
     drawn = temperature is not None
-    size = SLICE_DRAWN if drawn else SLICE
-    rows, slices = len(flat), triton.cdiv(vocabulary, size)
+    rows, slices = len(flat), triton.cdiv(vocabulary, SLICE)
     places = flat.new_empty(rows, slices, dtype=torch.int32)
     peaks, masses = (flat.new_empty(rows, slices, dtype=torch.float32) for _ in range(2))
     scores = flat.new_empty(rows, slices, dtype=torch.float64) if drawn else peaks
@@ -128,8 +128,8 @@ def choose_logsumexp(
         )
         parts = (scores, places, peaks, masses)
         _choose_slice[rows, slices](
-            flat, *keys, *parts, flat.stride(0), vocabulary, shape[-1], SLICE=size, DRAWN=drawn, num_warps=4
+            flat, *keys, *parts, flat.stride(0), vocabulary, shape[-1], SLICE=SLICE, DRAWN=drawn, num_warps=4
         )
         power, results = triton.next_power_of_2(slices), (choice, largest, logsumexp)
-        _choose_row[(rows,)](*parts, *results, slices, vocabulary, SLICES=power, num_warps=4 if drawn else 1)
+        _choose_row[(rows,)](*parts, *results, slices, vocabulary, SLICES=power, num_warps=4)
     return choice, largest, logsumexp

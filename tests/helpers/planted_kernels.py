@@ -69,18 +69,16 @@ FAULTS = [
         "the last output is missing", "inside = output < OUTPUTS", "inside = output < OUTPUTS - 1", "norm_product"
     ),
     _product("the last position is missing", "live = position < count", "live = position < count - 1", "norm_product"),
-    _product("a norm without eps", "/ INPUTS + eps) * power", "/ INPUTS) * power", "norm_product"),
-    _product("a norm without its power of two", "+ eps) * power)", "+ eps))", "norm_product"),
-    _product(
-        "a part of the squares is missing", "(part < SQUARES) & live", "(part < SQUARES - 1) & live", "norm_product"
-    ),
+    _product("a norm without eps", "/ INPUTS + eps)", "/ INPUTS)", "norm_product"),
+    _product("a norm without its power of two", "INPUTS + eps) * power", "INPUTS + eps)", "norm_product"),
+    _product("a part of the squares is missing", "mask=(part < SQUARES)", "mask=(part < SQUARES - 1)", "norm_product"),
     _product("no bias", "        total += tl.load(bias", "        total += 0 * tl.load(bias", "norm_product"),
     _product("gate and up exchanged", "gate, up = tl.split", "up, gate = tl.split", "norm_swiglu"),
     _product("up is read a row early", "index // rows * OUTPUTS", "index // rows * (OUTPUTS - 1)", "norm_swiglu"),
     _product(
-        "the residual is added twice", "total += tl.load(out + at", "total += 2 * tl.load(out + at", "add_product"
+        "the residual is added twice", "total += tl.load(out + first", "total += 2 * tl.load(out + first", "add_product"
     ),
-    _product("no residual", "total += tl.load(out + at", "total += 0 * tl.load(out + at", "add_product"),
+    _product("no residual", "total += tl.load(out + first", "total += 0 * tl.load(out + first", "add_product"),
     _product(
         "squares of rows that do not exist", "tl.where(inside, result.to(tl.float32), 0.0)", "total", "add_product"
     ),
@@ -113,7 +111,9 @@ FAULTS = [
         "norm_product",
     ),
     _product("a part more than there are", "exists = part <= last", "exists = part <= last + 1", "many_positions"),
-    _product("positions of the next slice", "tl.program_id(1) * SLICE", "0 * SLICE", "many_positions"),
+    _product(
+        "positions of the next slice", "inside = tl.program_id(1) * SLICE", "inside = 0 * SLICE", "many_positions"
+    ),
     _product("a whole group is finished twice", "if last > leader:", "if last >= leader:", "many_positions"),
     _product(
         "squares of one half twice", "sum_pairwise(halves[1], PART)", "sum_pairwise(halves[0], PART)", "many_positions"
@@ -165,7 +165,10 @@ ORDER_FAULTS = [  # in what orders threads, programs and kernels; the checks are
         "add_product",
     ),
     _product(
-        "no wait in a product", "        hopper.gdc_wait()\n" + LAUNCH + "    cell", LAUNCH + "    cell", "add_product"
+        "no wait in a product",
+        "        hopper.gdc_wait()\n" + LAUNCH + "    factor",
+        LAUNCH + "    factor",
+        "add_product",
     ),
     _product(
         "no wait before parts are added",
@@ -176,8 +179,8 @@ ORDER_FAULTS = [  # in what orders threads, programs and kernels; the checks are
     _product("inputs are prefetched", "_prefetch(lines", "_prefetch(x)\n            _prefetch(lines", "norm_swiglu"),
     _product(
         "a read before the wait",
-        "hopper.gdc_wait()\n" + LAUNCH + "    cell",
-        "tl.load(x, volatile=True)\n        hopper.gdc_wait()\n" + LAUNCH + "    cell",
+        "hopper.gdc_wait()\n" + LAUNCH + "    factor",
+        "tl.load(x, volatile=True)\n        hopper.gdc_wait()\n" + LAUNCH + "    factor",
         "norm_swiglu",
     ),
     _product(

@@ -81,12 +81,8 @@ def test_compiled_layers_round_and_compute_once() -> None:
 
 
 def test_products_and_own_kernels_keep_to_their_registers() -> None:
-    """A product takes fewer instructions per weight than an H200 executes while it reads one (13).
-
-    No kernel spills, but for ten registers of the largest tile with SwiGLU, outside its loop.
-    """
+    """No kernel spills. A product takes fewer instructions per weight than an H200 executes while it reads one (13)."""
     binaries = report("--binaries")["binaries"]
     variants = [one for kernels in binaries.values() for variants in kernels.values() for one in variants]
-    assert [one for one in variants if one["spills_in_loop"] or one["spills"] > 40] == []
-    assert [one["block"] for one in variants if one["spills"]] in ([], [[256, 64]])
+    assert [one for one in variants if one["spills"]] == []
     assert max(one.get("instructions_per_weight", 0) for one in variants) < 5
