@@ -213,10 +213,10 @@ def _median_s(device: torch.device, action: Callable[[], object]) -> float:
 
 
 def laps_s(
-    device: torch.device, action: Callable[[], object], repetitions: int, warm_up_s: float = WARM_UP_S
+    device: torch.device, action: Callable[[], object], repetitions: int, warm_up_s: float | None = None
 ) -> list[float]:
-    """Return the device seconds of each repetition of `action`, after a warm-up."""
-    stopwatch = Stopwatch(device)
+    """Return the device seconds of each repetition of `action`, after a warm-up (default: WARM_UP_S)."""
+    stopwatch, warm_up_s = Stopwatch(device), WARM_UP_S if warm_up_s is None else warm_up_s
     started_at = stopwatch.now()
     while stopwatch.now() - started_at < warm_up_s:
         action()
