@@ -58,19 +58,16 @@ def write_checkpoint(
     dtype: str,
     record: Mapping[str, Any],
     extra_files: Mapping[str, Mapping[str, Any]] | None = None,
-    gathered_weights: Mapping[str, Any] | None = None,
 ) -> None:
     """Write model in `dtype`, tokenizer and training record to `<out>.partial`, then rename that to `out`.
 
-    `extra_files`: file name -> tensors stored beside the model (the heads of Medusa). `gathered_weights`: the weights,
-    where this process's model holds only a part of them.
+    `extra_files`: file name -> tensors stored beside the model (the heads of Medusa).
     """
     import torch
     from safetensors.torch import save_file
 
-    state = None if gathered_weights is None else _cast(gathered_weights, dtype)
     with _complete(out, record) as partial:
-        model.to(getattr(torch, dtype)).save_pretrained(partial, state_dict=state)
+        model.to(getattr(torch, dtype)).save_pretrained(partial)
         for file, tensors in (extra_files or {}).items():
             save_file(_cast(tensors, dtype), partial / file)
         tokenizer.save_pretrained(partial)

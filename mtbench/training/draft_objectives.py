@@ -411,8 +411,9 @@ class MarkovBlockDraft(BlockDraft):
         (inputs,) = self.head_inputs(model, states, batch, None)
         target_head = model.get_output_embeddings().weight
         confidence = model.draft.confidence_head["proj"](inputs.hidden).squeeze(1)
-        parts = confidence.new_zeros(len(self.parts)) + 0 * confidence.sum()  # a graph, without predictions too
-        for part in chunks(len(inputs.hidden), len(inputs.head)):
+        parts = confidence.new_zeros(len(self.parts))
+        # Without predictions too there is one chunk: DDP waits for a gradient of each parameter.
+        for part in chunks(max(1, len(inputs.hidden)), len(inputs.head)):
             terms = checkpoint(  # the logits of one chunk at a time
                 block_terms,
                 inputs.hidden[part],

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -99,6 +100,8 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     trained = fit(job)
     if trained is None:  # the main process writes the checkpoint
         return request.out
+    if trained.gathered_weights is not None:
+        model = _whole(model, objective, special, trained.gathered_weights)
     config = objective.checkpoint_config(model)
     added, record = objective.detach(model), {**checked.record, **trained.figures}
     if objective.stored == "alone":
@@ -114,11 +117,21 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
             request.settings.dtype,
             record,
             {f"{objective.name}.safetensors": added} if added else {},
-            trained.gathered_weights,
         )
     with write_errors(request.resume_folder):
         shutil.rmtree(request.resume_folder)
     return request.out
+
+
+def _whole(model: Model, objective: Objective, special: Special, weights: Mapping[str, Tensor]) -> Model:
+    """Return a copy of a model of which each process holds a part, with all its weights."""
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(model.config)
+        objective.attach(whole, special)
+    whole.load_state_dict(weights, assign=True)
+    whole.tie_weights()
+    whole.generation_config = model.generation_config
+    return whole
 
 
 def check(request: TrainingRequest) -> Checked:

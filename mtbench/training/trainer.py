@@ -139,7 +139,7 @@ def fit(job: Job) -> Trained | None:
         figures["evaluation"] = evaluate(trainer.model_wrapped, evaluated, args.device)
     del job.model.forward
     gathered = None
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:  # collective: every process takes part
+    if trainer.is_fsdp_enabled:  # collective: every process takes part
         gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return Trained(figures, gathered) if trainer.is_world_process_zero() else None
 
