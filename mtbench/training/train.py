@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -29,6 +28,7 @@ from mtbench.training.conversations import Data, prepare, refuse_without_templat
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
 from mtbench.training.objectives import Model, Objective, Special
+from mtbench.training.processes import fsdp_format, processes, refuse_other_launch
 from mtbench.training.recipes import Stage
 from mtbench.training.trainer import Job, Progress, fit
 
@@ -72,8 +72,8 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     checked = check(request)
-    processes = _processes()
-    if progress and processes.is_main_process:
+    group = processes()
+    if progress and group.is_main_process:
         progress.note(checked.data.summary)
     objective, tokenizer = request.objective, checked.base.tokenizer
     model = _load(checked.base)
@@ -82,9 +82,9 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     teacher = None if checked.teacher is None else _load(checked.teacher)
     special = Special(checked.base.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
     objective.attach(model, special)
-    if processes.is_main_process:
+    if group.is_main_process:
         files.write_json(request.resume_folder / "request.json", checked.record)
-    processes.wait_for_everyone()
+    group.wait_for_everyone()
     job = Job(
         model=model,
         objective=objective,
@@ -137,9 +137,11 @@ def _whole(model: Model, objective: Objective, special: Special, weights: Mappin
 def check(request: TrainingRequest) -> Checked:
     """Refuse, by a UserError, everything that can be refused without loading weights.
 
-    That is: an existing `out`, options that contradict one another, checkpoints that cannot be trained, conversations
-    that cannot be read, and an interrupted training that was requested otherwise. Nothing is written.
+    That is: a launch other than DDP or FSDP2, an existing `out`, options that contradict one another, checkpoints that
+    cannot be trained, conversations that cannot be read, and an interrupted training that was requested otherwise.
+    Nothing is written.
     """
+    refuse_other_launch()
     refuse_existing(request.out)
     _check_options(request)
     objective, settings = request.objective, request.settings
@@ -168,11 +170,6 @@ def check(request: TrainingRequest) -> Checked:
     record = _request_record(request, base, teacher, data)
     _refuse_other_request(request.resume_folder, record)
     return Checked(base, teacher, data, record)
-
-
-def _processes() -> PartialState:
-    """Return the processes of `accelerate launch`, or this one alone."""
-    return PartialState(cpu=not torch.cuda.is_available())
 
 
 def _check_options(request: TrainingRequest) -> None:
@@ -241,6 +238,7 @@ def _request_record(request: TrainingRequest, base: Inspected, teacher: Inspecte
         "base_revision": getattr(base.config, "_commit_hash", None),  # on the hub
         "teacher": None if teacher is None else teacher.source,
         "teacher_sha256": None if teacher is None else weights_sha256(Path(teacher.source)),
+        "fsdp": fsdp_format(),
     }
 
 

@@ -130,13 +130,16 @@ def fit(job: Job) -> Trained | None:
     trainer = ObjectiveTrainer(
         model=job.model, args=args, train_dataset=schedule, data_collator=itemgetter(0), callbacks=[]
     )
+    if trainer.is_fsdp_enabled:  # it would round the weights of predictions and the loss to bfloat16, too
+        trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = None
     trainer.watch(schedule, job.request, job.progress)
     _run(trainer, job, schedule)
     figures = trainer.figures()
     if held_out_examples:
         evaluated = job.schedule(examples=held_out_examples, batch_size=len(held_out_examples), epochs=1, seed=0)
         trainer.model_wrapped.eval()
-        figures["evaluation"] = evaluate(trainer.model_wrapped, evaluated, args.device)
+        with trainer.accelerator.autocast():
+            figures["evaluation"] = evaluate(trainer.model_wrapped, evaluated, args.device)
     del job.model.forward
     gathered = None
     if trainer.is_fsdp_enabled:  # collective: every process takes part
@@ -224,7 +227,8 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Tensor:
         """Return the batch's part of the step's loss, times the forward passes over which the Trainer takes a mean."""
-        output = model(**inputs)
+        with self.accelerator.autocast():  # accelerate does it itself, except for a model in parts
+            output = model(**inputs)
         fed = (inputs["document"] != PADDING).sum()
         predicted = fed.new_tensor(len(inputs["predictor"]))
         self.unlogged.append(torch.cat([output["parts"], torch.stack([fed, predicted]).to(output["parts"].dtype)]))

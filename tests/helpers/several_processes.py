@@ -1,13 +1,16 @@
-"""Trainings in several processes of one machine, which communicate by gloo, and what each step's gradient was.
+"""Trainings in several processes of one machine that communicate by gloo, and what the optimizer gets in each step.
 
-accelerate shards a model (FSDP) only between accelerators; `shard_on_cpu` makes it do the same between processes on a
-CPU. Everything else is what `accelerate launch` and `mtbench train` do.
+accelerate splits a model by FSDP only between accelerators; `split_on_cpu` makes it do the same between processes on a
+CPU. All else is what `accelerate launch` and `mtbench train` do. As a program, this file is `mtbench` of which a
+process may be killed: `KILLED="1@5"` kills process 1 at step 5.
 """
 
 import os
+import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +24,13 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from trainings import exact
 
+from mtbench.cli import main
 from mtbench.training import trainer
 from mtbench.training.loss import attach_loss
 from mtbench.training.train import TrainingRequest, train
 
-DDP: Mapping[str, str] = {}
-FSDP = {  # what `accelerate launch --use_fsdp --fsdp_version 2 …` sets
+HANG_S = 60  # a process that waits longer for another one ends with an error
+FSDP = {  # what `accelerate launch` sets for the options in docs/train.md
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
@@ -35,13 +39,22 @@ FSDP = {  # what `accelerate launch --use_fsdp --fsdp_version 2 …` sets
 
 
 class Step(NamedTuple):
-    """What the optimizer gets in one step: the whole gradient of each parameter that learns, and its norm."""
+    """What the optimizer gets in a step, of each parameter that learns."""
 
-    gradients: dict[str, Tensor]  # before clipping
+    gradients: dict[str, Tensor]  # whole, before clipping
     norm: float
+    split: bool  # each process held a part
 
 
-def shard_on_cpu(patch: pytest.MonkeyPatch) -> None:
+class Case(NamedTuple):
+    """A training in several processes."""
+
+    request: TrainingRequest
+    environment: Mapping[str, str] = {}  # with FSDP's, each process holds a part of the model
+    bfloat16: bool = False  # compute as on a GPU; else in float64
+
+
+def split_on_cpu(patch: pytest.MonkeyPatch) -> None:
     """Let accelerate take processes on a CPU for processes with an accelerator each."""
     start = PartialState.__init__
 
@@ -59,52 +72,85 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def recorded() -> Iterator[list[Step]]:
-    """Compute in float64, and keep what each step's optimizer gets."""
+def recorded(bfloat16: bool = False) -> Iterator[list[Step]]:
+    """Compute in float64, or as on a GPU, and keep what the optimizer gets in each step."""
     steps: list[Step] = []
-    clip = trainer.ObjectiveTrainer._clip_grad_norm
+    clip, settings = trainer.ObjectiveTrainer._clip_grad_norm, trainer.TrainingArguments
 
     def clipped(self: trainer.ObjectiveTrainer, model: Any) -> Any:
         named = self.accelerator.unwrap_model(model).named_parameters()
-        gradients = {name: whole(tensor.grad) for name, tensor in named if tensor.grad is not None}
+        learning = {name: tensor for name, tensor in named if tensor.grad is not None}
+        gradients = {name: whole(tensor.grad) for name, tensor in learning.items()}
         norm = clip(self, model)
-        steps.append(Step(gradients, float(norm)))
+        split = all(isinstance(tensor, DTensor) for tensor in learning.values())
+        steps.append(Step(gradients, float(norm), split))
         return norm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "attach_loss", lambda model, *rest: attach_loss(exact(model), *rest))
         patch.setattr(trainer.ObjectiveTrainer, "_clip_grad_norm", clipped)
+        if bfloat16:
+            patch.setattr(trainer, "TrainingArguments", lambda **given: settings(**given | {"bf16": True}))
+        else:
+            patch.setattr(trainer, "attach_loss", lambda model, *rest: attach_loss(exact(model), *rest))
         yield steps
 
 
-def _work(rank: int, count: int, port: int, cases: Sequence[tuple[Mapping[str, str], TrainingRequest]]) -> None:
-    torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    for environment, request in cases:
-        with pytest.MonkeyPatch.context() as patch, recorded() as steps:
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            if environment:
-                shard_on_cpu(patch)
-            AcceleratorState._reset_state(reset_partial_state=True)
-            train(request)
-        if rank == 0:
-            torch.save([tuple(step) for step in steps], steps_file(request.out))
-    torch.distributed.destroy_process_group()
+def train_alone(request: TrainingRequest, bfloat16: bool = False) -> list[Step]:
+    """Train in this process; return the steps."""
+    with recorded(bfloat16) as steps:
+        train(request)
+    return steps
 
 
-def steps_file(out: Path) -> Path:
-    return out.with_name(f"{out.name}.steps.pt")
-
-
-def train_in_processes(count: int, cases: Sequence[tuple[Mapping[str, str], TrainingRequest]]) -> None:
-    """Train as requested, one case after the other, in float64; `steps_of` returns the steps of each."""
+def train_together(count: int, cases: Sequence[Case]) -> None:
+    """Train the cases one after the other in `count` processes; `steps_of` returns the steps of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spawn(_work, (count, port, cases), nprocs=count)  # type: ignore[no-untyped-call] # raises if one fails
+    spawn(_work, (count, port, cases), nprocs=count)  # raises if a process fails
 
 
-def steps_of(out: Path) -> list[Step]:
-    return [Step(*step) for step in torch.load(steps_file(out))]
+def steps_of(case: Case) -> list[Step]:
+    return [Step(*step) for step in torch.load(_steps_file(case))]
+
+
+def _steps_file(case: Case) -> Path:
+    return case.request.out.with_name(f"{case.request.out.name}.steps.pt")
+
+
+def _work(rank: int, count: int, port: int, cases: Sequence[Case]) -> None:
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=HANG_S))
+    for case in cases:
+        with pytest.MonkeyPatch.context() as patch, recorded(case.bfloat16) as steps:
+            for name, value in case.environment.items():
+                patch.setenv(name, value)
+            if case.environment:
+                split_on_cpu(patch)
+            AcceleratorState._reset_state(reset_partial_state=True)
+            train(case.request)
+        if rank == 0:
+            torch.save([tuple(step) for step in steps], _steps_file(case))
+    torch.distributed.destroy_process_group()
+
+
+def _kill_at(patch: pytest.MonkeyPatch, killed: Sequence[str]) -> None:
+    """Kill this process as `killed` says."""
+    log = trainer.ObjectiveTrainer.log
+
+    def killing(self: trainer.ObjectiveTrainer, *args: Any, **kwargs: Any) -> None:
+        if f"{os.environ['RANK']}@{self.state.global_step}" in killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        log(self, *args, **kwargs)
+
+    patch.setattr(trainer.ObjectiveTrainer, "log", killing)
+
+
+if __name__ == "__main__":
+    with pytest.MonkeyPatch.context() as patched:
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            split_on_cpu(patched)
+        _kill_at(patched, os.environ.get("KILLED", "").split())
+        main.main()

@@ -68,3 +68,29 @@ def test_a_teacher_with_another_vocabulary_is_refused_before_weights_are_loaded(
     request = requested(Draft(distil="logits"), base, rows, USUAL, tmp_path / "out")
     both_refuse(replace(request, teacher=str(other)), "the teacher's tokenizer gives")
     both_refuse(replace(request, teacher="/nowhere/teacher"), "'/nowhere/teacher'")
+
+
+@pytest.mark.usefixtures("without_weights")
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        (
+            {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"},
+            "cannot train with FSDP 1; .*`--use_fsdp --fsdp_version 2`",
+        ),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "cannot train with `--use_deepspeed`; .*`--multi_gpu` or"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "cannot train with `--use_parallelism_config`"),
+        (
+            {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"},
+            "give `--checkpointing` to `mtbench train` instead",
+        ),
+    ],
+    ids=["FSDP 1", "DeepSpeed", "tensor parallel", "activation checkpointing"],
+)
+def test_another_launch_is_refused_before_weights_are_loaded(
+    base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], reason: str
+) -> None:
+    """`accelerate launch` passes its options in the environment."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    both_refuse(requested(Ar(), base, rows, USUAL, tmp_path / "out"), reason)
