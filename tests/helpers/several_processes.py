@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from trainings import exact
+from transformers import TrainingArguments
 
 from mtbench.cli import main
 from mtbench.training import trainer
@@ -75,7 +76,7 @@ def whole(tensor: Tensor) -> Tensor:
 def recorded(bfloat16: bool = False) -> Iterator[list[Step]]:
     """Compute in float64, or as on a GPU, and keep what the optimizer gets in each step."""
     steps: list[Step] = []
-    clip, settings = trainer.ObjectiveTrainer._clip_grad_norm, trainer.TrainingArguments
+    clip = trainer.ObjectiveTrainer._clip_grad_norm
 
     def clipped(self: trainer.ObjectiveTrainer, model: Any) -> Any:
         named = self.accelerator.unwrap_model(model).named_parameters()
@@ -89,7 +90,7 @@ def recorded(bfloat16: bool = False) -> Iterator[list[Step]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.ObjectiveTrainer, "_clip_grad_norm", clipped)
         if bfloat16:
-            patch.setattr(trainer, "TrainingArguments", lambda **given: settings(**given | {"bf16": True}))
+            patch.setattr(trainer, "TrainingArguments", lambda **given: TrainingArguments(**given | {"bf16": True}))
         else:
             patch.setattr(trainer, "attach_loss", lambda model, *rest: attach_loss(exact(model), *rest))
         yield steps
