@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mtbench.version import __version__
 
 if TYPE_CHECKING:
-    from mtbench.api import Chosen, Found, Results, choose, gate, load, read, reproduce, run
+    from mtbench.api import Chosen, Found, Results, audit, choose, gate, load, read, reproduce, run
     from mtbench.decoding.method import (
         NONE,
         Claims,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mtbench.options import AUTO, option
 
 _MODULES = {
-    "mtbench.api": ("Chosen", "Found", "Results", "choose", "gate", "load", "read", "reproduce", "run"),
+    "mtbench.api": ("Chosen", "Found", "Results", "audit", "choose", "gate", "load", "read", "reproduce", "run"),
     "mtbench.decoding.method": (
         "NONE",
         "Claims",
@@ -73,6 +73,7 @@ __all__ = [
     "UserError",
     "Window",
     "__version__",
+    "audit",
     "choose",
     "gate",
     "load",

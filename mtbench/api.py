@@ -78,7 +78,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Found:
-    """What a gate, a load or a reproduction has found. `record` is its JSON file; `directory` has its page."""
+    """What a gate, a load, a reproduction or an audit has found. `record` is its JSON file; `directory` has its page."""
 
     directory: Path
     record: Mapping[str, Any]
@@ -125,6 +125,15 @@ def reproduce(name: str, *, progress: bool = False, **given: Any) -> Found:
     """Run a published table as `mtbench reproduce` does, and compare every figure. Return reproduction.json."""
     job, found = _carry_out("reproduce", {"name": name} | given, progress=progress)
     return Found(job.path, records.dump(found.record))
+
+
+def audit(a: str | Path, b: str | Path, *, progress: bool = False, **given: Any) -> Found:
+    """Say why the answers of B differ from those of A, as `mtbench audit` does. Return audit.json.
+
+    `explained` is true if every difference is explained and none is a fault.
+    """
+    job, found = _carry_out("audit", {"a": str(a), "b": str(b)} | given, progress=progress)
+    return Found(job.path, records.dump(found))
 
 
 def read(directory: str | Path) -> Results:
@@ -212,6 +221,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return shown.replace(parameters=own)
 
 
-_functions: list[Callable[..., Any]] = [run, choose, gate, load, reproduce]
+_functions: list[Callable[..., Any]] = [run, choose, gate, load, reproduce, audit]
 for _function in _functions:
     _function.__signature__ = _signature(_function)  # type: ignore[attr-defined]

@@ -180,7 +180,7 @@ def _how_to_resume() -> str:
         return "what is complete is kept; resume with the same command"
     if not _started():
         return "nothing was started"
-    resumed = command if command in ("choose", "reproduce", "gate", "load") else "run"
+    resumed = command if command in ("choose", "reproduce", "gate", "load", "audit") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
     files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs

@@ -9,6 +9,7 @@ from pydantic_core import core_schema
 
 from mtbench.cli.session import say
 from mtbench.doctor.checks import Diagnosis
+from mtbench.experiments.audit.format import Audit
 from mtbench.experiments.gate.format import FloorFile, Gate
 from mtbench.experiments.load.format import Load, LoadPlan, PointLine
 from mtbench.experiments.reproduce.format import Published, Reproduction
@@ -24,6 +25,7 @@ from mtbench.runs.plan import Plan
 app = typer.Typer()
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and the title of its schema
+    "audit": (Audit, "audit.json: why two outputs differ"),
     "comparison": (Comparison, "Runs side by side, as `mtbench compare --json` writes them"),
     "decision": (Decision, "decision.json: what to use at each batch size"),
     "doctor": (Diagnosis, "What `mtbench doctor --json` writes"),

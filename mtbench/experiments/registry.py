@@ -61,6 +61,15 @@ KINDS = {
     --method ar --method mars:tau=0.95 --request-rate 2,8 --duration 10s --rounds 1.
     """,
     ),
+    "audit": Kind(
+        "mtbench.experiments.audit.request:AuditRequest,AuditSession",
+        "mtbench.experiments.audit.experiment:EXPERIMENT",
+        """Say why the answers of B differ from those of A.
+
+    The reference model judges each first difference. The exit code is 0 if every difference is explained and none is a
+    fault, 1 for a fault or a difference that nothing explains, 2 for answers that cannot be compared.
+    """,
+    ),
     "reproduce": Kind(
         "mtbench.experiments.reproduce.request:ReproduceRequest,ReproduceSession",
         "mtbench.experiments.reproduce.experiment:EXPERIMENT",

@@ -19,7 +19,7 @@ of the reference arm that other arms repeat: it needs no ε.
 - `inconclusive`: other tokens that were not rescored.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -156,30 +156,51 @@ def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tens
     The runner feeds `width` positions at a time. For sampled tokens the logits include the sampling noise of their
     seed.
     """
-    prompt, tokens, seed, temperature = answer
-    seeds = torch.tensor([seed], device=runner.device)
-    ids = torch.tensor([[*prompt, *tokens[:-1]]], device=runner.device)
-    runner.reserve(1, ids.shape[1])
-    base = torch.tensor([ids.shape[1]], device=runner.device)
-    before, behind = torch.arange(ids.shape[1], device=runner.device)[None].tensor_split((len(prompt) - 1,), 1)
+    own, largest = [], []
+    for begin, logits in judged_logits(runner, answer, width):
+        noisy = with_noise(logits, answer, begin)
+        emitted = torch.tensor(answer.tokens[begin : begin + len(logits)], device=runner.device)[:, None]
+        own.append(noisy.gather(1, emitted)[:, 0])
+        largest.append(noisy.amax(1))
+    return torch.cat(own), torch.cat(largest)
+
+
+def judged_logits(
+    runner: ModelRunner, answer: Answer, width: int, first: int = 0, cached: int = 0, room: int = 0
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the logits that judge the tokens of an answer from `first` on: a token's index, logits `(n, V)` from it on.
+
+    The runner feeds `width` positions at a time. `cached`: leading positions that its cache holds from an earlier call,
+    whose answer began alike; with 0 the cache is made anew, for `room` positions at least.
+    """
+    prompt, tokens, device = answer.prompt, answer.tokens, runner.device
+    ids = torch.tensor([[*prompt, *tokens[:-1]]], device=device)
+    if not cached:
+        runner.reserve(1, max(ids.shape[1], room))
+    base = torch.tensor([ids.shape[1]], device=device)
+    slots = torch.arange(cached, ids.shape[1], device=device)[None]
+    before, behind = slots.tensor_split((len(prompt) + first - 1 - cached,), 1)
 
     def forward(chunk: Tensor, judged: int) -> Tensor:
         metadata = AttentionMetadata(chunk, chunk, base, view=int(chunk[0, -1]) + 1)
-        logits = runner.forward(ids.gather(1, chunk), metadata, judged).logits
-        if not temperature:
-            return logits[0].float()
-        return temperature * sampling.sampled(logits, temperature, seeds, chunk[:, -judged:] + 1)[0].float()
+        logits = runner.forward(ids.gather(1, chunk), metadata, judged).logits[0]
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     for chunk in before.split(JUDGED_AT_ONCE, 1) if before.shape[1] else ():
         forward(chunk, judged=1)
-    own, largest, begin = [], [], 0
     for chunk in behind.split(width, 1):
-        logits = forward(chunk, judged=chunk.shape[1])
-        emitted = torch.tensor(tokens[begin : begin + len(logits)], device=runner.device)[:, None]
-        own.append(logits.gather(1, emitted)[:, 0])
-        largest.append(logits.amax(1))
-        begin += len(logits)
-    return torch.cat(own), torch.cat(largest)
+        yield first, forward(chunk, judged=chunk.shape[1])
+        first += chunk.shape[1]
+
+
+def with_noise(logits: Tensor, answer: Answer, first: int) -> Tensor:
+    """Return logits `(n, V)` that tokens from `first` on were chosen by: with the sampling noise, if any."""
+    if not answer.temperature:
+        return logits
+    positions = len(answer.prompt) + first + torch.arange(len(logits), device=logits.device)[None]
+    seed = torch.tensor([answer.seed], device=logits.device)
+    noisy = sampling.sampled(logits[None], answer.temperature, seed, positions)[0]
+    return answer.temperature * (noisy if logits.dtype == torch.float64 else noisy.float())
 
 
 class Graded(NamedTuple):
@@ -209,7 +230,7 @@ def grade(
         return None
     pairs = [(lines[item].token_ids, against[item].token_ids) for item in common]
     others = {item for item, (ours, theirs) in zip(common, pairs, strict=True) if ours != theirs}
-    divergences = [_first_difference(ours, theirs) for ours, theirs in pairs if ours != theirs]
+    divergences = [first_difference(ours, theirs) for ours, theirs in pairs if ours != theirs]
     epsilon = worst = of_others = near_ties = None
     if rescored is not None and all(item in rescored.items for item in common):
         short = [shortfall for item in common for shortfall in rescored.items[item].values()]
@@ -245,6 +266,6 @@ def _grade(
     return "divergent" if dtype in EXACT_EPSILON else "inconclusive"
 
 
-def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Return the index of the first token that differs; the shorter length if one is a prefix of the other."""
     return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))

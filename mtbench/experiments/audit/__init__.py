@@ -1,0 +1,1 @@
+"""`mtbench audit`: two outputs differ, and the reference model says why."""

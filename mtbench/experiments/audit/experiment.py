@@ -1,0 +1,107 @@
+"""`mtbench audit`: which answers of B differ from A's, and why."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mtbench.document.console import Terminal
+from mtbench.document.html_page import write
+from mtbench.document.terminal import show
+from mtbench.errors import UserError
+from mtbench.experiments.audit import sides
+from mtbench.experiments.audit.document import document
+from mtbench.experiments.audit.findings import all_pairs, audit, known_of, to_judge
+from mtbench.experiments.audit.format import Audit, JudgedLine
+from mtbench.experiments.audit.judge import Judge
+from mtbench.experiments.audit.request import AuditRequest, AuditSession
+from mtbench.experiments.audit.sides import Pair
+from mtbench.experiments.experiment import Experiment, Job
+from mtbench.hardware import machine
+from mtbench.models.loading import inspect
+from mtbench.records import dump
+from mtbench.runs.directory import RunDirectory
+
+ASKED, JUDGED = "asked.json", "judged.jsonl"
+FAULT = 1  # exit code
+
+
+class AuditPlan(NamedTuple):
+    """The request, the pairs of arms, and the checkpoint that judges."""
+
+    request: AuditRequest
+    pairs: list[Pair]
+    model: str
+
+
+class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
+    """Align two outputs, judge their first differences, and name the cause of each."""
+
+    command, begun_by, result, page = "audit", ASKED, "audit.json", "audit.html"
+    request, session = AuditRequest, AuditSession
+
+    def plan(self, request: AuditRequest, session: AuditSession) -> AuditPlan:
+        """Return the pairs of arms. Raises UserError for answers that cannot be compared."""
+        if not request.a or not request.b:
+            raise UserError("an audit compares two outputs: `mtbench audit A B`, each DIR, DIR:ARM or a result file.")
+        a, b = (sides.named(text, offline=request.offline) for text in (request.a, request.b))
+        found = sides.pairs(a, b)
+        model = request.model or next((side.model for p in found for side in (p.a, p.b) if side.model), None)
+        if model is None:
+            raise UserError("neither A nor B says which model decoded; give it with `--model`.")
+        judge = inspect(model, offline=request.offline)
+        for pair in found:
+            for side in (pair.a, pair.b):
+                sides.refuse_unknown_ids(side, judge.vocabulary)
+                if side.model not in (None, model):
+                    sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
+        return AuditPlan(request, found, model)
+
+    def begin(self, directory: RunDirectory, planned: AuditPlan, argv: Sequence[str]) -> None:
+        """Write the environment, then what was asked."""
+        directory.write_json("environment.json", machine.environment(argv))
+        directory.write_json(ASKED, dump(planned.request))
+
+    def stored(self, directory: Path) -> AuditRequest:
+        """Return what was asked."""
+        return RunDirectory(directory).read(ASKED, AuditRequest)
+
+    def run(self, job: Job[AuditRequest, AuditSession]) -> Audit:
+        """Judge the answers that are not judged yet, name the class of each, write audit.json and the page."""
+        planned = self.plan(job.request, job.session)
+        judge = Judge(planned.model, job.request)
+        lines = self._judged(job, planned, judge)
+        tokenizer = inspect(planned.model, offline=job.request.offline).tokenizer
+        known = known_of(planned.pairs, lines, lambda ids: str(tokenizer.decode(list(ids))))
+        found = audit(job.request, planned.model if lines else None, known, [])
+        job.directory.write_json(self.result, dump(found))
+        write(job.path, "audit", document(found, known))
+        return found
+
+    def show(self, job: Job[AuditRequest, AuditSession], found: Audit, console: Terminal) -> None:
+        """Print the classes and the first differences."""
+        show(document(found, []), console)
+
+    def exit_code(self, found: Audit, session: AuditSession) -> int:
+        """Return 0 if everything is explained without a fault."""
+        return 0 if found.explained else FAULT
+
+    def _judged(
+        self, job: Job[AuditRequest, AuditSession], planned: AuditPlan, judge: Judge
+    ) -> dict[tuple[int, str], JudgedLine]:
+        """Return the judged first differences by pair, an index of `all_pairs`, and item."""
+        lines = {(line.pair, line.item): line for line in job.directory.read_lines(JUDGED, JudgedLine)}
+        due = [
+            (number, pair, item)
+            for number, pair in enumerate(all_pairs(planned.pairs))
+            for item in pair.items
+            if to_judge(pair, item) and (number, item) not in lines
+        ]
+        with job.progress() as progress:
+            for done, (number, pair, item) in enumerate(due, start=1):
+                lines[number, item] = judge.judge(number, pair, item)
+                job.directory.append(JUDGED, [dump(lines[number, item])])
+                progress.show(f"judged {done} of {len(due)} answers")
+        return lines
+
+
+EXPERIMENT = AuditExperiment()

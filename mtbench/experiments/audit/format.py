@@ -1,0 +1,108 @@
+"""What an audit stores, as records: a line of judged.jsonl for each differing answer, and audit.json.
+
+Shortfalls are distances of a token's logit below the largest at its position; with a temperature, of logits with the
+sampling noise of the answer's seed. Indices of tokens count from the first token of the answer, 0.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mtbench.experiments.audit.request import AuditRequest
+from mtbench.records import Count, Record, Share, StoredCount, StoredQuantity, Text, TokenId, VersionOne
+
+ClassName = Annotated[str, Field(description="name of a class, an entry of `classes`")]
+
+
+class TokenAt(Record):
+    """A token at the first difference, as the judge sees it."""
+
+    id: TokenId = Field(description="token id")
+    text: str = Field(description="text of the token")
+    probability: Share = Field(description="the judge's probability, at the temperature of the answer or at 1")
+    shortfall: StoredQuantity = Field(description="how far its logit lies below the largest")
+
+
+class SideJudged(Record):
+    """One side's tokens from the first difference on, as the judge sees them."""
+
+    probabilities: list[Share] = Field(description="probability of each judged token, the first difference first")
+    short: dict[str, StoredQuantity] = Field(
+        description="by index, the shortfall of each judged token that is not the judge's choice"
+    )
+    surprise: float = Field(
+        description="how much less likely the judged tokens are than tokens sampled from the judge, in standard "
+        "deviations of that: about 0 for sampled tokens, far below for chosen ones, far above for another model's"
+    )
+    tried: dict[str, StoredQuantity] = Field(
+        description="by setting that was tried, the largest shortfall with it; a small one explains the answer"
+    )
+    noise: StoredQuantity | None = Field(
+        description="largest change of a judged token's shortfall in the number type that the side ran in; null: not "
+        "measured, since this is exact"
+    )
+
+
+class JudgedLine(Record):
+    """A line of judged.jsonl: the first difference of two answers, judged by the reference model."""
+
+    pair: Count = Field(description="index of the pair of arms")
+    item: str = Field(description="name of the item")
+    first: StoredCount = Field(description="index of the first token that differs")
+    choice: TokenAt = Field(description="the judge's choice at the first difference")
+    a: TokenAt | None = Field(description="A's token there; null: A has ended")
+    b: TokenAt | None = Field(description="B's token there; null: B has ended")
+    side_a: SideJudged = Field(description="A's tokens from there on")
+    side_b: SideJudged = Field(description="B's tokens from there on")
+
+
+class PairRecord(Record):
+    """Two arms whose answers are compared."""
+
+    a: Text = Field(description="A: file or directory, and the cell in it")
+    b: Text = Field(description="B: file or directory, and the cell in it")
+    suite: str = Field(description="suite of both")
+    items: Count = Field(description="items that both have answered")
+    noise: StoredQuantity = Field(description="shortfall up to which the arithmetic of A and B may choose a token")
+    rounding: StoredQuantity | None = Field(
+        description="largest shortfall at which plain decoding of the same engine differs from itself, or which "
+        "bfloat16 explains; null: neither was measured"
+    )
+
+
+class Finding(Record):
+    """An item whose answers or scores differ."""
+
+    pair: Count = Field(description="index of the pair of arms")
+    item: str = Field(description="name of the item")
+    name: ClassName
+    evidence: Text = Field(description="what the class was decided by")
+    first: StoredCount | None = Field(description="index of the first token that differs; null: no token does")
+    margin: StoredQuantity | None = Field(
+        description="distance of the logits of the two tokens there; null: not judged, or one answer has ended"
+    )
+    off: str | None = Field(description="side whose token is not the judge's choice: a, b or both; null: neither")
+    judged: JudgedLine | None = Field(description="the first difference; null: no token was judged")
+
+
+class ClassCount(Record):
+    """A class and its answers."""
+
+    name: ClassName
+    answers: Count = Field(description="answers of the class")
+    fault: bool = Field(description="true: a defect, or not explained")
+    says: Text = Field(description="what the class means")
+
+
+class Audit(Record):
+    """audit.json: why two outputs differ."""
+
+    schema_version: VersionOne = Field(description="version of this format")
+    request: AuditRequest = Field(description="options of `mtbench audit`")
+    model: str | None = Field(description="checkpoint that judged; null: nothing had to be judged")
+    sentence: Text = Field(description="what was found")
+    explained: bool = Field(description="true: every difference is explained, and none is a fault")
+    pairs: list[PairRecord] = Field(description="pairs of arms")
+    classes: list[ClassCount] = Field(description="classes in the order in which they are tested")
+    findings: list[Finding] = Field(description="items whose answers or scores differ")
+    notes: list[str] = Field(description="what was left out or could not be known")

@@ -1,0 +1,231 @@
+"""The reference model judges the first difference of two answers: one forward pass over both, their prefix shared.
+
+The logits are those of transformers' modules (mtbench/runs/lossless_check.py). Each side is judged on its own tokens,
+from the first difference on, `TAIL` tokens far: so a side that goes wrong later is found, too.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mtbench.experiments.audit.format import JudgedLine, SideJudged, TokenAt
+from mtbench.experiments.audit.request import AuditRequest
+from mtbench.experiments.audit.sides import Pair, Said, Side
+from mtbench.models.runner import ModelRunner
+from mtbench.runs.lossless_check import JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
+from mtbench.runs.model_pool import ModelPool, use_threads
+from mtbench.runs.run_request import RunRequest
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
+
+TAIL = 64  # tokens of each side that are judged
+COARSE = "bfloat16"  # number type whose noise explains an engine that does not say how it computes
+
+Trial = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # of logits (n, V), counts of ids before (n, V), in the answer (n, V)
+
+
+def _repetition(by: float) -> Trial:
+    """Return the repetition penalty of transformers and vLLM (Keskar et al., arXiv 1909.05858)."""
+    return lambda logits, before, _: torch.where(before > 0, torch.where(logits > 0, logits / by, logits * by), logits)
+
+
+def _without(ids: tuple[int, ...]) -> Trial:
+    return lambda logits, *_: logits.index_fill(-1, torch.tensor(ids, device=logits.device), float("-inf"))
+
+
+def _presence(by: float) -> Trial:
+    return lambda logits, _, said: logits - by * (said > 0)
+
+
+def _frequency(by: float) -> Trial:
+    return lambda logits, _, said: logits - by * said
+
+
+def _top_k(k: int) -> Trial:
+    def cut(logits: Tensor, *_: Tensor) -> Tensor:
+        return logits.masked_fill(logits < logits.topk(min(k, logits.shape[-1])).values[..., -1:], float("-inf"))
+
+    return cut
+
+
+def _top_p(p: float) -> Trial:
+    def cut(logits: Tensor, *_: Tensor) -> Tensor:
+        ordered, ids = logits.softmax(-1).sort(-1, descending=True)
+        beyond = (ordered.cumsum(-1) - ordered > p).scatter(-1, ids, ordered.cumsum(-1) - ordered > p)
+        return logits.masked_fill(beyond, float("-inf"))
+
+    return cut
+
+
+PENALTIES: dict[str, Trial] = {
+    **{f"repetition_penalty={by}": _repetition(by) for by in (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)},
+    **{f"presence_penalty={by}": _presence(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
+    **{f"frequency_penalty={by}": _frequency(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
+}
+FILTERS: dict[str, Trial] = {  # of sampled tokens: a filter leaves the largest logit
+    **{f"top_k={k}": _top_k(k) for k in (1, 10, 20, 40, 50)},
+    **{f"top_p={p}": _top_p(p) for p in (0.8, 0.9, 0.95)},
+}
+ENDLESS = "end tokens ignored"
+
+
+def coarse(side: Side) -> str | None:
+    """Return the number type whose noise is measured for a side; None if it computes exactly, as far as is known."""
+    if side.dtype is not None and side.dtype not in EXACT_EPSILON:
+        return side.dtype
+    return None if side.ours else COARSE
+
+
+@dataclass
+class Judge:
+    """The reference model, in the number type of the request, and in those that the sides ran in."""
+
+    source: str
+    request: AuditRequest
+    _pools: dict[str, ModelPool] = field(default_factory=dict)
+    _measured: dict[str, int] = field(default_factory=dict)  # positions at which a number type's noise was measured
+
+    def runner(self, dtype: str | None = None) -> ModelRunner:
+        """Return the runner of the model in a number type, loaded at the first call."""
+        dtype = dtype or self.request.dtype
+        if dtype not in self._pools:
+            asked = RunRequest().changed(dtype=dtype, device=self.request.device, offline=self.request.offline)
+            self._pools[dtype] = ModelPool(asked)
+            self._pools[dtype].runner("judge", self.source, None)
+            use_threads(self._pools[dtype])
+        return self._pools[dtype].runner("judge", self.source, None)
+
+    @torch.inference_mode()
+    def judge(self, number: int, pair: Pair, item: str) -> JudgedLine:
+        """Return the first difference of the two answers to an item. `number`: of the pair."""
+        sides, said = (pair.a, pair.b), (pair.a.answers[item], pair.b.answers[item])
+        first = first_difference(said[0].tokens, said[1].tokens)
+        runner = self.runner()
+        answers = [_answer(side, one, first) for side, one in zip(sides, said, strict=True)]
+        logits = _logits(runner, answers, first)
+        judged = [
+            self._side(side, answer, found, first) for side, answer, found in zip(sides, answers, logits, strict=True)
+        ]
+        judged = self._with_noise(judged, sides, answers, first)
+        tokens = [
+            None if found is None else self._token(answer, found[0], first, answer.tokens[first])
+            for answer, found in zip(answers, logits, strict=True)
+        ]
+        longer = 0 if logits[0] is not None else 1
+        there = logits[longer]
+        assert there is not None, "one of two different answers goes on"
+        chosen = int(with_noise(there[:1], answers[longer], first).argmax())
+        choice = self._token(answers[longer], there[0], first, chosen)
+        return JudgedLine(
+            pair=number,
+            item=item,
+            first=first,
+            choice=choice,
+            a=tokens[0],
+            b=tokens[1],
+            side_a=judged[0],
+            side_b=judged[1],
+        )
+
+    def _token(self, answer: Answer, logits: Tensor, first: int, token: int) -> TokenAt:
+        noisy = with_noise(logits[None], answer, first)[0]
+        return TokenAt(
+            id=token,
+            text=self.runner().checkpoint.tokenizer.decode([token]),
+            probability=float((logits / (answer.temperature or 1)).softmax(-1)[token]),
+            shortfall=_finite(noisy.max() - noisy[token]),
+        )
+
+    def _side(self, side: Side, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
+        """Return what the judge says of a side's tokens from `first` on; logits (n, V)."""
+        if logits is None:
+            return SideJudged(probabilities=[], short={}, surprise=0.0, tried={}, noise=None)
+        emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
+        short = _short(with_noise(logits, answer, first), emitted)
+        log_p = (logits / (answer.temperature or 1)).log_softmax(-1)
+        tried = {}
+        if float(short.max()) > EXACT_EPSILON["float32"]:
+            tried = {name: _finite(value.max()) for name, value in self._try(answer, logits, emitted, first).items()}
+        return SideJudged(
+            probabilities=[round(p, 9) for p in log_p.gather(1, emitted)[:, 0].exp().tolist()],
+            short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
+            surprise=_surprise(log_p[1:], emitted[1:]),
+            tried=tried,
+            noise=None,
+        )
+
+    def _try(self, answer: Answer, logits: Tensor, emitted: Tensor, first: int) -> Mapping[str, Tensor]:
+        """Return by setting the shortfalls that the tokens have with it."""
+        said = torch.zeros_like(logits)
+        for i, token in enumerate(answer.tokens[:-1]):
+            said[max(0, i + 1 - first) :, token] += 1
+        before = said + torch.bincount(torch.tensor(answer.prompt, device=logits.device), minlength=logits.shape[1])
+        trials = PENALTIES | (FILTERS if answer.temperature else {})
+        if ends := self.runner().checkpoint.end_ids:
+            trials = trials | {ENDLESS: _without(ends)}
+        return {
+            name: _short(with_noise(trial(logits, before, said), answer, first), emitted)
+            for name, trial in trials.items()
+        }
+
+    def _with_noise(
+        self, judged: list[SideJudged], sides: tuple[Side, Side], answers: list[Answer], first: int
+    ) -> list[SideJudged]:
+        """Return the sides with the noise of their number types, until it was measured at enough positions."""
+        for dtype in {coarse(side) for side in sides} - {None}:
+            if self._measured.get(str(dtype), 0) >= EPSILON_POSITIONS_NEEDED:
+                continue
+            logits = _logits(self.runner(dtype), answers, first)
+            for i, (answer, found) in enumerate(zip(answers, logits, strict=True)):
+                if found is None:
+                    continue
+                emitted = torch.tensor(answer.tokens[first:], device=found.device)[:, None]
+                coarsely = _short(with_noise(found, answer, first), emitted).tolist()
+                exact = [judged[i].short.get(str(first + n), 0.0) for n in range(len(coarsely))]
+                noise = max(abs(x - y) for x, y in zip(coarsely, exact, strict=True))
+                judged[i] = judged[i].changed(noise=max(noise, judged[i].noise or 0.0))
+                self._measured[str(dtype)] = self._measured.get(str(dtype), 0) + len(coarsely)
+        return judged
+
+
+def _answer(side: Side, said: Said, first: int) -> Answer:
+    assert said.prompt is not None, "an answer without its prompt is not judged"
+    return Answer(said.prompt, said.tokens[: first + TAIL], said.seed, side.temperature)
+
+
+def _logits(runner: ModelRunner, answers: list[Answer], first: int) -> list[Tensor | None]:
+    """Return the logits (n, V) of each answer's tokens from `first` on, None without any. The prefix is fed once."""
+    found: list[Tensor | None] = []
+    room, cached = max(len(answer.prompt) + len(answer.tokens) for answer in answers), 0
+    for answer in answers:
+        if len(answer.tokens) <= first:
+            found.append(None)
+            continue
+        parts = [logits for _, logits in judged_logits(runner, answer, JUDGED_AT_ONCE, first, cached, room)]
+        found.append(torch.cat(parts))
+        cached = len(answer.prompt) + first - 1
+    return found
+
+
+def _short(logits: Tensor, emitted: Tensor) -> Tensor:
+    """Return how far the logits of tokens (n, 1) lie below the largest of logits (n, V), (n,)."""
+    return logits.amax(1) - logits.gather(1, emitted)[:, 0]
+
+
+def _finite(value: Tensor | float) -> float:
+    """Return a number that JSON has: a token that cannot be emitted is infinitely far off."""
+    return min(float(value), 1e30)
+
+
+def _surprise(log_p: Tensor, emitted: Tensor) -> float:
+    """Return how much less likely tokens (n, 1) are than sampled ones, in standard deviations; log_p (n, V)."""
+    if not len(log_p):
+        return 0.0
+    p, finite = log_p.exp(), log_p.clamp(min=-1e4)
+    entropy = -(p * finite).sum(-1)
+    variance = ((p * finite**2).sum(-1) - entropy**2).clamp(min=0)
+    excess = (-finite.gather(1, emitted)[:, 0] - entropy).sum()
+    return float(excess / (variance.sum() + 1e-3).sqrt())

@@ -1,0 +1,42 @@
+"""What an audit is asked for. `mtbench audit` and `mtbench.audit` have these options.
+
+Light: the command line makes its help of this file without torch.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mtbench.records import Record
+from mtbench.runs import options
+from mtbench.runs.options import COMPARED, MACHINE, option
+from mtbench.runs.run_request import Session
+
+Precision = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+class AuditRequest(Record):
+    """The options of `mtbench audit`."""
+
+    a: Annotated[
+        str, option("The answers to compare with: DIR, DIR:ARM, DIR:CELL or a result file.", COMPARED, argument=True)
+    ] = ""
+    b: Annotated[
+        str, option("The answers to explain: DIR, DIR:ARM, DIR:CELL or a result file.", COMPARED, argument=True)
+    ] = ""
+    model: Annotated[
+        options.Model,
+        Field(description="Checkpoint that judges: folder, hub id or GGUF file; default: the one that A decoded with."),
+    ] = None
+    dtype: Annotated[Precision, option("Number type of the judge: float32, or float64 for the last word.", MACHINE)] = (
+        "float32"
+    )
+    ran_in: Annotated[Precision, option("Number type that the answers of a result file were computed in.", MACHINE)] = (
+        "bfloat16"
+    )
+    device: options.Device = "auto"
+    offline: options.Offline = False
+
+
+class AuditSession(Session):
+    """How one call carries out an audit."""

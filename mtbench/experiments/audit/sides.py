@@ -1,0 +1,246 @@
+"""The two sides of an audit: what `DIR`, `DIR:ARM` or a file of answers names, and which answers belong together.
+
+Bad input ends here, in one line: no such arm, a run still going, an answer that is missing or not of the model.
+"""
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from mtbench.decoding.arms import is_served
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError, unknown
+from mtbench.models.loading import Inspected
+from mtbench.runs.directory import LOCK, RunDirectory
+from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores
+from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.prompts import open_plan
+from mtbench.runs.stored_lines import read_answers
+
+
+@dataclass(frozen=True)
+class Said:
+    """One answer. None: not stored. `commits`: tokens of each forward; `row`: its row in the batch, from 0."""
+
+    prompt: list[int] | None
+    tokens: list[int]
+    text: str
+    finish: str | None
+    score: float | None = None
+    commits: list[int] | None = None
+    seed: int = 0
+    block: int | None = None
+    row: int | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """The answers of one cell of a run, or of a file. `name`: as people read it."""
+
+    name: str
+    source: str
+    suite: str
+    arm: str
+    answers: Mapping[str, Said]  # by item
+    model: str | None = None  # checkpoint that decoded
+    dtype: str | None = None
+    engine: str | None = None  # None: not ours and not known
+    batch_size: int | None = None
+    temperature: float = 0.0
+    claims: str = "lossless"
+    plain: bool = False  # reference decoding
+    ours: bool = False  # decoded by mtbench's own loop
+    max_new_tokens: int | None = None
+    task: Mapping[str, object] | None = None  # the suite's description of how it asks and scores
+
+    @property
+    def machinery(self) -> tuple[object, ...]:
+        """What computes the forward passes."""
+        return self.source, self.suite, self.model, self.engine, self.dtype
+
+
+class Pair(NamedTuple):
+    """Two sides whose answers are compared. `siblings`: cells of plain decoding by the engine of either."""
+
+    a: Side
+    b: Side
+    siblings: Sequence[tuple[Side, Side]] = ()
+
+    @property
+    def items(self) -> list[str]:
+        """Items that both have answered, in the order of A."""
+        return [item for item in self.a.answers if item in self.b.answers]
+
+
+class Named(NamedTuple):
+    """What an argument names: all sides in its place, and those that were meant."""
+
+    text: str
+    all: Sequence[Side]
+    meant: Sequence[Side]
+    chosen: bool  # an arm or cell was named
+
+
+def named(text: str, *, offline: bool = False) -> Named:
+    """Return what `DIR`, `DIR:ARM` or `DIR:CELL` names. Raises UserError."""
+    parts = text.split(":")
+    place = next((":".join(parts[:n]) for n in range(len(parts), 0, -1) if os.path.exists(":".join(parts[:n]))), None)
+    if place is None:
+        raise UserError(f"{text!r} is no run directory and no file; give DIR, DIR:ARM or a result file.")
+    arm = text[len(place) + 1 :]
+    sides = of_run(Path(place), offline=offline)
+    arms = dict.fromkeys(side.arm for side in sides)
+    if not arm:
+        return Named(text, sides, sides, chosen=False)
+    meant = [side for side in sides if arm in (side.arm, side.name.rpartition(":")[2])]
+    meant = meant or [side for side in sides if side.arm.startswith((f"{arm}@", f"{arm}/"))]
+    if not meant:
+        raise unknown(f"arm of {place}", arm, arms, f"mtbench audit {place}:{next(iter(arms))} …")
+    return Named(text, sides, meant, chosen=True)
+
+
+def of_run(path: Path, *, offline: bool = False) -> list[Side]:
+    """Return a side for every cell of a run. Raises UserError for a run that is not complete."""
+    run = RunDirectory.open(path, "run")
+    _refuse_going(run)
+    plan = open_plan(run, offline=offline)
+    sessions = run.read("environment.json", Environment).sessions
+    scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
+    failed = {line.cell for line in run.read_lines("failures.jsonl", FailureLine) if line.stage is None}
+    dtype = next((session.dtype for session in sessions), None)
+    sides = [_side(run, plan, cell, dtype, scores.get(cell.cell, {})) for cell in plan.cells if cell.cell not in failed]
+    if not sides:
+        raise UserError(f"{str(path)!r}: every cell failed, so there are no answers to audit; see failures.jsonl.")
+    return sides
+
+
+def _refuse_going(run: RunDirectory) -> None:
+    """Raise UserError if another command works on the run."""
+    if not run.has(LOCK):
+        return
+    handle = os.open(run.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{str(run.path)!r} is still going: another mtbench command works on it; wait.") from None
+    finally:
+        os.close(handle)
+
+
+def _side(run: RunDirectory, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[str, float]) -> Side:
+    suite, group = plan.suite(cell.suite), plan.group(cell.cell)
+    number = {item.item: index for index, item in enumerate(suite.items)}
+    lines = read_answers(run, group, suite, cell.cell)
+    there = {line.item for line in lines}
+    due = [suite.items[index].item for block in group.blocks for index in block]
+    if (missing := [item for item in due if item not in there]) and not run.has("race.json"):
+        raise UserError(
+            f"{run.path}: cell {cell.cell} has answers to {len(there)} of {len(due)} items, the first one missing is "
+            f"{missing[0]!r:.60}; finish the run with `mtbench run -o {run.path} --resume`."
+        )
+    said = {line.item: line.context for line in lines}
+
+    def answer(line: GenerationLine) -> Said:
+        index = number[line.item]
+        return Said(
+            prompt=line.prompt_ids or suite.prompt(index, said),
+            tokens=line.token_ids,
+            text=line.text,
+            finish=line.finish_reason,
+            score=scores.get(line.item),
+            commits=line.commits,
+            seed=plan.item_seed(index),
+            block=line.block,
+            row=group.blocks[line.block].index(index) % cell.batch_size,
+        )
+
+    answers = {line.item: answer(line) for line in sorted(lines, key=lambda line: number[line.item])}
+    method = METHODS[cell.method]
+    return Side(
+        name=f"{run.path}:{cell.cell}",
+        source=str(run.path),
+        suite=cell.suite,
+        arm=cell.arm,
+        answers=answers,
+        model=cell.checkpoints.get(cell.on),
+        dtype=plan.request.dtype if dtype is None else dtype,
+        engine=cell.engine,
+        batch_size=cell.batch_size,
+        temperature=plan.request.temperature,
+        claims=cell.claims,
+        plain=method.reference,
+        ours=not method.outside and not is_served(cell.engine),
+        max_new_tokens=suite.max_new_tokens,
+        task=suite.task,
+    )
+
+
+def pairs(a: Named, b: Named) -> list[Pair]:
+    """Return which cells are compared: of the same suite and, where both have several, arm and batch size.
+
+    Raises UserError if nothing can be compared.
+    """
+    suites = {side.suite for side in a.meant} & {side.suite for side in b.meant}
+    if not suites:
+        theirs = [", ".join(dict.fromkeys(side.suite for side in n.meant)) for n in (a, b)]
+        raise UserError(f"other suites: A has {theirs[0]}, B has {theirs[1]}; give runs of the same suite.")
+    found = []
+    for side in b.meant:
+        if side.suite not in suites:
+            continue
+        fitting = [other for other in a.meant if other.suite == side.suite and other.name != side.name]
+        if (not a.chosen and not b.chosen) or len({other.arm for other in fitting}) > 1:
+            alone = len({o.arm for o in a.meant}) == 1 == len({o.arm for o in b.meant})
+            fitting = [other for other in fitting if other.arm == side.arm or alone]
+        same_size = [other for other in fitting if other.batch_size == side.batch_size]
+        if fitting:
+            found.append(Pair((same_size or fitting)[0], side))
+    if not found:
+        arms = ", ".join(dict.fromkeys(side.arm for side in (*a.meant, *b.meant)))
+        raise UserError(f"A and B have no arm in common, or are the same; name one of each: DIR:ARM. Arms: {arms}.")
+    for pair in found:
+        if not pair.items:
+            names = [next(iter(side.answers), "none") for side in (pair.a, pair.b)]
+            raise UserError(
+                f"other items: {pair.a.name} and {pair.b.name} have answered none in common (the first ones are "
+                f"{names[0]!r:.60} and {names[1]!r:.60}); give runs of the same items."
+            )
+    return [pair._replace(siblings=_siblings(pair, [*a.all, *b.all])) for pair in found]
+
+
+def _siblings(pair: Pair, sides: Sequence[Side]) -> list[tuple[Side, Side]]:
+    """Return pairs of cells of plain decoding by the engine of either side, at two batch sizes."""
+    found = {}
+    for side in (pair.a, pair.b):
+        plain = [o for o in sides if o.plain and o.machinery == side.machinery]
+        for other in plain[1:]:
+            if {plain[0].name, other.name} != {pair.a.name, pair.b.name}:
+                found[plain[0].name, other.name] = (plain[0], other)
+    return [*found.values()]
+
+
+def refuse_unknown_ids(side: Side, vocabulary: int) -> None:
+    """Raise UserError for a token id that the judge does not have."""
+    for item, said in side.answers.items():
+        for ids, what in ((said.tokens, "token_ids"), (said.prompt or [], "prompt_ids")):
+            if ids and max(ids) >= vocabulary:
+                raise UserError(
+                    f"{side.name}: {what} of {item!r:.60} has id {max(ids)}, and the judge's vocabulary has "
+                    f"{vocabulary}; give the model that decoded with `--model`."
+                )
+
+
+def refuse_other_model(side: Side, own: Inspected, judge: Inspected) -> None:
+    """Raise UserError if a side decoded with a model of another kind, whose tokens or logits are not comparable."""
+    kinds = [(c.model_type, c.hidden_size) for c in (own.config.get_text_config(), judge.config.get_text_config())]
+    words = judge.tokenizer.get_vocab()
+    other = next((word for word, i in own.tokenizer.get_vocab().items() if words.get(word, i) != i), None)
+    if kinds[0] != kinds[1] or other is not None:
+        because = f"token ids differ for {other!r:.40}" if kinds[0] == kinds[1] else f"{kinds[0]} is not {kinds[1]}"
+        raise UserError(
+            f"another model: {side.name} decoded with {own.source!r}, and {judge.source!r} judges ({because}); an "
+            "audit compares outputs of one model."
+        )
