@@ -78,7 +78,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Found:
-    """What a gate, a load, a reproduction or an audit has found. `record` is its JSON file; `directory` has its page."""
+    """What a gate, load, reproduction or audit has found. `record` is its JSON file; `directory` has its page."""
 
     directory: Path
     record: Mapping[str, Any]

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from mtbench.experiments.audit.format import JudgedLine, SideJudged
-from mtbench.experiments.audit.judge import ENDLESS
+from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine
+from mtbench.experiments.audit.pool import Pool, step_of
 from mtbench.experiments.audit.sides import Said, Side
+from mtbench.runs.lossless_check import first_difference
 
 Letter = Literal["a", "b"]
-AS_SAMPLED = 4.0  # standard deviations within which tokens are as likely as sampled ones
+LETTERS: tuple[Letter, ...] = ("a", "b")
+OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
+INFINITE = 1e30  # a shortfall that is not known
+MANY = 3  # answers that make a fault one of all answers
 
 
 @dataclass
@@ -26,7 +30,22 @@ class Known:
     noise: float
     rounding: float | None
     text: Callable[[Sequence[int]], str]
-    cases: "list[Case]" = field(default_factory=list)  # the differing answers
+    checkpoints: str | None = None  # how the weights of the two differ; None: they do not, as far as is known
+    why: str = "the engine"  # what `rounding` was measured on
+    cases: "list[Case]" = field(default_factory=list)  # all answers
+    trials: list[TrialLine] = field(default_factory=list)
+    _pools: dict[Letter, Pool] = field(default_factory=dict)
+
+    def side(self, letter: Letter) -> Side:
+        return self.a if letter == "a" else self.b
+
+    def pool(self, letter: Letter) -> Pool:
+        """Return what the answers of a side that are off have in common."""
+        return self._pools.setdefault(letter, Pool(self, letter))
+
+    def right(self, letter: Letter) -> bool:
+        """Return whether no answer of a side is off."""
+        return not self.pool(letter).cases
 
     @property
     def bound(self) -> float:
@@ -58,11 +77,15 @@ class Case:
         side = self.of(letter)
         return [] if side is None else [int(i) for i, short in side.short.items() if short > bound]
 
+    def short(self, letter: Letter, index: int) -> float:
+        """Return how far a side's token is from the judge's choice."""
+        side = self.of(letter)
+        return 0.0 if side is None else side.short.get(str(index), 0.0)
+
     @cached_property
     def off(self) -> list[Letter]:
         """The sides with a token that arithmetic does not explain."""
-        letters: list[Letter] = ["a", "b"]
-        return [letter for letter in letters if self.far(letter, self.known.bound)]
+        return [letter for letter in LETTERS if self.far(letter, self.known.bound)]
 
     @property
     def at_first(self) -> list[float]:
@@ -77,14 +100,43 @@ class Case:
         return self.a.tokens[:shorter] == self.b.tokens[:shorter]
 
 
+Test = Callable[[Case], str | None]
+
+
+def _few_shot(case: Case) -> str | None:
+    """Prompts with other numbers of examples, as the suites say."""
+    shots = [(side.task or {}).get("num_fewshot") for side in (case.known.a, case.known.b)]
+    if case.a.prompt == case.b.prompt or shots[0] == shots[1]:
+        return None
+    return f"few-shot prompt: A has {shots[0]} examples, B {shots[1]}"
+
+
 def _template(case: Case) -> str | None:
     ours, theirs = case.a.prompt, case.b.prompt
     if ours is None or theirs is None or ours == theirs:
-        return None
-    place = next((i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y), min(len(ours), len(theirs)))
+        return _other_tokens(case)
+    place = first_difference(ours, theirs)
     shown = [repr(case.known.text(ids[max(0, place - 2) : place + 6])) for ids in (ours, theirs)]
+    texts = [case.known.text(ids) for ids in (ours, theirs)]
+    short, long = sorted((ours, theirs), key=len)
+    why = "another template or question"
+    if short == long[1:]:
+        why = "the first token is there twice" if long[:1] == short[:1] else "one side has a token before the others"
+    elif texts[0] == texts[1]:
+        why = "the same text in other tokens: another tokenizer, or special tokens written as text"
+    elif "".join(texts[0].split()) == "".join(texts[1].split()):
+        why = "other whitespace"
     counts = f"{len(ours)} and {len(theirs)} prompt tokens"
-    return f"prompts differ from token {place} on: A has {shown[0]}, B {shown[1]}; {counts}"
+    return f"prompts differ from token {place} on ({why}): A has {shown[0]}, B {shown[1]}; {counts}"
+
+
+def _other_tokens(case: Case) -> str | None:
+    """The same text in other tokens."""
+    if case.a.tokens == case.b.tokens or not case.a.text or case.a.text != case.b.text:
+        return None
+    if case.is_prefix or case.known.text(case.a.tokens) != case.known.text(case.b.tokens):
+        return None
+    return "the answers are the same text in other tokens: another tokenizer"
 
 
 def _same(case: Case) -> str | None:
@@ -108,57 +160,215 @@ RULES = {"end": "an end token", "stop": "a stop string", "length": "the budget o
 
 
 def _stop(case: Case) -> str | None:
-    ends = [
-        f"{RULES.get(said.finish, said.finish)} ended {name} after {len(said.tokens)} tokens"
-        for name, said in zip("AB", (case.a, case.b), strict=True)
-    ]
+    said = (("A", case.a), ("B", case.b))
+    ends = ", ".join(f"{RULES.get(o.finish, o.finish)} ended {name} after {len(o.tokens)} tokens" for name, o in said)
     if case.is_prefix:
-        return f"same tokens up to the end of the shorter: {', '.join(ends)}"
-    for letter in ("a", "b"):
-        side, other = case.of(letter), case.said("b" if letter == "a" else "a")
-        if side is None or case.judged is None or other.finish != "end" or len(other.tokens) != case.judged.first + 1:
+        return f"same tokens up to the end of the shorter: {ends}"
+    for letter in LETTERS:
+        side, other = case.of(letter), case.said(OTHER[letter])
+        ended_there = case.judged is not None and len(other.tokens) == case.judged.first + 1
+        if side is None or not side.short or not ended_there or other.finish != "end":
             continue
-        if side.short and side.tried.get(ENDLESS, 1e30) <= case.known.bound:
-            return f"{letter.upper()} ignores end tokens: with them left out, all its tokens are the model's choices; {', '.join(ends)}"
+        if side.endless is not None and side.endless <= case.known.bound:
+            return f"{letter.upper()} goes on as the model does if end tokens are ignored: {ends}"
     return None
 
 
 def _near_tie(case: Case) -> str | None:
-    if case.judged is None or any(case.far(letter, case.known.noise) for letter in ("a", "b")):
+    if case.judged is None or any(case.far(letter, case.known.noise) for letter in LETTERS):
         return None
     return (
         f"both tokens are within {max(case.at_first):.2g} of the largest logit, and the noise is {case.known.noise:.2g}"
     )
 
 
+def _temperatures(case: Case) -> str | None:
+    """Plans with other temperatures, or an arm that promises the distribution only."""
+    hot = [case.known.a.temperature, case.known.b.temperature]
+    if hot[0] != hot[1] and case.judged is not None and not case.off:
+        return f"temperature {hot[0]:g} and {hot[1]:g}: each side's tokens are the model's choices at its own"
+    return None
+
+
+def _sampled(case: Case) -> str | None:
+    """Tokens as likely as sampled ones."""
+    for letter in case.off:
+        side = case.side(letter)
+        if (temperature := case.known.pool(letter).sampled_at) is not None:
+            because = "its plan is greedy" if not side.temperature else "not with the seed of its plan"
+            because = "as its method promises" if side.claims == "distribution" else because
+            return f"{letter.upper()}: tokens as likely as those sampled at temperature {temperature}, {because}"
+    return None
+
+
+def _rounding(case: Case) -> str | None:
+    if case.judged is None:
+        return None
+    known = case.known
+    if not case.off:
+        far = f"{max(case.at_first):.2g} below the largest logit, more than the noise, {known.noise:.2g}"
+        return f"{far}; up to {known.bound:.2g} is the difference of {known.why}"
+    return None
+
+
+def _lossy(case: Case) -> str | None:
+    for letter in case.off:
+        if case.side(letter).claims == "lossy" and (found := _accepted(case, letter)):
+            return f"{letter.upper()} is lossy by design: {found}"
+    return None
+
+
+def _acceptance(case: Case) -> str | None:
+    found = [_accepted(case, letter) for letter in case.off if case.side(letter).claims != "lossy"]
+    return next(filter(None, found), None)
+
+
+def _accepted(case: Case, letter: Letter) -> str | None:
+    """Return that a side's tokens are off only where a forward accepted drafts."""
+    pool, far = case.known.pool(letter), case.far(letter, case.known.bound)
+    if case.side(letter).plain or not far:
+        return None
+    commits, short = case.said(letter).commits, case.short(letter, far[0])
+    if commits is None:
+        if not pool.rare or not case.known.right(OTHER[letter]):
+            return None
+        return f"token {far[0]} is {short:.3g} below the model's choice; which step accepted it is not stored (null)"
+    if (end := pool.checked) is None:
+        return None
+    step, place, size = step_of(commits, far[0])
+    return (
+        f"token {far[0]} is {short:.3g} below the model's choice: forward {step} committed {size} tokens, and it is "
+        f"number {place + 1} of them; all {pool.count} such tokens are drafts, none is the {end} of a forward"
+    )
+
+
+def _rows(case: Case) -> str | None:
+    """The tokens of another item of the batch."""
+    for letter in case.off:
+        if (other := case.known.pool(letter).mixed.get(case.item)) is not None:
+            side = "B" if letter == "a" else "A"
+            return f"{letter.upper()} goes on with the tokens of {other}, as {side} has them: rows are mixed up"
+    return None
+
+
+def _tried(name: str) -> Test:
+    """Return the test whether the best trial of a side stands for a class."""
+
+    def test(case: Case) -> str | None:
+        for letter in case.off:
+            best = case.known.pool(letter).best
+            if best is not None and best.name == name:
+                explained = f"{best.before - best.after} of {best.before} tokens that are off become choices"
+                return f"{letter.upper()}: with {best.trial}, {explained} ({best.answers} answers tried)"
+        return None
+
+    return test
+
+
+def _checkpoints(case: Case) -> str | None:
+    return case.known.checkpoints if case.off else None
+
+
+def _length(case: Case) -> str | None:
+    """Differences that start at a length."""
+    for letter in case.off:
+        if (start := case.known.pool(letter).starts_at) is not None:
+            return f"{letter.upper()}: no answer is off before position {start}, and those that reach it are"
+    return None
+
+
+def _some_rows(case: Case) -> str | None:
+    for letter in case.off:
+        if (rows := case.known.pool(letter).rows) is not None:
+            return f"{letter.upper()}: only rows {', '.join(map(str, rows))} of the batch are off"
+    return None
+
+
+def _cache(case: Case) -> str | None:
+    """Tokens off that no draft explains, though the weights and the engine are those of the side that is right."""
+    for letter in case.off:
+        pool, other = case.known.pool(letter), case.side(OTHER[letter])
+        if not case.known.right(OTHER[letter]):
+            continue
+        if pool.after_first_step:
+            later = f"{pool.count} tokens of later forwards are off, and none of a first one"
+            return f"{letter.upper()}: {later}: what a rejected draft left is read"
+        if case.side(letter).machinery == other.machinery:
+            where = f"{other.arm} at batch size {other.batch_size}"
+            return f"{letter.upper()}: the same weights and engine give the model's choices in {where}"
+    return None
+
+
+def _everywhere(case: Case) -> str | None:
+    """Shifted probabilities: tokens are off in most answers, whatever committed them."""
+    for letter in case.off:
+        pool, every = case.known.pool(letter), len(case.known.cases)
+        if len(pool.cases) >= max(MANY, every / 2):
+            off = f"{pool.count} of {pool.tokens} judged tokens of {len(pool.cases)} of {every} answers"
+            return f"{letter.upper()}: {off} are off, from token {pool.earliest} on: probabilities are shifted"
+    return None
+
+
 def _unexplained(case: Case) -> str | None:
     if case.judged is None:
-        return "nothing could be judged: no side has the prompt, or one ends at once"
+        return "nothing could be judged: no side has the prompt, or an answer is empty"
     sides = " and ".join(letter.upper() for letter in case.off)
-    return f"{sides}: tokens up to {max(case.at_first):.3g} below the model's choice, and no test explains them"
+    return (
+        f"{sides}: tokens up to {max(case.at_first):.3g} below the model's choice; {len(case.known.trials)} changes of "
+        "the model were tried, and no test holds"
+    )
 
 
 class Class(NamedTuple):
-    """A class: when it holds, what it says, and whether it is a fault."""
+    """What a class says, and whether it is a fault."""
 
-    test: Callable[[Case], str | None]
     says: str
     fault: bool = False
 
 
 CLASSES: Mapping[str, Class] = {
-    "template/tokenizer": Class(_template, "The prompts have other tokens."),
-    "same": Class(_same, "The same tokens and, where both have one, the same score."),
-    "metric": Class(_metric, "The same tokens, and another score."),
-    "stop/budget": Class(_stop, "One answer ends earlier by another rule."),
-    "near-tie": Class(_near_tie, "Both tokens are within the noise of the arithmetic."),
-    "unexplained": Class(_unexplained, "No test explains the difference.", fault=True),
+    "same": Class("The same tokens and, where both have one, the same score."),
+    "near-tie": Class("Both tokens are within the noise of the arithmetic."),
+    "rounding": Class("Both tokens are within the differences that the engine has from itself, or of coarser logits."),
+    "template/tokenizer": Class("The prompts, or the same text, have other tokens."),
+    "stop/budget": Class("One answer ends earlier, by another rule."),
+    "sampling": Class("The tokens are chosen by another rule: temperature, penalty, filter or seed."),
+    "lossy": Class("The arm accepts such tokens by design, and does not claim to be lossless."),
+    "weights": Class("One side computes with other weights."),
+    "cache/position": Class("One side reads other keys and values, or other positions.", fault=True),
+    "acceptance fault": Class("A draft was accepted that is not the model's choice.", fault=True),
+    "metric": Class("The same tokens or question, scored or asked in another way."),
+    "unexplained": Class("No test explains the difference.", fault=True),
 }
+TESTS: Sequence[tuple[str, Test]] = (  # in the order in which they are made
+    ("metric", _few_shot),
+    ("template/tokenizer", _template),
+    ("metric", _metric),
+    ("same", _same),
+    ("stop/budget", _stop),
+    ("sampling", _temperatures),
+    ("near-tie", _near_tie),
+    ("rounding", _rounding),
+    ("weights", _checkpoints),
+    ("cache/position", _rows),
+    ("lossy", _lossy),
+    ("acceptance fault", _acceptance),
+    *((name, _tried(name)) for name in ("cache/position", "weights", "rounding", "sampling")),
+    ("sampling", _sampled),
+    ("cache/position", _length),
+    ("cache/position", _some_rows),
+    ("cache/position", _cache),
+    ("weights", _everywhere),
+    ("unexplained", _unexplained),
+)
 
 
 def name(case: Case) -> tuple[str, str]:
     """Return the class of a case and its evidence."""
-    for known, (test, _, _) in CLASSES.items():
-        if (evidence := test(case)) is not None:
-            return known, evidence
-    raise AssertionError("the last class holds for every case")
+    return next((known, evidence) for known, test in TESTS if (evidence := test(case)) is not None)
+
+
+def is_fault(case: Case, known: str) -> bool:
+    """Return whether a class is a fault: weights are one if both sides name the same checkpoint."""
+    same = case.known.a.model is not None and case.known.a.model == case.known.b.model
+    return CLASSES[known].fault or (known == "weights" and same)

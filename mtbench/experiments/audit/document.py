@@ -28,7 +28,7 @@ READING = [
     ("Shortfall", "How far the logit of a token lies below the largest at its position; 0 is the model's choice."),
     ("Noise", "The shortfall up to which the arithmetic of A and B may choose a token. In float32 and float64 it is a "
      "constant, in other number types it is measured: the judge's model computes the same positions in them."),
-    ("Classes", "They are tested in the order of the table, and the first that holds is named."),
+    ("Classes", "They are tested in a fixed order, and the first that holds is named."),
 ]  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def document(found: Audit, known: Sequence[Known]) -> Document:
             of.name,
             [
                 Entry(f"{of.answers:,}"),
-                Entry("", verdict=_verdict("fault" if of.fault else "no fault", fault=of.fault)),
+                Entry("", verdict=_verdict("fault" if of.faults else "no fault", fault=of.faults > 0)),
                 Entry(of.says),
             ],
         )
@@ -51,8 +51,8 @@ def document(found: Audit, known: Sequence[Known]) -> Document:
     if found.findings:
         sections.append(Section("Answers that differ", [_findings(found)]))
     cases = {(n, case.item): case for n, pair in enumerate(known) for case in pair.cases}
-    first = sorted(found.findings, key=lambda of: not _is_fault(found, of))[:SHOWN] if known else []
-    if blocks := [_part(found, of, cases[of.pair, of.item]) for of in first]:
+    first = sorted(found.findings, key=lambda of: not of.fault)[:SHOWN] if known else []
+    if blocks := [_part(of, cases[of.pair, of.item]) for of in first]:
         sections.append(Section("First differences", blocks))
     sections.append(Section("What was compared", [_compared(found)], folded=True))
     sections.append(Section("How to read it", [Notes(READING)], folded=True))
@@ -70,10 +70,6 @@ def document(found: Audit, known: Sequence[Known]) -> Document:
 def _verdict(word: str, *, fault: bool) -> Verdict:
     tone: Tone = "bad" if fault else "good"
     return Verdict(word, tone=tone, sign=SIGNS[tone])
-
-
-def _is_fault(found: Audit, finding: Finding) -> bool:
-    return next(of.fault for of in found.classes if of.name == finding.name)
 
 
 def _findings(found: Audit) -> Table:
@@ -101,13 +97,13 @@ def _findings(found: Audit) -> Table:
     )
 
 
-def _part(found: Audit, finding: Finding, case: Case) -> Part:
+def _part(finding: Finding, case: Case) -> Part:
     """Return a first difference, token by token."""
     place = "" if finding.first is None else f", token {finding.first}"
     blocks: list[Block] = [Text(finding.evidence)]
     if finding.first is not None and case.a.prompt == case.b.prompt:
         blocks.append(_side_by_side(case, finding.first))
-    return Part(f"{finding.item}: {finding.name}{place}", blocks, open=_is_fault(found, finding))
+    return Part(f"{finding.item}: {finding.name}{place}", blocks, open=finding.fault)
 
 
 def _side_by_side(case: Case, first: int) -> Table:

@@ -9,20 +9,24 @@ from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.audit import sides
+from mtbench.experiments.audit.checkpoints import difference
+from mtbench.experiments.audit.classes import LETTERS, Known, name
 from mtbench.experiments.audit.document import document
 from mtbench.experiments.audit.findings import all_pairs, audit, known_of, to_judge
-from mtbench.experiments.audit.format import Audit, JudgedLine
+from mtbench.experiments.audit.format import Audit, JudgedLine, TrialLine
 from mtbench.experiments.audit.judge import Judge
 from mtbench.experiments.audit.request import AuditRequest, AuditSession
 from mtbench.experiments.audit.sides import Pair
+from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
 from mtbench.models.loading import inspect
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 
-ASKED, JUDGED = "asked.json", "judged.jsonl"
+ASKED, JUDGED, TRIALS = "asked.json", "judged.jsonl", "trials.jsonl"
 FAULT = 1  # exit code
+UNDECIDED = {"weights", "cache/position", "sampling", "unexplained"}  # classes that a trial may tell apart
 
 
 class AuditPlan(NamedTuple):
@@ -72,6 +76,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         lines = self._judged(job, planned, judge)
         tokenizer = inspect(planned.model, offline=job.request.offline).tokenizer
         known = known_of(planned.pairs, lines, lambda ids: str(tokenizer.decode(list(ids))))
+        self._try(job, known, judge)
         found = audit(job.request, planned.model if lines else None, known, [])
         job.directory.write_json(self.result, dump(found))
         write(job.path, "audit", document(found, known))
@@ -102,6 +107,21 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 job.directory.append(JUDGED, [dump(lines[number, item])])
                 progress.show(f"judged {done} of {len(due)} answers")
         return lines
+
+    def _try(self, job: Job[AuditRequest, AuditSession], known: Sequence[Known], judge: Judge) -> None:
+        """Make the trials of each side with answers that nothing stored explains; what was tried before stays."""
+        stored = job.directory.read_lines(TRIALS, TrialLine)
+        for number, of in enumerate(known):
+            if of.a.model != of.b.model and None not in (of.a.model, of.b.model):
+                of.checkpoints = difference(str(of.a.model), str(of.b.model), offline=job.request.offline)
+            of.trials += [line for line in stored if line.pair == number]
+            for letter in LETTERS:
+                open_cases = [case for case in of.pool(letter).cases if name(case)[0] in UNDECIDED]
+                if not open_cases or any(line.side == letter for line in of.trials):
+                    continue
+                made = list(run_trials(judge, number, of, letter))
+                job.directory.append(TRIALS, [dump(line) for line in made])
+                of.trials += made
 
 
 EXPERIMENT = AuditExperiment()

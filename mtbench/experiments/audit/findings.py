@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mtbench.document.formatting import counted, listed
-from mtbench.experiments.audit.classes import CLASSES, Case, Known, name
+from mtbench.experiments.audit.classes import CLASSES, Case, Known, is_fault, name
 from mtbench.experiments.audit.format import Audit, ClassCount, Finding, JudgedLine, PairRecord
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair
 from mtbench.runs.lossless_check import first_difference
-from mtbench.statistics import EXACT_EPSILON
+from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 
 MOST_NOISE = 1.0  # a larger one is no arithmetic of this model
 SPREAD = 2.0  # the largest noise that was seen, times this, bounds the noise of both sides
@@ -31,25 +31,27 @@ def to_judge(pair: Pair, item: str) -> bool:
 
 
 def known_of(pairs: Sequence[Pair], lines: Lines, decode: Decode) -> list[Known]:
-    """Return what is known of each pair of arms, with its differing answers."""
-    every = all_pairs(pairs)
-    own = {(p.a.name, p.b.name): _apart(number, p, lines) for number, p in enumerate(every)}
-    found = []
+    """Return what is known of each pair of arms, with its answers."""
+    every, found = all_pairs(pairs), list[Known]()
+    apart = {(p.a.name, p.b.name): _apart(number, p, lines) for number, p in enumerate(every)}
     for number, pair in enumerate(pairs):
-        measured = {side: _noise(lines, every, coarse(side)) for side in (pair.a, pair.b) if coarse(side)}
-        exact = [EXACT_EPSILON[str(side.dtype)] for side in (pair.a, pair.b) if side.dtype in EXACT_EPSILON]
-        ran = [noise for side, noise in measured.items() if side.dtype == coarse(side)]
-        other = [noise for side, noise in measured.items() if side.dtype != coarse(side)]
-        other += [own[a.name, b.name] for a, b in pair.siblings]
-        known = Known(
-            a=pair.a,
-            b=pair.b,
-            noise=max([*exact, *ran, EXACT_EPSILON["float64"]]),
-            rounding=max(other, default=None),
-            text=decode,
-        )
-        for item in pair.items:
-            known.cases.append(Case(item, pair.a.answers[item], pair.b.answers[item], lines.get((number, item)), known))
+        own = {
+            apart[a.name, b.name]: f"{a.arm} at batch sizes {a.batch_size} and {b.batch_size}" for a, b in pair.siblings
+        }
+        noise = EXACT_EPSILON["float64"]
+        for side in pair[:2]:
+            dtype = coarse(side)
+            if side.dtype == dtype:
+                noise = max(noise, _noise(lines, every, dtype))
+            elif dtype is not None:
+                own[_noise(lines, every, dtype)] = f"{dtype}, in which an engine may compute some of its products"
+            noise = max(noise, EXACT_EPSILON.get(str(side.dtype), 0.0))
+        rounding = max(own, default=None)
+        known = Known(pair.a, pair.b, noise, rounding, decode, why=own.get(rounding or 0.0, "the engine"))
+        known.cases += [
+            Case(item, pair.a.answers[item], pair.b.answers[item], lines.get((number, item)), known)
+            for item in pair.items
+        ]
         found.append(known)
     return found
 
@@ -67,28 +69,26 @@ def _noise(lines: Lines, pairs: Sequence[Pair], dtype: str | None) -> float:
 
 def _apart(number: int, pair: Pair, lines: Lines) -> float:
     """Return the largest shortfall at the first differences of a pair."""
-    at_first = [Case(item, *_said(pair, item), lines.get((number, item)), None).at_first for item in pair.items]  # type: ignore[arg-type]
-    return max((short for shorts in at_first for short in shorts), default=0.0)
-
-
-def _said(pair: Pair, item: str) -> tuple[object, object]:
-    return pair.a.answers[item], pair.b.answers[item]
+    judged = [lines[number, item] for item in pair.items if (number, item) in lines]
+    tokens = [token for line in judged for token in (line.a, line.b) if token is not None]
+    return min(EPSILON_CAP, max((token.shortfall for token in tokens), default=0.0))
 
 
 def audit(request: AuditRequest, model: str | None, known: Sequence[Known], notes: Sequence[str]) -> Audit:
     """Return what was found: the class of every answer, and one sentence."""
     findings = [finding for number, pair in enumerate(known) for finding in _findings(number, pair)]
     counts = Counter(finding.name for finding in findings)
+    faults = Counter(finding.name for finding in findings if finding.fault)
     counts["same"] = sum(len(pair.cases) for pair in known) - len(findings)
     classes = [
-        ClassCount(name=key, answers=counts[key], fault=kind.fault, says=kind.says) for key, kind in CLASSES.items()
+        ClassCount(name=key, answers=counts[key], faults=faults[key], says=kind.says) for key, kind in CLASSES.items()
     ]
     return Audit(
         schema_version=1,
         request=request,
         model=model,
         sentence=_sentence(known, findings, classes),
-        explained=not any(of.answers for of in classes if of.fault),
+        explained=not faults,
         pairs=[
             PairRecord(
                 a=of.a.name,
@@ -101,6 +101,7 @@ def audit(request: AuditRequest, model: str | None, known: Sequence[Known], note
             for of in known
         ],
         classes=classes,
+        trials=[line for of in known for line in of.trials],
         findings=findings,
         notes=list(notes),
     )
@@ -116,6 +117,7 @@ def _findings(number: int, known: Known) -> Iterator[Finding]:
             pair=number,
             item=case.item,
             name=key,
+            fault=is_fault(case, key),
             evidence=evidence,
             first=first_difference(case.a.tokens, case.b.tokens) if differ else None,
             margin=abs(case.at_first[0] - case.at_first[1]) if len(case.at_first) == 2 else None,
@@ -140,7 +142,7 @@ def _sentence(known: Sequence[Known], findings: Sequence[Finding], classes: Sequ
             f" at item {first.item}{word}"
             if not more
             else f", the first at item {first.item}{word}"
-            if of.fault
+            if of.faults
             else ""
         )
         parts.append(f"{len(those)} {of.name}{place}")

@@ -30,12 +30,13 @@ class SideJudged(Record):
     short: dict[str, StoredQuantity] = Field(
         description="by index, the shortfall of each judged token that is not the judge's choice"
     )
-    surprise: float = Field(
-        description="how much less likely the judged tokens are than tokens sampled from the judge, in standard "
-        "deviations of that: about 0 for sampled tokens, far below for chosen ones, far above for another model's"
+    surprise: dict[str, float] = Field(
+        description="by temperature, how much less likely the tokens behind the first difference are than sampled "
+        "ones, in standard deviations: about 0 for sampled tokens, far below for chosen ones, far above for another "
+        "model's"
     )
-    tried: dict[str, StoredQuantity] = Field(
-        description="by setting that was tried, the largest shortfall with it; a small one explains the answer"
+    endless: StoredQuantity | None = Field(
+        description="the largest shortfall if no end token could be chosen; null: all tokens are choices as it is"
     )
     noise: StoredQuantity | None = Field(
         description="largest change of a judged token's shortfall in the number type that the side ran in; null: not "
@@ -54,6 +55,21 @@ class JudgedLine(Record):
     b: TokenAt | None = Field(description="B's token there; null: B has ended")
     side_a: SideJudged = Field(description="A's tokens from there on")
     side_b: SideJudged = Field(description="B's tokens from there on")
+
+
+class TrialLine(Record):
+    """A line of trials.jsonl: a change of the reference model, or of how tokens are chosen, that might explain a side.
+
+    It is made on answers that are off, from some tokens before the first difference on, and on answers that are not.
+    """
+
+    pair: Count = Field(description="index of the pair of arms")
+    side: str = Field(description="side whose tokens it might explain: a or b")
+    trial: Text = Field(description="what was changed")
+    name: ClassName
+    answers: Count = Field(description="answers that it was made on")
+    before: Count = Field(description="their tokens that are no choice of the reference model")
+    after: Count = Field(description="their tokens that are none with the change")
 
 
 class PairRecord(Record):
@@ -76,6 +92,7 @@ class Finding(Record):
     pair: Count = Field(description="index of the pair of arms")
     item: str = Field(description="name of the item")
     name: ClassName
+    fault: bool = Field(description="true: a defect, or not explained")
     evidence: Text = Field(description="what the class was decided by")
     first: StoredCount | None = Field(description="index of the first token that differs; null: no token does")
     margin: StoredQuantity | None = Field(
@@ -90,7 +107,7 @@ class ClassCount(Record):
 
     name: ClassName
     answers: Count = Field(description="answers of the class")
-    fault: bool = Field(description="true: a defect, or not explained")
+    faults: Count = Field(description="those of them that are a defect, or not explained")
     says: Text = Field(description="what the class means")
 
 
@@ -103,6 +120,7 @@ class Audit(Record):
     sentence: Text = Field(description="what was found")
     explained: bool = Field(description="true: every difference is explained, and none is a fault")
     pairs: list[PairRecord] = Field(description="pairs of arms")
-    classes: list[ClassCount] = Field(description="classes in the order in which they are tested")
+    classes: list[ClassCount] = Field(description="classes and their answers")
+    trials: list[TrialLine] = Field(description="changes of the reference model that were tried; empty: none had to be")
     findings: list[Finding] = Field(description="items whose answers or scores differ")
     notes: list[str] = Field(description="what was left out or could not be known")

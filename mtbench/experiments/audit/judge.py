@@ -4,7 +4,6 @@ The logits are those of transformers' modules (mtbench/runs/lossless_check.py). 
 from the first difference on, `TAIL` tokens far: so a side that goes wrong later is found, too.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,54 +21,7 @@ from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 TAIL = 64  # tokens of each side that are judged
 COARSE = "bfloat16"  # number type whose noise explains an engine that does not say how it computes
 
-Trial = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # of logits (n, V), counts of ids before (n, V), in the answer (n, V)
-
-
-def _repetition(by: float) -> Trial:
-    """Return the repetition penalty of transformers and vLLM (Keskar et al., arXiv 1909.05858)."""
-    return lambda logits, before, _: torch.where(before > 0, torch.where(logits > 0, logits / by, logits * by), logits)
-
-
-def _without(ids: tuple[int, ...]) -> Trial:
-    return lambda logits, *_: logits.index_fill(-1, torch.tensor(ids, device=logits.device), float("-inf"))
-
-
-def _presence(by: float) -> Trial:
-    return lambda logits, _, said: logits - by * (said > 0)
-
-
-def _frequency(by: float) -> Trial:
-    return lambda logits, _, said: logits - by * said
-
-
-def _top_k(k: int) -> Trial:
-    def cut(logits: Tensor, *_: Tensor) -> Tensor:
-        return logits.masked_fill(logits < logits.topk(min(k, logits.shape[-1])).values[..., -1:], float("-inf"))
-
-    return cut
-
-
-def _top_p(p: float) -> Trial:
-    def cut(logits: Tensor, *_: Tensor) -> Tensor:
-        ordered, ids = logits.softmax(-1).sort(-1, descending=True)
-        beyond = (ordered.cumsum(-1) - ordered > p).scatter(-1, ids, ordered.cumsum(-1) - ordered > p)
-        return logits.masked_fill(beyond, float("-inf"))
-
-    return cut
-
-
-PENALTIES: dict[str, Trial] = {
-    **{f"repetition_penalty={by}": _repetition(by) for by in (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)},
-    **{f"presence_penalty={by}": _presence(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
-    **{f"frequency_penalty={by}": _frequency(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
-}
-FILTERS: dict[str, Trial] = {  # of sampled tokens: a filter leaves the largest logit
-    **{f"top_k={k}": _top_k(k) for k in (1, 10, 20, 40, 50)},
-    **{f"top_p={p}": _top_p(p) for p in (0.8, 0.9, 0.95)},
-}
-ENDLESS = "end tokens ignored"
+TEMPERATURES = (1.0, 0.8, 0.7, 0.6)  # that sampled tokens are looked for at
 
 
 def coarse(side: Side) -> str | None:
@@ -104,8 +56,8 @@ class Judge:
         sides, said = (pair.a, pair.b), (pair.a.answers[item], pair.b.answers[item])
         first = first_difference(said[0].tokens, said[1].tokens)
         runner = self.runner()
-        answers = [_answer(side, one, first) for side, one in zip(sides, said, strict=True)]
-        logits = _logits(runner, answers, first)
+        answers = [answer_of(side, one, first) for side, one in zip(sides, said, strict=True)]
+        logits = logits_of(runner, answers, first)
         judged = [
             self._side(side, answer, found, first) for side, answer, found in zip(sides, answers, logits, strict=True)
         ]
@@ -142,34 +94,24 @@ class Judge:
     def _side(self, side: Side, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
         """Return what the judge says of a side's tokens from `first` on; logits (n, V)."""
         if logits is None:
-            return SideJudged(probabilities=[], short={}, surprise=0.0, tried={}, noise=None)
+            return SideJudged(probabilities=[], short={}, surprise={}, endless=None, noise=None)
         emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
-        short = _short(with_noise(logits, answer, first), emitted)
+        short = shortfalls(with_noise(logits, answer, first), emitted)
         log_p = (logits / (answer.temperature or 1)).log_softmax(-1)
-        tried = {}
-        if float(short.max()) > EXACT_EPSILON["float32"]:
-            tried = {name: _finite(value.max()) for name, value in self._try(answer, logits, emitted, first).items()}
+        endless = None
+        if float(short.max()) > EXACT_EPSILON["float32"] and (ends := self.runner().checkpoint.end_ids):
+            without = logits.index_fill(-1, torch.tensor(ends, device=logits.device), float("-inf"))
+            endless = _finite(shortfalls(with_noise(without, answer, first), emitted).max())
         return SideJudged(
             probabilities=[round(p, 9) for p in log_p.gather(1, emitted)[:, 0].exp().tolist()],
             short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
-            surprise=_surprise(log_p[1:], emitted[1:]),
-            tried=tried,
+            surprise={
+                f"{t:g}": round(_surprise((logits[1:] / t).log_softmax(-1), emitted[1:]), 3)
+                for t in dict.fromkeys((answer.temperature or 1.0, *TEMPERATURES))
+            },
+            endless=endless,
             noise=None,
         )
-
-    def _try(self, answer: Answer, logits: Tensor, emitted: Tensor, first: int) -> Mapping[str, Tensor]:
-        """Return by setting the shortfalls that the tokens have with it."""
-        said = torch.zeros_like(logits)
-        for i, token in enumerate(answer.tokens[:-1]):
-            said[max(0, i + 1 - first) :, token] += 1
-        before = said + torch.bincount(torch.tensor(answer.prompt, device=logits.device), minlength=logits.shape[1])
-        trials = PENALTIES | (FILTERS if answer.temperature else {})
-        if ends := self.runner().checkpoint.end_ids:
-            trials = trials | {ENDLESS: _without(ends)}
-        return {
-            name: _short(with_noise(trial(logits, before, said), answer, first), emitted)
-            for name, trial in trials.items()
-        }
 
     def _with_noise(
         self, judged: list[SideJudged], sides: tuple[Side, Side], answers: list[Answer], first: int
@@ -178,12 +120,12 @@ class Judge:
         for dtype in {coarse(side) for side in sides} - {None}:
             if self._measured.get(str(dtype), 0) >= EPSILON_POSITIONS_NEEDED:
                 continue
-            logits = _logits(self.runner(dtype), answers, first)
+            logits = logits_of(self.runner(dtype), answers, first)
             for i, (answer, found) in enumerate(zip(answers, logits, strict=True)):
                 if found is None:
                     continue
                 emitted = torch.tensor(answer.tokens[first:], device=found.device)[:, None]
-                coarsely = _short(with_noise(found, answer, first), emitted).tolist()
+                coarsely = shortfalls(with_noise(found, answer, first), emitted).tolist()
                 exact = [judged[i].short.get(str(first + n), 0.0) for n in range(len(coarsely))]
                 noise = max(abs(x - y) for x, y in zip(coarsely, exact, strict=True))
                 judged[i] = judged[i].changed(noise=max(noise, judged[i].noise or 0.0))
@@ -191,12 +133,13 @@ class Judge:
         return judged
 
 
-def _answer(side: Side, said: Said, first: int) -> Answer:
+def answer_of(side: Side, said: Said, first: int) -> Answer:
+    """Return what is judged of an answer: its tokens up to `TAIL` behind the first difference."""
     assert said.prompt is not None, "an answer without its prompt is not judged"
     return Answer(said.prompt, said.tokens[: first + TAIL], said.seed, side.temperature)
 
 
-def _logits(runner: ModelRunner, answers: list[Answer], first: int) -> list[Tensor | None]:
+def logits_of(runner: ModelRunner, answers: list[Answer], first: int) -> list[Tensor | None]:
     """Return the logits (n, V) of each answer's tokens from `first` on, None without any. The prefix is fed once."""
     found: list[Tensor | None] = []
     room, cached = max(len(answer.prompt) + len(answer.tokens) for answer in answers), 0
@@ -210,7 +153,7 @@ def _logits(runner: ModelRunner, answers: list[Answer], first: int) -> list[Tens
     return found
 
 
-def _short(logits: Tensor, emitted: Tensor) -> Tensor:
+def shortfalls(logits: Tensor, emitted: Tensor) -> Tensor:
     """Return how far the logits of tokens (n, 1) lie below the largest of logits (n, V), (n,)."""
     return logits.amax(1) - logits.gather(1, emitted)[:, 0]
 

@@ -19,6 +19,7 @@ from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Score
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.stored_lines import read_answers
+from mtbench.statistics import EXACT_EPSILON
 
 
 @dataclass(frozen=True)
@@ -212,10 +213,12 @@ def pairs(a: Named, b: Named) -> list[Pair]:
 
 
 def _siblings(pair: Pair, sides: Sequence[Side]) -> list[tuple[Side, Side]]:
-    """Return pairs of cells of plain decoding by the engine of either side, at two batch sizes."""
+    """Return pairs of cells of plain decoding at two batch sizes, by the engine of either side if it is not exact."""
     found = {}
     for side in (pair.a, pair.b):
-        plain = [o for o in sides if o.plain and o.machinery == side.machinery]
+        if side.ours and side.dtype in EXACT_EPSILON:
+            continue
+        plain = [other for other in sides if other.plain and other.machinery == side.machinery]
         for other in plain[1:]:
             if {plain[0].name, other.name} != {pair.a.name, pair.b.name}:
                 found[plain[0].name, other.name] = (plain[0], other)

@@ -1,0 +1,172 @@
+"""What the answers of one side have in common that are off: where, how far, and what explains most of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mtbench.experiments.audit.format import TrialLine
+
+if TYPE_CHECKING:
+    from mtbench.experiments.audit.classes import Case, Known, Letter
+
+AS_SAMPLED = 4.0  # standard deviations within which tokens are as likely as sampled ones
+FEW = 0.1  # share of the tokens up to which faults are single ones
+CHANCE = 0.01  # probability below which a pattern is none of chance
+LEAST, HELPS = 2, 0.5  # tokens that a trial must explain, and their share
+MIXED = 12  # tokens that two items do not share by chance
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The answers of one side, `letter`, that are off."""
+
+    known: "Known"
+    letter: "Letter"
+
+    @cached_property
+    def cases(self) -> "list[Case]":
+        return [case for case in self.known.cases if self.letter in case.off]
+
+    @cached_property
+    def far(self) -> "list[tuple[Case, int]]":
+        """The tokens that are off."""
+        return [(case, index) for case in self.cases for index in case.far(self.letter, self.known.bound)]
+
+    @property
+    def count(self) -> int:
+        return len(self.far)
+
+    @property
+    def tokens(self) -> int:
+        """Judged tokens of all differing answers."""
+        return sum(len(side.probabilities) for case in self.known.cases if (side := case.of(self.letter)))
+
+    @property
+    def rare(self) -> bool:
+        return self.count <= FEW * self.tokens
+
+    @property
+    def earliest(self) -> int:
+        return min(index for _, index in self.far)
+
+    @cached_property
+    def sampled_at(self) -> str | None:
+        """The temperature at which all tokens are as likely as sampled ones."""
+        sides = [side for case in self.cases if (side := case.of(self.letter)) and len(side.probabilities) > 1]
+        if not sides or self.count < 2:
+            return None
+        together = {
+            t: sum(side.surprise.get(t, 0.0) for side in sides) / math.sqrt(len(sides)) for t in sides[0].surprise
+        }
+        fitting = [t for t, value in together.items() if abs(value) < AS_SAMPLED]
+        return min(fitting, key=lambda t: abs(together[t]), default=None)
+
+    @cached_property
+    def checked(self) -> str | None:
+        """`first` or `last`: the token of a forward that the model itself chose, if all tokens that are off are drafts.
+
+        None if they are not, if a side hides its forwards, or if chance gives that as well.
+        """
+        for end in ("last", "first"):
+            places = [_places(case.said(self.letter).commits, end) for case, _ in self.far]
+            if any(own is None for own in places):
+                return None
+            hit = [index in (own or ()) for (_, index), own in zip(self.far, places, strict=True)]
+            if not any(hit) and (end == "last" or self._chance(end) < CHANCE):
+                return end
+        return None
+
+    def _chance(self, end: str) -> float:
+        """Return the probability that tokens that are off by chance are all drafts."""
+        own = tokens = 0
+        for case in self.cases:
+            said, side = case.said(self.letter), case.of(self.letter)
+            if case.judged is not None and side is not None:
+                reach = range(case.judged.first, case.judged.first + len(side.probabilities))
+                own += len(set(reach) & set(_places(said.commits, end) or ()))
+                tokens += len(reach)
+        return float((1 - own / max(tokens, 1)) ** self.count)
+
+    @cached_property
+    def mixed(self) -> dict[str, str]:
+        """Items whose answer goes on with the tokens of another item: item -> the other."""
+        other: Letter = "b" if self.letter == "a" else "a"
+        found = {}
+        for case in self.cases:
+            assert case.judged is not None
+            first, tokens = case.judged.first, case.said(self.letter).tokens
+            for theirs in self.known.cases:
+                if theirs is not case and _goes_on(tokens, theirs.said(other).tokens, first):
+                    found[case.item] = theirs.item
+        return found
+
+    @cached_property
+    def starts_at(self) -> int | None:
+        """The position before which no answer is off, if those that reach it are off and the others end before."""
+        places = [len(case.said(self.letter).prompt or ()) + index for case, index in self.far]
+        start = min(places, default=0)
+        reach = [len(c.said(self.letter).prompt or ()) + len(c.said(self.letter).tokens) for c in self.known.cases]
+        return start if self._only_in([length > start for length in reach]) else None
+
+    @cached_property
+    def rows(self) -> list[int] | None:
+        """The rows of the batch that are off, if the others are not."""
+        rows = {case.said(self.letter).row for case in self.cases}
+        if None in rows or (self.known.side(self.letter).batch_size or 1) < 2:
+            return None
+        inside = [case.said(self.letter).row in rows for case in self.known.cases]
+        return sorted(row for row in rows if row is not None) if self._only_in(inside, len(rows)) else None
+
+    def _only_in(self, inside: Sequence[bool], choices: int = 0) -> bool:
+        """Return whether nearly all of these answers are off, no others, and not by chance."""
+        here, off = sum(inside), len(self.cases)
+        if off < 0.8 * here or here == len(inside) or not off:
+            return False
+        tries = math.comb(self.known.side(self.letter).batch_size or 1, choices) if choices else len(inside)
+        return tries * math.comb(here, off) / math.comb(len(inside), off) < CHANCE
+
+    @property
+    def after_first_step(self) -> bool:
+        """Whether tokens are off by the forwards, and none of a first forward is."""
+        begun = [case.said(self.letter).commits for case, _ in self.far]
+        if any(commits is None or max(commits) < 2 for commits in begun):
+            return False
+        steps = [step_of(commits or [], index)[0] for (_, index), commits in zip(self.far, begun, strict=True)]
+        return bool(steps) and min(steps) > 1
+
+    @property
+    def best(self) -> TrialLine | None:
+        """The trial that explains most tokens, if it explains enough of them; of equal ones the first."""
+        own = [line for line in self.known.trials if line.side == self.letter and line.before >= LEAST]
+        best = max(own, key=lambda line: line.before - line.after, default=None)
+        return best if best is not None and best.after <= best.before * (1 - HELPS) else None
+
+
+def step_of(commits: Sequence[int], index: int) -> tuple[int, int, int]:
+    """Return the forward that committed a token, from 1, the token's place in it, from 0, and its tokens."""
+    begin = 0
+    for step, committed in enumerate(commits, start=1):
+        if begin <= index < begin + committed:
+            return step, index - begin, committed
+        begin += committed
+    return len(commits), 0, 0
+
+
+def _places(commits: Sequence[int] | None, end: str) -> set[int] | None:
+    """Return the tokens that are the first, or the last, of their forward. The last forward of all may be cut."""
+    if commits is None or max(commits, default=0) < 2:
+        return None
+    found, begin = set(), 0
+    for number, committed in enumerate(commits):
+        if committed and (end == "first" or number < len(commits) - 1):
+            found.add(begin if end == "first" else begin + committed - 1)
+        begin += committed
+    return found
+
+
+def _goes_on(tokens: Sequence[int], others: Sequence[int], first: int) -> bool:
+    """Return whether two answers are equal from `first` on, for more tokens than chance gives."""
+    length = min(MIXED, max(len(tokens), len(others)) - first)
+    return length >= MIXED // 2 and list(tokens[first : first + length]) == list(others[first : first + length])

@@ -1,0 +1,65 @@
+"""Settings of decoding that change which token is chosen, as functions of the logits.
+
+n = tokens, V = vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Of logits (n, V), and how often each id was there before each token: in prompt and answer, and in the answer, (n, V).
+Setting = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _repetition(by: float) -> Setting:
+    """Return the repetition penalty of transformers and vLLM (Keskar et al., arXiv 1909.05858)."""
+    return lambda logits, before, _: torch.where(before > 0, torch.where(logits > 0, logits / by, logits * by), logits)
+
+
+def _presence(by: float) -> Setting:
+    return lambda logits, _, said: logits - by * (said > 0)
+
+
+def _frequency(by: float) -> Setting:
+    return lambda logits, _, said: logits - by * said
+
+
+def _top_k(k: int) -> Setting:
+    def cut(logits: Tensor, *_: Tensor) -> Tensor:
+        return logits.masked_fill(logits < logits.topk(min(k, logits.shape[-1])).values[..., -1:], float("-inf"))
+
+    return cut
+
+
+def _top_p(p: float) -> Setting:
+    def cut(logits: Tensor, *_: Tensor) -> Tensor:
+        ordered, ids = logits.softmax(-1).sort(-1, descending=True)
+        beyond = (ordered.cumsum(-1) - ordered > p).scatter(-1, ids, ordered.cumsum(-1) - ordered > p)
+        return logits.masked_fill(beyond, float("-inf"))
+
+    return cut
+
+
+def _rounded(kind: torch.dtype) -> Setting:
+    """Return logits in a coarser type, where the first of equal ones is chosen: it is raised above the others."""
+
+    def coarsen(logits: Tensor, *_: Tensor) -> Tensor:
+        coarse = logits.to(kind).to(logits.dtype)
+        return coarse.scatter_add(-1, coarse.argmax(-1, keepdim=True), torch.ones_like(coarse[:, :1]))
+
+    return coarsen
+
+
+PENALTIES: dict[str, Setting] = {
+    **{f"repetition_penalty={by}": _repetition(by) for by in (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)},
+    **{f"presence_penalty={by}": _presence(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
+    **{f"frequency_penalty={by}": _frequency(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
+}
+FILTERS: dict[str, Setting] = {  # of sampled tokens: a filter leaves the largest logit
+    **{f"top_k={k}": _top_k(k) for k in (1, 10, 20, 40, 50)},
+    **{f"top_p={p}": _top_p(p) for p in (0.8, 0.9, 0.95)},
+}
+ROUNDED: dict[str, Setting] = {
+    f"logits in {name}": _rounded(kind) for name, kind in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
+}

@@ -1,0 +1,88 @@
+"""Runs on the embedded checkpoint whose answers have a planted fault: a copy of an honest run, with other answers."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from whole import start
+
+from mtbench.experiments.audit.trials import Change, Changed
+from mtbench.models.families import family
+from mtbench.models.runner import ModelRunner
+from mtbench.records import dump
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import GenerationLine
+from mtbench.runs.lossless_check import Answer, judged_logits
+from mtbench.runs.model_pool import ModelPool
+from mtbench.runs.plan import RunRequest
+
+AR = "arithmetic.ar.ar.graph"  # the cell of plain decoding, without its batch size
+SPECULATIVE = "arithmetic.speculative.ar.graph"
+Choose = Callable[[Tensor, Sequence[int]], int]  # of logits (V,) and the tokens so far
+
+
+def honest_run(path: Path, **request: Any) -> Path:
+    """Return a run of plain and speculative decoding, at batch sizes 1 and 4."""
+    from whole import finish
+
+    asked = {"limit": 8, "batch_size": (1, 4), "rounds": 1, "max_new_tokens": 64, "method": ("ar", "speculative")}
+    run = start(path, RunRequest(device="cpu", **{**asked, **request}))
+    finish(run)
+    return run.path
+
+
+def planted(
+    honest: Path, path: Path, changes: Mapping[str, Callable[[GenerationLine, int], Mapping[str, Any]]]
+) -> Path:
+    """Return a copy of a run. changes: by cell, what is other in the line of an item, given the item's number."""
+    shutil.copytree(honest, path)
+    for cell, change in changes.items():
+        file = path / f"generations/{cell}.jsonl"
+        run = RunDirectory(path)
+        lines = run.read_lines(f"generations/{cell}.jsonl", GenerationLine)
+        made = [line.changed(**change(line, int(line.item.split("/")[1]))) for line in lines]
+        file.write_text("".join(json.dumps(dump(line)) + "\n" for line in made))
+    return path
+
+
+def judge_runner() -> ModelRunner:
+    """Return transformers' modules on the embedded checkpoint."""
+    torch.set_num_threads(1)
+    return ModelPool(RunRequest(device="cpu", dtype="float32")).runner("ar", family("tiny").checkpoint("ar"), None)
+
+
+@torch.inference_mode()
+def decoded(
+    runner: ModelRunner,
+    prompt: Sequence[int],
+    limit: int,
+    choose: Choose = lambda logits, _: int(logits.argmax()),
+    change: Change | None = None,
+    begun: Sequence[int] = (),
+) -> list[int]:
+    """Return the tokens of greedy or other choices, up to an end token. `change`: where tokens are, what they see."""
+    changed: Any = runner if change is None else Changed(runner, change, len(prompt))
+    tokens, cached = list(begun), 0
+    while len(tokens) < limit and not (tokens and tokens[-1] in runner.checkpoint.end_ids):
+        answer = Answer(prompt, [*tokens, 0])
+        [(_, logits)] = judged_logits(changed, answer, 256, len(tokens), cached, len(prompt) + limit)
+        tokens.append(choose(logits[0], tokens))
+        cached = len(prompt) + len(tokens) - 1
+    return tokens
+
+
+def told(tokens: Sequence[int], runner: ModelRunner, **more: Any) -> dict[str, Any]:
+    """Return the fields of a line for other tokens of plain decoding."""
+    ended = tokens[-1] in runner.checkpoint.end_ids
+    text = runner.checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True)
+    return {
+        "token_ids": list(tokens),
+        "text": text,
+        "commits": [1] * len(tokens),
+        "forwards": len(tokens),
+        "finish_reason": "end" if ended else "length",
+    } | more
