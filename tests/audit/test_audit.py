@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted_answers import AR, decoded, honest_run, judge_runner, planted, told
+from planted_answers import AR, SPECULATIVE, decoded, honest_run, judge_runner, planted, told
 from torch import Tensor
 
 import mtbench
@@ -113,3 +113,174 @@ def test_fault_of_plain_decoding(fault: str, honest: Path, judge: ModelRunner, t
     record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
     print(record["sentence"], record["findings"][0]["evidence"], *record["trials"], sep="\n")
     assert named(record) == {expected}, record["sentence"]
+
+
+def drafted(judge: ModelRunner, accept: Callable[[Tensor, int], bool], stale: bool = False) -> Callable[..., Any]:
+    """Speculative decoding, three tokens a forward: a wrong draft now and then, and a rule that accepts it."""
+
+    def change(line: GenerationLine, _: int) -> dict[str, Any]:
+        assert line.prompt_ids is not None
+        tokens: list[int] = []
+        commits: list[int] = []
+        while len(tokens) < 64 and not (tokens and tokens[-1] in judge.checkpoint.end_ids):
+            own: list[int] = []
+
+            def choose(logits: Tensor, so_far: Sequence[int], own: list[int] = own) -> int:
+                second = int(logits.topk(2).indices[1])
+                wrong = len(own) == 1 and accept(logits, second)
+                own.append(second if wrong else int(logits.argmax()))
+                return own[-1]
+
+            unread = _stale(len(line.prompt_ids) + len(tokens)) if stale and len(commits) > 2 else None
+            grown = decoded(judge, line.prompt_ids, min(64, len(tokens) + 3), choose, unread, tokens)
+            commits.append(len(grown) - len(tokens))
+            tokens = grown
+        return told(tokens, judge, commits=commits, forwards=len(commits))
+
+    return change
+
+
+def _stale(at: int) -> trials.Change:
+    """A cache in which what a draft left is read in place of the token before."""
+
+    def change(metadata: trials.AttentionMetadata, _: int) -> trials.AttentionMetadata:
+        mask = metadata.mask(None).clone()
+        mask[:, :, at - 3 : at - 1] &= metadata.slots[:, :, None] < at - 1
+        return trials.replace(metadata, _masks={None: mask}, _biases={})
+
+    return change
+
+
+def close(logits: Tensor, second: int) -> bool:
+    """A draft is accepted if its probability is at least half of the largest."""
+    p = logits.softmax(-1)
+    return bool(p[second] >= 0.5 * p.max())
+
+
+def test_accepted_draft(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
+    cell = f"{SPECULATIVE}.b4"
+    run = planted(honest, tmp_path / "b", {cell: drafted(judge, close)})
+    record = audited(f"{run}:{AR}.b4", f"{run}:{cell}", tmp_path)
+    print(record["sentence"], record["findings"][0]["evidence"], *record["trials"], sep="\n")
+    assert named(record) == {"acceptance fault"}
+    assert not record["explained"]
+    assert "number 2 of them" in record["findings"][0]["evidence"]
+
+
+def test_stale_cache(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
+    cell = f"{SPECULATIVE}.b4"
+    run = planted(honest, tmp_path / "b", {cell: drafted(judge, lambda *_: False, stale=True)})
+    record = audited(f"{run}:{AR}.b4", f"{run}:{cell}", tmp_path)
+    print(record["sentence"], record["findings"][0]["evidence"], *record["trials"], sep="\n")
+    assert named(record) == {"cache/position"}
+
+
+def test_mixed_rows(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
+    """From token 10 on, two rows of a batch have each other's tokens."""
+    cell, lines = f"{AR}.b4", {}
+    for text in (honest / f"generations/{cell}.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        lines[int(line["item"].split("/")[1])] = line["token_ids"]
+    swap = {1: 2, 2: 1, 5: 6, 6: 5}
+
+    def change(line: GenerationLine, number: int) -> dict[str, Any]:
+        return told(lines[number][:10] + lines[swap.get(number, number)][10:], judge)
+
+    run = planted(honest, tmp_path / "b", {cell: change})
+    record = audited(f"{honest}:{cell}", f"{run}:{cell}", tmp_path)
+    assert named(record) == {"cache/position"}
+    assert "goes on with the tokens of arithmetic/" in record["findings"][0]["evidence"]
+
+
+def replanned(honest: Path, path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Return a copy of a run with another plan, and the prompts of its items in the lines."""
+    planted(honest, path, {})
+    plan = json.loads((path / "plan.json").read_text())
+    change(plan)
+    (path / "plan.json").write_text(json.dumps(plan))
+    prompts = {item["item"]: item["prompt_ids"] for item in plan["suites"][0]["items"]}
+    for file in (path / "generations").iterdir():
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            ids = prompts[line["item"]]
+            line |= {"prompt_ids": ids, "prompt_tokens": len(ids)}
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _prompts(change: Callable[[list[int]], list[int]]) -> Callable[[dict[str, Any]], None]:
+    def all_items(plan: dict[str, Any]) -> None:
+        for item in plan["suites"][0]["items"]:
+            item["prompt_ids"] = change(item["prompt_ids"])
+
+    return all_items
+
+
+def _shots(plan: dict[str, Any]) -> None:
+    plan["suites"][0]["task"]["num_fewshot"] = 5
+    _prompts(lambda ids: ids[:3] + ids)(plan)
+
+
+PROMPTS = {
+    "BOS twice": ("template/tokenizer", _prompts(lambda ids: ids[:1] + ids), "the first token is there twice"),
+    "old template": ("template/tokenizer", _prompts(lambda ids: ids[:-2] + ids[-1:]), "another template"),
+    "few-shot count": ("metric", _shots, "A has 0 examples, B 5"),
+}
+
+
+@pytest.mark.parametrize("fault", PROMPTS)
+def test_fault_of_prompts(fault: str, honest: Path, tmp_path: Path) -> None:
+    expected, change, evidence = PROMPTS[fault]
+    run = replanned(honest, tmp_path / "b", change)
+    record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
+    assert named(record) == {expected}
+    assert evidence in record["findings"][0]["evidence"]
+
+
+def test_other_score(honest: Path, tmp_path: Path) -> None:
+    """The same tokens, scored by another extraction rule."""
+    run = replanned(honest, tmp_path / "b", lambda plan: plan["suites"][0]["task"].update(filter="(-?[0-9]+)$"))
+    scores = json.loads((run / "scores.json").read_text())
+    scores[f"{AR}.b4"] = {item: 1.0 - score for item, score in scores[f"{AR}.b4"].items()}
+    (run / "scores.json").write_text(json.dumps(scores))
+    record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
+    assert named(record) == {"metric"}
+    assert "filter is" in record["findings"][0]["evidence"]
+
+
+def test_other_checkpoint_names_the_first_tensor(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
+    """A side that decoded with other weights, of which one matrix has noise."""
+    folder = tmp_path / "other"
+    weight = judge.model.base_model.layers[1].mlp.down_proj.weight
+    kept = weight.data.clone()
+    weight.data += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    try:
+        judge.model.save_pretrained(folder)
+        judge.checkpoint.tokenizer.save_pretrained(folder)
+        changes = plain(lambda judge, prompt, _: decoded(judge, prompt, 64))(judge)
+        run = planted(honest, tmp_path / "b", changes)
+    finally:
+        weight.data = kept
+    plan = json.loads((run / "plan.json").read_text())
+    for cell in plan["cells"]:
+        cell["checkpoints"]["ar"] = str(folder)
+    (run / "plan.json").write_text(json.dumps(plan))
+    record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
+    assert named(record) == {"weights"}
+    assert record["explained"]
+    assert "layers.1.mlp.down_proj.weight" in record["findings"][0]["evidence"]
+
+
+def test_honest_arms_are_the_same(honest: Path, tmp_path: Path) -> None:
+    record = audited(f"{honest}:ar", f"{honest}:speculative", tmp_path)
+    assert record["sentence"] == "B equals A in all 16 answers."
+    assert record["explained"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_coarse_arithmetic_is_no_fault(honest: Path, dtype: str, tmp_path: Path) -> None:
+    """The same plan in bfloat16, whose answers differ from those in float32."""
+    run = honest_run(tmp_path / "coarse", dtype=dtype, method=("ar",))
+    record = audited(f"{honest}:ar", f"{run}:ar", tmp_path)
+    print(record["sentence"], record["pairs"], *[f["evidence"] for f in record["findings"]], sep="\n")
+    assert named(record) == {"near-tie"}

@@ -33,15 +33,16 @@ def _first_tensor(a: Path, b: Path) -> str:
         return f"they could not be compared: {error}"
     if alone := sorted(places[0].keys() ^ places[1].keys()):
         return f"only one has {alone[0]}"
+    stored = ""
     for name in sorted(places[0], key=_in_order):
         first, second = (_tensor(of[name], name) for of in places)
-        if first.dtype != second.dtype or first.shape != second.shape:
-            kinds = " and ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (first, second))
-            return f"{name} is {kinds}"
-        if not torch.equal(first, second):
-            apart = float((first.double() - second.double()).abs().max())
-            return f"the first tensor that differs is {name}, by up to {apart:.3g}"
-    return "all tensors are equal, so only the files' metadata differ"
+        if first.shape != second.shape:
+            return f"{name} has the shapes {tuple(first.shape)} and {tuple(second.shape)}"
+        if first.dtype != second.dtype:
+            stored = stored or "numbers are {} and {}; ".format(*(str(t.dtype)[6:] for t in (first, second)))
+        if apart := float((first.double() - second.double()).abs().max()):
+            return f"{stored}the first tensor that differs is {name}, by up to {apart:.3g}"
+    return f"{stored}all values are equal"
 
 
 def _names(file: Path) -> list[str]:

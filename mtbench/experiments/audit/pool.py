@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 AS_SAMPLED = 4.0  # standard deviations within which tokens are as likely as sampled ones
 FEW = 0.1  # share of the tokens up to which faults are single ones
 CHANCE = 0.01  # probability below which a pattern is none of chance
-LEAST, HELPS = 2, 0.5  # tokens that a trial must explain, and their share
+HELPS = 0.5  # share of the tokens that a trial must explain
 MIXED = 12  # tokens that two items do not share by chance
 
 
@@ -138,10 +138,16 @@ class Pool:
 
     @property
     def best(self) -> TrialLine | None:
-        """The trial that explains most tokens, if it explains enough of them; of equal ones the first."""
-        own = [line for line in self.known.trials if line.side == self.letter and line.before >= LEAST]
+        """The trial that explains most tokens, if it explains enough of them; of equal ones the first.
+
+        A single token may be explained by chance: then no trial of another class may explain it, too.
+        """
+        own = [line for line in self.known.trials if line.side == self.letter]
         best = max(own, key=lambda line: line.before - line.after, default=None)
-        return best if best is not None and best.after <= best.before * (1 - HELPS) else None
+        if best is None or best.after > best.before * (1 - HELPS):
+            return None
+        rivals = {line.name for line in own if line.after <= best.after and line.answers == best.answers}
+        return best if best.before > 1 or len(rivals) == 1 else None
 
 
 def step_of(commits: Sequence[int], index: int) -> tuple[int, int, int]:
