@@ -1,7 +1,12 @@
 """`mtbench audit`: a fault that is planted in answers is named, and honest differences are not called faults."""
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +14,13 @@ import pytest
 import torch
 from planted_answers import AR, SPECULATIVE, decoded, honest_run, judge_runner, planted, told
 from torch import Tensor
+from typer.testing import CliRunner
 
 import mtbench
+from mtbench.cli import main
+from mtbench.errors import UserError
 from mtbench.experiments.audit import trials
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.formats import GenerationLine
 
@@ -143,10 +152,10 @@ def drafted(judge: ModelRunner, accept: Callable[[Tensor, int], bool], stale: bo
 def _stale(at: int) -> trials.Change:
     """A cache in which what a draft left is read in place of the token before."""
 
-    def change(metadata: trials.AttentionMetadata, _: int) -> trials.AttentionMetadata:
+    def change(metadata: AttentionMetadata, _: int) -> AttentionMetadata:
         mask = metadata.mask(None).clone()
         mask[:, :, at - 3 : at - 1] &= metadata.slots[:, :, None] < at - 1
-        return trials.replace(metadata, _masks={None: mask}, _biases={})
+        return replace(metadata, _masks={None: mask}, _biases={})
 
     return change
 
@@ -284,3 +293,131 @@ def test_coarse_arithmetic_is_no_fault(honest: Path, dtype: str, tmp_path: Path)
     record = audited(f"{honest}:ar", f"{run}:ar", tmp_path)
     print(record["sentence"], record["pairs"], *[f["evidence"] for f in record["findings"]], sep="\n")
     assert named(record) == {"near-tie"}
+
+
+def lm_eval_samples(run: Path, path: Path, change: Callable[[str], str], **more: Any) -> Path:
+    """Return a file of lm-eval's samples with the answers of a run, as `--log_samples` writes it."""
+    tokenizer = judge_runner().checkpoint.tokenizer
+    lines = []
+    for text in (run / f"generations/{AR}.b4.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        sample = {
+            "doc_id": int(line["item"].split("/")[1]),
+            "arguments": {"gen_args_0": {"arg_0": tokenizer.decode(line["prompt_ids"]), "arg_1": {"until": []}}},
+            "resps": [[change(line["text"])]],
+            "filtered_resps": ["1"],
+            "filter": "none",
+            "metrics": [],
+        }
+        lines.append(json.dumps(sample | more) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
+    """lm-eval's samples beside a run: texts get tokens, an equal text is the same, and another is judged."""
+    file = tmp_path / "samples_arithmetic_2026.jsonl"
+    cell = f"{honest}:{AR}.b4"
+    lm_eval_samples(honest, file, lambda text: text)
+    assert audited(cell, file, tmp_path / "same", ran_in="float32")["sentence"] == "B equals A in all 8 answers."
+    lm_eval_samples(honest, file, lambda text: text.replace("Okay", "Zebra"))
+    record = audited(cell, file, tmp_path / "other", ran_in="float32")
+    assert named(record) == {"unexplained"}
+    assert all(finding["judged"]["a"]["text"] == "Okay" for finding in record["findings"])
+
+
+REFUSED = {
+    "no such arm": ("{a}:arr", "{a}:ar", "unknown arm"),
+    "no such place": ("{a}x", "{a}:ar", "is no run directory and no file"),
+    "the same": ("{a}", "{a}", "are the same"),
+    "nothing": ("{a}:ar", "", "compares two outputs"),
+    "other items": ("{a}:ar", "{b}/items:ar", "other items"),
+    "other suites": ("{a}:ar", "{b}/suite:ar", "other suites"),
+    "a missing answer": ("{a}:ar", "{b}/missing:ar", "has answers to 7 of 8 items"),
+    "a foreign id": ("{a}:ar", "{b}/foreign:ar", "has id 600, and the judge's vocabulary has 512"),
+    "another model": ("{a}:ar", "{b}/model:ar", "another model"),
+    "a cut line": ("{a}:ar", "{b}/cut.jsonl", "line 2: not JSON"),
+    "an empty file": ("{a}:ar", "{b}/empty.jsonl", "empty"),
+}
+
+
+@pytest.fixture(scope="module")
+def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs and files that cannot be audited."""
+    folder = tmp_path_factory.mktemp("broken")
+
+    def renamed(old: str, new: str) -> Callable[[Path], None]:
+        def change(run: Path) -> None:
+            for file in (*run.glob("generations/*"), run / "plan.json"):
+                file.write_text(file.read_text().replace(old, new))
+
+        return change
+
+    def cut(run: Path) -> None:
+        for file in run.glob("generations/*"):
+            file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+
+    def foreign(run: Path) -> None:
+        for file in run.glob("generations/*"):
+            file.write_text(re.sub(r'"token_ids": \[\d+', '"token_ids": [600', file.read_text()))
+
+    changes = {
+        "items": renamed('"arithmetic/', '"other/'),
+        "suite": renamed('"suite": "arithmetic"', '"suite": "gsm8k"'),
+        "missing": cut,
+        "foreign": foreign,
+        "model": renamed("embedded:tiny/ar", "embedded:tiny/draft"),
+    }
+    for name, change in changes.items():
+        run = planted(honest, folder / name, {})
+        shutil.rmtree(run / "timings")
+        change(run)
+    whole = lm_eval_samples(honest, folder / "cut.jsonl", lambda text: text).read_text()
+    (folder / "cut.jsonl").write_text(whole[: whole.index("\n") + 40])
+    (folder / "empty.jsonl").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_mistakes_are_one_line(mistake: str, honest: Path, broken: Path, tmp_path: Path) -> None:
+    a, b, message = REFUSED[mistake]
+    with pytest.raises(UserError, match=message) as raised:
+        audited(a.format(a=honest), b.format(a=honest, b=broken), tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "audit").exists()
+
+
+def test_run_still_going(honest: Path, tmp_path: Path) -> None:
+    run = planted(honest, tmp_path / "b", {})
+    command = [sys.executable, "-c", HOLDS, str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(UserError, match="is still going"):
+            audited(f"{honest}:ar", f"{run}:ar", tmp_path)
+        holder.communicate()
+
+
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1] + "/.lock", "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_exit_codes_and_page(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
+    """0: explained; 1: a fault, whose tokens the page has side by side."""
+    cell = f"{SPECULATIVE}.b4"
+    run = planted(honest, tmp_path / "b", {cell: drafted(judge, close)})
+    good, out = [f"{honest}:ar", f"{honest}:speculative"], str(tmp_path / "page")
+    assert exit_code(*good, "-o", str(tmp_path / "good")) == 0
+    assert exit_code(f"{run}:{AR}.b4", f"{run}:{cell}", "-o", out) == 1
+    page = (tmp_path / "page/audit.html").read_text()
+    assert "Token by token" in page
+    assert "acceptance fault" in page
+
+
+def exit_code(*words: str) -> int:
+    return CliRunner().invoke(main.app, ["audit", *words]).exit_code

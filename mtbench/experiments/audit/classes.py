@@ -226,7 +226,7 @@ def _acceptance(case: Case) -> str | None:
 def _accepted(case: Case, letter: Letter) -> str | None:
     """Return that a side's tokens are off only where a forward accepted drafts."""
     pool, far = case.known.pool(letter), case.far(letter, case.known.bound)
-    if case.side(letter).plain or not far:
+    if case.side(letter).plain is not False or not far:
         return None
     commits, short = case.said(letter).commits, case.short(letter, far[0])
     if commits is None:

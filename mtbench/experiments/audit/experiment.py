@@ -8,7 +8,7 @@ from mtbench.document.console import Terminal
 from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
-from mtbench.experiments.audit import sides
+from mtbench.experiments.audit import sides, texts
 from mtbench.experiments.audit.checkpoints import difference
 from mtbench.experiments.audit.classes import LETTERS, Known, name
 from mtbench.experiments.audit.document import document
@@ -16,7 +16,7 @@ from mtbench.experiments.audit.findings import all_pairs, audit, known_of, to_ju
 from mtbench.experiments.audit.format import Audit, JudgedLine, TrialLine
 from mtbench.experiments.audit.judge import Judge
 from mtbench.experiments.audit.request import AuditRequest, AuditSession
-from mtbench.experiments.audit.sides import Pair
+from mtbench.experiments.audit.sides import Named, Pair
 from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
@@ -47,17 +47,18 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         """Return the pairs of arms. Raises UserError for answers that cannot be compared."""
         if not request.a or not request.b:
             raise UserError("an audit compares two outputs: `mtbench audit A B`, each DIR, DIR:ARM or a result file.")
-        a, b = (sides.named(text, offline=request.offline) for text in (request.a, request.b))
-        found = sides.pairs(a, b)
-        model = request.model or next((side.model for p in found for side in (p.a, p.b) if side.model), None)
+        a, b = (_read(text, request) for text in (request.a, request.b))
+        model = request.model or next((side.model for side in (*a.meant, *b.meant) if side.model), None)
         if model is None:
             raise UserError("neither A nor B says which model decoded; give it with `--model`.")
         judge = inspect(model, offline=request.offline)
-        for pair in found:
-            for side in (pair.a, pair.b):
-                sides.refuse_unknown_ids(side, judge.vocabulary)
-                if side.model not in (None, model):
-                    sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
+        a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
+        paired = sides.pairs(texts.same_items(a, b), texts.same_items(b, a))
+        found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
+        for side in {side.name: side for pair in found for side in pair[:2]}.values():
+            sides.refuse_unknown_ids(side, judge.vocabulary)
+            if side.model not in (None, model):
+                sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
         return AuditPlan(request, found, model)
 
     def begin(self, directory: RunDirectory, planned: AuditPlan, argv: Sequence[str]) -> None:
@@ -122,6 +123,12 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 made = list(run_trials(judge, number, of, letter))
                 job.directory.append(TRIALS, [dump(line) for line in made])
                 of.trials += made
+
+
+def _read(text: str, request: AuditRequest) -> Named:
+    """Return what an argument names: cells of a run, or a file of answers."""
+    place = Path(sides.place_of(text))
+    return sides.named(text, offline=request.offline) if place.is_dir() else texts.of_file(place, request.ran_in)
 
 
 EXPERIMENT = AuditExperiment()

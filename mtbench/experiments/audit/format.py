@@ -77,7 +77,7 @@ class PairRecord(Record):
 
     a: Text = Field(description="A: file or directory, and the cell in it")
     b: Text = Field(description="B: file or directory, and the cell in it")
-    suite: str = Field(description="suite of both")
+    suite: str | None = Field(description="suite of both; null: the files name none")
     items: Count = Field(description="items that both have answered")
     noise: StoredQuantity = Field(description="shortfall up to which the arithmetic of A and B may choose a token")
     rounding: StoredQuantity | None = Field(

@@ -35,6 +35,7 @@ class Said:
     seed: int = 0
     block: int | None = None
     row: int | None = None
+    asked: str | None = None  # the prompt as text
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Side:
 
     name: str
     source: str
-    suite: str
+    suite: str | None  # None: a file that names none
     arm: str
     answers: Mapping[str, Said]  # by item
     model: str | None = None  # checkpoint that decoded
@@ -52,10 +53,11 @@ class Side:
     batch_size: int | None = None
     temperature: float = 0.0
     claims: str = "lossless"
-    plain: bool = False  # reference decoding
+    plain: bool | None = None  # reference decoding; None: not known
     ours: bool = False  # decoded by mtbench's own loop
     max_new_tokens: int | None = None
     task: Mapping[str, object] | None = None  # the suite's description of how it asks and scores
+    texts: bool = False  # answers are texts: their tokens are made of them
 
     @property
     def machinery(self) -> tuple[object, ...]:
@@ -85,12 +87,18 @@ class Named(NamedTuple):
     chosen: bool  # an arm or cell was named
 
 
-def named(text: str, *, offline: bool = False) -> Named:
-    """Return what `DIR`, `DIR:ARM` or `DIR:CELL` names. Raises UserError."""
+def place_of(text: str) -> str:
+    """Return the part of an argument that is a directory or a file. Raises UserError if there is none."""
     parts = text.split(":")
     place = next((":".join(parts[:n]) for n in range(len(parts), 0, -1) if os.path.exists(":".join(parts[:n]))), None)
     if place is None:
         raise UserError(f"{text!r} is no run directory and no file; give DIR, DIR:ARM or a result file.")
+    return place
+
+
+def named(text: str, *, offline: bool = False) -> Named:
+    """Return what `DIR`, `DIR:ARM` or `DIR:CELL` names. Raises UserError."""
+    place = place_of(text)
     arm = text[len(place) + 1 :]
     sides = of_run(Path(place), offline=offline)
     arms = dict.fromkeys(side.arm for side in sides)
@@ -184,15 +192,17 @@ def pairs(a: Named, b: Named) -> list[Pair]:
 
     Raises UserError if nothing can be compared.
     """
+    if a.text == b.text:
+        raise UserError(f"A and B are the same, {a.text!r}; name two arms, DIR:ARM, or two batch sizes, DIR:CELL.")
     suites = {side.suite for side in a.meant} & {side.suite for side in b.meant}
-    if not suites:
-        theirs = [", ".join(dict.fromkeys(side.suite for side in n.meant)) for n in (a, b)]
+    any_suite = any(side.suite is None or side.texts for side in (*a.meant, *b.meant))
+    if not suites and not any_suite:
+        theirs = [", ".join(dict.fromkeys(str(side.suite) for side in n.meant)) for n in (a, b)]
         raise UserError(f"other suites: A has {theirs[0]}, B has {theirs[1]}; give runs of the same suite.")
     found = []
     for side in b.meant:
-        if side.suite not in suites:
-            continue
-        fitting = [other for other in a.meant if other.suite == side.suite and other.name != side.name]
+        fitting = [other for other in a.meant if any_suite or other.suite == side.suite]
+        fitting = [other for other in fitting if other.name != side.name]
         if (not a.chosen and not b.chosen) or len({other.arm for other in fitting}) > 1:
             alone = len({o.arm for o in a.meant}) == 1 == len({o.arm for o in b.meant})
             fitting = [other for other in fitting if other.arm == side.arm or alone]
