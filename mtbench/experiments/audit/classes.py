@@ -1,104 +1,16 @@
-"""Why two answers differ: the classes of an audit in the order in which they are tested. The first that holds is named.
+"""Why two answers differ: the classes of an audit, and the tests in the order in which they are made.
 
-A test gets an item's two answers, what the judge says of them, and what is known of the pair of arms. It returns the
+The first test that holds names the class. It gets an item's two answers with what is known of them, and returns the
 evidence in one sentence, or None.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine
-from mtbench.experiments.audit.pool import Pool, step_of
-from mtbench.experiments.audit.sides import Said, Side
+from mtbench.experiments.audit.cases import LETTERS, OTHER, Case, Letter, step_of
 from mtbench.runs.lossless_check import first_difference
 
-Letter = Literal["a", "b"]
-LETTERS: tuple[Letter, ...] = ("a", "b")
-OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
-INFINITE = 1e30  # a shortfall that is not known
 MANY = 3  # answers that make a fault one of all answers
-
-
-@dataclass
-class Known:
-    """What is known of a pair of arms. `text`: makes text of ids."""
-
-    a: Side
-    b: Side
-    noise: float
-    rounding: float | None
-    text: Callable[[Sequence[int]], str]
-    checkpoints: str | None = None  # how the weights of the two differ; None: they do not, as far as is known
-    why: str = "the engine"  # what `rounding` was measured on
-    cases: "list[Case]" = field(default_factory=list)  # all answers
-    trials: list[TrialLine] = field(default_factory=list)
-    _pools: dict[Letter, Pool] = field(default_factory=dict)
-
-    def side(self, letter: Letter) -> Side:
-        return self.a if letter == "a" else self.b
-
-    def pool(self, letter: Letter) -> Pool:
-        """Return what the answers of a side that are off have in common."""
-        return self._pools.setdefault(letter, Pool(self, letter))
-
-    def right(self, letter: Letter) -> bool:
-        """Return whether no answer of a side is off."""
-        return not self.pool(letter).cases
-
-    @property
-    def bound(self) -> float:
-        """The largest shortfall that arithmetic explains."""
-        return max(self.noise, self.rounding or 0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """An item's two answers, and what the judge says of them; None: nothing was judged."""
-
-    item: str
-    a: Said
-    b: Said
-    judged: JudgedLine | None
-    known: Known
-
-    def said(self, letter: Letter) -> Said:
-        return self.a if letter == "a" else self.b
-
-    def side(self, letter: Letter) -> Side:
-        return self.known.a if letter == "a" else self.known.b
-
-    def of(self, letter: Letter) -> SideJudged | None:
-        return None if self.judged is None else self.judged.side_a if letter == "a" else self.judged.side_b
-
-    def far(self, letter: Letter, bound: float) -> list[int]:
-        """Return the judged tokens of a side that are further from the judge's choice than `bound`, by index."""
-        side = self.of(letter)
-        return [] if side is None else [int(i) for i, short in side.short.items() if short > bound]
-
-    def short(self, letter: Letter, index: int) -> float:
-        """Return how far a side's token is from the judge's choice."""
-        side = self.of(letter)
-        return 0.0 if side is None else side.short.get(str(index), 0.0)
-
-    @cached_property
-    def off(self) -> list[Letter]:
-        """The sides with a token that arithmetic does not explain."""
-        return [letter for letter in LETTERS if self.far(letter, self.known.bound)]
-
-    @property
-    def at_first(self) -> list[float]:
-        """Shortfalls of the two tokens at the first difference."""
-        tokens = () if self.judged is None else (self.judged.a, self.judged.b)
-        return [token.shortfall for token in tokens if token is not None]
-
-    @property
-    def is_prefix(self) -> bool:
-        """Whether one answer begins with the other."""
-        shorter = min(len(self.a.tokens), len(self.b.tokens))
-        return self.a.tokens[:shorter] == self.b.tokens[:shorter]
-
 
 Test = Callable[[Case], str | None]
 

@@ -18,7 +18,7 @@ from mtbench.document.model import (
     Tone,
     Verdict,
 )
-from mtbench.experiments.audit.classes import Case, Known
+from mtbench.experiments.audit.cases import Case, Known
 from mtbench.experiments.audit.format import Audit, Finding
 
 SHOWN = 40  # first differences that the page has side by side

@@ -9,8 +9,9 @@ from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.audit import sides, texts
+from mtbench.experiments.audit.cases import LETTERS, Known
 from mtbench.experiments.audit.checkpoints import difference
-from mtbench.experiments.audit.classes import LETTERS, Known, name
+from mtbench.experiments.audit.classes import name
 from mtbench.experiments.audit.document import document
 from mtbench.experiments.audit.findings import all_pairs, audit, known_of, to_judge
 from mtbench.experiments.audit.format import Audit, JudgedLine, TrialLine

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mtbench.document.formatting import counted, listed
-from mtbench.experiments.audit.classes import CLASSES, Case, Known, is_fault, name
+from mtbench.experiments.audit.cases import Case, Known
+from mtbench.experiments.audit.classes import CLASSES, is_fault, name
 from mtbench.experiments.audit.format import Audit, ClassCount, Finding, JudgedLine, PairRecord
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest

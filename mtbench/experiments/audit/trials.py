@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.experiments.audit.classes import Case, Known, Letter
+from mtbench.experiments.audit.cases import Case, Known, Letter
 from mtbench.experiments.audit.format import TrialLine
 from mtbench.experiments.audit.judge import TAIL, Judge, answer_of, logits_of, shortfalls
 from mtbench.experiments.audit.settings import FILTERS, PENALTIES, ROUNDED, Setting

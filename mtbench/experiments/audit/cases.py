@@ -1,16 +1,20 @@
-"""What the answers of one side have in common that are off: where, how far, and what explains most of them."""
+"""An item's two answers, what the judge says of them, and what the answers of a side have in common that are off.
+
+A token is off if its shortfall is more than arithmetic explains.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from mtbench.experiments.audit.format import TrialLine
+from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine
+from mtbench.experiments.audit.sides import Said, Side
 
-if TYPE_CHECKING:
-    from mtbench.experiments.audit.classes import Case, Known, Letter
-
+Letter = Literal["a", "b"]
+LETTERS: tuple[Letter, ...] = ("a", "b")
+OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
 AS_SAMPLED = 4.0  # standard deviations within which tokens are as likely as sampled ones
 FEW = 0.1  # share of the tokens up to which faults are single ones
 CHANCE = 0.01  # probability below which a pattern is none of chance
@@ -18,19 +22,98 @@ HELPS = 0.5  # share of the tokens that a trial must explain
 MIXED = 12  # tokens that two items do not share by chance
 
 
+@dataclass
+class Known:
+    """What is known of a pair of arms. `text`: makes text of ids."""
+
+    a: Side
+    b: Side
+    noise: float
+    rounding: float | None
+    text: Callable[[Sequence[int]], str]
+    checkpoints: str | None = None  # how the weights of the two differ; None: they do not, as far as is known
+    why: str = "the engine"  # what `rounding` was measured on
+    cases: "list[Case]" = field(default_factory=list)  # all answers
+    trials: list[TrialLine] = field(default_factory=list)
+    _pools: "dict[Letter, Pool]" = field(default_factory=dict)
+
+    def side(self, letter: Letter) -> Side:
+        return self.a if letter == "a" else self.b
+
+    def pool(self, letter: Letter) -> "Pool":
+        """Return what the answers of a side that are off have in common."""
+        return self._pools.setdefault(letter, Pool(self, letter))
+
+    def right(self, letter: Letter) -> bool:
+        """Return whether no answer of a side is off."""
+        return not self.pool(letter).cases
+
+    @property
+    def bound(self) -> float:
+        """The largest shortfall that arithmetic explains."""
+        return max(self.noise, self.rounding or 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """An item's two answers, and what the judge says of them; None: nothing was judged."""
+
+    item: str
+    a: Said
+    b: Said
+    judged: JudgedLine | None
+    known: Known
+
+    def said(self, letter: Letter) -> Said:
+        return self.a if letter == "a" else self.b
+
+    def side(self, letter: Letter) -> Side:
+        return self.known.a if letter == "a" else self.known.b
+
+    def of(self, letter: Letter) -> SideJudged | None:
+        return None if self.judged is None else self.judged.side_a if letter == "a" else self.judged.side_b
+
+    def far(self, letter: Letter, bound: float) -> list[int]:
+        """Return the judged tokens of a side that are further from the judge's choice than `bound`, by index."""
+        side = self.of(letter)
+        return [] if side is None else [int(i) for i, short in side.short.items() if short > bound]
+
+    def short(self, letter: Letter, index: int) -> float:
+        """Return how far a side's token is from the judge's choice."""
+        side = self.of(letter)
+        return 0.0 if side is None else side.short.get(str(index), 0.0)
+
+    @cached_property
+    def off(self) -> list[Letter]:
+        """The sides with a token that arithmetic does not explain."""
+        return [letter for letter in LETTERS if self.far(letter, self.known.bound)]
+
+    @property
+    def at_first(self) -> list[float]:
+        """Shortfalls of the two tokens at the first difference."""
+        tokens = () if self.judged is None else (self.judged.a, self.judged.b)
+        return [token.shortfall for token in tokens if token is not None]
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether one answer begins with the other."""
+        shorter = min(len(self.a.tokens), len(self.b.tokens))
+        return self.a.tokens[:shorter] == self.b.tokens[:shorter]
+
+
 @dataclass(frozen=True, eq=False)
 class Pool:
     """The answers of one side, `letter`, that are off."""
 
-    known: "Known"
-    letter: "Letter"
+    known: Known
+    letter: Letter
 
     @cached_property
-    def cases(self) -> "list[Case]":
+    def cases(self) -> list[Case]:
         return [case for case in self.known.cases if self.letter in case.off]
 
     @cached_property
-    def far(self) -> "list[tuple[Case, int]]":
+    def far(self) -> list[tuple[Case, int]]:
         """The tokens that are off."""
         return [(case, index) for case in self.cases for index in case.far(self.letter, self.known.bound)]
 
@@ -92,13 +175,12 @@ class Pool:
     @cached_property
     def mixed(self) -> dict[str, str]:
         """Items whose answer goes on with the tokens of another item: item -> the other."""
-        other: Letter = "b" if self.letter == "a" else "a"
         found = {}
         for case in self.cases:
             assert case.judged is not None
             first, tokens = case.judged.first, case.said(self.letter).tokens
             for theirs in self.known.cases:
-                if theirs is not case and _goes_on(tokens, theirs.said(other).tokens, first):
+                if theirs is not case and _goes_on(tokens, theirs.said(OTHER[self.letter]).tokens, first):
                     found[case.item] = theirs.item
         return found
 
