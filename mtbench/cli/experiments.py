@@ -1,4 +1,6 @@
-"""The commands that measure: `run`, `choose`, `gate`, `load`, `audit`, `reproduce`. Each is made from its experiment's options.
+"""The commands that measure: `run`, `choose`, `gate`, `load`, `audit`, `reproduce`.
+
+Each is made from its experiment's options.
 
 An experiment is imported when its command runs: it imports torch, which `--help` does not need.
 """

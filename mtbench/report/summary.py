@@ -86,7 +86,8 @@ def warnings(cells: Sequence[ResultCell]) -> list[str]:
         of_all = f"{unfinished} of {counted(len(cells), 'cell')}"
         found.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
     found += [
-        f"{cell.arm} claims to be lossless and is not: its tokens are not those of {cell.lossless.against}."
+        f"{cell.arm} claims to be lossless and is not: its tokens are not those of {cell.lossless.against}; "
+        f"`mtbench audit DIR:{cell.lossless.against} DIR:{cell.arm}` says why."
         for cell in cells
         if cell.lossless is not None and breaks_promise(cell)
     ]

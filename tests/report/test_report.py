@@ -319,7 +319,11 @@ def test_the_page_warns_of_what_spoils_the_run(run: RunDirectory) -> None:
     }
     first, second = warnings([ResultCell.model_validate(cell) for cell in cells])
     assert first == f"The run is not finished: blocks are missing in 1 of {len(cells)} cells; continue with `--resume`."
-    assert second == f"{cells[2]['arm']} claims to be lossless and is not: its tokens are not those of ar@mars/graph."
+    arm = cells[2]["arm"]
+    assert second == (
+        f"{arm} claims to be lossless and is not: its tokens are not those of ar@mars/graph; "
+        f"`mtbench audit DIR:ar@mars/graph DIR:{arm}` says why."
+    )
 
 
 def arithmetic_cells(run: RunDirectory, batch_size: int = 2) -> Any:
