@@ -14,8 +14,8 @@ from mtbench.experiments.audit.checkpoints import difference
 from mtbench.experiments.audit.classes import name
 from mtbench.experiments.audit.document import document
 from mtbench.experiments.audit.findings import all_pairs, audit, known_of, to_judge
-from mtbench.experiments.audit.format import Audit, JudgedLine, TrialLine
-from mtbench.experiments.audit.judge import Judge
+from mtbench.experiments.audit.format import Audit, JudgedLine, NoiseLine, TrialLine
+from mtbench.experiments.audit.judge import Judge, answer_of, coarse
 from mtbench.experiments.audit.request import AuditRequest, AuditSession
 from mtbench.experiments.audit.sides import Named, Pair
 from mtbench.experiments.audit.trials import run_trials
@@ -25,7 +25,8 @@ from mtbench.models.loading import inspect
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 
-ASKED, JUDGED, TRIALS = "asked.json", "judged.jsonl", "trials.jsonl"
+ASKED, JUDGED, NOISE, TRIALS = "asked.json", "judged.jsonl", "noise.jsonl", "trials.jsonl"
+MEASURED = 192  # tokens of an answer at which noise is measured, and those that are judged behind a difference
 FAULT = 1  # exit code
 UNDECIDED = {"weights", "cache/position", "sampling", "unexplained"}  # classes that a trial may tell apart
 
@@ -77,7 +78,8 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
         tokenizer = inspect(planned.model, offline=job.request.offline).tokenizer
-        known = known_of(planned.pairs, lines, lambda ids: str(tokenizer.decode(list(ids))))
+        noises = self._noises(job, planned, judge) if lines else {}
+        known = known_of(planned.pairs, lines, noises, lambda ids: str(tokenizer.decode(list(ids))))
         self._try(job, known, judge)
         found = audit(job.request, planned.model if lines else None, known, [])
         job.directory.write_json(self.result, dump(found))
@@ -109,6 +111,18 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 job.directory.append(JUDGED, [dump(lines[number, item])])
                 progress.show(f"judged {done} of {len(due)} answers")
         return lines
+
+    def _noises(self, job: Job[AuditRequest, AuditSession], planned: AuditPlan, judge: Judge) -> dict[str, NoiseLine]:
+        """Measure the noise of the number types that the sides ran in, on their answers."""
+        found = {line.dtype: line for line in job.directory.read_lines(NOISE, NoiseLine)}
+        every = {side.name: side for pair in planned.pairs for side in pair[:2]}.values()
+        for dtype in {name for side in every if (name := coarse(side)) is not None and name not in found}:
+            own_first = sorted(every, key=lambda side: coarse(side) != dtype)
+            said = [(side, one) for side in own_first for one in side.answers.values()]
+            answers = (answer_of(side, one, MEASURED) for side, one in said if one.prompt and one.tokens)
+            found[dtype] = judge.noise(dtype, answers)
+            job.directory.append(NOISE, [dump(found[dtype])])
+        return found
 
     def _try(self, job: Job[AuditRequest, AuditSession], known: Sequence[Known], judge: Judge) -> None:
         """Make the trials of each side with answers that nothing stored explains; what was tried before stays."""

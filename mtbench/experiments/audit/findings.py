@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mtbench.document.formatting import counted, listed
 from mtbench.experiments.audit.cases import Case, Known
 from mtbench.experiments.audit.classes import CLASSES, is_fault, name
-from mtbench.experiments.audit.format import Audit, ClassCount, Finding, JudgedLine, PairRecord
+from mtbench.experiments.audit.format import Audit, ClassCount, Finding, JudgedLine, NoiseLine, PairRecord
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair
@@ -31,7 +31,7 @@ def to_judge(pair: Pair, item: str) -> bool:
     return a.tokens != b.tokens and a.prompt == b.prompt is not None
 
 
-def known_of(pairs: Sequence[Pair], lines: Lines, decode: Decode) -> list[Known]:
+def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine], decode: Decode) -> list[Known]:
     """Return what is known of each pair of arms, with its answers."""
     every, found = all_pairs(pairs), list[Known]()
     apart = {(p.a.name, p.b.name): _apart(number, p, lines) for number, p in enumerate(every)}
@@ -42,10 +42,12 @@ def known_of(pairs: Sequence[Pair], lines: Lines, decode: Decode) -> list[Known]
         noise = EXACT_EPSILON["float64"]
         for side in pair[:2]:
             dtype = coarse(side)
-            if side.dtype == dtype:
-                noise = max(noise, _noise(lines, every, dtype))
-            elif dtype is not None:
-                own[_noise(lines, every, dtype)] = f"{dtype}, in which an engine may compute some of its products"
+            if dtype is None or dtype not in noises:
+                pass  # exact, or nothing had to be judged
+            elif side.dtype == dtype:
+                noise = max(noise, bound_of(noises[dtype]))
+            else:
+                own[bound_of(noises[dtype])] = f"{dtype}, in which an engine may compute some of its products"
             noise = max(noise, EXACT_EPSILON.get(str(side.dtype), 0.0))
         rounding = max(own, default=None)
         known = Known(pair.a, pair.b, noise, rounding, decode, why=own.get(rounding or 0.0, "the engine"))
@@ -57,15 +59,9 @@ def known_of(pairs: Sequence[Pair], lines: Lines, decode: Decode) -> list[Known]
     return found
 
 
-def _noise(lines: Lines, pairs: Sequence[Pair], dtype: str | None) -> float:
-    """Return the noise of a number type: what was measured on all sides that it stands for."""
-    seen = [
-        judged.noise
-        for (number, _), line in lines.items()
-        for side, judged in zip(pairs[number][:2], (line.side_a, line.side_b), strict=True)
-        if judged.noise is not None and coarse(side) == dtype
-    ]
-    return min(MOST_NOISE, SPREAD * max(seen, default=0.0))
+def bound_of(measured: NoiseLine) -> float:
+    """Return the shortfall up to which two runs in a number type may choose another token each."""
+    return min(MOST_NOISE, SPREAD * measured.largest)
 
 
 def _apart(number: int, pair: Pair, lines: Lines) -> float:

@@ -38,10 +38,14 @@ class SideJudged(Record):
     endless: StoredQuantity | None = Field(
         description="the largest shortfall if no end token could be chosen; null: all tokens are choices as it is"
     )
-    noise: StoredQuantity | None = Field(
-        description="largest change of a judged token's shortfall in the number type that the side ran in; null: not "
-        "measured, since this is exact"
-    )
+
+
+class NoiseLine(Record):
+    """A line of noise.jsonl: how far a number type changes the shortfalls of tokens."""
+
+    dtype: Text = Field(description="number type")
+    positions: Count = Field(description="tokens at which it was measured")
+    largest: StoredQuantity = Field(description="largest change of a shortfall")
 
 
 class JudgedLine(Record):

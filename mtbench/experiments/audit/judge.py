@@ -4,12 +4,13 @@ The logits are those of transformers' modules (mtbench/runs/lossless_check.py). 
 from the first difference on, `TAIL` tokens far: so a side that goes wrong later is found, too.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from mtbench.experiments.audit.format import JudgedLine, SideJudged, TokenAt
+from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged, TokenAt
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Said, Side
 from mtbench.models.runner import ModelRunner
@@ -38,7 +39,6 @@ class Judge:
     source: str
     request: AuditRequest
     _pools: dict[str, ModelPool] = field(default_factory=dict)
-    _measured: dict[str, int] = field(default_factory=dict)  # positions at which a number type's noise was measured
 
     def runner(self, dtype: str | None = None) -> ModelRunner:
         """Return the runner of the model in a number type, loaded at the first call."""
@@ -61,7 +61,6 @@ class Judge:
         judged = [
             self._side(side, answer, found, first) for side, answer, found in zip(sides, answers, logits, strict=True)
         ]
-        judged = self._with_noise(judged, sides, answers, first)
         tokens = [
             None if found is None else self._token(answer, found[0], first, answer.tokens[first])
             for answer, found in zip(answers, logits, strict=True)
@@ -94,7 +93,7 @@ class Judge:
     def _side(self, side: Side, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
         """Return what the judge says of a side's tokens from `first` on; logits (n, V)."""
         if logits is None:
-            return SideJudged(probabilities=[], short={}, surprise={}, endless=None, noise=None)
+            return SideJudged(probabilities=[], short={}, surprise={}, endless=None)
         emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
         short = shortfalls(with_noise(logits, answer, first), emitted)
         log_p = (logits / (answer.temperature or 1)).log_softmax(-1)
@@ -110,27 +109,24 @@ class Judge:
                 for t in dict.fromkeys((answer.temperature or 1.0, *TEMPERATURES))
             },
             endless=endless,
-            noise=None,
         )
 
-    def _with_noise(
-        self, judged: list[SideJudged], sides: tuple[Side, Side], answers: list[Answer], first: int
-    ) -> list[SideJudged]:
-        """Return the sides with the noise of their number types, until it was measured at enough positions."""
-        for dtype in {coarse(side) for side in sides} - {None}:
-            if self._measured.get(str(dtype), 0) >= EPSILON_POSITIONS_NEEDED:
-                continue
-            logits = logits_of(self.runner(dtype), answers, first)
-            for i, (answer, found) in enumerate(zip(answers, logits, strict=True)):
-                if found is None:
-                    continue
-                emitted = torch.tensor(answer.tokens[first:], device=found.device)[:, None]
-                coarsely = shortfalls(with_noise(found, answer, first), emitted).tolist()
-                exact = [judged[i].short.get(str(first + n), 0.0) for n in range(len(coarsely))]
-                noise = max(abs(x - y) for x, y in zip(coarsely, exact, strict=True))
-                judged[i] = judged[i].changed(noise=max(noise, judged[i].noise or 0.0))
-                self._measured[str(dtype)] = self._measured.get(str(dtype), 0) + len(coarsely)
-        return judged
+    @torch.inference_mode()
+    def noise(self, dtype: str, answers: Iterable[Answer]) -> NoiseLine:
+        """Return the largest change of a token's shortfall in another number type, at as many positions as ε needs."""
+        positions, largest = 0, 0.0
+        for answer in answers:
+            both = []
+            for runner in (self.runner(), self.runner(dtype)):
+                [logits] = logits_of(runner, [answer], 0)
+                assert logits is not None, "an answer has tokens"
+                emitted = torch.tensor(answer.tokens, device=logits.device)[:, None]
+                both.append(shortfalls(logits.float(), emitted))
+            positions += len(answer.tokens)
+            largest = max(largest, _finite((both[0] - both[1]).abs().max()))
+            if positions >= EPSILON_POSITIONS_NEEDED:
+                break
+        return NoiseLine(dtype=dtype, positions=positions, largest=largest)
 
 
 def answer_of(side: Side, said: Said, first: int) -> Answer:
