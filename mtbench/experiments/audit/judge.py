@@ -22,7 +22,7 @@ from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 TAIL = 64  # tokens of each side that are judged
 COARSE = "bfloat16"  # number type whose noise explains an engine that does not say how it computes
 
-TEMPERATURES = (1.0, 0.8, 0.7, 0.6)  # that sampled tokens are looked for at
+TEMPERATURES = (1.0, 0.7)  # that sampled tokens are looked for at
 
 
 def coarse(side: Side) -> str | None:
@@ -58,9 +58,7 @@ class Judge:
         runner = self.runner()
         answers = [answer_of(side, one, first) for side, one in zip(sides, said, strict=True)]
         logits = logits_of(runner, answers, first)
-        judged = [
-            self._side(side, answer, found, first) for side, answer, found in zip(sides, answers, logits, strict=True)
-        ]
+        judged = [self._side(answer, found, first) for answer, found in zip(answers, logits, strict=True)]
         tokens = [
             None if found is None else self._token(answer, found[0], first, answer.tokens[first])
             for answer, found in zip(answers, logits, strict=True)
@@ -90,24 +88,28 @@ class Judge:
             shortfall=_finite(noisy.max() - noisy[token]),
         )
 
-    def _side(self, side: Side, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
-        """Return what the judge says of a side's tokens from `first` on; logits (n, V)."""
+    def _side(self, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
+        """Return what the judge says of a side's tokens from `first` on; logits (n, V).
+
+        What the tokens would be with other settings is computed only if one of them is no choice.
+        """
         if logits is None:
             return SideJudged(probabilities=[], short={}, surprise={}, endless=None)
         emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
         short = shortfalls(with_noise(logits, answer, first), emitted)
-        log_p = (logits / (answer.temperature or 1)).log_softmax(-1)
-        endless = None
-        if float(short.max()) > EXACT_EPSILON["float32"] and (ends := self.runner().checkpoint.end_ids):
-            without = logits.index_fill(-1, torch.tensor(ends, device=logits.device), float("-inf"))
+        own = answer.temperature or 1.0
+        log_p = logits.gather(1, emitted)[:, 0] / own - (logits / own).logsumexp(1)
+        endless, surprise = None, {}
+        if float(short.max()) > EXACT_EPSILON["float32"]:
+            ends = torch.tensor(self.runner().checkpoint.end_ids, device=logits.device)
+            without = logits.index_fill(-1, ends, float("-inf"))
             endless = _finite(shortfalls(with_noise(without, answer, first), emitted).max())
+            temperatures = dict.fromkeys((own, *TEMPERATURES))
+            surprise = {f"{t:g}": round(_surprise(logits[1:] / t, emitted[1:]), 3) for t in temperatures}
         return SideJudged(
-            probabilities=[round(p, 9) for p in log_p.gather(1, emitted)[:, 0].exp().tolist()],
+            probabilities=[round(p, 9) for p in log_p.exp().clamp(max=1).tolist()],
             short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
-            surprise={
-                f"{t:g}": round(_surprise((logits[1:] / t).log_softmax(-1), emitted[1:]), 3)
-                for t in dict.fromkeys((answer.temperature or 1.0, *TEMPERATURES))
-            },
+            surprise=surprise,
             endless=endless,
         )
 
@@ -159,12 +161,14 @@ def _finite(value: Tensor | float) -> float:
     return min(float(value), 1e30)
 
 
-def _surprise(log_p: Tensor, emitted: Tensor) -> float:
-    """Return how much less likely tokens (n, 1) are than sampled ones, in standard deviations; log_p (n, V)."""
-    if not len(log_p):
+def _surprise(logits: Tensor, emitted: Tensor) -> float:
+    """Return how much less likely tokens (n, 1) are than sampled ones, in standard deviations; logits (n, V)."""
+    if not len(logits):
         return 0.0
-    p, finite = log_p.exp(), log_p.clamp(min=-1e4)
-    entropy = -(p * finite).sum(-1)
-    variance = ((p * finite**2).sum(-1) - entropy**2).clamp(min=0)
-    excess = (-finite.gather(1, emitted)[:, 0] - entropy).sum()
+    log_p = logits.log_softmax(-1).clamp_(min=-1e4)
+    p = log_p.exp()
+    weighted = p * log_p
+    entropy = -weighted.sum(-1)
+    variance = (weighted.mul_(log_p).sum(-1) - entropy**2).clamp(min=0)
+    excess = (-log_p.gather(1, emitted)[:, 0] - entropy).sum()
     return float(excess / (variance.sum() + 1e-3).sqrt())
