@@ -121,6 +121,7 @@ def hopper() -> Iterator[None]:
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda *_, **__: None,
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
+        "is_current_stream_capturing": lambda: False,
     }
     with ExitStack() as stack:
         for name, answer in (answers | quiet).items():

@@ -220,7 +220,7 @@ def attend(
 
     The kernels take float16, bfloat16 and float32 (without TF32), even head sizes from 16 to 256, and sum in float32.
     They are batch-invariant: a query's result is the same bit by bit for every R, W and V, at every index,
-    whatever the other rows hold. Blocks of keys have a fixed length and are summed in order, tiles have a fixed shape,
+    whatever the other rows hold. Blocks of keys have a fixed length and are combined in one fixed tree,
     and the rows of a tile are independent. This assumes that the matrix unit treats all rows of a tile alike.
     Masks load fastest if V is a multiple of 16. Other inputs go to `attend_plain`, which is not batch-invariant.
     """
@@ -283,8 +283,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return the batch-invariant product of `x` (…, I) and `weight` (O, I): (…, O) in x's type.
 
     Libraries choose their kernel by the number of rows, so the same row differs between batch sizes
-    (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here all tiles have one shape, and
-    the split of the inputs depends only on the weight's shape and the GPU. Sums are in float32.
+    (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here a sum has the same parts in
+    the same order at every number of rows: they depend only on the weight's shape and the GPU. Sums are in float32.
     """
     return _of(linear_plain, "linear", x)(x, weight)
 

@@ -60,14 +60,14 @@ class Plan:
 
     @property
     def most_parts(self) -> int:
-        return max(map(self.parts, range(self.groups)))
+        return _most_parts(self)
 
     def tile(self, positions: int) -> int:
         """Return the rows of a program."""
         return self.rows if positions > FEW else min(self.rows, TILE)
 
     def apart(self, positions: int) -> bool:
-        """Return whether a second kernel adds the parts: it has more programs than a group has last arrivals."""
+        """Return whether a second kernel adds the parts: with more programs than the one per tile that arrives last."""
         return positions > FEW and self.most_parts > 1
 
     def part_bytes(self, positions: int) -> int:
@@ -107,6 +107,11 @@ class Plan:
         if self.apart(positions):
             return KERNEL_S + LATENCY_S + self.part_bytes(positions) / l2_bytes_per_s
         return COUNTER_S + LATENCY_S + self.most_parts * self.tile(positions) * positions * 4 / PROCESSOR_BYTES_PER_S
+
+
+@cache
+def _most_parts(divided: Plan) -> int:
+    return max(map(divided.parts, range(divided.groups)))
 
 
 @cache

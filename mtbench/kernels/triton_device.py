@@ -36,16 +36,28 @@ def has_wgmma(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
+CAPTURED = -1  # in place of a stream
 counters: dict[tuple[object, ...], Tensor] = {}  # of arrivals. They stay: CUDA graphs hold their address
 
 
 def arrivals(device: torch.device, size: int) -> Tensor:
     """Return counters, zero between kernels, of this thread and its current stream: they run one kernel at a time.
 
-    The stream alone does not tell who replays a graph: all threads capture on one.
+    Those of its captured graphs are made with the first of a stream: a graph would only record that they are zero.
+    Raises RuntimeError if a kernel is captured that has not run before.
     """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = device, size, stream, threading.get_ident()
-    if key not in counters:
-        counters[key] = torch.zeros(size, dtype=torch.int32, device=device)
-    return counters[key]
+    own = (device, size, threading.get_ident())
+    stream = _stream(device)
+    if (*own, stream) not in counters:
+        if stream == CAPTURED:
+            raise RuntimeError("a product has to run once before a graph captures it")
+        for owner in (stream, CAPTURED):
+            counters.setdefault((*own, owner), torch.zeros(size, dtype=torch.int32, device=device))
+    return counters[*own, stream]
+
+
+def _stream(device: torch.device) -> int:
+    """Return the current stream; CAPTURED in a capture, which all threads make on one stream."""
+    if device.type != "cuda":
+        return 0
+    return CAPTURED if torch.cuda.is_current_stream_capturing() else torch.cuda.current_stream(device).cuda_stream

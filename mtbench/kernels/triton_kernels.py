@@ -6,10 +6,10 @@ moves of the KV cache, whose tensors the kernel takes by their addresses, and th
 norm, the embedding with the first norm's input, and the rotary embedding with cache writes. They compute in float32,
 and do not depend on other positions: they are batch-invariant.
 
-Tile shapes are constants. There is no autotuning: it synchronises, and the same row could run in another tile shape in
-another batch. Launchers allocate and launch but never synchronise, so a CUDA graph can record them after a first call
-has compiled them. Kernels are not specialised on the number of rows or positions, and on slots in view only for
-multiples of 16 (masks then load 16 at a time), so one compiled kernel serves all steps.
+There is no autotuning: it synchronises, and the same row could be summed in another order in another batch. Launchers
+allocate and launch but never synchronise, so a CUDA graph can record them after a first call has compiled them. Kernels
+are not specialised on the number of rows or positions, and on slots in view only for multiples of 16 (masks then load
+16 at a time), so one compiled kernel serves all steps.
 """
 
 from collections.abc import Sequence

@@ -5,12 +5,12 @@ Such a product reads each weight once and does little else, so memory bandwidth 
 weights as its large side (wgmma: 64 rows and more) and positions, padded to 16, 32, 64 or 128, as its small side.
 
 product_plan.py divides the outputs into groups, and the steps of all groups into shares (stream-K). One program takes a
-share, or at few positions two programs do, each with half of the outputs. If shares split a group, each program stores
-its part of the sum. The last one to arrive, whichever it is, adds them in the order of the inputs and finishes the
-tile: sums are deterministic, and a product is one kernel. At many positions the parts are large, and a second kernel
-with more programs adds them sooner, in the same order. Groups and shares depend on the weight's shape and the GPU only,
-never on the number of positions: products are batch-invariant. Padding changes no bit if the matrix unit adds a
-column's products in the same order in each of its widths.
+share; two do, each with half of the outputs, at few positions and where operands are in registers. If shares split a
+group, each program stores its part of the sum. The last one to arrive, whichever it is, adds them in the order of the
+inputs and finishes the tile: sums are deterministic, and a product is one kernel. At many positions the parts are
+large, and a second kernel with more programs adds them sooner, in the same order. Groups and shares depend on the
+weight's shape and the GPU only, never on the number of positions: products are batch-invariant. Padding changes no bit
+if the matrix unit adds a column's products in the same order in each of its widths.
 
 There is no autotuning (triton_kernels.py says why).
 """
@@ -33,7 +33,7 @@ HELD = 64  # sums of parts that a thread loads at a time
 SLICE = 16  # positions of a program that adds parts
 WIDEST = 128  # positions of a tile
 WIDEST_EXACT = 32  # in float32, which the matrix unit does not take
-CHUNKS = 4  # tiles of positions in a launch: bounds the memory of partial sums, 35 MB for each
+CHUNKS = 4  # tiles of positions in a launch: bounds the memory of partial sums, at most 35 MB for each
 COUNTERS = 4096  # arrival counters of a GPU, at least
 
 PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
@@ -49,12 +49,12 @@ def sum_pairwise(x, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _rows(tile, index, OUTPUTS: tl.constexpr, SWIGLU: tl.constexpr, TILE: tl.constexpr):
+def _rows(tile, index, OUTPUTS: tl.constexpr, SWIGLU: tl.constexpr, TILE: tl.constexpr, HALVES: tl.constexpr):
     """Return the weight's rows of a tile. With SwiGLU, one half of them is of gate and the other one of up."""
     rows: tl.constexpr = TILE // 2 if SWIGLU else TILE
     row = tile * rows + index % rows
-    if OUTPUTS % rows:
-        row = tl.minimum(row, OUTPUTS - 1)  # a partial tile repeats the last row
+    if OUTPUTS % (rows * HALVES):
+        row = tl.minimum(row, OUTPUTS - 1)  # a partial tile, or a half without outputs, repeats the last row
     if SWIGLU:
         row += index // rows * OUTPUTS
     return row
@@ -129,9 +129,7 @@ def _finish(
 ):
     """Apply to a tile's sums what follows the product, in float32, and store the outputs, rounded once.
 
-    `start`: the first of its positions.
-
-    PART: outputs of a sum of squares, a tile or half of it.
+    `start`: the first position of the tile. PART: outputs of a sum of squares, a tile or half of it.
     """
     bias, _, _, _, weighted, next_squares, next_weight, next_power = around
     index = tl.arange(0, POSITIONS)
@@ -238,7 +236,7 @@ def _product(
     end = tl.minimum(begin + SHARE, groups * steps)
     if PDL:
         tile = begin // steps * HALVES + half
-        lines = weight + _rows(tile, index, OUTPUTS, SWIGLU, TILE).to(tl.int64) * INPUTS
+        lines = weight + _rows(tile, index, OUTPUTS, SWIGLU, TILE, HALVES).to(tl.int64) * INPUTS
         for ahead in range(AHEAD):  # the weights can be read before the inputs are computed
             _prefetch(lines + tl.minimum(begin % steps + ahead, steps - 1) * STEP)
         hopper.gdc_wait()
@@ -248,7 +246,7 @@ def _product(
     partials += chunk.to(tl.int64) * tl.num_programs(1) * 2 * TILE * POSITIONS
     for group in range(begin // steps, tl.cdiv(end, steps)):
         tile = group * HALVES + half
-        row = _rows(tile, index, OUTPUTS, SWIGLU, TILE)
+        row = _rows(tile, index, OUTPUTS, SWIGLU, TILE, HALVES)
         first = tl.maximum(begin - group * steps, 0)
         last = tl.minimum(end - group * steps, steps)
         total = _partial_sum(
@@ -389,14 +387,15 @@ def _launch(
     count, inputs = x.shape
     outputs = len(weight) // 2 if swiglu else len(weight)
     out = x.new_empty(count, outputs) if out is None else out
-    squares, eps, power = (None, 0.0, 1.0) if entering is None else entering
+    squares, eps, power = (None, 0.0, 1.0) if entering is None else (entering[0].contiguous(), *entering[1:])
     exact, dependent = x.dtype == torch.float32, dependent_launch(x.device)
     positions = max(16, min(triton.next_power_of_2(count), WIDEST_EXACT if exact else WIDEST))
     divided, parts = plan(*weight.shape, multiprocessors(x.device)), 0 if squares is None else len(squares)
     tile, options = _tile(divided, positions, x)
     halves, chunks = divided.rows // tile, triton.cdiv(count, positions)
     at_once, shares, tiles = min(chunks, CHUNKS), divided.shares, divided.groups * halves
-    partials = x.new_empty(at_once * shares * 2 * divided.rows * positions, dtype=torch.float32)
+    stored = 2 * at_once * shares if divided.most_parts > 1 else 0
+    partials = x.new_empty(stored * divided.rows * positions, dtype=torch.float32)
     arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * tiles)))
     around = (bias, squares, eps, power, *((None, None, None, 1.0) if following is None else following))
     common = {
@@ -439,7 +438,8 @@ def _tile(divided: Plan, positions: int, x: Tensor) -> tuple[int, dict[str, Any]
     step_bytes = (tile + positions) * STEP * x.element_size()
     fits = (limit if positions > FEW else limit // 2 - 1024) // step_bytes
     fits += not from_shared  # the step in use is in registers
-    ahead = AHEAD_BYTES // (divided.shares * divided.rows * STEP * x.element_size())
+    early = min(divided.shares, 2 * multiprocessors(x.device))  # shares that can start early
+    ahead = AHEAD_BYTES // (early * divided.rows * STEP * x.element_size())
     return tile, {
         "AHEAD": min(divided.share, ahead),
         "APART": divided.apart(positions),

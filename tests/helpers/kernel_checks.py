@@ -57,7 +57,8 @@ def entering(x: Tensor, norm: Norm, parts: int = 3) -> NormInput:
     """Return the norm's input, with the sums of squares over several parts of a row."""
     squares = torch.stack([part.double().pow(2).sum(-1) for part in x.chunk(parts, -1)])
     weighted = x.double() * norm.weight.double() / norm.power
-    return NormInput(weighted.to(x.dtype), squares.to(torch.promote_types(x.dtype, torch.float32)))
+    squares = squares.to(torch.promote_types(x.dtype, torch.float32))
+    return NormInput(weighted.to(x.dtype), squares.T.contiguous().T)  # as the last positions of one row are
 
 
 @contextmanager

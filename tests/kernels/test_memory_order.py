@@ -98,6 +98,12 @@ def add_product() -> tuple[Run, Sequence[Tensor]]:
     return call, [weight, norm.weight]
 
 
+def empty_half() -> tuple[Run, Sequence[Tensor]]:
+    """The last group's second half has no outputs: it reads no weight behind the end."""
+    x, norm, weight = float32(2, 280), made_norm(280, torch.float32), float32(384, 280, seed=1)
+    return lambda run: [run.norm_product(entering(x, norm), norm, weight)], [weight]
+
+
 def many_positions() -> tuple[Run, Sequence[Tensor]]:
     """A tile of 256 rows; a second kernel adds its parts."""
     x, weight, norm = (noise(*shape, dtype=torch.float16) for shape in ((65, 400), (260, 400), (260,)))
@@ -128,8 +134,14 @@ def attend() -> tuple[Run, Sequence[Tensor]]:
     return lambda run: [run.attend(query, key, value, mask, length, 0.25)], []
 
 
-CASES = {case.__name__: case for case in (norm_product, norm_swiglu, add_product, many_positions, rotate, attend)}
-PLANS = {"norm_swiglu": (256, 3), "many_positions": (256, 3)}  # rows of a group and steps of a share
+CASES = {
+    case.__name__: case for case in (norm_product, norm_swiglu, add_product, empty_half, many_positions, rotate, attend)
+}
+PLANS = {
+    "norm_swiglu": (256, 3),
+    "many_positions": (256, 3),
+    "empty_half": (256, 9),
+}  # rows of a group and steps of a share
 
 
 @cache

@@ -54,7 +54,7 @@ PLANTED += [pytest.param(fault, marks=pytest.mark.slow) for fault in ATTENTION]
 
 
 if INTERPRETING or DEVICE == "cuda":
-    from mtbench.kernels import triton_attention, triton_kernels, triton_products
+    from mtbench.kernels import triton_attention, triton_device, triton_kernels, triton_products
 
     KERNELS = kernels.Operations(*(getattr(triton_kernels, name) for name in kernels.Operations._fields))
 if INTERPRETING:
@@ -189,6 +189,22 @@ def test_a_gpu_of_smaller_tiles_halves_groups_also_in_a_large_batch(monkeypatch:
     """Ampere and Ada take both operands from registers: a tile of 256 rows would spill them."""
     monkeypatch.setattr(triton_products, "shared_memory", lambda _: (101_376, False))
     kernel_checks.check_many_positions(KERNELS, torch.float16)
+
+
+@interpreted
+def test_counters_of_captured_graphs_exist_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph would only record that they are zero. Streams and threads have their own."""
+    cpu, stream = torch.device("cpu"), [triton_device.CAPTURED]
+    monkeypatch.setattr(triton_device, "counters", {})
+    monkeypatch.setattr(triton_device, "_stream", lambda _: stream[-1])
+    with pytest.raises(RuntimeError, match="has to run once"):
+        triton_device.arrivals(cpu, 8)
+    found = []
+    for current in (1, triton_device.CAPTURED, 2, 1):
+        stream.append(current)
+        found.append(triton_device.arrivals(cpu, 8))
+    assert len({counter.data_ptr() for counter in found}) == 3
+    assert found[0] is found[3]
 
 
 @of_kernels
