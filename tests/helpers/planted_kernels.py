@@ -93,7 +93,10 @@ FAULTS = [
         "squares of another tile", "next_squares + tile * count", "next_squares + tile // 2 * count", "add_product"
     ),
     _product(
-        "shares depend on the positions", '"SHARE": divided.share', '"SHARE": divided.share + count % 3', "row_alone"
+        "shares depend on the positions",
+        "divided, parts = plan(*weight.shape, multiprocessors(x.device)),",
+        "divided, parts = Plan(*weight.shape, 128, 2 + count % 3),",
+        "row_alone",
     ),
     _product(
         "both halves have the first one's rows", "tile = group * HALVES + half", "tile = group * HALVES", "add_product"
