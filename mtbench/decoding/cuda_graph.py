@@ -23,7 +23,7 @@ from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners, TargetOutput
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.prefill import ALL, ENDS, warm_up
+from mtbench.decoding.prefill import WIDTHS_OF_A_RUN, WIDTHS_OF_A_SERVER, warm_up
 from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import RunState
 from mtbench.errors import first_line
@@ -188,7 +188,13 @@ class Captured(Batch):
             self._fused.clear()
             self._prepared.clear()
             self._setting = captured
-            warm_up(self.rows, self.runners, self.method, self.arange, ALL if run.goes_on else ENDS)
+            warm_up(
+                self.rows,
+                self.runners,
+                self.method,
+                self.arange,
+                WIDTHS_OF_A_SERVER if run.goes_on else WIDTHS_OF_A_RUN,
+            )
 
     def prepare(self) -> None:
         """Capture every step that a request may need: greedy and sampled, in each width. All rows rest meanwhile."""

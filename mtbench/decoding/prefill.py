@@ -14,8 +14,10 @@ from mtbench.models.fused_decoder import FEW
 
 PREFILL_POSITIONS = 2048  # positions fed at once over all rows; limits the memory of mask and scores
 PREFILL_WIDTH = 64  # minimum positions of a row fed at once
-ENDS = (2,)  # widths of chunks that a run warms up; the blocks before its timed ones decode the others
-ALL = (*(1 << power for power in range(7)), FEW + 2)  # each width that has kernels of its own, for requests to come
+# Widths of chunks that are fed before a batch is captured. A run's blocks before its timed ones decode the others; a
+# server's requests need every width that has kernels of its own.
+WIDTHS_OF_A_RUN = (2,)
+WIDTHS_OF_A_SERVER = (*(1 << power for power in range(7)), FEW + 2)
 
 
 def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arange: Tensor) -> None:
@@ -60,7 +62,9 @@ def widest(rows: int, block: int) -> int:
     return -(-max(PREFILL_WIDTH, PREFILL_POSITIONS // rows) // block) * block
 
 
-def warm_up(rows: Rows, runners: ModelRunners, method: Method, arange: Tensor, widths: Sequence[int] = ENDS) -> None:
+def warm_up(
+    rows: Rows, runners: ModelRunners, method: Method, arange: Tensor, widths: Sequence[int] = WIDTHS_OF_A_RUN
+) -> None:
     """Feed chunks of these widths to all rows and to one, with few and with all slots in view.
 
     It overwrites the first slots. The end of a prompt is a short chunk. It takes the attention kernels in other

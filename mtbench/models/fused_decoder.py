@@ -3,8 +3,7 @@
 transformers computes a layer in about forty small operations, each a kernel launch on a GPU and a dispatched call on a
 CPU. Here projections of the same input are one matrix product, rotary angles are read from a table, and the operations
 between two attentions are one function, which torch.compile turns into a few kernels on a GPU; one compilation serves
-all layers. Up to 128 positions a GPU runs our own kernels instead, seven for a layer, or up to nine in a batch that
-drafts (`kernels.Operations`).
+all layers. Up to 128 positions a GPU runs our own kernels instead, seven to nine for a layer (`kernels.Operations`).
 
 It supports layers of the Llama architecture (Llama, Mistral, Qwen2, Qwen3 and others). It recognises them by their
 submodules, not by name, and checks each architecture before use: a small random model of the same configuration must
