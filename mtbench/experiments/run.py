@@ -3,12 +3,11 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from mtbench.decoding.arms import parse_arms, safe
-from mtbench.decoding.external import ExternalEngine
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.arms import safe
 from mtbench.doctor.record import unproven
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
+from mtbench.experiments.audit.explain import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.report import pipeline
 from mtbench.report.phrases import breaks_promise, suite_name
@@ -17,6 +16,7 @@ from mtbench.report.summary import read_decision
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.engine_arms import servers_of
 from mtbench.runs.model_pool import resolve_device
 from mtbench.runs.option_texts import ALL
 from mtbench.runs.options import Cause
@@ -99,7 +99,8 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
             engine_options=job.asked.engine_option,
         )
         with job.progress() as progress:
-            return pipeline.finish(job.directory, execution, progress)
+            results = pipeline.finish(job.directory, execution, progress)
+        return pipeline.report(job.directory) if explain(job.directory, results, job.note) else results
 
     def show(self, job: Job[RunRequest, RunSession], found: Results, console: Terminal) -> None:
         """Print the tables and the decision."""
@@ -110,13 +111,6 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         if any(CAUSES[cause](cell) for cause in session.fail_on for cell in found.cells):
             return FAILED
         return INCOMPLETE if any(cell.status == "partial" for cell in found.cells) else 0
-
-
-def servers_of(request: RunRequest) -> set[str]:
-    """Return the servers that the arms of a request ask. Raises UserError for an arm that cannot be built."""
-    specs = request.method or [spec for name in METHODS for spec in METHODS[name].default_arms]
-    methods = [METHODS[arm.method](**arm.options) for arm in parse_arms(specs, request.engine)]
-    return {method.server for method in methods if isinstance(method, ExternalEngine) and method.server is not None}
 
 
 def folder_of(request: DecodingRequest) -> str:

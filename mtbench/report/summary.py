@@ -87,7 +87,7 @@ def warnings(cells: Sequence[ResultCell]) -> list[str]:
         found.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
     found += [
         f"{cell.arm} claims to be lossless and is not: its tokens are not those of {cell.lossless.against}; "
-        f"`mtbench audit DIR:{cell.lossless.against} DIR:{cell.arm}` says why."
+        + (cell.lossless.why or f"`mtbench audit DIR:{cell.lossless.against} DIR:{cell.arm}` says why.")
         for cell in cells
         if cell.lossless is not None and breaks_promise(cell)
     ]

@@ -391,7 +391,12 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     return (
         None
         if graded is None
-        else Lossless(against=cell.lossless_reference, **graded._asdict(), floor=floor(reference))
+        else Lossless(
+            against=cell.lossless_reference,
+            **graded._asdict(),
+            floor=floor(reference),
+            why=None if rescored is None else rescored.why,
+        )
     )
 
 

@@ -114,6 +114,18 @@ class RunDirectory:
             _locked.discard(path)
             os.close(handle)
 
+    def refuse_going(self) -> None:
+        """Raise UserError if another command works on the run."""
+        if self.path.resolve() in _locked or not self.has(LOCK):
+            return
+        handle = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{str(self.path)!r} is still going: another mtbench command works on it; wait.") from None
+        finally:
+            os.close(handle)
+
     def _take(self, handle: int) -> None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
-from mtbench.decoding.arms import Arm, is_served
+from mtbench.decoding.arms import Arm, is_served, parse_arms
+from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
@@ -80,3 +81,10 @@ def engine_flags(arm: Arm, source: str, given: Sequence[str]) -> list[str]:
     engine: ServingEngine = SERVING_ENGINES[arm.engine]()
     options, other = " ".join(engine.own_options(given)), engine.other_weights(source)
     return [*([f"{engine.title} with {options}"] if options else []), *([f"another model: {other}"] if other else [])]
+
+
+def servers_of(request: RunRequest) -> set[str]:
+    """Return the servers that the arms of a request ask. Raises UserError for an arm that cannot be built."""
+    specs = request.method or [spec for name in METHODS for spec in METHODS[name].default_arms]
+    methods = [METHODS[arm.method](**arm.options) for arm in parse_arms(specs, request.engine)]
+    return {method.server for method in methods if isinstance(method, ExternalEngine) and method.server is not None}

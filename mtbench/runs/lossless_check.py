@@ -79,7 +79,7 @@ class Rescoring:
         except (torch.OutOfMemoryError, MemoryError) as error:
             self.note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
             return
-        self.run.write_json(name, {"epsilon": epsilon, "items": short})
+        self.run.write_json(name, {"epsilon": epsilon, "items": short, "why": None})
 
     def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], width: int) -> dict[str, Mapping[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""

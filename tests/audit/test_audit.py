@@ -22,6 +22,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.audit import trials
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
+from mtbench.results.imports.answers import read_answers
 from mtbench.runs.formats import GenerationLine
 
 
@@ -326,9 +327,73 @@ def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
     assert all(finding["judged"]["a"]["text"] == "Okay" for finding in record["findings"])
 
 
+def aiperf_records(run: Path, path: Path) -> Path:
+    """Return a file of aiperf's raw records with the answers of a run, streamed in two events each, in other order."""
+    tokenizer = judge_runner().checkpoint.tokenizer
+    lines = []
+    for text in reversed((run / f"generations/{AR}.b4.jsonl").read_text().splitlines()):
+        line = json.loads(text)
+        parts = line["text"][:3], line["text"][3:]
+        events = [json.dumps({"choices": [{"text": part}]}) for part in parts]
+        packets = [[{"name": "data", "value": value}] for value in (*events, "[DONE]")]
+        raw = {
+            "metadata": {"conversation_id": str(len(lines))},
+            "payload": {"prompt": tokenizer.decode(line["prompt_ids"])},
+            "responses": [{"perf_ns": 1, "packets": one} for one in packets],
+        }
+        lines.append(json.dumps(raw) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def test_file_of_a_load_client(honest: Path, tmp_path: Path) -> None:
+    """Raw records of aiperf: items are found by their prompts."""
+    file = aiperf_records(honest, tmp_path / "profile_export_raw.jsonl")
+    record = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
+    assert record["sentence"] == "B equals A in all 8 answers."
+
+
+def test_messages_of_a_load_client(tmp_path: Path) -> None:
+    """A chat is read as its messages, an answer in one document too, and a failed request is left out."""
+    asked = [{"role": "user", "content": "What is 2+3?"}]
+    answer = {"choices": [{"message": {"content": "5"}}]}
+    whole = {"payload": {"messages": asked}, "responses": [{"text": json.dumps(answer)}]}
+    failed = {"payload": {"messages": asked}, "responses": [], "error": {"code": 500}}
+    file = tmp_path / "raw.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in (failed, whole)))
+    [said] = read_answers(file).answers
+    assert (said.prompt, said.text) == (asked, "5")
+
+
+def test_a_method_decodes_what_the_run_of_the_other_side_asks(honest: Path, tmp_path: Path) -> None:
+    record = audited(f"{honest}:ar", "prompt-lookup:ahead=2", tmp_path)
+    assert record["sentence"] == "B equals A in all 16 answers."
+    decoded_run = mtbench.read(tmp_path / "audit/decoded")
+    assert set(decoded_run.to_frame()["batch_size"]) == {1, 4}
+
+
+def test_a_run_says_why_an_arm_is_divergent(honest: Path, tmp_path: Path) -> None:
+    """The reason stands beside the word: in results.json, in the report, and on a page of its own."""
+
+    def other(line: GenerationLine, number: int) -> dict[str, Any]:
+        return {"token_ids": [*line.token_ids[:3], 40, *line.token_ids[4:]]} if number == 2 else {}
+
+    cell = f"{SPECULATIVE}.b4"
+    run = planted(honest, tmp_path / "run", {cell: other})
+    (run / f"lossless/{cell}.json").unlink()
+    results = mtbench.run(out=run, resume=True)
+    [why] = [c["lossless"]["why"] for c in results.record["cells"] if c["lossless"] and c["lossless"]["why"]]
+    assert why.startswith("B differs from A in 1 of 8 answers")
+    assert why.split(".")[0] in (run / "report.md").read_text()
+    assert (run / f"audits/{cell}/audit.html").is_file()
+
+
 REFUSED = {
+    "two methods": ("ar", "speculative", "the other side must be a run"),
+    "a method and several arms": ("{a}", "ar", "has 2 arms"),
+    "no such option": ("{a}:ar", "ar:foo=1", "foo"),
     "no such arm": ("{a}:arr", "{a}:ar", "unknown arm"),
-    "no such place": ("{a}x", "{a}:ar", "is no run directory and no file"),
+    "no such place": ("{a}x", "{a}:ar", "is no run directory, file or method"),
     "the same": ("{a}", "{a}", "are the same"),
     "nothing": ("{a}:ar", "", "compares two outputs"),
     "other items": ("{a}:ar", "{b}/items:ar", "other items"),

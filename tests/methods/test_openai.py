@@ -20,13 +20,13 @@ from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line
-from mtbench.experiments.run import servers_of
 from mtbench.models.loading import Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.engine_arms import servers_of
 from mtbench.runs.executor import generate
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import RunRequest

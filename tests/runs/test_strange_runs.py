@@ -15,12 +15,12 @@ from whole import Quiet, finish, start
 from mtbench.cli.run import app
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Source
-from mtbench.experiments.run import servers_of
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.results.aggregate import assemble
 from mtbench.runs import prompts
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.engine_arms import servers_of
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.run_request import Execution

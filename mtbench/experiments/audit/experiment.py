@@ -8,7 +8,7 @@ from mtbench.document.console import Terminal
 from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
-from mtbench.experiments.audit import sides, texts
+from mtbench.experiments.audit import decoding, sides, texts
 from mtbench.experiments.audit.cases import LETTERS, Known
 from mtbench.experiments.audit.checkpoints import difference
 from mtbench.experiments.audit.classes import name
@@ -24,19 +24,28 @@ from mtbench.hardware import machine
 from mtbench.models.loading import inspect
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.plan import Plan
 
+DECODED = "decoded"  # the run of a side that is named by its method
 ASKED, JUDGED, NOISE, TRIALS = "asked.json", "judged.jsonl", "noise.jsonl", "trials.jsonl"
 MEASURED = 192  # tokens of an answer at which noise is measured, and those that are judged behind a difference
 FAULT = 1  # exit code
 UNDECIDED = {"weights", "cache/position", "sampling", "unexplained"}  # classes that a trial may tell apart
 
 
-class AuditPlan(NamedTuple):
-    """The request, the pairs of arms, and the checkpoint that judges."""
+class Compared(NamedTuple):
+    """The pairs of arms, and the checkpoint that judges."""
 
-    request: AuditRequest
     pairs: list[Pair]
     model: str
+
+
+class AuditPlan(NamedTuple):
+    """The request, what is compared, and the run that has to be decoded before that is known."""
+
+    request: AuditRequest
+    compared: Compared | None
+    decoded: Plan | None = None
 
 
 class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
@@ -48,20 +57,13 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
     def plan(self, request: AuditRequest, session: AuditSession) -> AuditPlan:
         """Return the pairs of arms. Raises UserError for answers that cannot be compared."""
         if not request.a or not request.b:
-            raise UserError("an audit compares two outputs: `mtbench audit A B`, each DIR, DIR:ARM or a result file.")
-        a, b = (_read(text, request) for text in (request.a, request.b))
-        model = request.model or next((side.model for side in (*a.meant, *b.meant) if side.model), None)
-        if model is None:
-            raise UserError("neither A nor B says which model decoded; give it with `--model`.")
-        judge = inspect(model, offline=request.offline)
-        a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
-        paired = sides.pairs(texts.same_items(a, b), texts.same_items(b, a))
-        found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
-        for side in {side.name: side for pair in found for side in pair[:2]}.values():
-            sides.refuse_unknown_ids(side, judge.vocabulary)
-            if side.model not in (None, model):
-                sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
-        return AuditPlan(request, found, model)
+            raise UserError(
+                "an audit compares two outputs: `mtbench audit A B`, each DIR, DIR:ARM, a file or a method."
+            )
+        for method, other in ((request.a, request.b), (request.b, request.a)):
+            if decoding.is_method(method):
+                return AuditPlan(request, None, decoding.plan(method, other, request))
+        return AuditPlan(request, _compared(request, request.a, request.b))
 
     def begin(self, directory: RunDirectory, planned: AuditPlan, argv: Sequence[str]) -> None:
         """Write the environment, then what was asked."""
@@ -74,7 +76,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
 
     def run(self, job: Job[AuditRequest, AuditSession]) -> Audit:
         """Judge the answers that are not judged yet, name the class of each, write audit.json and the page."""
-        planned = self.plan(job.request, job.session)
+        planned = self._decoded(job, self.plan(job.request, job.session))
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
         tokenizer = inspect(planned.model, offline=job.request.offline).tokenizer
@@ -94,8 +96,20 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         """Return 0 if everything is explained without a fault."""
         return 0 if found.explained else FAULT
 
+    def _decoded(self, job: Job[AuditRequest, AuditSession], planned: AuditPlan) -> Compared:
+        """Return what is compared, when the side that is named by its method is decoded."""
+        if planned.compared is not None:
+            return planned.compared
+        assert planned.decoded is not None, "else the pairs are known"
+        run = RunDirectory(job.path / DECODED)
+        servers = {*job.session.server, *decoding.servers_of((job.asked.a, job.asked.b))}
+        with job.progress() as progress:
+            decoding.decode(run, planned.decoded, sorted(servers), progress)
+        a, b = (str(run.path) if decoding.is_method(text) else text for text in (job.request.a, job.request.b))
+        return _compared(job.request, a, b)
+
     def _judged(
-        self, job: Job[AuditRequest, AuditSession], planned: AuditPlan, judge: Judge
+        self, job: Job[AuditRequest, AuditSession], planned: Compared, judge: Judge
     ) -> dict[tuple[int, str], JudgedLine]:
         """Return the judged first differences by pair, an index of `all_pairs`, and item."""
         lines = {(line.pair, line.item): line for line in job.directory.read_lines(JUDGED, JudgedLine)}
@@ -112,7 +126,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 progress.show(f"judged {done} of {len(due)} answers")
         return lines
 
-    def _noises(self, job: Job[AuditRequest, AuditSession], planned: AuditPlan, judge: Judge) -> dict[str, NoiseLine]:
+    def _noises(self, job: Job[AuditRequest, AuditSession], planned: Compared, judge: Judge) -> dict[str, NoiseLine]:
         """Measure the noise of the number types that the sides ran in, on their answers."""
         found = {line.dtype: line for line in job.directory.read_lines(NOISE, NoiseLine)}
         every = {side.name: side for pair in planned.pairs for side in pair[:2]}.values()
@@ -138,6 +152,23 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 made = list(run_trials(judge, number, of, letter))
                 job.directory.append(TRIALS, [dump(line) for line in made])
                 of.trials += made
+
+
+def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
+    """Return the pairs of arms. Raises UserError for answers that cannot be compared."""
+    a, b = (_read(text, request) for text in (a_text, b_text))
+    model = request.model or next((side.model for side in (*a.meant, *b.meant) if side.model), None)
+    if model is None:
+        raise UserError("neither A nor B says which model decoded; give it with `--model`.")
+    judge = inspect(model, offline=request.offline)
+    a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
+    paired = sides.pairs(texts.same_items(a, b), texts.same_items(b, a))
+    found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
+    for side in {side.name: side for pair in found for side in pair[:2]}.values():
+        sides.refuse_unknown_ids(side, judge.vocabulary)
+        if side.model not in (None, model):
+            sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
+    return Compared(found, model)
 
 
 def _read(text: str, request: AuditRequest) -> Named:

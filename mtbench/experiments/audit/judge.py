@@ -1,7 +1,9 @@
-"""The reference model judges the first difference of two answers: one forward pass over both, their prefix shared.
+"""The reference model judges the first difference of two answers, and the tokens of each side behind it.
 
 The logits are those of transformers' modules (mtbench/runs/lossless_check.py). Each side is judged on its own tokens,
-from the first difference on, `TAIL` tokens far: so a side that goes wrong later is found, too.
+from the first difference on, `TAIL` tokens far: so a side that goes wrong later is found, too. No text is fed twice:
+the two answers share prompt and tokens up to the first difference, and answers to prompts that begin alike, such as
+those with examples, share that beginning.
 """
 
 from collections.abc import Iterable
@@ -20,6 +22,7 @@ from mtbench.runs.run_request import RunRequest
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged
+ROOM = 512  # slots by which a cache grows
 COARSE = "bfloat16"  # number type whose noise explains an engine that does not say how it computes
 
 TEMPERATURES = (1.0, 0.7)  # that sampled tokens are looked for at
@@ -39,6 +42,7 @@ class Judge:
     source: str
     request: AuditRequest
     _pools: dict[str, ModelPool] = field(default_factory=dict)
+    _readers: "dict[str, Reader]" = field(default_factory=dict)
 
     def runner(self, dtype: str | None = None) -> ModelRunner:
         """Return the runner of the model in a number type, loaded at the first call."""
@@ -50,14 +54,19 @@ class Judge:
             use_threads(self._pools[dtype])
         return self._pools[dtype].runner("judge", self.source, None)
 
+    def _reader(self, dtype: str | None = None) -> "Reader":
+        dtype = dtype or self.request.dtype
+        if dtype not in self._readers:
+            self._readers[dtype] = Reader(self.runner(dtype))
+        return self._readers[dtype]
+
     @torch.inference_mode()
     def judge(self, number: int, pair: Pair, item: str) -> JudgedLine:
         """Return the first difference of the two answers to an item. `number`: of the pair."""
         sides, said = (pair.a, pair.b), (pair.a.answers[item], pair.b.answers[item])
         first = first_difference(said[0].tokens, said[1].tokens)
-        runner = self.runner()
         answers = [answer_of(side, one, first) for side, one in zip(sides, said, strict=True)]
-        logits = logits_of(runner, answers, first)
+        logits = [self._reader().logits(answer, first) for answer in answers]
         judged = [self._side(answer, found, first) for answer, found in zip(answers, logits, strict=True)]
         tokens = [
             None if found is None else self._token(answer, found[0], first, answer.tokens[first])
@@ -119,8 +128,8 @@ class Judge:
         positions, largest = 0, 0.0
         for answer in answers:
             both = []
-            for runner in (self.runner(), self.runner(dtype)):
-                [logits] = logits_of(runner, [answer], 0)
+            for reader in (self._reader(), self._reader(dtype)):
+                logits = reader.logits(answer, 0)
                 assert logits is not None, "an answer has tokens"
                 emitted = torch.tensor(answer.tokens, device=logits.device)[:, None]
                 both.append(shortfalls(logits.float(), emitted))
@@ -137,18 +146,32 @@ def answer_of(side: Side, said: Said, first: int) -> Answer:
     return Answer(said.prompt, said.tokens[: first + TAIL], said.seed, side.temperature)
 
 
-def logits_of(runner: ModelRunner, answers: list[Answer], first: int) -> list[Tensor | None]:
-    """Return the logits (n, V) of each answer's tokens from `first` on, None without any. The prefix is fed once."""
-    found: list[Tensor | None] = []
-    room, cached = max(len(answer.prompt) + len(answer.tokens) for answer in answers), 0
-    for answer in answers:
+def logits_of(runner: ModelRunner, answer: Answer, first: int) -> Tensor:
+    """Return the logits (n, V) of an answer's n tokens from `first` on."""
+    return torch.cat([logits for _, logits in judged_logits(runner, answer, JUDGED_AT_ONCE, first)])
+
+
+class Reader:
+    """Feeds texts to a runner, one after the other, and only what the text before did not begin with."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._cached: list[int] = []
+        self._room = 0
+        self._forwards = 0  # of the runner; another number tells that others have used its cache
+
+    def logits(self, answer: Answer, first: int) -> Tensor | None:
+        """Return the logits (n, V) of an answer's n tokens from `first` on; None if it has none."""
         if len(answer.tokens) <= first:
-            found.append(None)
-            continue
-        parts = [logits for _, logits in judged_logits(runner, answer, JUDGED_AT_ONCE, first, cached, room)]
-        found.append(torch.cat(parts))
-        cached = len(answer.prompt) + first - 1
-    return found
+            return None
+        ids = [*answer.prompt, *answer.tokens[:-1]]
+        shared = min(first_difference(self._cached, ids), len(answer.prompt) + first - 1)
+        if len(ids) > self._room or self.runner.forwards != self._forwards:
+            shared, self._room = 0, max(self._room, -(-len(ids) // ROOM) * ROOM)
+        parts = judged_logits(self.runner, answer, JUDGED_AT_ONCE, first, shared, self._room)
+        found = torch.cat([logits for _, logits in parts])
+        self._cached, self._forwards = ids, self.runner.forwards
+        return found
 
 
 def shortfalls(logits: Tensor, emitted: Tensor) -> Tensor:

@@ -19,10 +19,14 @@ class AuditRequest(Record):
     """The options of `mtbench audit`."""
 
     a: Annotated[
-        str, option("The answers to compare with: DIR, DIR:ARM, DIR:CELL or a result file.", COMPARED, argument=True)
+        str,
+        option(
+            "The answers to compare with: DIR, DIR:ARM, DIR:CELL, a result file or METHOD.", COMPARED, argument=True
+        ),
     ] = ""
     b: Annotated[
-        str, option("The answers to explain: DIR, DIR:ARM, DIR:CELL or a result file.", COMPARED, argument=True)
+        str,
+        option("The answers to explain: DIR, DIR:ARM, DIR:CELL, a result file or METHOD.", COMPARED, argument=True),
     ] = ""
     model: Annotated[
         options.Model,
@@ -40,3 +44,5 @@ class AuditRequest(Record):
 
 class AuditSession(Session):
     """How one call carries out an audit."""
+
+    server: options.Servers = ()

@@ -3,7 +3,6 @@
 Bad input ends here, in one line: no such arm, a run still going, an answer that is missing or not of the model.
 """
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.models.loading import Inspected
-from mtbench.runs.directory import LOCK, RunDirectory
+from mtbench.results.imports.answers import Prompt
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.prompts import open_plan
@@ -35,7 +35,7 @@ class Said:
     seed: int = 0
     block: int | None = None
     row: int | None = None
-    asked: str | None = None  # the prompt as text
+    asked: Prompt | None = None  # the prompt, of an answer without `prompt`
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,10 @@ def place_of(text: str) -> str:
     parts = text.split(":")
     place = next((":".join(parts[:n]) for n in range(len(parts), 0, -1) if os.path.exists(":".join(parts[:n]))), None)
     if place is None:
-        raise UserError(f"{text!r} is no run directory and no file; give DIR, DIR:ARM or a result file.")
+        raise UserError(
+            f"{text!r} is no run directory, file or method; give DIR, DIR:ARM, a result file, or one of `mtbench ls "
+            "methods`."
+        )
     return place
 
 
@@ -114,7 +117,7 @@ def named(text: str, *, offline: bool = False) -> Named:
 def of_run(path: Path, *, offline: bool = False) -> list[Side]:
     """Return a side for every cell of a run. Raises UserError for a run that is not complete."""
     run = RunDirectory.open(path, "run")
-    _refuse_going(run)
+    run.refuse_going()
     plan = open_plan(run, offline=offline)
     sessions = run.read("environment.json", Environment).sessions
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
@@ -124,19 +127,6 @@ def of_run(path: Path, *, offline: bool = False) -> list[Side]:
     if not sides:
         raise UserError(f"{str(path)!r}: every cell failed, so there are no answers to audit; see failures.jsonl.")
     return sides
-
-
-def _refuse_going(run: RunDirectory) -> None:
-    """Raise UserError if another command works on the run."""
-    if not run.has(LOCK):
-        return
-    handle = os.open(run.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{str(run.path)!r} is still going: another mtbench command works on it; wait.") from None
-    finally:
-        os.close(handle)
 
 
 def _side(run: RunDirectory, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[str, float]) -> Side:

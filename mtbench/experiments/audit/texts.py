@@ -9,8 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from mtbench.decoding.output import text_of
+from mtbench.errors import UserError, first_line
 from mtbench.experiments.audit.sides import Named, Pair, Said, Side
+from mtbench.models.chat_template import render
 from mtbench.results.imports.answers import read_answers
 
 
@@ -35,17 +39,31 @@ def of_file(path: Path, ran_in: str) -> Named:
 
 
 def with_prompts(named: Named, tokenizer: Any) -> Named:
-    """Return the sides with the tokens of the prompts that a file has as texts."""
+    """Return the sides with the tokens of the prompts that a file has as texts, or as messages.
+
+    Raises UserError for messages that the chat template refuses.
+    """
 
     def made(side: Side) -> Side:
         if not side.texts:
             return side
-        asked = {item: said.asked for item, said in side.answers.items()}
-        ids = {i: tokenizer(text, add_special_tokens=False)["input_ids"] for i, text in asked.items() if text}
+        asked = {item: said.asked for item, said in side.answers.items() if said.asked}
+        told = {i: a if isinstance(a, str) else _conversation(tokenizer, a, side, i) for i, a in asked.items()}
+        ids = {i: tokenizer(text, add_special_tokens=False)["input_ids"] for i, text in told.items()}
         return replace(side, answers={i: replace(said, prompt=ids.get(i)) for i, said in side.answers.items()})
 
     sides = {side.name: made(side) for side in named.all}
     return named._replace(all=[*sides.values()], meant=[sides[side.name] for side in named.meant])
+
+
+def _conversation(tokenizer: Any, messages: Sequence[Any], side: Side, item: str) -> str:
+    """Return messages as the judge's chat template writes them. Raises UserError."""
+    if tokenizer.chat_template is None:
+        raise UserError(f"{side.name} has messages, and the judge has no chat template to make a prompt of them.")
+    try:
+        return render(tokenizer, messages, answer_follows=True)
+    except TemplateError as error:
+        raise UserError(f"{side.name}: the chat template refuses {item!r:.60}: {first_line(error)}") from None
 
 
 def same_items(ours: Named, theirs: Named) -> Named:

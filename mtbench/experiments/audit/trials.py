@@ -110,9 +110,7 @@ def _judged(runner: ModelRunner, probe: Probe, trial: Trial) -> Tensor:
     """Return the logits (n, V) of an answer's judged tokens with a trial."""
     changed: Any = runner if trial.places is None else Changed(runner, trial.places, len(probe.answer.prompt))
     with trial.weights(runner.model):
-        [logits] = logits_of(changed, [probe.answer], probe.first)
-    assert logits is not None, "an answer has tokens"
-    return logits
+        return logits_of(changed, probe.answer, probe.first)
 
 
 def _far(probe: Probe, logits: Tensor, bound: float, setting: Setting | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from mtbench import plugins
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
+from mtbench.experiments.audit.explain import explain
 from mtbench.experiments.choose.candidates import Candidates, candidates
 from mtbench.experiments.choose.decide import decide, spent_on
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
@@ -186,6 +187,8 @@ def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> De
     with run.locked():
         Racing(run, plan, race, execution).restore_left()  # it counts no batches: none are expected yet
         results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
+        if explain(run, results, progress.show):
+            results = assemble(run)
         decision = decide(racing, results)
         write_report(run, results)
     return Decided(results, decision)

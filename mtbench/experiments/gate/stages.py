@@ -3,6 +3,7 @@
     gate.json                 the request, and what is decided so far; written before anything is decoded
     plans/{base,head}         the plan as each build makes it
     exact/{base,again,head}   stage `exact`: base twice, head once
+    audits/CELL               why answers have changed
     pairs/0001/{base,head}    stage `timed`: a process of each build
     fresh/0001/{base,head}    pairs that test a FAIL once more
 
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from mtbench import files, records
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError
+from mtbench.experiments.audit.explain import FOLDER, why
 from mtbench.experiments.gate import decision, exact, floor, plans
 from mtbench.experiments.gate.builds import Build, describe, refuse_dirty, same_build
 from mtbench.experiments.gate.format import (
@@ -233,6 +235,8 @@ class GateRun:
                 items=plans.items_of(base.plan, cell),
             )
             findings += outcome.findings
+            if outcome.changed:
+                findings.append(self._why(cell, runs[0], runs[-1], base.plan.request.device))
             if outcome.decoded:
                 decoded.append(cell)
             if outcome.changed and is_replayable(cell):
@@ -241,6 +245,14 @@ class GateRun:
             text = "base and head share no cell that both decode, so nothing is compared"
             findings.append(Finding(stage="exact", kind="failed", level="inconclusive", cell=None, text=text))
         return gate.changed(findings=findings, compared=[cell.cell for cell in decoded]), decoded, replayed
+
+    def _why(self, cell: Cell, base: RunDirectory, head: RunDirectory, device: str) -> Finding:
+        """Return what an audit says of the answers that head has changed."""
+        self.note(f"stage exact: {cell.cell} has changed; `mtbench audit` looks for the reason")
+        out = self.directory / FOLDER / cell.cell
+        found = why(f"{base.path}:{cell.cell}", f"{head.path}:{cell.cell}", out, device=device)
+        text = f"A is base, B is head: {found}"
+        return Finding(stage="exact", kind="changed", level="note", cell=cell.cell, text=text)
 
     def _decode(self, side: str, build: Build, planned: Planned, cells: Sequence[str]) -> RunDirectory:
         """Return the run of a build over the whole plan, with each block once."""

@@ -2,11 +2,12 @@
 
 - lm-eval, `--log_samples`: samples_<task>_<date>.jsonl, a line for each item and filter; of several filters the first.
 - vLLM, `vllm bench serve --save-detailed`: `generated_texts` in the order of the requests, without their prompts.
-- guidellm: `requests.successful` of each benchmark, in their order, with the text of the request if it is there.
+- guidellm: `requests.successful` of each benchmark, in their order, with the request if it is there.
+- aiperf, `--export-level raw`: profile_export_raw.jsonl, a line for each request, with its payload and its responses.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ from mtbench.errors import UserError, first_line, printable
 from mtbench.results.imports.importer import has, shown, within
 from mtbench.results.imports.registry import LARGEST_FILE
 
-FORMATS = "lm-eval's samples_*.jsonl, vLLM's `bench serve --save-detailed` JSON, guidellm's benchmarks.json"
+FORMATS = (
+    "lm-eval's samples_*.jsonl, vLLM's `bench serve --save-detailed` JSON, guidellm's benchmarks.json, aiperf's "
+    "profile_export_raw.jsonl"
+)
+Prompt = str | list[dict[str, Any]]  # a text, or the messages of a conversation
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class TextAnswer:
     """One answer. None: the file does not have it."""
 
     item: str
-    prompt: str | None
+    prompt: Prompt | None
     text: str
     score: float | None = None
 
@@ -57,6 +62,8 @@ def read_answers(path: Path) -> TextAnswers:
         return _vllm(first, where)
     if isinstance(within(first, "benchmarks"), list):
         return _guidellm(first, where)
+    if has(first, "payload", "responses"):
+        return _aiperf(documents, where)
     raise UserError(f"{where} has no answers; an audit reads {FORMATS}.")
 
 
@@ -131,13 +138,54 @@ def _guidellm(document: Mapping[str, Any], where: str) -> TextAnswers:
     return TextAnswers("guidellm", None, answers, {})
 
 
-def _asked(request: Any) -> str | None:
-    """Return the prompt of a completion that guidellm sent."""
+def _asked(request: Any) -> Prompt | None:
+    """Return the prompt that guidellm sent."""
     arguments = within(request, "request_args")
     if isinstance(arguments, str):
         try:
             arguments = from_json(arguments)
         except ValueError:
             return None
-    prompt = within(arguments, "body", "prompt")
+    return _prompt(within(arguments, "body"))
+
+
+def _prompt(body: Any) -> Prompt | None:
+    """Return what the body of a request to an OpenAI-compatible server asks: a completion, or a chat."""
+    prompt, messages = within(body, "prompt"), within(body, "messages")
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        return messages
     return prompt if isinstance(prompt, str) else None
+
+
+def _aiperf(documents: Sequence[Any], where: str) -> TextAnswers:
+    answers = []
+    for number, raw in enumerate(documents, start=1):
+        if not has(raw, "payload", "responses"):
+            raise UserError(f"{where}, line {number} is {shown(raw)}, and no record of aiperf.")
+        if raw.get("error"):
+            continue  # a request without an answer
+        item = within(raw, "metadata", "conversation_id")
+        text = "".join(_streamed(raw["responses"]))
+        answers.append(TextAnswer(str(number - 1 if item is None else item), _prompt(raw["payload"]), text))
+    if not answers:
+        raise UserError(f"{where} has no answers: every request of aiperf failed; an audit reads {FORMATS}.")
+    return TextAnswers("aiperf", None, answers, {})
+
+
+def _streamed(responses: Any) -> Iterator[str]:
+    """Yield the texts of the messages of an answer: events of a stream, or one JSON document."""
+    for response in responses if isinstance(responses, list) else ():
+        packets = within(response, "packets")
+        values = [within(packet, "value") for packet in packets] if isinstance(packets, list) else []
+        for value in values or [within(response, "text")]:
+            try:
+                message = from_json(value) if isinstance(value, str) else None
+            except ValueError:
+                continue  # the end of a stream, `[DONE]`, or a comment
+            for choice in within(message, "choices") or ():
+                said = (
+                    within(choice, "text"),
+                    within(choice, "delta", "content"),
+                    within(choice, "message", "content"),
+                )
+                yield next((text for text in said if isinstance(text, str)), "")
