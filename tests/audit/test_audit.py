@@ -20,6 +20,7 @@ import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments.audit import trials
+from mtbench.experiments.audit.judge import Judge
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.results.imports.answers import read_answers
@@ -287,13 +288,38 @@ def test_honest_arms_are_the_same(honest: Path, tmp_path: Path) -> None:
     assert record["explained"]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"])
-def test_coarse_arithmetic_is_no_fault(honest: Path, dtype: str, tmp_path: Path) -> None:
-    """The same plan in bfloat16, whose answers differ from those in float32."""
-    run = honest_run(tmp_path / "coarse", dtype=dtype, method=("ar",))
-    record = audited(f"{honest}:ar", f"{run}:ar", tmp_path)
-    print(record["sentence"], record["pairs"], *[f["evidence"] for f in record["findings"]], sep="\n")
-    assert named(record) == {"near-tie"}
+def test_coarse_arithmetic_is_no_fault(honest: Path, tmp_path: Path) -> None:
+    """The same plan in bfloat16, whose answers differ from those in float32; float64 has the last word."""
+    run = honest_run(tmp_path / "coarse", dtype="bfloat16", method=("ar",), batch_size=(4,))
+    assert named(audited(f"{honest}:{AR}.b4", f"{run}:ar", tmp_path, dtype="float64")) == {"near-tie"}
+
+
+def test_an_interrupted_audit_goes_on(
+    honest: Path, judge: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was judged before the interruption stays, and nothing is judged twice."""
+    short = planted(honest, tmp_path / "short", {f"{AR}.b4": lambda line, _: told(line.token_ids[:-1], judge)})
+    sides, whole = (f"{honest}:{AR}.b4", f"{short}:{AR}.b4"), Judge.judge
+    monkeypatch.setattr(Judge, "judge", _interrupted_after(3))
+    with pytest.raises(KeyboardInterrupt):
+        audited(*sides, tmp_path)
+    monkeypatch.setattr(Judge, "judge", whole)
+    record = audited(*sides, tmp_path, resume=True)
+    assert record["sentence"] == "B differs from A in 8 of 8 answers: 8 stop/budget."
+    lines = [json.loads(line) for line in (tmp_path / "audit/judged.jsonl").read_text().splitlines()]
+    assert len({line["item"] for line in lines}) == len(lines) == 8
+
+
+def _interrupted_after(answers: int) -> Callable[..., Any]:
+    """Return a judge whom Ctrl-C stops."""
+    judge, left = Judge.judge, iter(range(answers))
+
+    def until(*given: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return judge(*given)
+
+    return until
 
 
 def lm_eval_samples(run: Path, path: Path, change: Callable[[str], str], **more: Any) -> Path:
@@ -330,7 +356,7 @@ def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
 def aiperf_records(run: Path, path: Path) -> Path:
     """Return a file of aiperf's raw records with the answers of a run, streamed in two events each, in other order."""
     tokenizer = judge_runner().checkpoint.tokenizer
-    lines = []
+    lines: list[str] = []
     for text in reversed((run / f"generations/{AR}.b4.jsonl").read_text().splitlines()):
         line = json.loads(text)
         parts = line["text"][:3], line["text"][3:]
