@@ -29,7 +29,8 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
         found = carry_out(EXPERIMENT, job)
     except UserError as error:
         return f"`mtbench audit {a} {b}` cannot say why: {error}"
-    return f"{found.sentence} {out.parent.name}/{out.name}/{EXPERIMENT.page} shows them."
+    what = "no fault" if found.explained else "a fault, or what nothing explains"
+    return f"an audit finds {what}: {found.sentence} See {out.parent.name}/{out.name}/{EXPERIMENT.page}."
 
 
 def explain(run: RunDirectory, results: Results, note: Callable[[str], None]) -> bool:
