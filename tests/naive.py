@@ -107,3 +107,49 @@ def block_diffusion(
             new.append(text[known + len(new)])
         if finish(answer, commits, new, end, budget):
             return answer, commits
+
+
+def fast_dllm_v2(
+    logits: Callable[..., Tensor],
+    prompt: list[int],
+    budget: int,
+    end: int,
+    *,
+    mask: int,
+    block: int,
+    sub: int,
+    tau: float,
+    dual: bool,
+) -> tuple[list[int], list[int]]:
+    """Fast-dLLM v2 for one prompt. `logits(ids)` (L, V) sees by blocks.
+
+    `logits(ids, again, at)`: of the tokens `again` at position `at` and after, beside keys and values made from `ids`.
+    """
+    text: dict[int, int] = dict(enumerate(prompt))  # position -> token
+    answer: list[int] = []
+    commits: list[int] = []
+    before: list[int] | None = None  # what the block held when it was last fed
+    while True:
+        known = len(prompt) + len(answer)
+        start, stop = known - known % sub, known - known % block + block
+        if known % block == 0:  # the block before, finished, is fed; its last position predicts this one
+            text[known] = int(logits([text[place] for place in range(known)])[-1].argmax())
+            before = None
+        else:
+            now = [text.get(place, mask) for place in range(stop)]
+            if dual and before is not None and start in text:
+                judged = dict(enumerate(logits(before, now[start : start + sub], start), start + 1))
+            else:
+                before = now
+                judged = dict(enumerate(logits(now), 1))
+            waiting = [place for place in range(start, start + sub) if place not in text]
+            chance = {place: float(judged[place].float().softmax(0).max()) for place in waiting}
+            best = max(waiting, key=lambda place: chance[place])
+            for place in waiting:
+                if place == best or (tau < 1 and chance[place] > tau):
+                    text[place] = int(judged[place].argmax())
+        new: list[int] = []
+        while known + len(new) in text:
+            new.append(text[known + len(new)])
+        if finish(answer, commits, new, end, budget):
+            return answer, commits

@@ -262,7 +262,7 @@ class Batch:
         ids = rows.tokens.gather(1, slots)
         positions = slots
         if guesses:
-            places = base + self.arange[:guesses]
+            places = self.method.places(self.state, rows, base + self.arange[:guesses])
             ids = torch.cat((ids, guess), 1)
             positions = torch.cat((slots, places if offset is None else base + offset), 1)
             slots = torch.cat((slots, places), 1)

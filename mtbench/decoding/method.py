@@ -273,6 +273,13 @@ class Method:
         """Return the ids to feed after the decided tokens, (R, G)."""
         return rows.tokens[:, :0]
 
+    def places(self, state: State, rows: Rows, places: Tensor) -> Tensor:
+        """Return the slots of the guesses, (R, G). `places`: base, base + 1 … Equal guesses may share a slot.
+
+        What is cached in a slot of the block that is not fed stays.
+        """
+        return places
+
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         """Return the tokens to commit. It may write its own state, never the rows."""
         raise NotImplementedError

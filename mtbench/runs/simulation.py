@@ -113,6 +113,9 @@ class Scripted(Method):
     def final(self, state: State, rows: Rows) -> Tensor:
         return self.method.final(state, rows)
 
+    def places(self, state: State, rows: Rows, places: Tensor) -> Tensor:
+        return self.method.places(state, rows, places)
+
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         return self.method.propose(state, rows, runners)
 
