@@ -15,7 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import small_config, small_tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Ernie4_5_MoeConfig,
+    ExaoneMoeConfig,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    HYV3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+)
 
 from mtbench.decoding.method import ModelRunners
 from mtbench.models.drafts.loading import load_draft
@@ -38,14 +49,19 @@ class Published:
     changes: dict[str, Any]
     stem: str  # of its tensors, and of those of its block
     block: str
-    names: tuple[str, str, str, str]  # norms of token and feature, projection, last norm
+    names: tuple[str, ...]  # norms of token and feature, projection, last norm if there is one
     token_first: bool = True
     blank_start: bool = True
+    centred: float = 0.0  # what a stored scale of a norm lacks
+    counted_by: str = "num_nextn_predict_layers"
     copies: tuple[str, ...] = ()  # tensors of the target that are stored again
 
 
 APPENDED = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 COPIED = ("embed_tokens", "shared_head.head")
+LAST_DENSE = ["dense", "sparse", "sparse", "dense"]
+FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1}
 AT_END = f"model.layers.{LAYERS}."
 FAMILIES = {
     "mimo": Published(
@@ -67,13 +83,57 @@ FAMILIES = {
         *(AT_END, AT_END, APPENDED),
         copies=COPIED,
     ),
+    "glm-lite": Published(
+        Glm4MoeLiteConfig,
+        {**ROUTED, **LATENT, "num_key_value_heads": 4},
+        *(AT_END, AT_END, APPENDED),
+        copies=COPIED,
+    ),
+    "hunyuan": Published(
+        HYV3Config,
+        {**FEW, "head_dim": 8},
+        *(AT_END, AT_END, (*APPENDED[:3], "final_layernorm")),
+    ),
+    "qwen": Published(
+        Qwen3_5TextConfig,
+        {"head_dim": 8, "layer_types": ["full_attention"] * (LAYERS + 1)},
+        *("mtp.", "mtp.layers.0.", QWEN),
+        blank_start=False,
+        centred=1.0,
+        counted_by="mtp_num_hidden_layers",
+    ),
+    "exaone": Published(
+        ExaoneMoeConfig,
+        {
+            **FEW,
+            "sliding_window": 6,
+            "sliding_window_pattern": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": LAST_DENSE,
+        },
+        *("mtp.", "mtp.layers.0.", QWEN),
+        blank_start=False,
+    ),
+    "ernie": Published(
+        Ernie4_5_MoeConfig,
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 16,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": LAYERS - 1,
+        },
+        *("model.mtp_", "model.mtp_block.0.", ("emb_norm.0", "hidden_norm.0", "linear_proj.0")),
+    ),
 }
-DENSE = "mimo"
+DENSE = ("mimo", "qwen")
 
 
 def config_of(family: str, layers: int) -> PretrainedConfig:
     published = FAMILIES[family]
-    changes = {"num_hidden_layers": layers, "max_position_embeddings": 1024, **published.changes}
+    changes = {name: value[:layers] if isinstance(value, list) else value for name, value in published.changes.items()}
+    changes |= {"num_hidden_layers": layers, "max_position_embeddings": 1024}
     # A tied head likes the token it has just read, so random targets and drafts often agree.
     return small_config(published.config, tie_word_embeddings=True, **changes)
 
@@ -90,7 +150,7 @@ class Headed:
 
     def target(self) -> Checkpoint:
         checkpoint = load(str(self.folder), dtype=torch.float64)
-        if self.family != DENSE:
+        if self.family not in DENSE:
             eager_experts(checkpoint.model)
         return checkpoint
 
@@ -98,7 +158,7 @@ class Headed:
         """The target as transformers loads it."""
         how = {"dtype": torch.float64, "attn_implementation": "eager"}
         model = AutoModelForCausalLM.from_pretrained(self.folder, config=config_of(self.family, LAYERS), **how)
-        return model if self.family == DENSE else eager_experts(model)
+        return model if self.family in DENSE else eager_experts(model)
 
     def runners(self) -> ModelRunners:
         """The target and its layer."""
@@ -140,7 +200,9 @@ class Headed:
         return torch.stack(judged)
 
     def normed(self, x: Tensor, name: str) -> Tensor:
-        """RMSNorm."""
+        """RMSNorm; without a scale there is none."""
+        if name not in self.head:
+            return x
         out: Tensor = x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt()
         return out * self.head[name]
 
@@ -167,10 +229,11 @@ def save_headed(folder: Path, family: str) -> Headed:
     published = FAMILIES[family]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(family, LAYERS + 1), attn_implementation="eager").double()
-    if family != DENSE:
+    if family not in DENSE:
         eager_experts(model)
     width = model.config.hidden_size
-    head = {name: 1 + 0.3 * torch.randn(width).double() for name in ("token_norm", "feature_norm", "last_norm")}
+    norms = ("token_norm", "feature_norm", "last_norm")[: len(published.names) - 1]
+    head = {name: 1 + 0.3 * torch.randn(width).double() for name in norms}
     token, feature = torch.eye(width).double() * 2, torch.randn(width, width).double() * 0.2
     head["join"] = torch.cat((token, feature) if published.token_first else (feature, token), 1)
     with torch.no_grad():
@@ -196,14 +259,16 @@ def _rewrite(folder: Path, family: str, head: dict[str, Tensor]) -> None:
         for name, tensor in stored.items()
     }
     ours = ("token_norm", "feature_norm", "join", "last_norm")
-    tensors |= {f"{published.stem}{name}.weight": head[our] for name, our in zip(published.names, ours, strict=True)}
+    for name, our in zip(published.names, ours, strict=False):
+        tensors[f"{published.stem}{name}.weight"] = head[our] - (published.centred if "norm" in our else 0)
     tensors |= {
         f"{published.stem}{name}.weight": stored["model.embed_tokens.weight"].clone() for name in published.copies
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config_of(family, LAYERS).save_pretrained(folder)
+    change_config(folder, **{published.counted_by: 1})
     if family == "mimo":
-        change_config(folder, model_type="mimo", architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
+        change_config(folder, model_type="mimo", architectures=["MiMoForCausalLM"])
 
 
 def change_config(folder: Path, **changes: Any) -> None:

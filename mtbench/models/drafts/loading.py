@@ -45,9 +45,12 @@ def _draft_config(source: str, offline: bool) -> DraftConfig | None:
         if (config := recognised(raw, part)) is not None:
             return config
     if part:
+        folder = Path(locate(location))
+        with explained(location, "weights", offline):
+            found = mtp.traces(raw, stored_shapes(folder) if folder.is_dir() else ())
         raise UserError(
             f"no {part!r} layers of a known format in the checkpoint {location!r} "
-            f"({raw.get('model_type', 'no model_type')}); name a draft with `{OTHER_CHECKPOINT}`."
+            f"({raw.get('model_type', 'no model_type')}{found}); name a draft with `{OTHER_CHECKPOINT}`."
         )
     return None
 
@@ -91,10 +94,11 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
     folder = Path(locate(source))
     if folder.is_dir():
         refuse_pickles(folder)
-        if part and all(config.rename(name) is None for name in stored_shapes(folder)):
+        names = stored_shapes(folder) if part else {}
+        if part and all(config.rename(name) is None for name in names):
             raise UserError(
-                f"checkpoint {location!r} has no weights of its part {part!r} ({config.name}), though its config.json "
-                f"names it; give a checkpoint with them with `{OTHER_CHECKPOINT}`."
+                f"checkpoint {location!r} has no weights of its part {part!r} ({config.name}{mtp.traces({}, names)}), "
+                f"though its config.json names it; give a checkpoint with them with `{OTHER_CHECKPOINT}`."
             )
         _refuse_other_sizes(source, config, target.config, folder, offline=offline)
     if folder.is_dir() and not part:

@@ -1,13 +1,14 @@
 """Multi-token-prediction layers, which lie in the target's own checkpoint: `SOURCE#mtp`.
 
-DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The formats are those of DeepSeek-V3,
-GLM-4.5 (arXiv 2508.06471) and MiMo (arXiv 2505.07608). At position i the token i + 1 and the target's last hidden
-state are normed, joined, projected and read by an ordinary decoder layer of the target's architecture; the target's LM
-head reads its normed output.
+DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The formats are those of DeepSeek-V3 (also
+GLM-4.5, arXiv 2508.06471, GLM-4.7-Flash and Hunyuan 3), MiMo (arXiv 2505.07608), Qwen3.5 (also Qwen3-Next and EXAONE
+MoE) and ERNIE 4.5. (Targets of Qwen3.5 and Qwen3-Next are refused if they have recurrent layers, as the published do.)
+At position i the token i + 1 and the target's last hidden state are normed, joined, projected and read by an ordinary
+decoder layer of the target's architecture; the target's LM head reads its normed output, ERNIE's without a norm.
 
 What the formats leave open is as in vLLM and SGLang. The feature is the LM head's input, so it comes after the target's
 last norm, and what is fed back comes after the head's own last norm. Published checkpoints have one layer, which is
-repeated; of several, the first one is. The embedding at position 0 is blank.
+repeated; of several, the first one is. The embedding at position 0 is blank, except in Qwen's format.
 
 `mtbench train mtp` adds a layer to a target of any architecture, in MiMo's format, and an entry to its config.json.
 
@@ -15,7 +16,7 @@ R = rows, W = positions fed, C = hidden size.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,10 @@ class Layout:
     stem: str  # of the tensors' names; {n} stands for the number of the target's layers
     parts: Mapping[str, str]  # beginning of the rest -> the module's. The first that fits
     token_first: bool = True
+    blank_start: bool = True  # the embedding at position 0 is zero
+    last_norm: bool = True
+    dense: bool = False  # the layer has no experts, whatever the target's layers have
+    count: int = 0  # number of layers where config.json does not say
 
 
 APPENDED = Layout(
@@ -68,11 +73,55 @@ MIMO = Layout(
     },
     token_first=False,
 )
+HUNYUAN = replace(
+    APPENDED,
+    name="multi-token prediction as in Hunyuan 3",
+    parts={
+        "final_layernorm.": "last_norm.",
+        "mlp.router.gate.": "block.mlp.gate.",
+        "mlp.expert_bias": "block.mlp.e_score_correction_bias",
+        "mlp.shared_mlp.": "block.mlp.shared_experts.",
+        **APPENDED.parts,
+    },
+)
+QWEN = Layout(
+    "multi-token prediction as in Qwen3.5",
+    "mtp_num_hidden_layers",
+    "mtp.",
+    {
+        "pre_fc_norm_embedding.": "token_norm.",
+        "pre_fc_norm_hidden.": "feature_norm.",
+        "fc.": "join.",
+        "norm.": "last_norm.",
+        "layers.0.": "block.",
+    },
+    blank_start=False,
+)
+ERNIE = Layout(
+    "multi-token prediction as in ERNIE 4.5",
+    "num_nextn_predict_layers",
+    "model.mtp_",
+    {
+        "emb_norm.0.": "token_norm.",
+        "hidden_norm.0.": "feature_norm.",
+        "linear_proj.0.": "join.",
+        "block.0.": "block.",
+    },
+    last_norm=False,
+    dense=True,
+)
 ADDED = replace(MIMO, counted_by="num_mimo_mtp_layers")  # to a checkpoint of any architecture
 LAYOUTS = {
     "deepseek_v3": APPENDED,
+    "ernie4_5_moe": ERNIE,
+    "exaone_moe": replace(QWEN, counted_by="num_nextn_predict_layers", dense=True, count=1),
     "glm4_moe": APPENDED,
+    "glm4_moe_lite": APPENDED,
+    "hy_v3": HUNYUAN,
     "mimo": MIMO,
+    "qwen3_5_moe_text": QWEN,
+    "qwen3_5_text": QWEN,
+    "qwen3_next": replace(QWEN, counted_by="num_nextn_predict_layers", count=1),
 }
 
 
@@ -81,7 +130,7 @@ def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
     layout = ADDED if ADDED.counted_by in raw else LAYOUTS.get(str(raw.get("model_type")))
     if part != NAME or layout is None:
         return None
-    count = raw.get(layout.counted_by, 0)
+    count = raw.get(layout.counted_by, layout.count)
     if type(count) is not int or count < 1:
         raise ValueError(f"{layout.counted_by} is {count!r:.60}, so it has no layers for multi-token prediction")
     if raw.get("quantization_config"):
@@ -105,6 +154,18 @@ def has_layers(raw: Mapping[str, Any]) -> bool:
         return False
 
 
+def traces(raw: Mapping[str, Any], weights: Iterable[str]) -> str:
+    """Return what in a checkpoint of another format names layers, for a message; empty if nothing does.
+
+    `weights`: names of its tensors.
+    """
+    behind = f".layers.{raw.get('num_hidden_layers')}."
+    keys = sorted(name for name in raw if "mtp" in name or "nextn" in name)
+    names = sorted(name for name in weights if "mtp" in name or behind in name)
+    some = ", ".join([*keys[:4], *names[:4]])
+    return some and f"; found: {some:.400}{' …' if len(keys) > 4 or len(names) > 4 else ''}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MtpConfig(DraftConfig):
     """Layers for multi-token prediction."""
@@ -113,15 +174,15 @@ class MtpConfig(DraftConfig):
 
     def build(self, target: Any) -> "MtpLayer":
         with torch.device(target.device):
-            return MtpLayer(self, _one_layer(target.config.get_text_config()), target)
+            return MtpLayer(self, _one_layer(target.config.get_text_config(), self), target)
 
     def rename(self, name: str) -> str | None:
         stem = self.layout.stem.format(n=self.taps[0])
         rest = name.removeprefix(stem)
         if rest == name or "rotary_emb" in name:
             return None
-        stored, ours = next((s, o) for s, o in self.layout.parts.items() if rest.startswith(s))
-        return ours + rest.removeprefix(stored)
+        found = next(((s, o) for s, o in self.layout.parts.items() if rest.startswith(s)), None)
+        return found and found[1] + rest.removeprefix(found[0])
 
     def stored_name(self, name: str) -> str:
         """Return the name that a tensor of the module is stored by."""
@@ -141,6 +202,8 @@ class MtpLayer(FeatureDraft):
         last, norm = target.base_model.layers[-1], type(target.base_model.norm)
         width, eps = config.hidden_size, config.rms_norm_eps
         self.token_norm, self.feature_norm, self.last_norm = (norm(width, eps=eps) for _ in range(3))
+        if not self.layout.last_norm:
+            self.last_norm = nn.Identity()
         self.join = nn.Linear(2 * width, width, bias=False)
         self.block = type(last)(config, 0)
         self.to(target.dtype)
@@ -173,23 +236,31 @@ class MtpLayer(FeatureDraft):
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the tokens' embeddings, (R, W, C)."""
         token: Tensor = self.get_input_embeddings()(ids)
-        return token.masked_fill((positions == 0)[..., None], 0)
+        return token.masked_fill((positions == 0)[..., None], 0) if self.layout.blank_start else token
 
     def joined(self, token: Tensor, feature: Tensor) -> Tensor:
         """Return token and feature (R, W, C) in the order that the projection expects, (R, W, 2C)."""
         return torch.cat((token, feature) if self.layout.token_first else (feature, token), -1)
 
 
-def _one_layer(config: Any) -> Any:
-    """Return the target's configuration for a single layer: full attention, and a mixture of experts if it has one."""
-    config = copy.deepcopy(config)
+def _one_layer(config: Any, format: MtpConfig) -> Any:
+    """Return the target's configuration for a single layer: full attention unless config.json says otherwise.
+
+    It has a mixture of experts if the target has one, and its format no other layer.
+    """
+    config, dense = copy.deepcopy(config), format.layout.dense
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None) is not None:
-        config.layer_types = ["full_attention"]
+        config.layer_types = list(format.raw.get("mtp_layer_types") or ["full_attention"])[:1]
     elif getattr(config, "sliding_window", None) is not None:
         config.sliding_window = None
-    if hasattr(config, "first_k_dense_replace"):
-        config.first_k_dense_replace = 0
+    for name, value in (
+        ("first_k_dense_replace", int(dense)),
+        ("mlp_layer_types", ["dense" if dense else "sparse"]),
+        ("moe_layer_start_index", int(dense)),
+    ):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, value)
     config._attn_implementation = ATTENTION
     return config
 

@@ -132,6 +132,15 @@ def test_a_routers_bias_stays_in_float32(made: Callable[[str], Headed]) -> None:
         ("mimo", "model.mtp_layers.0.token_layernorm.weight", "token_norm.weight"),
         ("mimo", "model.mtp_layers.0.input_layernorm.weight", "block.input_layernorm.weight"),
         ("mimo", "model.mtp_layers.1.input_proj.weight", None),
+        ("glm4_moe_lite", "model.layers.61.hnorm.weight", "feature_norm.weight"),
+        ("hy_v3", "model.layers.61.final_layernorm.weight", "last_norm.weight"),
+        ("hy_v3", "model.layers.61.mlp.router.gate.weight", "block.mlp.gate.weight"),
+        ("qwen3_next", "mtp.pre_fc_norm_hidden.weight", "feature_norm.weight"),
+        ("qwen3_5_text", "mtp.layers.0.self_attn.q_norm.weight", "block.self_attn.q_norm.weight"),
+        ("qwen3_5_text", "mtp.layers.1.self_attn.q_norm.weight", None),
+        ("exaone_moe", "mtp.norm.weight", "last_norm.weight"),
+        ("ernie4_5_moe", "model.mtp_block.0.mlp.up_proj.weight", "block.mlp.up_proj.weight"),
+        ("ernie4_5_moe", "model.mtp_linear_proj.0.weight", "join.weight"),
     ],
 )
 def test_tensors_have_the_published_names(model: str, stored: str, ours: str | None) -> None:
@@ -140,6 +149,17 @@ def test_tensors_have_the_published_names(model: str, stored: str, ours: str | N
     assert isinstance(config, MtpConfig)
     assert config.taps == (61,)
     assert config.rename(stored) == ours
+
+
+def test_a_layer_is_of_another_kind_than_the_targets_layers(made: Callable[[str], Headed]) -> None:
+    """No experts in ERNIE's and EXAONE's; and no recurrence in Qwen's, whose targets are refused for theirs."""
+    for family in ("ernie", "exaone"):
+        names = [name for name, _ in made(family).runners()["#mtp"].model.named_parameters()]
+        assert "block.mlp.up_proj.weight" in names
+    folder = made("qwen").folder
+    change_config(folder, layer_types=["linear_attention", "full_attention", "full_attention"])
+    with pytest.raises(UserError, match=r"layers of type linear_attention, which cannot undo a rejected token"):
+        plan(folder)
 
 
 # --- How a plan names it ------------------------------------------------------------------------------------------
@@ -209,7 +229,11 @@ def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str
         ({"num_nextn_predict_layers": None}, r"num_nextn_predict_layers is 0, so it has no layers .*--checkpoint"),
         ({"num_nextn_predict_layers": 0}, r"num_nextn_predict_layers is 0, so it has no layers .*--checkpoint"),
         ({"num_nextn_predict_layers": "one"}, r"num_nextn_predict_layers is 'one', so"),
-        ({"model_type": "qwen2"}, r"no 'mtp' layers of a known format in .*/X' \(qwen2\); name a draft with"),
+        (
+            {"model_type": "qwen2"},
+            r"no 'mtp' layers of a known format in .*/X' \(qwen2; found: num_nextn_predict_layers, "
+            r"model\.mtp_layers\.0\.final_layernorm\.weight, .* …\); name a draft with",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, r"cannot undo a rejected token"),
     ],
