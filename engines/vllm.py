@@ -32,7 +32,7 @@ from mtbench.errors import UserError
 from mtbench.models import families
 from mtbench.models.checkpoint_files import CONFIG, Layout
 from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
-from mtbench.models.drafts.loading import recognised
+from mtbench.models.drafts.loading import is_parallel, recognised
 from mtbench.models.loading import inspect
 
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
@@ -94,7 +94,10 @@ def _mars(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if method.tree != "1":
         return NO_TREE
-    return _speculative("eagle3", method, drafts[method.draft])._replace(exported=True)
+    draft = drafts[method.draft]
+    if is_parallel(draft):  # P-EAGLE, in a layout that vLLM reads as it is
+        return _speculative("eagle3", method, draft, parallel_drafting=True)
+    return _speculative("eagle3", method, draft)._replace(exported=True)
 
 
 def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -115,6 +118,7 @@ class VLLM(ServingEngine):
     package = f"{CPU_PACKAGE}==0.32.0"
     distributions = ("vllm",)
     unwanted = ("torchvision", "torchaudio", "torchcodec")
+    parallel = True
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

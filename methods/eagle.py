@@ -1,10 +1,13 @@
-"""EAGLE: a draft of one layer reads the target's hidden states and its own, and drafts a chain or a tree.
+"""EAGLE: a draft reads the target's hidden states and its own, and drafts a chain or a tree.
 
 Li, Wei, Zhang, Zhang: "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", ICML 2024, arXiv
 2401.15077; "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", NeurIPS 2025,
 arXiv 2503.01840. The draft reads the hidden states of some of the target's layers at a position, with the token after
 it; then its own output with the token it drafted. The tree is the Cartesian product of each depth's best choices, as in
 EAGLE-1; the longest path that equals the target's own choices is accepted.
+
+A checkpoint of P-EAGLE (Hui et al., arXiv 2602.01469) drafts all depths in one forward: config.json says that it is one
+(mtbench/models/drafts/eagle_draft.py). `ahead` is free, as in vLLM: all masks are alike, but for their positions.
 
 R = rows, G = guesses, K = drafts of a path, V = vocabulary.
 """

@@ -23,6 +23,7 @@ from mtbench.errors import UserError
 from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import Layout, linked_with
+from mtbench.models.drafts.loading import is_parallel
 from mtbench.models.loading import downloaded
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
@@ -45,6 +46,7 @@ SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
 ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
 NOT_ALWAYS = "It drafts only where the text repeats, so its acceptance cannot be made up."
 NO_TREE = "It drafts a chain: give tree=1."
+NO_PARALLEL = "It has no P-EAGLE: give a draft that drafts token by token."
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
 ONE_A_FORWARD = "Its draft model drafts one token a forward: give per_forward=1."
@@ -105,6 +107,7 @@ class ServingEngine:
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
     text: ClassVar[bool] = True  # its server takes and gives text too, so that clients of others can load it
+    parallel: ClassVar[bool] = False  # it has P-EAGLE
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
     # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
     methods: ClassVar[Table]
@@ -120,6 +123,8 @@ class ServingEngine:
             return f"{self.title} has no {method.name}."
         if len(method.variants) > 1:
             return f"{self.title} has fixed widths; give a number in place of `auto`."
+        if not self.parallel and any(map(is_parallel, drafts.values())):
+            return NO_PARALLEL
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
     def own_options(self, given: Sequence[str]) -> list[str]:

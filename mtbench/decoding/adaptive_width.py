@@ -52,11 +52,11 @@ class Widths:
             return
         share = self.fed / RIDGE_POSITIONS[target.device.type]
         size = target.model.num_parameters()
-        draft = max(
-            (runner.model.num_parameters() / size for runner in others.values() if runner is not target), default=0
-        )
+        drafting = [runner for runner in others.values() if runner is not target]
+        draft = max((runner.model.num_parameters() / size for runner in drafting), default=0)
+        drafts = self.drafts.clamp(max=1) if any(runner.parallel for runner in drafting) else self.drafts
         forward = share.clamp(min=1) if target.device.type == "cuda" else 1 + share
-        self.cost.copy_(forward + draft * self.drafts)
+        self.cost.copy_(forward + draft * drafts)
 
     def begin(self, at: Tensor) -> None:
         """Reset the rows `at`, which have new requests."""

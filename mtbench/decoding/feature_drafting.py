@@ -2,17 +2,19 @@
 
 The first forward of a step feeds the entries that are not final yet: positions that the target has decided since. Then
 a sequential draft reads its own tokens and features, level by level of a tree of guesses; a chain is a tree whose
-levels have one guess (EAGLE, arXiv 2401.15077, section 3).
+levels have one guess (EAGLE, arXiv 2401.15077, section 3). A parallel draft reads masks behind the final entries in the
+same forward, and each mask predicts the next depth (P-EAGLE, arXiv 2602.01469); all guesses of a depth have the same
+children then.
 
-The cursor `cached` in the method's state counts the draft's final entries. Entries made of the draft's own features lie
-behind it; the next step overwrites them. A guess for position p has its entry at p − 1.
+The cursor `cached` in the method's state counts the draft's final entries. Entries made of the draft's own features, or
+of masks, lie behind it; the next step overwrites them. A guess for position p has its entry at p − 1.
 
 R = rows, P = entries fed, G = guesses, V = vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,6 +81,8 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, bra
     tree one for all children of a guess.
     """
     runner, base = draft_runner(runners, role), rows.known - 1
+    if runner.parallel:
+        return draft_at_once(runner, runners, rows, cached, branches)
     entries = new_entries(runner, runners, rows, cached)
     metadata = AttentionMetadata(entries.slots, entries.slots, base, runners.view)
     out = runner.step(entries.ids, entries.features, metadata, judged=1)
@@ -101,6 +105,32 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, bra
             feature = out.feature.repeat_interleave(children, 1)
             out = runner.step(chosen, feature, metadata, judged=chosen.shape[1], own=True)
     return Drafted(torch.cat(guesses, 1), torch.cat(logits, 1))
+
+
+def draft_at_once(
+    runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, branches: Sequence[int]
+) -> Drafted:
+    """Draft a tree as `draft_tree` does, in one forward of a parallel draft; the logits are those of each depth.
+
+    The last final entry predicts the first depth, and a mask each of the others, at the positions that follow.
+    """
+    draft: Any = runner.draft
+    entries = new_entries(runner, runners, rows, cached)
+    # A prompt of one token has an entry of zeros at its place, so its masks follow that.
+    first = (rows.known - 1).clamp(min=1)
+    masks = first[:, None] + torch.arange(len(branches) - 1, device=first.device)
+    slots = torch.cat((entries.slots, masks), 1)
+    ids = torch.cat((entries.ids, torch.full_like(masks, draft.format.mask_id)), 1)
+    features = torch.cat((entries.features, draft.mask_hidden.expand(*masks.shape, -1)), 1)
+    metadata = AttentionMetadata(slots, slots, rows.known - 1, runners.view)
+    out = runner.step(ids, features, metadata, judged=len(branches))
+    guesses, parents = [], 1
+    for depth, children in enumerate(branches):
+        places = rows.known[:, None] + depth
+        chosen = rows.best(out.logits[:, depth : depth + 1], places, children).flatten(1)
+        guesses.append(chosen.repeat(1, parents))
+        parents *= children
+    return Drafted(torch.cat(guesses, 1), out.logits)
 
 
 class Level(NamedTuple):

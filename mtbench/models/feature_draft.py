@@ -28,8 +28,10 @@ class FeatureDraft(nn.Module):
     """A draft model. Embedding and LM head may be the target's; they are then no parameters of the module.
 
     A sequential draft reads as many tokens as features: token i + 1 with the feature of position i. It predicts one
-    token from each, and makes its own feature for the next step (`advance`). A block draft caches the features fed,
-    whatever tokens there are, then reads the tokens of a block in the slots after them, and predicts several at once.
+    token from each, and makes its own feature for the next step (`advance`); or, if it is `parallel`, it reads masks,
+    each the mask token with the feature `mask_hidden`, and predicts a token from each mask. A block draft caches the
+    features fed, whatever tokens there are, then reads the tokens of a block in the slots after them, and predicts
+    several at once.
 
     Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, `num_parameters`, and both
     embeddings.
@@ -139,6 +141,11 @@ class DraftConfig:
         """
         return self
 
+    @property
+    def parallel(self) -> bool:
+        """Whether masks after the last token predict more tokens in the same forward, of a sequential draft."""
+        return False
+
     @abstractmethod
     def build(self, target: Any) -> FeatureDraft:
         """Return the module with unset weights, for a target model of transformers; on the target's device and dtype.
@@ -165,7 +172,7 @@ class DraftRunner(ModelRunner):
         super().__init__(checkpoint)
         self.target = target
         self.draft: FeatureDraft = checkpoint.model
-        self.taps = self.draft.format.taps
+        self.taps, self.parallel = self.draft.format.taps, self.draft.format.parallel
         self.room = -(-self.draft.format.room // ALIGNED) * ALIGNED
 
     def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:

@@ -34,6 +34,7 @@ class ModelRunner:
 
     behind = 1  # decided tokens that a prefill leaves out, since the first step feeds them
     taps: tuple[int, ...] = ()  # hidden states of the target that it reads
+    parallel = False  # one forward drafts all tokens of a step
 
     def __init__(self, checkpoint: Checkpoint, decoder: Decoder | None = None) -> None:
         self.checkpoint, self.decoder = checkpoint, decoder

@@ -56,6 +56,8 @@ class Format:
     heads: bool = True  # stores its own LM head
     head_norms: bool = False  # of queries and keys
     flags: frozenset[str] = field(default_factory=frozenset)  # fc_norm, norm_before_fc, norm_before_residual …
+    layers: int = 1
+    mask: int | None = None  # the token of its masks, if it drafts in parallel
 
 
 FORMATS = {
@@ -106,27 +108,40 @@ FORMATS = {
 }
 
 
-def write_draft(folder: Path, form: Format) -> Path:
-    """Store a draft of random weights, by the names of its format."""
-    torch.manual_seed(1)
+def matrix(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns).double().div(columns**0.5)
 
-    def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns).double().div(columns**0.5)
 
-    def norm(size: int) -> Tensor:
-        return torch.randn(size).double()
+def norm(size: int) -> Tensor:
+    return torch.randn(size).double()
 
+
+def made_layer(width: int, norms: Sequence[str], *, head_norms: bool) -> dict[str, Tensor]:
+    """A decoder layer whose attention reads vectors of a width."""
     layer = {
-        **{f"self_attn.{x}_proj.weight": matrix(n * HEAD, 2 * WIDTH) for x, n in (("q", HEADS), ("k", KEY_HEADS))},
-        "self_attn.v_proj.weight": 2 * matrix(KEY_HEADS * HEAD, 2 * WIDTH),
+        **{f"self_attn.{x}_proj.weight": matrix(n * HEAD, width) for x, n in (("q", HEADS), ("k", KEY_HEADS))},
+        "self_attn.v_proj.weight": 2 * matrix(KEY_HEADS * HEAD, width),
         "self_attn.o_proj.weight": 2 * matrix(WIDTH, HEADS * HEAD),
         **{f"mlp.{x}_proj.weight": matrix(INNER, WIDTH) for x in ("gate", "up")},
         "mlp.down_proj.weight": matrix(WIDTH, INNER),
-        **{f"{x}.weight": norm(WIDTH) for x in ("hidden_norm", "input_layernorm", "post_attention_layernorm")},
+        **{f"{x}.weight": norm(WIDTH) for x in norms},
     }
-    if form.head_norms:
+    if head_norms:
         layer |= {f"self_attn.{x}_norm.weight": norm(HEAD) for x in ("q", "k")}
-    tensors = {f"{form.prefix}.{name}": tensor for name, tensor in layer.items()}
+    return layer
+
+
+def write_draft(folder: Path, form: Format) -> Path:
+    """Store a draft of random weights, by the names of its format."""
+    torch.manual_seed(1)
+    later = ("input_layernorm", "post_attention_layernorm")
+    first = made_layer(2 * WIDTH, ("hidden_norm", *later), head_norms=form.head_norms)
+    tensors = {f"{form.prefix}.{name}": tensor for name, tensor in first.items()}
+    for index in range(1, form.layers):
+        layer = made_layer(WIDTH, later, head_norms=form.head_norms)
+        tensors |= {f"layers.{index}.{name}": tensor for name, tensor in layer.items()}
+    if form.mask is not None:
+        tensors["mask_hidden"] = torch.randn(1, 1, len(form.taps) * WIDTH).double()
     tensors |= {"fc.weight": matrix(WIDTH, len(form.taps) * WIDTH), "norm.weight": norm(WIDTH)}
     if "fc_norm" in form.flags:
         tensors |= {f"fc_norm.{i}.weight": norm(WIDTH) for i in range(len(form.taps))}
@@ -306,11 +321,15 @@ def make_pair(folder: Path, form: Format) -> Pair:
     tensors = stored(draft)
     reference = Reference(form, tensors, target)
     if form.heads:
-        says = run(ar(), target, ignore_eos=True)
-        texts = [p + g.token_ids for p, g in zip(PROMPTS, says, strict=True)]
-        tensors["lm_head.weight"] = fitted(reference, texts, PROMPTS)
+        tensors["lm_head.weight"] = fitted(reference, texts_of(target), PROMPTS)
         save_file(tensors, draft / "model.safetensors")
     return Pair(target, draft, reference)
+
+
+def texts_of(target: ModelRunner) -> list[list[int]]:
+    """Prompts with what the target says after them."""
+    says = run(ar(), target, ignore_eos=True)
+    return [p + g.token_ids for p, g in zip(PROMPTS, says, strict=True)]
 
 
 def stored(folder: Path) -> dict[str, Tensor]:

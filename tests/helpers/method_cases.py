@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import parallel_eagle_cases
 import torch
 from block_drafts import fitted
 from decoding_cases import BUDGET, PROMPTS, ar, on, run
@@ -84,6 +85,8 @@ def models(name: str, folder: Path) -> ModelRunners:
         return drafted(name)
     if name in FORMATS:
         return make_pair(folder, FORMATS[name]).runners()
+    if name in parallel_eagle_cases.FORMATS:
+        return parallel_eagle_cases.make_pair(folder, parallel_eagle_cases.FORMATS[name]).runners()
     if name in FAMILIES:
         return save_headed(folder, name).runners()
     if name in ("z-lab", "rnn"):
@@ -125,6 +128,8 @@ CASES = [
     *cases("headed", "medusa", *({"heads": HEADS, "tree": tree} for tree in ("1", "3x2", "1x2x2"))),
     *cases("specforge|deepspec|speculators|specforge 3.1", "eagle", {}, {"ahead": 3, "tree": "3x3x2"}),
     *cases("specforge", "eagle", {"ahead": 7}, {"ahead": "auto"}, {"verify": "rejection"}),
+    *cases("peagle|p-eagle of vllm", "eagle", {}, {"ahead": 3, "tree": "3x3x2"}),
+    *cases("peagle", "eagle", {"ahead": 7}, {"ahead": "auto"}, {"verify": "rejection"}, {"ahead": 1}),
     *cases("z-lab|rnn", "dflash", {"ahead": 3}, {"ahead": 3, "verify": "rejection"}, {"ahead": 1}),
     *cases("rnn", "dflash", {"ahead": 5, "confidence": 0.5}),
     *cases("mimo|glm|deepseek", "mtp", {}, {"ahead": 3}),

@@ -1,4 +1,4 @@
-"""EAGLE-3 and EAGLE-3.1 drafts, in the formats of SpecForge, speculators and DeepSpec.
+"""EAGLE-3, EAGLE-3.1 and P-EAGLE drafts, in the formats of SpecForge, speculators, vLLM and DeepSpec.
 
 Li, Wei, Zhang, Zhang: "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
 NeurIPS 2025, arXiv 2503.01840; EAGLE-3.1: arXiv 2605.09992. One decoder layer, whose attention reads the embedding of a
@@ -6,11 +6,22 @@ token beside a feature. The first feature is a product of the target's hidden st
 output, before the last norm (3) or after it (3.1: `norm_output`). The vocabulary may be cut: draft id j is the target's
 j + d2t[j].
 
+P-EAGLE (Hui et al.: "P-EAGLE: Parallel-Drafting EAGLE with Scalable Training", arXiv 2602.01469) drafts all tokens in
+one forward. Masks follow the last entry, at the next positions: each has a learned row of hidden states, `mask_hidden`,
+in place of the target's, and the mask token in place of the token. Attention stays causal. There may be several layers;
+those after the first read the layer before. A draft is one if its config.json names the mask token.
+
 Hidden states are named in three ways, which differ by one (`_taps`). Formats, read in the sources of August 2026:
 
 - SpecForge's, which SGLang serves and SafeAILab/EAGLE began: `LlamaForCausalLMEagle3`, weights `midlayer.`.
 - speculators', which vLLM serves: `speculators_model_type`, layer in `transformer_layer_config`, weights `layers.0.`.
 - DeepSpec's: `Qwen3Eagle3Model`, five hidden states, the whole vocabulary, weights `layers.0.`.
+- P-EAGLE's, read in speculators (c05b95b: `models/peagle`), SpecForge (`modeling/draft/peagle.py`) and vLLM 0.32
+  (`llama_eagle3`, `qwen3_eagle3`, `llm_base_proposer`, `speculators/algos.py`): `speculators_model_type` is `peagle`,
+  or a configuration of SpecForge's format has a mask token; weights `layers.N.`, and `mask_hidden` of shape (1, 1, T·C)
+  or (1, T·C), which is normed and projected as hidden states are. vLLM calls the mask token `mask_token_id`,
+  `pard_token` or `ptd_token_id`; it ignores `fc_norm` of speculators' `peagle`. The config.json of the checkpoints that
+  the authors released could not be read.
 """
 
 import re
@@ -36,11 +47,13 @@ ROTARY = {LLAMA: modeling_llama.LlamaRotaryEmbedding, QWEN3: modeling_qwen3.Qwen
 ATTENTIONS = {LLAMA: modeling_llama.LlamaAttention, QWEN3: modeling_qwen3.Qwen3Attention}
 MLPS = {LLAMA: modeling_llama.LlamaMLP, QWEN3: modeling_qwen3.Qwen3MLP}
 RMSNorm = modeling_llama.LlamaRMSNorm  # Qwen3's is the same
-ARCHITECTURES = SPECFORGE, DEEPSPEC = "LlamaForCausalLMEagle3", "Qwen3Eagle3Model"
-SPECULATORS = "eagle3"  # value of speculators_model_type
+ARCHITECTURES = SPECFORGE, DEEPSPEC, PARALLEL = "LlamaForCausalLMEagle3", "Qwen3Eagle3Model", "PEagleDraftModel"
+SPECULATORS = EAGLE3, PEAGLE = "eagle3", "peagle"  # values of speculators_model_type
+MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")  # in the order in which vLLM looks for them
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# Stored in some checkpoints and not used here: the reverse of d2t, the target's own weights, constants.
-UNUSED = re.compile(r"t2d$|verifier_(norm|lm_head)\.|.*rotary_emb\.inv_freq$")
+# Stored in some checkpoints and not used here: the reverse of d2t, the target's own weights, constants, and a norm that
+# vLLM's later layers have and never apply.
+UNUSED = re.compile(r"t2d$|verifier_(norm|lm_head)\.|.*rotary_emb\.inv_freq$|layers\.[1-9]\d*\.hidden_norm\.")
 Raw = Mapping[str, Any]
 
 
@@ -56,6 +69,10 @@ class EagleConfig(DraftConfig):
     residual_normed: bool = False  # the residual is the normed feature (`norm_before_residual`)
     feedback_normed: bool = False  # its own feature is its output after the last norm (`norm_output`)
 
+    @property
+    def parallel(self) -> bool:
+        return self.mask_id is not None
+
     def for_target(self, target: Any) -> DraftConfig:
         layers = target.num_hidden_layers
         taps = self.taps or (2, layers // 2, layers - 3)  # as in all sources, if the configuration names none
@@ -70,7 +87,7 @@ class EagleConfig(DraftConfig):
             return EagleDraft(self, target)
 
     def rename(self, name: str) -> str | None:
-        name = re.sub(r"^(midlayer|layers\.0)\.", "layer.", name.removeprefix("model."))
+        name = re.sub(r"^(midlayer|layer)\.", "layers.0.", name.removeprefix("model."))
         whole = self.draft_vocabulary == self.vocabulary
         return None if UNUSED.match(name) or (whole and name == "d2t") else name
 
@@ -81,14 +98,14 @@ def recognise(raw: Raw, part: str) -> EagleConfig | None:
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if part:
         return None
-    if raw.get("speculators_model_type") == SPECULATORS:
+    if raw.get("speculators_model_type") in SPECULATORS:
         return _speculators(raw)
-    if name == SPECFORGE:
-        return _config(raw, "EAGLE-3, SpecForge's format", _layer(raw, LLAMA), _taps(raw))
+    if name in (SPECFORGE, PARALLEL):
+        return _config(raw, "SpecForge's", raw, LLAMA, _taps(raw), _mask_id(raw, raw, needed=name == PARALLEL))
     if name == DEEPSPEC:
         if "target_layer_ids" not in raw:
             raise ValueError("target_layer_ids is missing")
-        return _config(raw, "EAGLE-3, DeepSpec's format", _layer(raw, QWEN3), _ids(raw["target_layer_ids"], 1))
+        return _config(raw, "DeepSpec's", raw, QWEN3, _ids(raw["target_layer_ids"], 1))
     if isinstance(name, str) and "eagle3" in name.lower():
         raise ValueError(f"architecture {name!r:.60} is not supported; {', '.join(ARCHITECTURES)} are")
     return None
@@ -99,17 +116,23 @@ def _speculators(raw: Raw) -> EagleConfig:
     if not isinstance(nested, Mapping):
         raise ValueError("transformer_layer_config is not an object")
     check_sizes(nested)
-    return _config(raw, "EAGLE-3, speculators' format", _layer(nested, nested.get("model_type", QWEN3)), _taps(raw))
+    mask_id = _mask_id(raw, nested, needed=True) if raw["speculators_model_type"] == PEAGLE else None
+    return _config(raw, "speculators'", nested, nested.get("model_type", QWEN3), _taps(raw), mask_id)
 
 
-def _config(raw: Raw, name: str, layer: PretrainedConfig, taps: tuple[int, ...]) -> EagleConfig:
+def _config(
+    raw: Raw, whose: str, layers: Raw, kind: Any, taps: tuple[int, ...], mask_id: int | None = None
+) -> EagleConfig:
+    """Return the configuration. `layers`: what is said of the layers, which are of a `kind`."""
+    layer = _layer(layers, kind, several=mask_id is not None)
     if _flag(raw, "fc_norm") and _flag(raw, "norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both true, and one of them is supported")
     draft_vocabulary, width = raw.get("draft_vocab_size"), raw.get("target_hidden_size")
     check_sizes({"vocab_size": draft_vocabulary, "hidden_size": width})
     return EagleConfig(
-        name=name,
+        name=f"{'EAGLE-3' if mask_id is None else 'P-EAGLE'}, {whose} format",
         raw=raw,
+        mask_id=mask_id,
         taps=taps,
         tap_count=len(taps) or 3,
         width=width or layer.hidden_size,
@@ -126,14 +149,26 @@ def _config(raw: Raw, name: str, layer: PretrainedConfig, taps: tuple[int, ...])
     )
 
 
-def _layer(raw: Raw, kind: Any) -> PretrainedConfig:
-    """Return the configuration of the decoder layer."""
+def _layer(raw: Raw, kind: Any, *, several: bool) -> PretrainedConfig:
+    """Return the configuration of the decoder layers. `several`: there may be more than one."""
     if kind not in CONFIGS:
         raise ValueError(f"a layer of type {kind!r:.60} is not supported; {', '.join(CONFIGS)} are")
     config: PretrainedConfig = layers_of(CONFIGS[kind], raw)
-    if config.num_hidden_layers != 1:
+    if config.num_hidden_layers != 1 and not several:
         raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}, and drafts of one layer are supported")
     return config
+
+
+def _mask_id(raw: Raw, layers: Raw, *, needed: bool) -> int | None:
+    """Return the mask token of a draft that drafts in parallel; None if none is named and none is needed."""
+    named = {name: raw[name] for name in MASK_IDS if raw.get(name) is not None}
+    for name, value in named.items():
+        if type(value) is not int or not 0 <= value < layers.get("vocab_size", 0):
+            raise ValueError(f"{name} is {value!r:.60}, and the ids are 0 to vocab_size - 1")
+        return value
+    if needed or _flag(raw, "parallel_drafting"):
+        raise ValueError(f"it drafts in parallel and names no mask token; {', '.join(MASK_IDS)} would")
+    return None
 
 
 def _taps(raw: Raw) -> tuple[int, ...]:
@@ -166,20 +201,22 @@ def _flag(raw: Raw, name: str) -> bool:
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer whose attention reads embedding and feature, both normed, side by side."""
+    """A decoder layer. The attention of the first reads embedding and feature, both normed, side by side."""
 
-    def __init__(self, config: Any, residual_normed: bool) -> None:
+    def __init__(self, config: Any, index: int, residual_normed: bool) -> None:
         super().__init__()
         self.residual_normed = residual_normed
-        self.self_attn: Any = ATTENTIONS[config.model_type](config, layer_idx=0)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            narrow: nn.Linear = getattr(self.self_attn, name)
-            wide = nn.Linear(2 * config.hidden_size, narrow.out_features, bias=narrow.bias is not None)
-            setattr(self.self_attn, name, wide)
+        self.self_attn: Any = ATTENTIONS[config.model_type](config, layer_idx=index)
+        if index == 0:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                narrow: nn.Linear = getattr(self.self_attn, name)
+                wide = nn.Linear(2 * config.hidden_size, narrow.out_features, bias=narrow.bias is not None)
+                setattr(self.self_attn, name, wide)
         self.mlp = MLPS[config.model_type](config)
-        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
-            RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3)
+        self.input_layernorm, self.post_attention_layernorm = (
+            RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2)
         )
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if index == 0 else None
 
     def forward(
         self,
@@ -190,16 +227,20 @@ class EagleLayer(nn.Module):
         cache: KVCache,
         judged: int,
     ) -> Tensor:
-        """Return its output at the last `judged` positions, (R, judged, C)."""
-        normed = self.hidden_norm(feature)
+        """Return its output at the last `judged` positions, (R, judged, C). `feature`: of a later layer, its input."""
+        if self.hidden_norm is None:
+            residual, read = feature, self.input_layernorm(feature)
+        else:
+            normed = self.hidden_norm(feature)
+            residual = normed if self.residual_normed else feature
+            read = torch.cat((self.input_layernorm(embedding), normed), -1)
         attended, _ = self.self_attn(
-            torch.cat((self.input_layernorm(embedding), normed), -1),
+            read,
             position_embeddings=rotary,
             attention_mask=None,
             past_key_values=cache,
             metadata=metadata,
         )
-        residual = normed if self.residual_normed else feature
         hidden = (residual + attended)[:, residual.shape[1] - judged :]
         output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
@@ -211,7 +252,9 @@ class EagleDraft(FeatureDraft):
     embed_tokens: nn.Embedding | None
     lm_head: nn.Linear | None
     d2t: Tensor | None  # (D,) what to add to a draft id for the target's; None: the vocabulary is the target's
+    mask_hidden: Tensor | None  # (1, 1, T·C) in place of the target's hidden states; None: it drafts token by token
     format: EagleConfig
+    settled = (*FeatureDraft.settled, "mask_hidden")
 
     def __init__(self, format: EagleConfig, target: Any) -> None:
         config: Any = format.layer
@@ -220,9 +263,13 @@ class EagleDraft(FeatureDraft):
         self.fc_norm = nn.ModuleList(RMSNorm(format.width, eps) for _ in range(taps)) if format.norm_each else None
         self.input_norm = RMSNorm(taps * format.width, eps) if format.norm_all else None
         self.fc = nn.Linear(taps * format.width, config.hidden_size, bias=False)
-        self.layer = EagleLayer(config, format.residual_normed)
+        self.layers = nn.ModuleList(
+            EagleLayer(config, index, format.residual_normed) for index in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, eps)
         self.rotary_emb = ROTARY[config.model_type](config)
+        mask_hidden = nn.Parameter(torch.zeros(1, 1, taps * format.width)) if format.parallel else None
+        self.register_parameter("mask_hidden", mask_hidden)
         cut = format.draft_vocabulary != format.vocabulary
         self.register_buffer("d2t", torch.zeros(format.draft_vocabulary, dtype=torch.long) if cut else None)
         with torch.device("meta"):  # until `settle` knows whether they are stored
@@ -230,6 +277,8 @@ class EagleDraft(FeatureDraft):
             self.lm_head = nn.Linear(config.hidden_size, format.draft_vocabulary, bias=False)
 
     def settle(self, stored: dict[str, Tensor]) -> None:
+        if self.mask_hidden is not None and "mask_hidden" in stored:
+            stored["mask_hidden"] = stored["mask_hidden"].reshape(1, 1, -1)
         as_wide = self.config.hidden_size == self.format.width
         own = "embed_tokens.weight" in stored and self.config.tie_word_embeddings
         for name, shared in (("embed_tokens", as_wide), ("lm_head", as_wide and self.d2t is None and not own)):
@@ -259,7 +308,10 @@ class EagleDraft(FeatureDraft):
     ) -> tuple[Tensor, Tensor]:
         feature = features if own else self.fc(self._normed(features))
         rotary = self.rotary_emb(feature, metadata.positions)
-        hidden: Tensor = self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
+        embedding, hidden = self.get_input_embeddings()(ids), feature
+        for layer in self.layers:  # the later layers need all positions of the earlier
+            kept = judged if layer is self.layers[-1] else ids.shape[1]
+            hidden = layer(embedding, hidden, rotary, metadata, cache, kept)
         normed: Tensor = self.norm(hidden)
         return normed, normed if self.format.feedback_normed else hidden
 

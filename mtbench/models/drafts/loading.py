@@ -63,6 +63,18 @@ def recognised(raw: Mapping[str, Any], part: str = "") -> DraftConfig | None:
     return next((config for recognise in FORMATS if (config := recognise(raw, part)) is not None), None)
 
 
+def is_parallel(source: str) -> bool:
+    """Return whether a checkpoint is a draft that drafts all tokens in one forward; False if it cannot be read here.
+
+    It never uses the network.
+    """
+    try:
+        config = draft_config(source, offline=True)
+    except UserError:
+        return False
+    return config is not None and config.parallel
+
+
 def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> Inspected | None:
     """Return a draft without its weights, with the tokenizer of its target; None if the checkpoint is no draft.
 

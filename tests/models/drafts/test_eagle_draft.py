@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import parallel_eagle_cases
 import pytest
 import torch
 from eagle_cases import CUT, FORMATS, IDS, LAYER, SPECFORGE, Entry, Format, Pair, make_pair, stored, write_draft
@@ -25,6 +26,7 @@ from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import inspect, load
 from mtbench.models.runner import Forwarded, ModelRunner
 
+PEAGLE = parallel_eagle_cases.FORMATS["peagle"]
 TEXT = [5, 9, 1, 7, 2, 30, 4, 4]
 BARE = Format(SPECFORGE, (2, 1, 0), cut=False, heads=False)  # embedding and LM head are the target's
 MADE = {**FORMATS, "bare": BARE}
@@ -156,6 +158,14 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
         "a layer of type 'gpt2' is not supported; llama, qwen3 are",
     ),
     ({k: v for k, v in FORMATS["deepspec"].config.items() if k != "target_layer_ids"}, "target_layer_ids is missing"),
+    (
+        PEAGLE.config | {"mask_token_id": None},
+        "drafts in parallel and names no mask token; mask_token_id, pard_token, ptd",
+    ),
+    (SPECFORGE | {"parallel_drafting": True}, "drafts in parallel and names no mask token"),
+    (SPECFORGE | {"architectures": ["PEagleDraftModel"]}, "drafts in parallel and names no mask token"),
+    (SPECFORGE | {"ptd_token_id": VOCABULARY}, r"ptd_token_id is 40, and the ids are 0 to vocab_size - 1"),
+    (SPECFORGE | {"pard_token": "11"}, r"pard_token is '11', and the ids are 0 to vocab_size - 1"),
 ]
 
 
@@ -173,6 +183,26 @@ def refused(said: str, act: Callable[..., Any], *arguments: Any) -> None:
     message = str(caught.value)
     assert "\n" not in message
     assert "--checkpoint ROLE=PATH_OR_ID" in message
+
+
+def test_a_draft_with_a_mask_token_is_parallel_whatever_its_layout(target: Path, tmp_path: Path) -> None:
+    """vLLM's names of the token are tried in its order. `mask_hidden` may have two dimensions, and must be there."""
+    for name, token in (("ptd_token_id", 3), ("pard_token", 2), ("mask_token_id", 1)):
+        config = recognise(SPECFORGE | {"ptd_token_id": 3, "pard_token": 2, name: token}, "")
+        assert config is not None
+        assert (config.parallel, config.mask_id) == (True, min(token, 2))
+        assert config.name == "P-EAGLE, SpecForge's format"
+    assert not any(made.parallel for form in FORMATS.values() if (made := recognise(form.config, "")) is not None)
+    folder = write_draft(tmp_path, PEAGLE)
+    tensors = stored(folder)
+    want = load_draft(str(folder), loaded(target)).model.mask_hidden
+    tensors["mask_hidden"] = tensors["mask_hidden"][0]
+    tensors["layers.1.hidden_norm.weight"] = torch.ones(32)  # vLLM's modules have it, and never apply it
+    save_file(tensors, folder / "model.safetensors")
+    assert torch.equal(load_draft(str(folder), loaded(target)).model.mask_hidden, want)
+    del tensors["mask_hidden"]
+    save_file(tensors, folder / "model.safetensors")
+    refused("lacks 1 weights of its configuration, such as 'mask_hidden'", load_draft, str(folder), loaded(target))
 
 
 MISFITS: list[tuple[dict[str, Any], str]] = [
