@@ -30,6 +30,7 @@ NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training obj
     "models/families.py models/loading.py": {"arithmetic", "ar", "mars", "eagle", "dflash"},
     "training/objectives.py training/recipes.py": {"arithmetic", "ar", "mars", "medusa", "block-diffusion", "eagle"},
     "training/draft_objectives.py": {"ar", "eagle", "dflash", "mtp"},
+    "training/parallel_draft.py": {"eagle"},
     "models/drafts/mtp.py": {"mtp"},  # a part of checkpoints, and what its tensors are called
     "results/acceptance.py": {"mars"},  # a figure of the MARS paper
     "serving/wire.py": {"suffix"},  # a field of OpenAI's requests

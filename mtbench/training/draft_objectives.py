@@ -73,21 +73,26 @@ class DraftObjective(Objective):
     def format(self, model: Model, special: Special) -> DraftConfig:
         """Return the configuration of the draft. Raises UserError for a target that cannot have one."""
         config = model.config.get_text_config()
+        own: dict[str, Any] = {
+            "architectures": [self.architecture],
+            "target_layer_ids": tapped_layers(config.num_hidden_layers),
+        }
+        own["num_target_layers"] = config.num_hidden_layers
+        found = recognised({**self.layer_config(config), **own, **self.settings(special)})
+        assert found is not None
+        return found
+
+    def layer_config(self, config: Any) -> dict[str, Any]:
+        """Return the configuration of the draft's layers, given the target's. Raises UserError as `format` does."""
         if config.num_hidden_layers == 1:
             raise UserError(f"{self.name} reads layers before the last, and the base has one; give another `--base`.")
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
         kept = ("head_dim", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling")
         given = {name: getattr(config, name) for name in (*sizes, *kept) if getattr(config, name, None) is not None}
         given.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
-        raw = Qwen3Config(**given, num_hidden_layers=self.draft_layers, tie_word_embeddings=False).to_dict()
-        own: dict[str, Any] = {
-            "architectures": [self.architecture],
-            "target_layer_ids": tapped_layers(config.num_hidden_layers),
-        }
-        own["num_target_layers"] = config.num_hidden_layers
-        found = recognised(raw | own | self.settings(special))
-        assert found is not None
-        return found
+        made = Qwen3Config(**given, num_hidden_layers=self.draft_layers, tie_word_embeddings=False)
+        raw: dict[str, Any] = made.to_dict()
+        return raw
 
     def taps(self, model: Model) -> tuple[int, ...]:
         taps: tuple[int, ...] = model.draft.format.taps

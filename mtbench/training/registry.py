@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
+from mtbench.training.parallel_draft import ParallelEagle
 
-KINDS = (Ar, Mars, BlockDiffusion, Draft, Medusa, Eagle, BlockDraft, MarkovBlockDraft, Mtp)
+KINDS = (Ar, Mars, BlockDiffusion, Draft, Medusa, Eagle, ParallelEagle, BlockDraft, MarkovBlockDraft, Mtp)
 OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in KINDS}

@@ -159,7 +159,7 @@ class MtpReference(eagle_cases.Reference):
 def eagle_loss(runner: ModelRunner, tensors: dict[str, Tensor]) -> Tensor:
     """Divergence from the target's distribution."""
     taps = tuple(layer + 1 for layer in tapped_layers(4))
-    form = Format({}, taps, prefix="layer", cut=False, head_norms=True)
+    form = Format({}, taps, prefix="layers.0", cut=False, head_norms=True)
 
     def divergence(log_p: Tensor, ids: tuple[int, ...], label: int) -> Tensor:
         wanted = target_distribution(runner, ids[:label])

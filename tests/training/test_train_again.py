@@ -38,6 +38,7 @@ from mtbench.training.draft_objectives import BlockDraft, DraftObjective, Eagle,
 from mtbench.training.init_model import initialise
 from mtbench.training.objectives import Ar, Objective
 from mtbench.training.packing import PADDING
+from mtbench.training.parallel_draft import ParallelEagle
 
 pytest_plugins = ["training_fixtures"]
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
@@ -144,6 +145,7 @@ def test_a_killed_and_resumed_training_equals_the_undisturbed_one(
     "objective",
     [
         Eagle(steps=2),
+        ParallelEagle(steps=3, layers=2),
         BlockDraft(layers=1, block_size=3, anchors=4),
         MarkovBlockDraft(layers=1, block_size=3, markov_rank=4, anchors=4),
         Mtp(),
