@@ -112,7 +112,7 @@ def _if_matched(make: Any) -> Any:
 
 
 def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:
-    return ONE_A_FORWARD if method.per_forward > 1 else _drafts("draft-simple", method, drafts[method.draft])
+    return ONE_A_FORWARD if method.per_forward != 1 else _drafts("draft-simple", method, drafts[method.draft])
 
 
 def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:

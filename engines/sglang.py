@@ -35,7 +35,7 @@ def _chain(algorithm: str, method: Any, draft: str = "", steps: int | None = Non
 
 
 def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:
-    return ONE_A_FORWARD if method.per_forward > 1 else _chain("STANDALONE", method, drafts[method.draft])
+    return ONE_A_FORWARD if method.per_forward != 1 else _chain("STANDALONE", method, drafts[method.draft])
 
 
 def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:

@@ -79,8 +79,8 @@ def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     model = drafts[method.draft]
     if method.per_forward == 1:
         return _speculative("draft_model", method, model)
-    if method.per_forward < method.ahead:
-        return "A draft of vLLM drafts one token a forward or all: give per_forward=1 or as many as ahead."
+    if method.per_forward != "all" and method.per_forward < method.ahead:
+        return "A draft of vLLM drafts one token a forward or all: give per_forward=1 or per_forward=all."
     return _speculative("draft_model", method, model, parallel_drafting=True)._replace(exported=True)
 
 

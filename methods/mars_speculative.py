@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtbench import sampling
-from mtbench.decoding.draft_model import draft, forwards, refuse_draft
+from mtbench.decoding.draft_model import PER_FORWARD, PerForward, draft, forwards, refuse_draft
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
@@ -32,7 +32,7 @@ class MarsSpeculative(Method):
     )
     block_size: int = option(4, "B: after each outcome, the next token and B-1 masks", low=2, trained=True)
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
-    per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
+    per_forward: PerForward = option(1, PER_FORWARD, low=1)
 
     title = "MARS after a draft"
     roles = ("mars",)

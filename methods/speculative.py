@@ -5,7 +5,13 @@ Chen et al.: "Accelerating Large Language Model Decoding with Speculative Sampli
 The leading drafts that equal the target's own choice are accepted, and one token after them
 (mtbench/decoding/verification.py); `verify=rejection` is the papers' rejection sampling.
 
-With `per_forward` above 1 a MARS model must draft; it drafts several tokens in a forward (arXiv 2604.07023, 4.6).
+With `per_forward` above 1 a model that was trained with mask tokens must draft; it drafts several tokens in a forward.
+It is a MARS model (arXiv 2604.07023, 4.6), or PARD (An et al.: "PARD: Accelerating LLM Inference with Low-Cost PARallel
+Draft Model Adaptation", arXiv 2504.18583). Both read the last token and masks under causal attention, so one file is
+the other: the mask token of PARD's released checkpoints stands in their config.json, as `pard_token`. Their training
+differs. PARD predicts K tokens after every position, in K copies of the text, of which copy k keeps a share r^k of the
+positions, and only those whose predecessor copy k-1 kept (conditional drop; r is 0.7, the share at least 0.2). The
+objective `mars` cuts the text into blocks, and predicts each token from one distance; it drops nothing.
 """
 
 from collections.abc import Mapping
@@ -14,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.draft_model import draft, forwards, refuse_draft
+from mtbench.decoding.draft_model import PER_FORWARD, PerForward, draft, forwards, refuse_draft
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
@@ -29,12 +35,16 @@ class Speculative(VerifiedMethod):
 
     ahead: int = option(4, "K: tokens drafted for each forward", low=1, widths=(1, 2, 4, 8))
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
-    per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
+    per_forward: PerForward = option(1, PER_FORWARD, low=1)
     verify: Verify = option("match", VERIFY)
 
     title = "Speculative decoding"
     roles = ("ar",)
-    choices = ("speculative:ahead=auto|2|4", "speculative:draft=draft_mars,per_forward=4")
+    choices = (
+        "speculative:ahead=auto|2|4",
+        "speculative:ahead=4|8,per_forward=all",
+        "speculative:draft=draft_mars,per_forward=all",
+    )
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_draft(checkpoints, self.draft, self.per_forward)

@@ -1,5 +1,6 @@
 """Options: dataclass fields of a method (`mtbench ls methods`) or a training objective (`mtbench train --help`)."""
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Mapping
@@ -114,6 +115,8 @@ def value_of(holder: type[Any], name: str, text: str) -> Any:
         value = _parse(kind, text)
         low, high = field.metadata["low"], field.metadata["high"]
         is_nan = value != value
+        if isinstance(value, str):
+            low = high = None  # bounds are those of numbers
         if is_nan or (low is not None and value < low) or (high is not None and value > high):
             raise ValueError
     except ValueError:
@@ -164,10 +167,9 @@ def show(value: Any) -> str:
     return text.removesuffix(".0") if isinstance(value, float) else text
 
 
-def _without_none(union: Any) -> Any:
-    """Return the type X of `X | None`."""
-    [kind] = [k for k in typing.get_args(union) if k is not NoneType]
-    return kind
+def _without_none(union: Any) -> list[Any]:
+    """Return the types of a union but None: one, or a number and the words that may stand for it."""
+    return [kind for kind in typing.get_args(union) if kind is not NoneType]
 
 
 def _parse(kind: Any, text: str) -> Any:
@@ -178,7 +180,10 @@ def _parse(kind: Any, text: str) -> Any:
             raise ValueError
         return choices[text]
     if typing.get_origin(kind) in (typing.Union, UnionType):
-        return _parse(_without_none(kind), text)
+        for each in _without_none(kind):
+            with contextlib.suppress(ValueError):
+                return _parse(each, text)
+        raise ValueError
     if kind is bool:
         return _parse(Literal["true", "false"], text) == "true"
     return kind(text)
@@ -189,7 +194,7 @@ def _allowed(kind: Any, bounds: Mapping[str, Any]) -> str:
     if typing.get_origin(kind) is Literal:
         return "|".join(str(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) in (typing.Union, UnionType):
-        return _allowed(_without_none(kind), bounds)
+        return " or ".join(_allowed(each, bounds) for each in _without_none(kind))
     if kind is bool:
         return "true|false"
     low, high = bounds["low"], bounds["high"]

@@ -1,14 +1,16 @@
 """A draft model predicts the tokens that speculative decoding verifies.
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192; Chen et al.,
-arXiv 2302.01318. The draft model has its own KV cache. The cursor `cached` in the method's state counts the decided
-tokens in it. The loop caches the prompt except its last token, as for the target.
+arXiv 2302.01318. A model that was trained with mask tokens drafts several tokens in a forward: MARS (arXiv 2604.07023,
+table 6), or PARD (arXiv 2504.18583), whose config.json names the mask token in `pard_token`. The draft model has its
+own KV cache. The cursor `cached` in the method's state counts the decided tokens in it. The loop caches the prompt
+except its last token, as for the target.
 
 R = rows, K = drafts, M = drafts per forward of the draft model, V = the target's vocabulary.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,11 @@ from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected
+
+PerForward = int | Literal["all"]
+PER_FORWARD = (
+    "drafts per forward of the draft model; above 1 it must be a MARS or PARD model; all: K"  # the option's help
+)
 
 
 def refuse_other_models(checkpoints: Mapping[str, Inspected], role: str) -> None:
@@ -38,24 +45,34 @@ def refuse_other_models(checkpoints: Mapping[str, Inspected], role: str) -> None
         )
 
 
-def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: int) -> None:
+def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: PerForward) -> None:
     """Raise UserError if the checkpoint in a role cannot draft `per_forward` tokens in one forward."""
     refuse_other_models(checkpoints, role)
     checkpoint = checkpoints[role]
-    if per_forward == 1 or (checkpoint.mask_id is not None and checkpoint.feeds_masks):
+    if per_forward == 1:
         return
-    reason = "has no mask token"
-    if checkpoint.mask_id is not None:
+    if checkpoint.mask_id is None:
+        reason = "has no mask token"
+    elif not checkpoint.feeds_masks:
         reason = f"was trained by {checkpoint.objective!r}, which feeds no mask tokens"
+    elif per_forward == "all" and not checkpoint.declares_masks:
+        reason = "does not say that it was trained with some (a `pard_token` in config.json, or a training record)"
+    else:
+        return
     raise UserError(
         f"per_forward={per_forward} needs mask tokens, and {checkpoint.source!r} in role {role!r} {reason}; name a "
-        "MARS draft, such as `draft=draft_mars`, or leave per_forward at 1."
+        "MARS or PARD draft, such as `draft=draft_mars`, or leave per_forward at 1."
     )
 
 
-def forwards(ahead: int, per_forward: int) -> int:
+def at_once(ahead: int, per_forward: PerForward) -> int:
+    """Return how many of `ahead` tokens the draft model drafts in a forward."""
+    return ahead if per_forward == "all" else min(per_forward, ahead)
+
+
+def forwards(ahead: int, per_forward: PerForward) -> int:
     """Return the number of forwards that the draft model needs for `ahead` tokens."""
-    return -(-ahead // per_forward)
+    return -(-ahead // at_once(ahead, per_forward))
 
 
 class Drafted(NamedTuple):
@@ -66,25 +83,31 @@ class Drafted(NamedTuple):
 
 
 def draft(
-    runners: ModelRunners, role: str, rows: Rows, cached: Tensor, ahead: int, per_forward: int = 1, behind: int = 0
+    runners: ModelRunners,
+    role: str,
+    rows: Rows,
+    cached: Tensor,
+    ahead: int,
+    per_forward: PerForward = 1,
+    behind: int = 0,
 ) -> Drafted:
     """Draft the next `ahead` tokens with the model in `role`, `per_forward` at a time; move its cursor `cached` (R,).
 
-    In each forward the last token predicts the first draft; masks after it predict the others, which needs a model
-    trained like MARS (arXiv 2604.07023, table 6). The draft model chooses tokens like the target (`Rows.choose`), with
-    the same random numbers. The method must lower `cached` to the end of the accepted drafts. `behind`: tokens that
-    the method may commit after the accepted drafts and the next token.
+    In each forward the last token predicts the first draft; masks after it predict the others. The next step writes
+    over the keys of masks, as of drafts: what was accepted is fed again. The draft model chooses tokens like the target
+    (`Rows.choose`), with the same random numbers. The method must lower `cached` to the end of the accepted drafts.
+    `behind`: tokens that the method may commit after the accepted drafts and the next token.
     """
-    runner, known = runners[role], rows.known[:, None]
+    runner, known, each = runners[role], rows.known[:, None], at_once(ahead, per_forward)
     torch.minimum(cached, rows.known - 1, out=cached)
-    pending = int((rows.known - cached).max()) if runners.tight else per_forward + 1 + behind
-    arange = torch.arange(max(pending, per_forward), device=known.device)
+    pending = int((rows.known - cached).max()) if runners.tight else each + 1 + behind
+    arange = torch.arange(max(pending, each), device=known.device)
     slots = torch.maximum(known + arange[:pending] - pending, cached[:, None])
     ids = rows.tokens.gather(1, slots)
     tokens: list[Tensor] = []
     logits: list[Tensor] = []
-    for begin in range(0, ahead, per_forward):
-        places = known + begin + arange[: min(per_forward, ahead - begin)]
+    for begin in range(0, ahead, each):
+        places = known + begin + arange[: min(each, ahead - begin)]
         masks = places[:, :-1]
         if masks.shape[1]:
             assert runner.checkpoint.mask_id is not None, "planning refuses a draft without one"

@@ -106,6 +106,11 @@ class Inspected:
         return self._record.get("feeds_masks") is not False
 
     @property
+    def declares_masks(self) -> bool:
+        """Whether it says itself that it was trained with mask tokens: in its training record, or as PARD's models."""
+        return self._record.get("feeds_masks") is True or pard_token(self.config) is not None
+
+    @property
     def _record(self) -> dict[str, Any]:
         """The training record; empty if it is missing or invalid. `Family.training` reports an invalid one."""
         try:
@@ -155,7 +160,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     if Path(source).is_dir():
         refuse_pickles(Path(source))
     with explained(source, "configuration", offline):
-        mask_id = find_mask(tokenizer, config.vocab_size)
+        mask_id = find_mask(tokenizer, config.vocab_size, pard_token(config))
     if needs_mask and mask_id is None:
         raise UserError(
             f"checkpoint {given!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
@@ -166,8 +171,24 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     return Inspected(source, tokenizer, config, mask_id, end_ids, offline)
 
 
-def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int) -> int | None:
-    """Return the tokenizer's mask token, or else the next free id if it is one of the embedding's `rows`, or None."""
+def pard_token(config: Any) -> int | None:
+    """Return the mask token in the configuration of a PARD model, None of others.
+
+    PARD's training (github.com/AMD-AIG-AIMA/PARD) writes -1 for a model without masks. Raises ValueError for other ids
+    that no row of the embedding has.
+    """
+    token = getattr(config, "pard_token", None)
+    if token in (None, -1):
+        return None
+    if type(token) is not int or not 0 <= token < config.vocab_size:
+        raise ValueError(f"pard_token is {token!r:.60}, and the embedding has {config.vocab_size:,} rows")
+    return token
+
+
+def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int, configured: int | None = None) -> int | None:
+    """Return the mask token: `configured`, the tokenizer's, or the next free id if the embedding's `rows` have it."""
+    if configured is not None:
+        return configured
     known = tokenizer.get_vocab()
     own: int | None = next((known[token] for token in MASKS if token in known), tokenizer.mask_token_id)
     if own is not None:
@@ -247,7 +268,7 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
     refuse_unserved(model.config, source)
     model.eval().set_attn_implementation(ATTENTION)
     rows = model.get_output_embeddings().weight.shape[0]
-    mask_id = find_mask(tokenizer, rows)
+    mask_id = find_mask(tokenizer, rows, pard_token(model.config))
     decodable = set(range(rows) if random else tokenizer.get_vocab().values())
     suppressed = [i for i in range(rows) if i not in decodable or i == mask_id]
     calls = Calls(model.device)

@@ -122,7 +122,7 @@ CASES = [
     *cases("plain", "jacobi", {}, {"ahead": BUDGET}),
     *cases("plain", "lookahead", {"width": 4, "ngram": 4, "candidates": 3}, {"width": 1, "ngram": 2, "candidates": 2}),
     *cases("sometimes|never|always", "speculative", {}, {"ahead": 7}, {"per_forward": 3}, {"verify": "rejection"}),
-    *cases("sometimes", "speculative", {"ahead": 1}, {"per_forward": 9}, {"ahead": "auto"}),
+    *cases("sometimes", "speculative", {"ahead": 1}, {"per_forward": "all"}, {"ahead": "auto"}),
     *cases("sometimes|never|always", "mars-speculative", {}, {"ahead": 2, "block_size": 3}, {"per_forward": 2}),
     *cases("plain", "mars-selfspec", {}, {"ahead": 1}, {"ahead": 3}),
     *cases("headed", "medusa", *({"heads": HEADS, "tree": tree} for tree in ("1", "3x2", "1x2x2"))),
