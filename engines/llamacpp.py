@@ -32,6 +32,7 @@ from mtbench.decoding.external import Speculation
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
 
+AMONG_TEN = "A probability is that among the draft's ten likeliest tokens."
 CACHES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # its names of the types
 
 # Runs in the Python that has the library, which has no mtbench. Arguments: options of llama-server.
@@ -100,15 +101,16 @@ while True:
 
 
 def _drafts(kind: str, method: Any, model: str) -> Setting:
-    """Return the setting for a chain of drafts, however unsure the draft is of them."""
+    """Return the setting for a chain of drafts, up to the first of which the draft is too unsure."""
     words = ("--spec-type", kind, *(("--spec-draft-model", model) if model else ()))
-    words += ("--spec-draft-n-max", str(method.ahead), "--spec-draft-p-min", "0")
-    return Setting(kind, words, SAMPLED)
+    words += ("--spec-draft-n-max", str(method.ahead), "--spec-draft-p-min", f"{method.confidence:g}")
+    setting = Setting(kind, words, SAMPLED)
+    return setting.but(AMONG_TEN) if method.confidence else setting
 
 
 def _if_matched(make: Any) -> Any:
     """Return the function that makes a setting, for drafts that are verified by the target's own choice only."""
-    return lambda method, drafts: NO_REJECTION if method.verify == "rejection" else make(method, drafts)
+    return lambda method, drafts: NO_REJECTION if method.verify != "match" else make(method, drafts)
 
 
 def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:

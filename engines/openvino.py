@@ -115,8 +115,10 @@ def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:
-    if method.per_forward != 1 or method.verify == "rejection":
+    if method.per_forward != 1 or method.verify != "match":
         return ONE_A_FORWARD if method.per_forward != 1 else NO_REJECTION
+    if method.confidence:
+        return "It takes a length or a threshold, not both: give confidence=0."
     words = ("--draft-model", drafts[method.draft], "--num-assistant-tokens", str(method.ahead))
     return Setting("draft_model", words, "Sampled answers do not follow the target's distribution.", unbiased=False)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from mtbench.clients.serving_engine import (
     HOST,
     IN_TARGET,
+    NO_BLOCK,
     NO_CONFIDENCE,
     NO_REJECTION,
     NO_TREE,
@@ -23,15 +24,24 @@ from mtbench.clients.serving_engine import (
 )
 from mtbench.decoding.registry import SERVING_ENGINES
 
+REJECTS = ("EAGLE3", "NEXTN")  # algorithms whose drafts it samples and verifies by --speculative-use-rejection-sampling
+
 
 def _chain(algorithm: str, method: Any, draft: str = "", steps: int | None = None) -> Setting | str:
     """Return the setting for a chain of drafts. `steps`: forwards of the draft, by default one for each token."""
-    if method.verify == "rejection":
+    if method.confidence:
+        return NO_CONFIDENCE
+    if method.verify != "match" and algorithm not in REJECTS:
         return NO_REJECTION
+    if method.verify == "block":  # github.com/sgl-project/sglang/pull/36516 is open
+        return NO_BLOCK
+    rejection = method.verify == "rejection"
     words = ["--speculative-algorithm", algorithm]
     words += ["--speculative-draft-model-path", draft] if draft else []
     words += ["--speculative-num-steps", str(steps or method.ahead), "--speculative-eagle-topk", "1"]
-    return Setting(algorithm, (*words, "--speculative-num-draft-tokens", str(method.ahead + 1)), SAMPLED)
+    words += ["--speculative-num-draft-tokens", str(method.ahead + 1)]
+    words += ["--speculative-use-rejection-sampling"] if rejection else []
+    return Setting(algorithm, tuple(words), "" if rejection else SAMPLED)
 
 
 def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -44,7 +54,7 @@ def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     kind = "DSPARK" if method.draft == "dspark" else "DFLASH"
-    return NO_CONFIDENCE if method.confidence else _chain(kind, method, drafts[method.draft], steps=1)
+    return _chain(kind, method, drafts[method.draft], steps=1)
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:

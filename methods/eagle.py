@@ -22,7 +22,7 @@ from mtbench.decoding import trees
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, levels, refuse_other_drafts
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify, verify_tree
+from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify, verify_tree
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
 from mtbench.options import AUTO, option
@@ -36,6 +36,7 @@ class Eagle(VerifiedMethod):
     ahead: int = option(4, "K: tokens drafted for each forward, the depth of a tree", low=1, widths=(1, 2, 4, 7))
     tree: str = option("1", "choices at each depth, such as 3x2; 1 if not listed; `1` is a chain")
     draft: str = option("eagle", "role of the checkpoint that drafts", role=True)
+    confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     verify: Verify = option("match", VERIFY)
 
     title = "EAGLE"
@@ -46,10 +47,11 @@ class Eagle(VerifiedMethod):
         if self.ahead != AUTO:
             trees.parse_branches(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
         for given, only_chains in (
-            (f"ahead={self.ahead}", "ahead=auto"),
-            (f"verify={self.verify}", "verify=rejection"),
+            (f"ahead={self.ahead}", self.ahead == AUTO),
+            (f"verify={self.verify}", self.verify != "match"),
+            (f"confidence={self.confidence:g}", self.confidence > 0),
         ):
-            if self.tree != "1" and given == only_chains:
+            if self.tree != "1" and only_chains:
                 raise UserError(
                     f"{self.name}: {given} needs a chain, and tree={self.tree} is none; leave one of them out. "
                     f"See `mtbench ls methods {self.name}`."
@@ -78,7 +80,7 @@ class Eagle(VerifiedMethod):
         return {**state, **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        drafted = draft_tree(runners, self.draft, rows, state["cached"], self.branches)
+        drafted = draft_tree(runners, self.draft, self.drawing(rows), state["cached"], self.branches)
         self.keep_offer(state, rows, drafted.logits)
         return drafted.tokens
 

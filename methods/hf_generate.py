@@ -7,8 +7,9 @@ which hold the cache's address. So every call of a run gets the same length, and
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in arXiv
 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods, every
-draft has the given length. With `mtp` the multi-token-prediction layers of DeepSeek-V3 (arXiv 2412.19437) or GLM-4.5
-draft one token each; transformers reads them again in every call. Assisted generation decodes row by row.
+draft has the given length, unless `confidence` ends it; with scikit-learn, transformers adapts that threshold to what
+it accepts. With `mtp` the multi-token-prediction layers of DeepSeek-V3 (arXiv 2412.19437) or GLM-4.5 draft one token
+each; transformers reads them again in every call. Assisted generation decodes row by row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ class HFGenerate(ExternalEngine):
     cache: Literal["dynamic", "static"] = option("dynamic", "its cache; static is compiled on CUDA", engine=True)
     draft: str | None = option(None, "the draft's role, for assisted generation; decodes row by row", role=True)
     ahead: int = option(AHEAD, "tokens it drafts", low=1)
+    confidence: float = option(0.0, "probability of a token; the first one below it ends the draft", low=0.0, high=1.0)
     prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; decodes row by row", low=0)
     mtp: bool = option(False, "draft with the target's multi-token-prediction layers; decodes row by row")
 
@@ -52,8 +54,9 @@ class HFGenerate(ExternalEngine):
     def __post_init__(self) -> None:
         if [bool(self.draft), bool(self.prompt_lookup), self.mtp].count(True) > 1:
             raise UserError("hf-generate drafts with draft, prompt_lookup or mtp; give one. See `mtbench ls methods`.")
-        if self.ahead != AHEAD and not self.draft:
-            raise UserError(f"hf-generate: ahead={self.ahead} needs a draft; add `draft=ROLE`, or leave out ahead.")
+        for name, default in (("ahead", AHEAD), ("confidence", 0)):
+            if (given := getattr(self, name)) != default and not self.draft:
+                raise UserError(f"hf-generate: {name}={given} needs a draft; add `draft=ROLE`, or leave out {name}.")
         if self.assisted and self.cache == "static":
             raise UserError("hf-generate: drafting needs cache=dynamic; leave out cache=static.")
 
@@ -105,9 +108,9 @@ class HFGenerate(ExternalEngine):
         return Answers(out[:, prompt:].tolist(), prepared=prepared)
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
-        """Return the draft model with a constant draft length. (LM heads may be padded to different widths.)"""
+        """Return the draft model with its draft length and threshold. (LM heads may be padded to other widths.)"""
         draft = stock(checkpoint)
-        steady = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+        steady = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": self.confidence}
         draft.generation_config = GenerationConfig(num_assistant_tokens=self.ahead, **steady)
         draft.config.vocab_size = model.config.vocab_size
         return draft
@@ -131,13 +134,10 @@ def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) 
 
 
 class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is Any to mypy
-    """Ends rows whose text contains a stop string. It searches every few tokens; a forward adds at most `most`.
-
-    It keeps no state: transformers 5.17 also calls it for drafts.
-    """
+    """Ends rows whose text contains a stop string. It keeps no state: transformers 5.17 also calls it for drafts."""
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Request], prompt: int, most: int) -> None:
-        self.tokenizer, self.prompt, self.most = checkpoint.tokenizer, prompt, most
+        self.tokenizer, self.prompt, self.most = checkpoint.tokenizer, prompt, most  # of a forward
         self.stop = [request.stop for request in requests]
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
+from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
@@ -25,6 +25,7 @@ class Mtp(VerifiedMethod):
 
     ahead: int = option(1, "K: tokens drafted for each forward; checkpoints are trained for 1", low=1, widths=(1, 2, 3))
     draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
+    confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     verify: Verify = option("match", VERIFY)
 
     title = "MTP"
@@ -42,6 +43,6 @@ class Mtp(VerifiedMethod):
         return {"cached": first_entries(rows), **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        drafted = draft_tree(runners, self.draft, rows, state["cached"], [1] * self.ahead)
+        drafted = draft_tree(runners, self.draft, self.drawing(rows), state["cached"], [1] * self.ahead)
         self.keep_offer(state, rows, drafted.logits)
         return drafted.tokens

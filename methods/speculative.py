@@ -3,7 +3,8 @@
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192;
 Chen et al.: "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv 2302.01318.
 The leading drafts that equal the target's own choice are accepted, and one token after them
-(mtbench/decoding/verification.py); `verify=rejection` is the papers' rejection sampling.
+(mtbench/decoding/verification.py); `verify=rejection` is the papers' rejection sampling, `verify=block` accepts the
+drafts jointly (Sun et al., arXiv 2403.10444).
 
 With `per_forward` above 1 a model that was trained with mask tokens must draft; it drafts several tokens in a forward.
 It is a MARS model (arXiv 2604.07023, 4.6), or PARD (An et al.: "PARD: Accelerating LLM Inference with Low-Cost PARallel
@@ -23,7 +24,7 @@ from torch import Tensor
 from mtbench.decoding.draft_model import PER_FORWARD, PerForward, draft, forwards, refuse_draft
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
+from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
@@ -36,6 +37,7 @@ class Speculative(VerifiedMethod):
     ahead: int = option(4, "K: tokens drafted for each forward", low=1, widths=(1, 2, 4, 8))
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
     per_forward: PerForward = option(1, PER_FORWARD, low=1)
+    confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     verify: Verify = option("match", VERIFY)
 
     title = "Speculative decoding"
@@ -58,7 +60,8 @@ class Speculative(VerifiedMethod):
         return {"cached": rows.known - 1, **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        tokens, logits = draft(runners, self.draft, rows, state["cached"], self.ahead, self.per_forward)
+        drawing = self.drawing(rows)
+        tokens, logits = draft(runners, self.draft, drawing, state["cached"], self.ahead, self.per_forward)
         self.keep_offer(state, rows, logits)
         return tokens
 

@@ -36,7 +36,15 @@ def sampled(logits: Tensor, temperature: float | Tensor, seed: Tensor, position:
 def uniform(*keys: Tensor) -> Tensor:
     """Return a pseudo-random number in (0, 1), float64, for each combination of integer keys, which broadcast.
 
-    Equal keys give equal numbers. Keys are mixed in by the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+    Equal keys give equal numbers.
+    """
+    return (_shifted(hashed(*keys), 12).double() + 0.5) * 2.0**-52  # one bit more would round the largest to 1
+
+
+def hashed(*keys: Tensor) -> Tensor:
+    """Return a hash, int64, of each combination of integer keys, which broadcast.
+
+    Keys are mixed in by the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     """
     state = torch.zeros((), dtype=torch.long, device=keys[0].device)
     for key in keys:
@@ -44,7 +52,7 @@ def uniform(*keys: Tensor) -> Tensor:
         state = (state ^ _shifted(state, 30)) * _FIRST
         state = (state ^ _shifted(state, 27)) * _SECOND
         state = state ^ _shifted(state, 31)
-    return (_shifted(state, 12).double() + 0.5) * 2.0**-52  # one bit more would round the largest to 1
+    return state
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
@@ -56,34 +64,81 @@ _GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF5847
 
 
 def rejection_sample(
-    draft: Tensor, q: Tensor, p: Tensor, seed: Tensor, position: Tensor, offered: Tensor | None = None
+    draft: Tensor,
+    q: Tensor,
+    p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    offered: Tensor | None = None,
+    *,
+    block: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Verify draft tokens (R, K), sampled from q (R, K, V), against the target's distributions p (R, K+1, V).
 
-    Accept draft token k with probability min(1, p/q). Resample the first rejected one from max(p − q, 0), normalised.
-    If all are accepted, sample one more token from p. The result is distributed as p. `position` (R, K+1) of the
-    tokens. `offered` (R,): only so many draft tokens count; whether one does must not depend on the token. None: all.
-    A draft token whose q is NaN does not count either.
+    Accept the leading draft tokens that pass `token_rule`; with `block`, all up to the last that passes `block_rule`.
+    Sample one more token from the rule's residual there. The result is distributed as p. `position` (R, K+1) of the
+    tokens. `offered` (R,): only so many draft tokens count; whether one does must not depend on the token itself or
+    on those after it. None: all. A draft token whose q is NaN does not count either.
     Return the tokens (R, K+1) and the number of accepted draft tokens (R,).
-    (Leviathan et al., arXiv 2211.17192, appendix A.1; Chen et al., arXiv 2302.01318, theorem 1.)
     """
     drafts = draft.shape[1]
     there = q.sum(2) > 0  # else the draft's activations were no numbers, and the residual would be none
     if offered is not None:
         there &= torch.arange(drafts, device=draft.device) < offered[:, None]
-    q = q.masked_fill(~there[..., None], 0)
-    p_draft = p[:, :drafts].gather(2, draft[..., None])[..., 0]
-    q_draft = q.gather(2, draft[..., None])[..., 0]
-    chance = uniform(seed[:, None], position[:, :drafts], torch.full_like(position[:, :drafts], _ACCEPTANCE_KEY))
-    accepted = prefix_length(there & (chance * q_draft < p_draft))
-    residual = p.clone()
-    residual[:, :drafts] = (p[:, :drafts] - q).clamp(min=0)
+    chance, residual = (block_rule if block else token_rule)(draft, q.masked_fill(~there[..., None], 0), p)
+    place = position[:, :drafts]
+    passed = uniform(seed[:, None], place, torch.full_like(place, _ACCEPTANCE_KEY)) < chance
+    column = torch.arange(drafts + 1, device=draft.device)
+    accepted = (passed * column[1:]).amax(1) if block else prefix_length(passed)
     keys = torch.arange(p.shape[2], device=draft.device) + _RESAMPLING_KEY  # drawing the draft used the token ids
     noise = -torch.log(-torch.log(uniform(seed[:, None, None], position[..., None], keys)))
     resampled = (residual.double().log() + noise).argmax(2)
-    column = torch.arange(drafts + 1, device=draft.device)
     padded = torch.cat((draft, resampled[:, :1]), 1)
     return torch.where(column < accepted[:, None], padded, resampled), accepted
+
+
+def token_rule(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the chance that each draft token (R, K) passes, (R, K), and the residual behind each prefix, (R, K+1, V).
+
+    Token k passes with min(1, p/q); the residual is max(p − q, 0), not normalised. q (R, K, V) is 0 where no token is
+    offered: none passes, and the residual is p, as behind all K. p (R, K+1, V).
+    (Leviathan et al., arXiv 2211.17192, appendix A.1; Chen et al., arXiv 2302.01318, theorem 1.)
+    """
+    ratio = (_of(draft, p) / _of(draft, q)).clamp(max=1)
+    return ratio.masked_fill(_of(draft, q) == 0, 0), (p - _with_bonus(q)).clamp(min=0)
+
+
+def block_rule(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return h (R, K), the chance that each prefix of the draft tokens passes, and the residuals (R, K+1, V).
+
+    Sun et al.: "Block Verification Accelerates Speculative Decoding", ICLR 2025, arXiv 2403.10444, algorithm 2 with
+    equations 4 and 5. With w_0 = 1, w_i = min(1, w_{i−1} · p(x_i)/q(x_i)), and Z_i = Σ_x max(w_i · p(x) − q(x), 0)
+    over the token x behind x_1 … x_i, prefix i passes with h_i = Z_i / (Z_i + 1 − w_i); the longest that passes is
+    accepted, and max(w_i · p − q, 0) is the residual behind it. Why the result is distributed as p: let a_i be the
+    chance that at least i tokens are accepted, given x_1 … x_i. If a_{i+1} = w_{i+1}, averaging over x_{i+1} gives
+    Σ_x min(w_i · p, q) = w_i − Z_i, so that a_i = w_i − Z_i + (1 − w_i + Z_i) · h_i = w_i. The next token is x with
+    min(w_i · p, q) as a draft and max(w_i · p − q, 0) as a resampled one: together w_i · p(x), p's share of a_i.
+    No token behind prefix i is q = 0: then Z_i = h_i = w_i, and the residual is p. So a draft may end at any prefix,
+    if the choice depends on that prefix alone. q (R, K, V); p (R, K+1, V).
+    """
+    ratio = [torch.ones_like(p[:, 0, 0])]
+    for p_k, q_k in zip(_of(draft, p).unbind(1), _of(draft, q).unbind(1), strict=True):
+        ratio.append((ratio[-1] * p_k / q_k).clamp(max=1).masked_fill(q_k == 0, 0))
+    prefix = torch.stack(ratio, 1)
+    residual = (prefix[..., None] * p - _with_bonus(q)).clamp(min=0)
+    mass = residual.sum(2)
+    rest = mass + 1 - prefix
+    return (mass / rest).masked_fill(rest == 0, 1)[:, 1:], residual  # 0/0: p is q, and a longer prefix always passes
+
+
+def _of(tokens: Tensor, chances: Tensor) -> Tensor:
+    """Return the chance of each token: (R, K) of (R, K or more, V)."""
+    return chances[:, : tokens.shape[1]].gather(2, tokens[..., None])[..., 0]
+
+
+def _with_bonus(q: Tensor) -> Tensor:
+    """Return q (R, K, V) with zeros for the position behind the last draft token, (R, K+1, V)."""
+    return torch.cat((q, torch.zeros_like(q[:, :1])), 1)
 
 
 _ACCEPTANCE_KEY, _RESAMPLING_KEY = -1, 1 << 32  # keys of `uniform` that are no token ids

@@ -153,3 +153,29 @@ def fast_dllm_v2(
             new.append(text[known + len(new)])
         if finish(answer, commits, new, end, budget):
             return answer, commits
+
+
+def block_verification(
+    drafts: Sequence[int],
+    small: Sequence[Sequence[float]],
+    big: Sequence[Sequence[float]],
+    uniforms: Sequence[float],
+) -> tuple[int, list[float]]:
+    """Algorithm 2 of arXiv 2403.10444, line by line: accepted drafts, and the distribution of the token after them.
+
+    `small[i]` and `big[i]`: distributions of draft model and target behind the first i drafts; `big` has one more.
+    """
+    accepted, prefix = 0, [1.0]
+    for i, token in enumerate(drafts, start=1):
+        prefix.append(min(prefix[-1] * big[i - 1][token] / small[i - 1][token], 1.0))
+        passes = prefix[i]
+        if i < len(drafts):
+            mass = sum(max(prefix[i] * b - s, 0.0) for b, s in zip(big[i], small[i], strict=True))
+            rest = mass + 1 - prefix[i]
+            passes = mass / rest if rest else 1.0
+        if uniforms[i - 1] <= passes:
+            accepted = i
+    if accepted == len(drafts):
+        return accepted, list(big[accepted])
+    left = [max(prefix[accepted] * b - s, 0.0) for b, s in zip(big[accepted], small[accepted], strict=True)]
+    return accepted, [weight / sum(left) for weight in left]

@@ -48,9 +48,10 @@ def test_kept_tokens_stop_at_the_end_token_count_and_room() -> None:
     assert sampling.keep(tokens, count, room, ends, ~endless)[0].tolist() == [4, 3, 4, 2, 0]
 
 
+@pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("offered", [0, 1])
-def test_a_missing_draft_is_never_accepted_and_changes_no_distribution(offered: int, broken: bool) -> None:
+def test_a_missing_draft_is_never_accepted_and_changes_no_distribution(offered: int, broken: bool, block: bool) -> None:
     """Behind the drafts that are offered, a token is sampled from the target's distribution as if there were none.
 
     A draft from a distribution that is no number, as activations that overflow give it, is missing too.
@@ -63,7 +64,7 @@ def test_a_missing_draft_is_never_accepted_and_changes_no_distribution(offered: 
     if broken:
         among[:, offered:] = float("nan")
     said = None if broken else torch.full((count,), offered)
-    tokens, accepted = sampling.rejection_sample(draft, among, p.expand(count, 3, 3), seed, position, said)
+    tokens, accepted = sampling.rejection_sample(draft, among, p.expand(count, 3, 3), seed, position, said, block=block)
     assert int(accepted.max()) == offered
     behind = tokens[accepted == offered, offered]
     torch.testing.assert_close(behind.bincount(minlength=3) / len(behind), p.float(), atol=0.04, rtol=0)

@@ -48,6 +48,7 @@ NOT_ALWAYS = "It drafts only where the text repeats, so its acceptance cannot be
 NO_TREE = "It drafts a chain: give tree=1."
 NO_PARALLEL = "It has no P-EAGLE: give a draft that drafts token by token."
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
+NO_BLOCK = "It has no block verification: give verify=rejection."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
 ONE_A_FORWARD = "Its draft model drafts one token a forward: give per_forward=1."
 IN_TARGET = "It takes the layers in the target's checkpoint: give a draft that begins with #."

@@ -290,7 +290,7 @@ class Batch:
         if self.widths.many and lossy:  # a neighbour's wider window must not change a row's tokens
             own = self.widths.commits[self.widths.own].long()
             accepted, offered = torch.minimum(accepted, own), torch.minimum(offered, own - 1)
-        self.widths.update(accepted, offered)
+        self.widths.update(accepted, offered if commit.stopped is None else offered + commit.stopped)
         left = rows.limit - rows.known
         count, ended = sampling.keep(commit.tokens, accepted, left, self.ends, rows.endless)
         # Tokens written after the kept ones lie beyond `known`; they are overwritten before they are read.

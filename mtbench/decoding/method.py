@@ -177,6 +177,7 @@ class Commit:
     kept: Tensor  # (R,) leading guesses whose keys and values are already final
     path: Tensor | None = None  # (R, D) accepted guesses by number, if they are not contiguous (trees)
     offered: Tensor | None = None  # (R,) tokens beyond the first that could be committed; None: all of the window
+    stopped: Tensor | None = None  # (R,) 1: it held back more as unlikely, which counts as one rejected; None: 0
 
 
 class ModelRunners(dict[str, ModelRunner]):

@@ -100,6 +100,7 @@ def check_commit(commit: Commit, method: Method, window: Window, rows: int, voca
         ("count", (rows,), window.commits),
         ("kept", (rows,), window.guesses),
         ("offered", (rows,), window.commits - 1),
+        ("stopped", (rows,), 1),
         ("path", (rows, min(depth, window.guesses)), window.guesses - 1),
     ):
         value = getattr(commit, name)

@@ -3,12 +3,22 @@
 Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318. By match, drafts that equal the target's
 choice are accepted; draft and target share one random number per request and position (`Rows.choose`), so the tokens
 are those of the reference. Rejection sampling accepts a draft with probability min(1, p/q): other tokens with the same
-distribution.
+distribution. Block verification (Sun et al., arXiv 2403.10444) accepts the drafts jointly: the same distribution, and
+at least as many drafts on average (`sampling.block_rule`).
+
+`confidence` shortens a row's drafts: the first whose distribution has no token of at least this probability, at
+temperature 1, and those behind it are not offered. This is the rule of llama.cpp's `--spec-draft-p-min`. In greedy
+decoding it is the draft's own probability. transformers' `assistant_confidence_threshold` looks at the token that was
+drawn, and keeps it as the last one. Dropping a draw for its own low probability would bias sampled tokens: the residual
+assumes that likely and unlikely draws are verified alike. A distribution is known before its token is drawn. The shape
+of a step is fixed, so the forwards of draft and target stay: a threshold changes what is accepted and counted, and
+saves time with `ahead=auto` only, which counts such an end as a rejected draft.
 
 R = rows, K = drafts, V = vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,8 +28,10 @@ from mtbench import sampling
 from mtbench.decoding import trees
 from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput
 
-Verify = Literal["match", "rejection"]
-VERIFY = "accept the target's choice, or use rejection sampling"  # help of the option
+Verify = Literal["match", "rejection", "block"]
+# Help of the options.
+VERIFY = "accept the target's choice, or use rejection sampling: token by token, or of the whole block"
+CONFIDENCE = "least probability of the draft's likeliest token; drafts are offered up to the first below it; 0: all"
 
 
 def verify_tree(
@@ -40,38 +52,62 @@ class VerifiedMethod(Method):
 
     ahead: int  # K
     verify: Verify
+    confidence: float
 
     @property
     def claims(self) -> Claims:
         return "lossless" if self.verify == "match" else "distribution"
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """`offered` (R, K, V), for rejection sampling: the distributions that the drafts were chosen from."""
-        if self.verify == "match":
-            return {}
-        shape = (len(rows.known), self.ahead, runners.target.checkpoint.vocabulary)
-        return {"offered": torch.zeros(shape, dtype=torch.double, device=rows.known.device)}
+        """`offered` (R, K, V), unless by match: the distributions that the drafts were chosen from.
 
-    def keep_offer(self, state: State, rows: Rows, logits: Tensor) -> None:
-        """Keep the distributions of the drafts, given the logits (R, K, V) that they were chosen from."""
-        if self.verify == "rejection":
-            state["offered"][:, : self.ahead, : logits.shape[2]] = rows.distribution(logits)
-
-    def verified(
-        self, state: State, rows: Rows, output: TargetOutput, drafts: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the tokens (R, K+1) to commit and the number of accepted drafts (R,).
-
-        `drafts` (R,): so many leading guesses are drafts, and those behind them are missing. None: all are.
+        `sure` (R,), with a threshold: how many drafts are offered.
         """
+        state: State = {}
+        if self.verify != "match":
+            shape = (len(rows.known), self.ahead, runners.target.checkpoint.vocabulary)
+            state["offered"] = torch.zeros(shape, dtype=torch.double, device=rows.known.device)
+        if self.confidence:
+            state["sure"] = torch.zeros_like(rows.known)
+        return state
+
+    def drawing(self, rows: Rows) -> Rows:
+        """Return the rows with the random seeds by which a step draws and verifies its drafts.
+
+        For block verification each step has seeds of its own. There the number of accepted drafts depends on the drafts
+        and numbers of later positions too, which the next step would use again: its drafts would not be distributed
+        as q.
+        """
+        return replace(rows, seed=sampling.hashed(rows.seed, rows.known)) if self.verify == "block" else rows
+
+    def keep_offer(self, state: State, rows: Rows, logits: Tensor, sure: Tensor | None = None) -> None:
+        """Keep the distributions of the drafts, given the logits (R, K, V) that they were chosen from.
+
+        `sure` (R,): how many drafts are offered; None: by the largest probabilities.
+        """
+        if self.verify != "match":
+            state["offered"][:, : self.ahead, : logits.shape[2]] = rows.distribution(logits)
+        if self.confidence:
+            if sure is None:
+                sure = sampling.prefix_length(sampling.sure(logits, "probability", self.confidence))
+            state["sure"].copy_(sure)
+
+    def verified(self, state: State, rows: Rows, output: TargetOutput) -> tuple[Tensor, Tensor]:
+        """Return the tokens (R, K+1) to commit and the number of accepted drafts (R,)."""
+        drafts = state["sure"] if self.confidence else None
         if self.verify == "match":
             guess = output.guess
             if drafts is not None:
                 guess = guess.masked_fill(torch.arange(self.ahead, device=guess.device) >= drafts[:, None], NONE)
             return output.choice, sampling.prefix_length(output.agrees(guess))
         offered, target = state["offered"][:, : self.ahead], rows.distribution(output.logits)
-        return sampling.rejection_sample(output.guess, offered, target, rows.seed, output.position, drafts)
+        seed, block = self.drawing(rows).seed, self.verify == "block"
+        return sampling.rejection_sample(output.guess, offered, target, seed, output.position, drafts, block=block)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         tokens, accepted = self.verified(state, rows, output)
-        return Commit(tokens, accepted + 1, kept=accepted)
+        if not self.confidence:
+            return Commit(tokens, accepted + 1, kept=accepted)
+        offered = state["sure"].clone()
+        stopped = (offered < self.ahead).long()
+        return Commit(tokens, accepted + 1, kept=accepted, offered=offered, stopped=stopped)

@@ -258,8 +258,13 @@ class Reference:
             logits = whole
         return self.allowed(logits), after if "norm_output" in self.form.flags else before
 
-    def decode(self, prompt: list[int], branches: Sequence[int], budget: int = BUDGET) -> tuple[list[int], list[int]]:
-        """Tokens and commits: greedy tokens while each is among the draft's choices after the ones before."""
+    def decode(
+        self, prompt: list[int], branches: Sequence[int], budget: int = BUDGET, least: float = 0.0
+    ) -> tuple[list[int], list[int]]:
+        """Tokens and commits: greedy tokens while each is among the draft's choices after the ones before.
+
+        `least`: drafts end before the first whose probability is lower.
+        """
         answer: list[int] = []
         commits: list[int] = []
         while True:
@@ -271,7 +276,11 @@ class Reference:
             new: list[int] = []
             for depth, choices in enumerate([*branches, 0]):
                 new.append(int(self.read((*text, *new))[0].argmax()))
-                if not choices or new[-1] not in logits.topk(choices).indices.tolist():
+                if (
+                    not choices
+                    or logits.softmax(0).max() < least
+                    or new[-1] not in logits.topk(choices).indices.tolist()
+                ):
                     break
                 own.append(Entry(feature, new[-1], len(text) - 1 + depth))
                 logits, feature = self.predict(final + own)

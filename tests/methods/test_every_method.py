@@ -25,7 +25,7 @@ from torch import Tensor
 from mtbench import kernels, sampling
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.method import ModelRunners, Rows
 from mtbench.decoding.output import Generation
 from mtbench.runs.simulation import Scripted
 
@@ -43,6 +43,7 @@ CHAINS = [  # one of each method; a tree needs the scores of several children
     Case("headed", "medusa", {"heads": HEADS}),
     *{case.name: case for case in CASES if not {"tree", "verify"} & set(case.options)}.values(),
 ]
+BLOCKS = [case for case in CASES if case.options.get("verify") == "block"]
 SCRIPTS, SCRIPTED_BUDGETS = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
 
 
@@ -93,6 +94,24 @@ def test_sampled_tokens_are_those_of_sampled_ar(made: Made, case: Case) -> None:
     assert ends(want) != ends(run(ar(), runners.target, MANY[:5], BUDGETS))
     got, _ = decode_prompts(case.method, runners, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
     assert ends(got) == ends(want)
+
+
+@pytest.mark.parametrize("case", BLOCKS, ids=str)
+def test_drafts_for_block_verification_are_drawn_by_numbers_of_the_step(
+    made: Made, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where drafts of later positions say how many are accepted, the next step must draw by other numbers."""
+    drawn, choose = list[tuple[int, int]](), Rows.choose
+
+    def noted(rows: Rows, logits: Tensor, position: Tensor) -> Tensor:
+        drawn.extend(zip(rows.seed.tolist(), rows.known.tolist(), strict=True))
+        return choose(rows, logits, position)
+
+    monkeypatch.setattr(Rows, "choose", noted)
+    decode_prompts(case.method, made(case.models), PROMPTS[:2], 6, temperature=1, seeds=[5, 6])
+    assert len({known for _, known in drawn}) > 2
+    assert {seed for seed, _ in drawn}.isdisjoint({5, 6})
+    assert len({seed for seed, _ in drawn}) == len(set(drawn))
 
 
 @pytest.mark.parametrize("case", CHAINS, ids=str)

@@ -1,0 +1,74 @@
+"""Whether sampled texts have a distribution: by chi-square, and models small enough that it takes many texts.
+
+V = tokens of such a model; it emits the ids 0 … V−1.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from decoding_cases import decode_prompts
+from small import VOCABULARY, ScriptedModel, small_tokenizer
+from torch import Tensor
+
+from mtbench.decoding.method import Method, ModelRunners
+from mtbench.models.loading import prepare
+from mtbench.models.runner import ModelRunner
+
+
+class MarkovModel(ScriptedModel):
+    """Predicts the next token from the last one, by a table of probabilities (V, V)."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__(torch.zeros(0), torch.zeros(0))
+        tokens = len(table)
+        self.table = torch.full((VOCABULARY, VOCABULARY), float("-inf"), dtype=torch.double)
+        self.table[:tokens, :tokens] = table.log()
+        self.table[tokens:, 0] = 0.0
+
+    def forward(self, position_ids: Tensor, logits_to_keep: int, **given: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.table[given["input_ids"][:, -logits_to_keep:]])
+
+
+def markov_pair(seed: int, tokens: int, spread: float = 1.0) -> tuple[Tensor, ModelRunners]:
+    """Return the target's table (V, V), and runners of a target and of a draft that agree partly."""
+    noise = torch.Generator().manual_seed(seed)
+    common = torch.randn(tokens, tokens, generator=noise, dtype=torch.double)
+    tables = [(common + spread * torch.randn(common.shape, generator=noise).double()).softmax(1) for _ in range(2)]
+    target, draft = (ModelRunner(prepare(MarkovModel(table), small_tokenizer(), source="made")) for table in tables)
+    return tables[0], ModelRunners("any", {"any": target, "draft": draft})
+
+
+def excess_of_texts(method: Method, seed: int, draws: int, *, tokens: int = 3, length: int = 4) -> float:
+    """Return the excess of whole texts of a length that a method samples with a pair of models, over many seeds."""
+    table, on = markov_pair(seed, tokens)
+    how: dict[str, Any] = {"rows": 1000, "temperature": 1.0, "ignore_eos": True}
+    got, _ = decode_prompts(method, on, [[0]] * draws, length, seeds=range(draws), **how)
+    assert {n for g in got for n in g.commits or []} >= {1, 2}
+    number, law = torch.zeros(draws, dtype=torch.long), table[0]
+    for place in range(length):
+        number = number * tokens + torch.tensor([g.token_ids[place] for g in got])
+        law = law if place == 0 else law[..., None] * table
+    return excess(number.bincount(minlength=law.numel()).double(), draws * law.flatten())
+
+
+def excess(counts: Tensor, expected: Tensor) -> float:
+    """Return the chi-square statistic of some counts, in standard deviations above its mean.
+
+    What is expected less than 5 times is pooled. Above 4 is far beyond the 99.9th percentile.
+    """
+    often = expected >= 5
+    seen, wanted = (torch.cat((x[often], x[~often].sum()[None])) for x in (counts, expected))
+    statistic, freedom = float(((seen - wanted) ** 2 / wanted.clamp(min=1e-9)).sum()), int(often.sum())
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+def excess_at(texts: Sequence[Sequence[int]], logits: Callable[[tuple[int, ...]], Tensor], place: int) -> float:
+    """Return the excess of the tokens at a place. `logits`: of the next token, (V,), given the tokens before."""
+    expected = torch.zeros(len(logits(())), dtype=torch.double)
+    for before, count in Counter(tuple(text[:place]) for text in texts).items():
+        expected += count * logits(before).double().softmax(0)
+    return excess(torch.tensor([text[place] for text in texts]).bincount(minlength=len(expected)).double(), expected)

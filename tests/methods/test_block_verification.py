@@ -1,0 +1,211 @@
+"""Block verification: the paper's rule, the target's distribution, and no fewer drafts than token by token.
+
+A small vocabulary lets every outcome be enumerated (tests/helpers/exact_chains.py). A chi-square holds the loop to it.
+"""
+
+from typing import Any
+
+import naive
+import pytest
+import torch
+from chi_square import excess_at, excess_of_texts, markov_pair
+from decoding_cases import READ_LAG, decode_prompts, naive_logits, outcomes
+from exact_chains import Models, Rule, along, chains, distance, lengths, random_models, target_law, verified
+from hypothesis import given, settings, strategies
+from method_cases import drafted
+from torch import Tensor
+
+from mtbench import sampling
+from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.verification import VerifiedMethod
+
+EXACT = 1e-12  # of sums of float64 probabilities
+many = given(strategies.integers(0, 10**6), strategies.sampled_from([(2, 1), (2, 3), (3, 2), (2, 5), (4, 2), (3, 3)]))
+
+
+def method(name: str = "speculative", **options: Any) -> Method:
+    made: Method = METHODS[name](**options)
+    return made
+
+
+def some_ends(models: Models, seed: int) -> Tensor:
+    """How many drafts of each chain are offered, (N,), if each prefix decides by itself whether the next one is."""
+    noise = torch.Generator().manual_seed(seed)
+    goes_on = [torch.rand(len(rows), 1, generator=noise) < 0.7 for rows in models.draft]
+    return sampling.prefix_length(along(goes_on, chains(models))[..., 0])
+
+
+@many
+@settings(max_examples=40, deadline=None)
+def test_the_rule_is_the_papers_line_by_line(seed: int, size: tuple[int, int]) -> None:
+    """Accepted drafts and the distribution of the next token, for the same uniform numbers, fewer drafts included."""
+    models = random_models(seed, *size)
+    tokens = chains(models)
+    q, p = along(models.draft, tokens), along(models.target, tokens)
+    drawn = (q.gather(2, tokens[..., None]) > 0).all(1)[:, 0]
+    tokens, q, p = tokens[drawn], q[drawn], p[drawn]
+    rows, drafts = tokens.shape
+    offered = torch.randint(drafts + 1, (rows,), generator=torch.Generator().manual_seed(seed))
+    seeds, position = torch.arange(rows) + seed, torch.arange(7, 8 + drafts).expand(rows, -1)
+    got, accepted = sampling.rejection_sample(tokens, q, p, seeds, position, offered, block=True)
+    numbers = sampling.uniform(seeds[:, None], position, torch.tensor(sampling._ACCEPTANCE_KEY)).tolist()
+    _, residual = sampling.block_rule(
+        tokens, q.masked_fill((torch.arange(drafts) >= offered[:, None])[..., None], 0), p
+    )
+    for row in range(rows):
+        most = int(offered[row])
+        texts = tokens[row, :most].tolist(), q[row, :most].tolist(), p[row, : most + 1].tolist()
+        count, weights = naive.block_verification(*texts, numbers[row])
+        assert int(accepted[row]) == count
+        assert got[row, :count].tolist() == texts[0][:count]
+        assert weights[int(got[row, count])] > 0
+        assert (residual[row, count] / residual[row, count].sum()).tolist() == pytest.approx(weights, abs=EXACT)
+
+
+@many
+@settings(max_examples=40, deadline=None)
+def test_what_is_decided_has_the_targets_distribution(seed: int, size: tuple[int, int]) -> None:
+    """Of whole texts, every outcome enumerated; also where a prefix decides that drafts end."""
+    models = random_models(seed, *size)
+    for rule in (sampling.block_rule, sampling.token_rule):
+        for offered in (None, some_ends(models, seed)):
+            assert distance(verified(models, rule, offered)[0], target_law(models)) < EXACT
+
+
+@many
+@settings(max_examples=40, deadline=None)
+def test_no_fewer_drafts_are_accepted_than_token_by_token(seed: int, size: tuple[int, int]) -> None:
+    """On average over the draft's chains, exactly."""
+    models = random_models(seed, *size)
+    for offered in (None, some_ends(models, seed)):
+        block, token = (verified(models, rule, offered)[1] for rule in (sampling.block_rule, sampling.token_rule))
+        assert block >= token - EXACT
+
+
+def test_the_papers_example() -> None:
+    """Section 1: a target of 1/3 and 2/3, a draft of 2/3 and 1/3, two drafts: 11/9 accepted, 10/9 token by token."""
+    likely = torch.tensor([2.0, 1.0]).double() / 3
+    models = Models([likely.expand(n, 2) for n in (1, 2)], [likely.flip(0).expand(n, 2) for n in (1, 2, 4)])
+    assert verified(models, sampling.block_rule)[1] == pytest.approx(11 / 9)
+    assert verified(models, sampling.token_rule)[1] == pytest.approx(10 / 9)
+
+
+def residual_of_one_token(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """vllm-ascend issue 7807: the token after the drafts is drawn as if they were verified one by one."""
+    return sampling.block_rule(draft, q, p)[0], sampling.token_rule(draft, q, p)[1]
+
+
+def product_of_ratios(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """vllm-ascend issue 7807: a prefix passes with the product of the ratios."""
+    ratio = (sampling._of(draft, p) / sampling._of(draft, q)).cumprod(1).clamp(max=1)
+    return ratio, sampling.block_rule(draft, q, p)[1]
+
+
+def chances_of_tokens(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """vllm-ascend issue 7807: a prefix passes as its last token would alone."""
+    return sampling.token_rule(draft, q, p)[0], sampling.block_rule(draft, q, p)[1]
+
+
+def mass_before(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """The mass behind the prefix before, not behind the prefix itself."""
+    chance, residual = sampling.block_rule(draft, q, p)
+    return torch.cat((chance[:, -1:], chance[:, :-1]), 1), residual
+
+
+FAULTS: list[tuple[Rule, bool]] = [
+    (residual_of_one_token, True),
+    (product_of_ratios, True),
+    (chances_of_tokens, True),
+    (mass_before, True),
+    (sampling.block_rule, False),  # up to the first prefix that fails, as token by token
+]
+
+
+@pytest.mark.parametrize(("rule", "longest"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_wrong_residual_or_a_wrong_chance_is_caught(rule: Rule, longest: bool) -> None:
+    """By the test of the distribution, which finds another one."""
+    models = random_models(21, 6, 3)
+    assert distance(verified(models, rule, block=longest)[0], target_law(models)) > 0.01
+
+
+@many
+@settings(max_examples=10, deadline=None)
+def test_certain_drafts_are_accepted_as_token_by_token(seed: int, size: tuple[int, int]) -> None:
+    """Drafts copied from the text have no distribution: as many are accepted, with the same chances."""
+    models = random_models(seed, *size)
+    certain = [torch.zeros_like(rows).scatter(1, rows.argmax(1, keepdim=True), 1.0) for rows in models.draft]
+    models = Models(certain, models.target)
+    tokens = chains(models)
+    drawn = along(certain, tokens).gather(2, tokens[..., None]).prod(1)[:, 0] > 0
+    arguments = tokens[drawn], along(certain, tokens)[drawn], along(models.target, tokens)[drawn]
+    block, token = sampling.block_rule(*arguments)[0], sampling.token_rule(*arguments)[0]
+    torch.testing.assert_close(lengths(block, block=True), lengths(token, block=False), atol=EXACT, rtol=0)
+
+
+# In the loop.
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_greedy_it_is_the_match(seed: int) -> None:
+    """Tokens and commits, drafts accepted and not."""
+    _, on = markov_pair(seed, 12, 0.4)
+    match, block = (
+        outcomes(decode_prompts(method(verify=verify), on, [[i] for i in range(12)], 16, rows=5)[0])
+        for verify in ("match", "block")
+    )
+    assert block == match
+    assert {1, 5} <= {n for _, commits, _ in match for n in commits}
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.3])
+def test_a_request_says_the_same_in_any_company(confidence: float) -> None:
+    """Sampled: alone, in batches up to 16, in refilled rows, in the fixed shapes of a GPU; prompts of any length."""
+    made, (_, on) = method(verify="block", confidence=confidence), markov_pair(2, 12)
+    prompts = [[i % 12] * (1 + 5 * i % 11) for i in range(16)]
+    how: dict[str, Any] = {"temperature": 1.0}
+    alone = [decode_prompts(made, on, [p], 12, seeds=[i], **how)[0][0] for i, p in enumerate(prompts)]
+    for company in ({}, {"rows": 3}, {"rows": 4, "make": READ_LAG}):
+        together, _ = decode_prompts(made, on, prompts, 12, **how, **company)
+        assert outcomes(together) == outcomes(alone)
+        assert [g.drafted for g in together] == [g.drafted for g in alone]
+    assert len({n for g in together for n in g.commits or []}) > 2
+
+
+@pytest.mark.parametrize("verify", ["block", "rejection"])
+@pytest.mark.parametrize("confidence", [0.0, 0.5])
+def test_the_loop_keeps_the_targets_distribution(verify: str, confidence: float) -> None:
+    """Of texts of four tokens, over some thousand seeds; the slow test takes more."""
+    assert excess_of_texts(method(ahead=3, verify=verify, confidence=confidence), 2, 4000) < 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confidence", [0.0, 0.5])
+@pytest.mark.parametrize("verify", ["block", "rejection"])
+@pytest.mark.parametrize(
+    ("seed", "tokens", "length"), [(1, 3, 4), (2, 3, 4), (3, 3, 5), (4, 2, 7), (5, 5, 3), (6, 4, 4)]
+)
+def test_the_loop_keeps_the_targets_distribution_over_many_seeds(
+    seed: int, tokens: int, length: int, verify: str, confidence: float
+) -> None:
+    made = method(ahead=4, verify=verify, confidence=confidence)
+    assert excess_of_texts(made, seed, 40_000, tokens=tokens, length=length) < 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agrees", ["sometimes", "never", "always"])
+def test_transformers_keep_the_targets_distribution(agrees: str) -> None:
+    """Of each of four tokens given those before, of drafts like the target and unlike it."""
+    on, prompt, draws = drafted(agrees), [5, 9, 1], 24_000
+    how: dict[str, Any] = {"rows": 500, "temperature": 1.5, "ignore_eos": True}
+    got, _ = decode_prompts(method(ahead=3, verify="block"), on, [prompt] * draws, 4, seeds=range(draws), **how)
+    logits = naive_logits(on.target)
+    texts = [g.token_ids for g in got]
+    for place in range(4):
+        assert excess_at(texts, lambda ids: logits([*prompt, *ids])[-1] / 1.5, place) < 4
+
+
+def test_numbers_that_two_steps_share_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step knows drafts and numbers of positions that it does not decide; the next one must not draw them again."""
+    monkeypatch.setattr(VerifiedMethod, "drawing", lambda self, rows: rows)
+    assert excess_of_texts(method(ahead=3, verify="block"), 2, 4000) > 6
