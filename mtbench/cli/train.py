@@ -143,6 +143,9 @@ def answers(
     max_new_tokens: Annotated[
         int, Option(min=1, help="Budget of an answer; answers that reach it are left out.")
     ] = 512,
+    keep_cut: Annotated[
+        bool, Option("--keep-cut", help="Keep answers that reach the budget; they are learned without an end.")
+    ] = False,
     seed: Annotated[int, Option("--seed", min=0)] = 42,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
@@ -152,10 +155,17 @@ def answers(
     from mtbench.training.distillation_data import write_answers
 
     read = (read_conversations(d, examples, seed, data_dir=data_dir, offline=offline) for d in data)
-    written, left_out = write_answers(
-        teacher, chain.from_iterable(read), file, max_new_tokens=max_new_tokens, offline=offline
+    written, cut = write_answers(
+        teacher,
+        chain.from_iterable(read),
+        file,
+        max_new_tokens=max_new_tokens,
+        keep_cut=keep_cut,
+        offline=offline,
     )
-    warn(f"{written:,} answers; {left_out:,} left out: they reach {max_new_tokens} tokens")
+    warn(
+        f"{written:,} answers; {cut:,} {'of them cut' if keep_cut else 'left out'}: they reach {max_new_tokens} tokens"
+    )
     _print_path(file)
 
 

@@ -75,6 +75,11 @@ class FeatureDraft(nn.Module):
                 setattr(self, name, copy.deepcopy(theirs))
 
     @property
+    def drafted_ids(self) -> Tensor | None:
+        """The target's ids of the LM head's rows, (D,), if the vocabulary is trimmed."""
+        return None
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 

@@ -98,10 +98,14 @@ def write_copy(
 
 
 def _cast(tensors: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Return the tensors as they are stored."""
+    """Return the tensors as they are stored: in `dtype`, but for token ids and masks."""
     import torch
 
-    return {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
+    stored = getattr(torch, dtype)
+    return {
+        name: (tensor.to(stored) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def _add_tensors(base: Path, out: Path, tensors: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 The labels are the last assistant turn with its end token and the newline after it; earlier turns are prompt. Long
 answers are cut on the right; conversations whose prompt leaves no room for an answer are dropped. All of this is as in
-the released code of MARS (arXiv 2604.07023). `datasets` is needed for the hub, pyarrow for Parquet, neither for JSONL.
+the released code of MARS (arXiv 2604.07023). A row with `cut` has an answer that does not end: no end token is learned.
+`datasets` is needed for the hub, pyarrow for Parquet, neither for JSONL.
 """
 
 import re
@@ -31,7 +32,13 @@ SCHEMAS = "messages; prompt and completion; question and answer; instruction and
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
 SUFFIXES = (".jsonl", ".parquet")
 
-Row = tuple[str, Messages | None]  # its location, for messages; its turns, None if one of them is empty
+
+class Row(NamedTuple):
+    """A row of the data."""
+
+    location: str  # for messages
+    turns: Messages | None  # None if one of them is empty
+    cut: bool = False  # the answer was cut off, so nothing ends it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +136,7 @@ def read_conversations(
 ) -> Iterator[Messages]:
     """Return the first `count` conversations (None: all) without those that have an empty turn. `data` as in `read`."""
     source = Source(data_dir=data_dir, offline=offline, seed=seed)
-    return (turns for _, turns in read(data, count, source) if turns is not None)
+    return (row.turns for row in read(data, count, source) if row.turns is not None)
 
 
 def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
@@ -141,7 +148,7 @@ def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
     """
     for location, row in islice(_rows(data, count, source), count):
         try:
-            yield location, as_conversation(row)
+            yield Row(location, as_conversation(row), row.get("cut") is True)
         except UserError as error:
             raise UserError(f"{location}: {error}") from None
 
@@ -263,7 +270,7 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
     tokens, lengths, prompts = array("i"), array("q"), array("q")
     stream = iter(rows)
     while chunk := list(islice(stream, CHUNK)):
-        texts = [_apply_template(location, turns, tokenizer) for location, turns in chunk if turns is not None]
+        texts = [_apply_template(row, tokenizer) for row in chunk if row.turns is not None]
         read += len(chunk)
         dropped += len(chunk) - len(texts)
         if not texts:
@@ -281,8 +288,10 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
     return contiguous_examples(*columns), Counts(read, dropped, cut)
 
 
-def _apply_template(location: str, turns: Messages, tokenizer: Any) -> tuple[str, str]:
-    """Return prompt and whole conversation as the chat template writes them."""
+def _apply_template(row: Row, tokenizer: Any) -> tuple[str, str]:
+    """Return prompt and whole conversation as the chat template writes them; of a cut answer, nothing after it."""
+    location, turns, cut = row
+    assert turns is not None
     try:
         whole = chat_template.render(tokenizer, turns)
         prompt = chat_template.render(tokenizer, turns[:-1], answer_follows=True)
@@ -292,7 +301,12 @@ def _apply_template(location: str, turns: Messages, tokenizer: Any) -> tuple[str
         raise UserError(
             f"{location}: this chat template changes a prompt when its answer follows, so the labels are unknown"
         )
-    return prompt, whole
+    if not cut:
+        return prompt, whole
+    answer = turns[-1]["content"].strip()
+    if (place := whole.find(answer, len(prompt))) < 0:
+        raise UserError(f"{location}: this chat template changes the answer, so it is unknown where it was cut")
+    return prompt, whole[: place + len(answer)]
 
 
 def _encode(texts: Sequence[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:

@@ -21,19 +21,29 @@ from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages
 from mtbench.files import refuse_existing
 from mtbench.models import chat_template
-from mtbench.models.loading import Checkpoint, load
+from mtbench.models.loading import DTYPES, Checkpoint, load
+from mtbench.runs.model_pool import fastest_for, parameters
 
-BATCH_SIZE = 64
+ROWS = 64  # answers decoded together
+CHUNK = 256  # answers decoded before they are kept
 
 
 def write_answers(
-    teacher: str, conversations: Iterable[Messages], out: Path, *, max_new_tokens: int, offline: bool = False
+    teacher: str,
+    conversations: Iterable[Messages],
+    out: Path,
+    *,
+    max_new_tokens: int,
+    keep_cut: bool = False,
+    offline: bool = False,
 ) -> tuple[int, int]:
     """Write the conversations to `out`, a JSONL of `messages`, with the teacher's answer as the last turn.
 
-    An answer that reached `max_new_tokens` is left out, because a draft would learn to stop there. Answers are kept
-    beside `out` until all are there, so the same call resumes after an interruption. Returns how many conversations are
-    written and how many left out. Raises UserError if `out` exists, or if other answers were begun there.
+    An answer that reached `max_new_tokens` is left out, because a draft would learn to stop there; or, with `keep_cut`,
+    it is marked, and a training learns it without an end token. Answers are kept beside `out` until all are there, so
+    the same call resumes after an interruption. The dtype is that of `mtbench run --dtype auto`. Returns how many
+    conversations are written and how many of all reached the budget. Raises UserError if `out` exists, or if other
+    answers were begun there.
     """
     refuse_existing(out)
     partial, stream = out.with_name(out.name + ".partial"), iter(conversations)
@@ -41,19 +51,19 @@ def write_answers(
         _resume(partial, {"teacher": teacher, "max_new_tokens": max_new_tokens}, stream)
         if waiting := list(islice(stream, 1)):
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            dtype = torch.bfloat16 if device == "cuda" else torch.float32
+            dtype = DTYPES[fastest_for(parameters(teacher, offline), device)]
             checkpoint = load(teacher, dtype=dtype, device=device, offline=offline)
             with partial.open("a", encoding="utf-8") as file:
                 for answer in answered(checkpoint, chain(waiting, stream), max_new_tokens):
                     _write_line(file, answer._asdict())
                     file.flush()
         answers = [Answered(**json.loads(line)) for line in partial.read_text(encoding="utf-8").splitlines()[1:]]
-        finished = [answer.messages for answer in answers if answer.finished]
+        kept = [answer for answer in answers if answer.finished or keep_cut]
     with files.atomic_write(out) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for messages in finished:
-            _write_line(file, {"messages": messages})
+        for answer in kept:
+            _write_line(file, {"messages": answer.messages} | ({} if answer.finished else {"cut": True}))
     partial.unlink()
-    return len(finished), len(answers) - len(finished)
+    return len(kept), sum(not answer.finished for answer in answers)
 
 
 class Answered(NamedTuple):
@@ -94,11 +104,11 @@ def answered(checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_
     methods = [METHODS[name] for name in METHODS]
     reference = next(method for method in methods if method.reference and not method.outside)()
     stream = iter(conversations)
-    while batch := list(islice(stream, BATCH_SIZE)):
-        questions = [list(turns[:-1]) for turns in batch]
+    while chunk := list(islice(stream, CHUNK)):
+        questions = [list(turns[:-1]) for turns in chunk]
         texts = [chat_template.render(checkpoint.tokenizer, turns, answer_follows=True) for turns in questions]
         prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
         requests = [Request(prompt_ids=prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
-        answers, _ = decode(reference, runners, requests, make=engine.batch)
+        answers, _ = decode(reference, runners, requests, rows=ROWS, make=engine.batch)
         for turns, answer in zip(questions, answers, strict=True):
             yield Answered([*turns, {"role": "assistant", "content": answer.text}], answer.finish_reason == "end")

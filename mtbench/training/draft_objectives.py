@@ -10,7 +10,7 @@ Letters: R rows, T fed tokens, N predictions, H hidden size, V vocabulary, B blo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -19,12 +19,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3Config
 
-from mtbench import kernels
 from mtbench.errors import UserError
 from mtbench.models.drafts import mtp
+from mtbench.models.drafts.eagle_draft import EagleDraft
 from mtbench.models.drafts.loading import recognised
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft
 from mtbench.options import option
+from mtbench.training.draft_attention import DraftMask, StepKeys
+from mtbench.training.draft_vocabulary import coverage, most_frequent
 from mtbench.training.linear_cross_entropy import TeacherOutput, chunks
 from mtbench.training.objectives import (
     EXACT,
@@ -38,7 +40,7 @@ from mtbench.training.objectives import (
     clean_stream,
     first_target,
 )
-from mtbench.training.packing import AttentionMask, Example, Packed, TrainingSequence
+from mtbench.training.packing import AttentionMask, Example, Examples, Packed, TrainingSequence
 
 TAPS = 5  # layers that a draft reads, at most
 
@@ -67,8 +69,12 @@ class DraftObjective(Objective):
         model.requires_grad_(False)
         config = model.config.get_text_config()
         model.draft = self.format(model, special).for_target(config).build(model)
-        model.draft.settle({})
+        self.settle(model.draft, special)
         initialise(model.draft, config.initializer_range)
+
+    def settle(self, draft: FeatureDraft, special: Special) -> None:
+        """Give the draft what it shares with the target."""
+        draft.settle({})
 
     def format(self, model: Model, special: Special) -> DraftConfig:
         """Return the configuration of the draft. Raises UserError for a target that cannot have one."""
@@ -119,58 +125,16 @@ def tapped_layers(layers: int) -> list[int]:
 
 
 def initialise(draft: FeatureDraft, spread: float) -> None:
-    """Draw the weights of matrices from a normal distribution; norms are ones, biases zeros."""
+    """Draw the weights of matrices that learn from a normal distribution; norms are ones, biases zeros."""
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         for name, parameter in draft.named_parameters():
+            if not parameter.requires_grad:
+                continue
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=spread)
             else:
                 torch.nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
-
-
-class StepKeys:
-    """Keys and values of the steps so far: what a layer of transformers calls as its cache."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values (R, K, T, d); return all of them."""
-        if layer in self.layers:
-            before = self.layers[layer]
-            key, value = torch.cat((before[0], key), 2), torch.cat((before[1], value), 2)
-        self.layers[layer] = (key, value)
-        return key, value
-
-
-@dataclass(eq=False)
-class DraftMask:
-    """Positions and attention mask of a draft's forward pass in training: what `AttentionMetadata` is in decoding."""
-
-    positions: Tensor  # (R, W)
-    mask: Tensor  # (R, Q, keys) bool; the last Q positions attend
-    _biases: dict[int, Tensor] = field(default_factory=dict)
-
-    def last(self, count: int) -> "DraftMask":
-        """Return the metadata of the last positions, those that attend."""
-        return self
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """Attention of query (R, H, Q, d) to keys and values: (R, Q, H, d). Drafts trained here have no window."""
-        group = query.shape[1] // key.shape[1]
-        if group not in self._biases:
-            bias = torch.zeros_like(self.mask, dtype=query.dtype).masked_fill_(~self.mask, float("-inf"))
-            self._biases[group] = bias.repeat(1, group, 1)[:, None]
-        return kernels.attend_plain(query, key, value, self._biases[group], scale or query.shape[3] ** -0.5, softcap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,15 +179,20 @@ class SequentialDraft(DraftObjective):
         feature = torch.cat([states.features[tap] for tap in draft.format.taps], -1)
         clean = AttentionMask(batch).dense()
         own = torch.eye(clean.shape[1], dtype=torch.bool, device=clean.device).expand_as(clean)
+        head, drafted = draft.get_output_embeddings().weight, draft.drafted_ids
         target_head = model.get_output_embeddings().weight
+        if drafted is not None:
+            target_head = target_head[drafted]
+            among = torch.isin(batch.target, drafted)
         for step in range(self.steps):
             ids = batch.ids.roll(-1 - step, 1)
             metadata = DraftMask(batch.position + step, torch.cat((clean, *[own] * step), -1))
             read, feature = draft.advance(ids, feature, metadata, keys, ids.shape[1], own=step > 0)
-            rows = (batch.ahead == step + 1).nonzero().squeeze(1)
+            of_step = batch.ahead == step + 1
+            rows = (of_step if drafted is None else of_step & among).nonzero().squeeze(1)
             hidden = read.flatten(0, 1)[batch.predictor[rows] - step - 1]
             wanted = (states.predicting[rows], target_head) if self.learns_distribution else None
-            yield HeadInput(rows, hidden, draft.get_output_embeddings().weight, wanted)
+            yield HeadInput(rows, hidden, head, wanted, drafted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +201,9 @@ class Eagle(SequentialDraft):
     test).
 
     The loss is the divergence from the target's distribution, whose gradient is that of the paper's soft cross-entropy.
-    Step s has the weight 0.8 to the power of s. Mean over labelled tokens, then over conversations.
+    Step s has the weight 0.8 to the power of s. Mean over labelled tokens, then over conversations. With a trimmed
+    vocabulary the distribution is that among its tokens, and other tokens of the text are not learned, as in the
+    authors' code, which leaves out positions where the target's choice cannot be drafted.
     """
 
     name: ClassVar[str] = "eagle"
@@ -242,9 +213,35 @@ class Eagle(SequentialDraft):
     learns_distribution: ClassVar[bool] = True
 
     steps: int = option(7, "steps of the training-time test: tokens that the draft learns to draft in a row", low=1)
+    draft_vocabulary: int | None = option(
+        None, "tokens that the draft can draft, those most frequent in the answers; default: all", low=2
+    )
 
     def settings(self, special: Special) -> Mapping[str, Any]:
-        return {"ttt_length": self.steps}
+        trimmed = {} if self.draft_vocabulary is None else {"draft_vocab_size": self.draft_vocabulary}
+        return {"ttt_length": self.steps, **trimmed}
+
+    def settle(self, draft: FeatureDraft, special: Special) -> None:
+        if self.draft_vocabulary is None:
+            super().settle(draft, special)
+        else:
+            assert isinstance(draft, EagleDraft)
+            draft.trim(most_frequent(special.examples, self.draft_vocabulary, draft.format.vocabulary))
+
+    def note(self, model: Model, data: Sequence[Examples]) -> str | None:
+        draft = model.draft
+        if draft.drafted_ids is None:
+            return None
+        shares = [f"{coverage(draft.drafted_ids, part, draft.format.vocabulary):.1%}" for part in data if part]
+        return f"the draft has {self.draft_vocabulary:,} tokens: {' and '.join(shares)} of the answers' tokens" + (
+            " (learned and held out)" if len(shares) > 1 else ""
+        )
+
+    def detach(self, model: Model) -> Mapping[str, Tensor]:
+        ids, vocabulary, tensors = model.draft.drafted_ids, model.draft.format.vocabulary, super().detach(model)
+        if ids is None:
+            return tensors
+        return {**tensors, "t2d": torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids.cpu(), True)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ class PredictionScores(NamedTuple):
 
 @torch.no_grad()
 def score_predictions(objective: Objective, model: Model, states: TargetStates, batch: Packed) -> PredictionScores:
-    """Score the predictions of a batch, chunk by chunk."""
+    """Score the predictions of a batch, chunk by chunk. One that a head leaves out is wrong, with confidence 0."""
     count = len(batch.target)
     right, confidence = torch.zeros(count, dtype=torch.bool), torch.zeros(count)
     rows = torch.arange(count, device=batch.target.device)
@@ -31,7 +31,8 @@ def score_predictions(objective: Objective, model: Model, states: TargetStates, 
             hidden = head_input.hidden[part]
             top = (hidden @ head_input.head.to(hidden.dtype).T).float().softmax(1).max(1)
             indices = rows[head_input.rows][part]
-            right[indices.cpu()] = (top.indices == batch.target[indices]).cpu()
+            drafted = top.indices if head_input.ids is None else head_input.ids[top.indices]
+            right[indices.cpu()] = (drafted == batch.target[indices]).cpu()
             confidence[indices.cpu()] = top.values.cpu()
     return PredictionScores(right, confidence)
 

@@ -8,7 +8,7 @@ Luo, Sun, arXiv 2604.07023) and its released code, which is more exact than its 
 Letters: L tokens of a conversation, B block size, N predictions, H hidden size, V vocabulary, P parts of the loss.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from mtbench.models.medusa_heads import ResidualHead
 from mtbench.options import option
 from mtbench.training.linear_cross_entropy import TeacherOutput, linear_cross_entropy
-from mtbench.training.packing import Example, Packed, Stream, TrainingSequence
+from mtbench.training.packing import Example, Examples, Packed, Stream, TrainingSequence
 
 EXACT = torch.float64  # of weights: a mean's 1/n is not exact in float32
 LEAST_TIME = 1e-3  # of the diffusion times, which are drawn from (LEAST_TIME, 1)
@@ -30,10 +30,11 @@ Stored = Literal["beside", "alone", "inside"]
 
 
 class Special(NamedTuple):
-    """Special token ids that an objective may put into a sequence."""
+    """Special token ids that an objective may put into a sequence, and the conversations that it learns."""
 
     mask: int | None
     end: int
+    examples: Examples | None = None
 
 
 class Losses(NamedTuple):
@@ -51,12 +52,17 @@ class TargetStates(NamedTuple):
 
 
 class HeadInput(NamedTuple):
-    """The input of one LM head: the predictions made by it, their hidden states, its matrix, a teacher's output."""
+    """The input of one LM head: the predictions made by it, their hidden states, its matrix, a teacher's output.
+
+    A head of a trimmed vocabulary names the token id of each row. It leaves out predictions of other
+    tokens, and learns from a teacher.
+    """
 
     rows: Tensor | slice  # indices into the batch's N predictions
     hidden: Tensor  # (n, H)
     head: Tensor  # (V, H)
-    teacher_output: TeacherOutput | None = None
+    teacher_output: TeacherOutput | None = None  # of as many tokens
+    ids: Tensor | None = None  # (V,); None: 0, 1, …
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +101,10 @@ class Objective:
     def attach(self, model: Model, special: Special) -> None:
         """Before training: add the objective's modules to the model and freeze the parameters it must not change."""
 
+    def note(self, model: Model, data: Sequence[Examples]) -> str | None:
+        """Return what to tell before training, given the training and the held-out conversations."""
+        return None
+
     def taps(self, model: Model) -> tuple[int, ...]:
         """Return which hidden states of all tokens it needs, numbered as transformers' `hidden_states`."""
         return ()
@@ -108,7 +118,7 @@ class Objective:
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
         """Return the loss of a batch: the cross-entropy of every head's predictions."""
         totals, parts = [], []
-        for rows, hidden, head, teacher_output in self.head_inputs(model, states, batch, teacher):
+        for rows, hidden, head, teacher_output, _ in self.head_inputs(model, states, batch, teacher):
             total, terms = linear_cross_entropy(hidden, head, batch.target[rows], batch.weight[rows], teacher_output)
             totals.append(total)
             parts.append(terms)

@@ -80,8 +80,7 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     if request.grow_vocabulary and checked.base.mask_id is not None:
         grow_embedding(model, checked.base.mask_id)
     teacher = None if checked.teacher is None else _load(checked.teacher)
-    special = Special(checked.base.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
-    objective.attach(model, special)
+    special = _attach(request, checked, model, progress if group.is_main_process else None)
     if group.is_main_process:
         files.write_json(request.resume_folder / "request.json", checked.record)
     group.wait_for_everyone()
@@ -121,6 +120,16 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     with write_errors(request.resume_folder):
         shutil.rmtree(request.resume_folder)
     return request.out
+
+
+def _attach(request: TrainingRequest, checked: Checked, model: Model, progress: Progress | None) -> Special:
+    """Add the objective's modules to the model. Return what it was given for that."""
+    objective, base, parts = request.objective, checked.base, checked.data.split(request.settings.held_out)
+    special = Special(base.mask_id if objective.needs_mask else None, base.tokenizer.eos_token_id, parts[0])
+    objective.attach(model, special)
+    if progress and (note := objective.note(model, parts)):
+        progress.note(note)
+    return special
 
 
 def _whole(model: Model, objective: Objective, special: Special, weights: Mapping[str, Tensor]) -> Model:

@@ -20,6 +20,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from mtbench.errors import UserError, is_out_of_memory
 from mtbench.options import option
+from mtbench.runs.model_pool import fastest_for
 from mtbench.training.checkpoint import write_errors, write_record
 from mtbench.training.conversations import Data
 from mtbench.training.evaluation import evaluate
@@ -149,6 +150,7 @@ def fit(job: Job) -> Trained | None:
 
 def _training_arguments(job: Job, on_gpu: bool) -> TrainingArguments:
     settings = job.settings
+    in_bfloat16 = fastest_for(job.model.num_parameters(), "cuda" if on_gpu else "cpu") == "bfloat16"
     args = TrainingArguments(
         output_dir=str(job.resume_folder),
         per_device_train_batch_size=1,  # an item of the schedule is the batch of a forward pass
@@ -156,7 +158,7 @@ def _training_arguments(job: Job, on_gpu: bool) -> TrainingArguments:
         learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine",
         optim="adamw_torch_fused",
-        bf16=on_gpu,  # of the arithmetic (autocast); weights and optimizer stay in float32
+        bf16=in_bfloat16,  # of the arithmetic (autocast); weights and optimizer stay in float32
         gradient_checkpointing=settings.checkpointing or None,  # False, too, gives a deprecation warning
         ddp_find_unused_parameters=False,
         seed=settings.seed,

@@ -15,7 +15,16 @@ from hypothesis import strategies as some
 from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages, Source
-from mtbench.training.conversations import Counts, Data, as_conversation, prepare, read, read_conversations, tokenise
+from mtbench.training.conversations import (
+    Counts,
+    Data,
+    Row,
+    as_conversation,
+    prepare,
+    read,
+    read_conversations,
+    tokenise,
+)
 from mtbench.training.init_model import learn_tokenizer
 from mtbench.training.packing import contiguous_examples
 from mtbench.training.recipes import Stage
@@ -278,7 +287,7 @@ def test_of_each_source_the_requested_number_is_trained_on(examples: int, kinds:
 
 def test_labels_are_the_last_assistant_turn_with_its_end_and_newline(tokenizer: Any) -> None:
     """Earlier turns are prompt, also the assistant's."""
-    examples, counts = tokenise([("here", CHAT)], tokenizer, max_length=512)
+    examples, counts = tokenise([Row("here", CHAT)], tokenizer, max_length=512)
     ids, prompt = examples[0]
     assert ids.dtype == torch.long
     assert tokenizer.decode(ids[prompt:]) == "The answer is 15.<|im_end|>\n"
@@ -286,14 +295,21 @@ def test_labels_are_the_last_assistant_turn_with_its_end_and_newline(tokenizer: 
     assert counts == Counts(read=1, dropped=0, cut=0)
 
 
+def test_a_cut_answer_that_the_template_changes_is_refused(tokenizer: Any) -> None:
+    """Nothing would say where its labels end."""
+    tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", "message['content'] | upper")
+    with pytest.raises(UserError, match="here: this chat template changes the answer, so it is unknown where"):
+        tokenise([Row("here", CHAT, cut=True)], tokenizer, max_length=512)
+
+
 def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any) -> None:
     """Answers are cut on the right; a prompt that leaves no room for an answer is dropped and counted."""
-    whole, _ = tokenise([("here", CHAT)], tokenizer, max_length=512)
+    whole, _ = tokenise([Row("here", CHAT)], tokenizer, max_length=512)
     prompt = whole[0].prompt
-    short, counts = tokenise([("here", CHAT)] * 2, tokenizer, max_length=prompt + 3)
+    short, counts = tokenise([Row("here", CHAT)] * 2, tokenizer, max_length=prompt + 3)
     assert short[1].ids.tolist() == whole[0].ids[: prompt + 3].tolist()
     assert (counts.dropped, counts.cut) == (0, 2)
-    none, counts = tokenise([("here", CHAT)], tokenizer, max_length=prompt)
+    none, counts = tokenise([Row("here", CHAT)], tokenizer, max_length=prompt)
     assert (len(none), counts.dropped, counts.cut) == (0, 1, 0)
     reason = r"no conversation shorter than max_length 3 \(8 conversations: 8 dropped.*; give .* `--max-length N`"
     with pytest.raises(UserError, match=reason):
@@ -305,7 +321,7 @@ def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any
 def test_tokens_are_those_of_the_text_as_a_whole(tokenizer: Any, question: str, answer: str) -> None:
     """Also if the texts contain special tokens."""
     chat = turns(question, answer)
-    ((ids, prompt),), _ = tokenise([("here", chat)], tokenizer, max_length=512)
+    ((ids, prompt),), _ = tokenise([Row("here", chat)], tokenizer, max_length=512)
     assert ids[:prompt].tolist() == tokens_of(tokenizer, chat[:1], add_generation_prompt=True)
     assert ids.tolist() == tokens_of(tokenizer, chat)
 
@@ -315,7 +331,7 @@ def test_an_answer_that_would_merge_with_the_prompts_last_token_is_tokenised_alo
     chat = turns("Why?", "\nBecause.")
     prompt = tokens_of(tokenizer, chat[:1], add_generation_prompt=True)
     assert tokens_of(tokenizer, chat)[: len(prompt)] != prompt
-    examples, _ = tokenise([("here", chat)], tokenizer, max_length=512)
+    examples, _ = tokenise([Row("here", chat)], tokenizer, max_length=512)
     assert examples[0].ids[: examples[0].prompt].tolist() == prompt
     assert tokenizer.decode(examples[0].ids) == tokenizer.apply_chat_template(chat, tokenize=False)
 

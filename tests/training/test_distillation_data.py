@@ -9,8 +9,9 @@ import pytest
 from mtbench.decoding.loop import decode
 from mtbench.errors import UserError
 from mtbench.models.families import family
+from mtbench.models.loading import load
 from mtbench.training import distillation_data
-from mtbench.training.conversations import read_conversations
+from mtbench.training.conversations import prepare, read_conversations
 from mtbench.training.distillation_data import write_answers
 
 
@@ -37,7 +38,7 @@ def test_a_teachers_answers_become_training_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", ["", '{"messages": [{"ro'])
 def test_interrupted_answers_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str) -> None:
     """What is answered is kept, a torn line is not; the result is that of an undisturbed call."""
-    monkeypatch.setattr(distillation_data, "BATCH_SIZE", 4)
+    monkeypatch.setattr(distillation_data, "CHUNK", 4)
     conversations = list(read_conversations("arithmetic", 10, 7))
     teacher, out = family("tiny").checkpoint("ar"), tmp_path / "answers.jsonl"
     counts = write_answers(teacher, conversations, tmp_path / "undisturbed.jsonl", max_new_tokens=100)
@@ -62,3 +63,20 @@ def test_interrupted_answers_are_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     assert next(calls) == 4  # the first batch was not decoded again
     assert out.read_text() == (tmp_path / "undisturbed.jsonl").read_text()
     assert not partial.exists()
+
+
+def test_cut_answers_are_kept_and_end_nothing(tmp_path: Path) -> None:
+    """A training learns the teacher's first tokens, and no end after them; whole answers keep their end."""
+    conversations = list(read_conversations("arithmetic", 12, 7))
+    out, teacher = tmp_path / "answers.jsonl", family("tiny").checkpoint("ar")
+    written, cut = write_answers(teacher, conversations, out, max_new_tokens=60, keep_cut=True)
+    assert (written, 0 < cut < 12) == (12, True)
+    checkpoint = load(teacher)
+    data = prepare(str(out), None, checkpoint.tokenizer, max_length=512, seed=0)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["messages"][0] for row in rows] == [turns[0] for turns in conversations]
+    for row, (ids, prompt) in zip(rows, data.examples, strict=True):
+        answer = checkpoint.tokenizer.decode(ids[prompt:])
+        assert answer == row["messages"][-1]["content"].strip() + ("" if row.get("cut") else "<|im_end|>\n")
+        assert not row.get("cut") or len(ids) - prompt <= 60
+    assert sum(row.get("cut", False) for row in rows) == cut

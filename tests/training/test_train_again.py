@@ -146,11 +146,12 @@ def test_a_killed_and_resumed_training_equals_the_undisturbed_one(
     [
         Eagle(steps=2),
         ParallelEagle(steps=3, layers=2),
+        Eagle(steps=2, draft_vocabulary=40),
         BlockDraft(layers=1, block_size=3, anchors=4),
         MarkovBlockDraft(layers=1, block_size=3, markov_rank=4, anchors=4),
         Mtp(),
     ],
-    ids=lambda objective: objective.name,
+    ids=["eagle", "eagle, trimmed", "dflash", "dspark", "mtp"],
 )
 def test_a_draft_killed_and_resumed_equals_the_undisturbed_one(
     objective: DraftObjective, deeper: str, rows: str, tmp_path: Path

@@ -295,13 +295,28 @@ class EagleDraft(FeatureDraft):
             if ids.min() < 0 or ids.max() >= self.format.vocabulary:
                 raise ValueError(f"d2t names the token {int(ids.max())}, and there are {self.format.vocabulary:,}")
 
+    @property
+    def drafted_ids(self) -> Tensor | None:
+        return None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def trim(self, ids: Tensor) -> None:
+        """Draft the target's tokens `ids` (D,), ascending, by their rows of the target's LM head, which stay frozen.
+
+        For a draft that is trained: called once, in the place of `settle`.
+        """
+        assert self.d2t is not None
+        self.embed_tokens = None
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        head = self._target[0].get_output_embeddings().weight
+        self.lm_head = nn.Linear(head.shape[1], len(ids), bias=False, device="meta")
+        self.lm_head.weight = nn.Parameter(head.detach()[ids.to(head.device)], requires_grad=False)
+
     def logits(self, read: Tensor) -> Tensor:
-        logits = super().logits(read)
-        if self.d2t is None:
+        logits, ids = super().logits(read), self.drafted_ids
+        if ids is None:
             return logits
-        target_ids = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
         whole = logits.new_full((*logits.shape[:-1], self.format.vocabulary), float("-inf"))
-        return whole.index_copy_(-1, target_ids, logits)
+        return whole.index_copy_(-1, ids, logits)
 
     def advance(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool

@@ -1,0 +1,57 @@
+"""Cache and attention mask of a draft that is trained step by step (draft_objectives.py).
+
+They stand for what decoding has: a KV cache, and the metadata of a step. Letters: R rows, H heads, T and W tokens, Q
+queries, K key heads, d size of a head.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtbench import kernels
+
+
+class StepKeys:
+    """Keys and values of the steps so far: what a layer of transformers calls as its cache."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values (R, K, T, d); return all of them."""
+        if layer in self.layers:
+            before = self.layers[layer]
+            key, value = torch.cat((before[0], key), 2), torch.cat((before[1], value), 2)
+        self.layers[layer] = (key, value)
+        return key, value
+
+
+@dataclass(eq=False)
+class DraftMask:
+    """Positions and attention mask of a draft's forward pass in training: what `AttentionMetadata` is in decoding."""
+
+    positions: Tensor  # (R, W)
+    mask: Tensor  # (R, Q, keys) bool; the last Q positions attend
+    _biases: dict[int, Tensor] = field(default_factory=dict)
+
+    def last(self, count: int) -> "DraftMask":
+        """Return the metadata of the last positions, those that attend."""
+        return self
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Attention of query (R, H, Q, d) to keys and values: (R, Q, H, d). Drafts trained here have no window."""
+        group = query.shape[1] // key.shape[1]
+        if group not in self._biases:
+            bias = torch.zeros_like(self.mask, dtype=query.dtype).masked_fill_(~self.mask, float("-inf"))
+            self._biases[group] = bias.repeat(1, group, 1)[:, None]
+        return kernels.attend_plain(query, key, value, self._biases[group], scale or query.shape[3] ** -0.5, softcap)
