@@ -64,6 +64,12 @@ def recipe(
         str | None,
         Option("--launcher", help="Command that starts a stage, such as 'accelerate launch --num_processes 8'."),
     ] = None,
+    base: Annotated[
+        str | None, Option("--base", help="Checkpoint to start from, in the place of the recipe's own.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, Option("--data", help="Data in the place of the recipe's own. Repeatable.")
+    ] = None,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
     dry_run: DryRunOption = False,
@@ -73,14 +79,14 @@ def recipe(
             raise UserError(f"--recipe {name} sets the objectives itself; leave out {ctx.invoked_subcommand!r}.")
         return
     from mtbench.training import recipe_runner
-    from mtbench.training.recipes import RECIPES
+    from mtbench.training.recipes import RECIPES, changed
 
     if name is None:
         out.print(ctx.get_help())
         raise typer.Exit(MISTAKE)
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES, "mtbench train --help")
-    stages = RECIPES[name]
+    stages = changed(RECIPES[name], base, tuple(data or ()))
     folder = folder or Path("checkpoints") / name
     workers = workers or recipe_runner.default_workers()
     session = ["--data-dir", str(data_dir.resolve())] if data_dir else []

@@ -201,7 +201,8 @@ class Eagle(SequentialDraft):
     test).
 
     The loss is the divergence from the target's distribution, whose gradient is that of the paper's soft cross-entropy.
-    Step s has the weight 0.8 to the power of s. Mean over labelled tokens, then over conversations. With a trimmed
+    Step s has the weight 0.8 to the power of s. Mean over labelled tokens, then over conversations. The draft begins
+    as the last hidden state that it reads, to which its layer adds nothing yet (our choice). With a trimmed
     vocabulary the distribution is that among its tokens, and other tokens of the text are not learned, as in the
     authors' code, which leaves out positions where the target's choice cannot be drafted.
     """
@@ -227,6 +228,14 @@ class Eagle(SequentialDraft):
         else:
             assert isinstance(draft, EagleDraft)
             draft.trim(most_frequent(special.examples, self.draft_vocabulary, draft.format.vocabulary))
+
+    def attach(self, model: Model, special: Special) -> None:
+        super().attach(model, special)
+        fc, layer = model.draft.fc.weight, model.draft.layer
+        with torch.no_grad():
+            for weight in (fc, layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+                weight.zero_()
+            fc[:, -len(fc) :].fill_diagonal_(1)
 
     def note(self, model: Model, data: Sequence[Examples]) -> str | None:
         draft = model.draft

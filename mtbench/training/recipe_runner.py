@@ -29,8 +29,13 @@ GRACE_S = 20.0  # for a stage to end after SIGTERM, before SIGKILL
 
 
 def needs(stage: Stage, stages: Sequence[Stage]) -> list[str]:
-    """Return the stages that make this stage's base and teacher."""
-    return [other.name for other in stages if other.name in (stage.base, stage.teacher)]
+    """Return the stages that make this stage's base, teacher and data."""
+    return [other.name for other in stages if other.name in (stage.base, stage.teacher, *stage.data)]
+
+
+def output(stage: Stage, folder: Path) -> Path:
+    """Return what the stage writes: the folder of a checkpoint, or the file of answers."""
+    return folder / (stage.name if stage.answer_tokens is None else f"{stage.name}.jsonl")
 
 
 def default_workers() -> int:
@@ -40,27 +45,30 @@ def default_workers() -> int:
 
 def arguments(stage: Stage, stages: Sequence[Stage], folder: Path) -> list[str]:
     """Return the stage as arguments of `mtbench`, without those that are defaults."""
-    made = needs(stage, stages)
+    made = {other.name: str(output(other, folder)) for other in stages if other.name in needs(stage, stages)}
 
     def location(source: str) -> str:
-        return str(folder / source) if source in made else source
+        return made.get(source, source)
 
-    words = ["train", stage.objective.name if stage.objective else "init"]
+    kind = "init" if stage.answer_tokens is None else "answers"
+    words = ["train", stage.objective.name if stage.objective else kind]
     if stage.base:
         words += ["--base", location(stage.base)]
     if stage.teacher:
         words += ["--teacher", location(stage.teacher)]
     for data in stage.data:
-        words += ["--data", data]
+        words += ["--data", location(data)]
     if stage.examples is not None:
         words += ["--examples", str(stage.examples)]
     if stage.objective:
         words += [*_option_words(stage.objective), *_option_words(stage.settings)]
     else:
         words += ["--seed", str(stage.settings.seed)]
+        if stage.answer_tokens is not None:
+            words += ["--max-new-tokens", str(stage.answer_tokens), "--keep-cut"]
         for name, value in stage.shape.items():
             words += [_flag(name), str(value)]
-    return [*words, "--out", str(folder / stage.name)]
+    return [*words, "--out", str(output(stage, folder))]
 
 
 def _option_words(holder: Any) -> list[str]:
@@ -83,12 +91,12 @@ def _flag(name: str) -> str:
 
 def missing(stages: Sequence[Stage], folder: Path) -> list[Stage]:
     """Return the stages without a checkpoint in `folder`. Raises UserError if something else is in a stage's place."""
-    return [stage for stage in stages if not _is_complete(stage, folder / stage.name)]
+    return [stage for stage in stages if not _is_complete(stage, output(stage, folder))]
 
 
 def _is_complete(stage: Stage, out: Path) -> bool:
-    if not out.exists():
-        return False
+    if not out.exists() or stage.answer_tokens is not None:
+        return out.exists()
     record = read_record(out)
     objective, options = (stage.objective.name, asdict(stage.objective)) if stage.objective else (None, {})
     if (record.get("objective"), record.get("options")) != (objective, options):
@@ -127,13 +135,13 @@ def run(
             ready = [stage for stage in waiting if absent.isdisjoint(needs(stage, stages))]
             for stage in ready[: workers - len(running)]:
                 waiting.remove(stage)
-                start = launch if stage.objective else [sys.executable, "-m", "mtbench"]  # `init` needs one process
+                start = launch if stage.objective else [sys.executable, "-m", "mtbench"]  # others need one process
                 command = [*start, *arguments(stage, stages, folder), *session]
                 log = folder / f"{stage.name}.log"
                 note(f"{stage.name} begins; its output: {log}")
-                with log.open("wb") as output:
+                with log.open("wb") as printed:
                     process = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+                        command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=environment
                     )
                 at_the_end.callback(_end, process)
                 running[stage.name] = process

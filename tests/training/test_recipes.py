@@ -40,7 +40,7 @@ record = {"objective": sys.argv[2], "options": {}, "settings": json.loads(os.env
 
 def chain(*pairs: tuple[str, str | None]) -> tuple[Stage, ...]:
     """Stages of next-token training, each with its base."""
-    return tuple(Stage(name=name, objective=Ar(), base=base or "model", data=("d",)) for name, base in pairs)
+    return tuple(Stage(name=name, objective=Ar(), base=base or "model", data=("text",)) for name, base in pairs)
 
 
 TREE = chain(("a", None), ("b", "a"), ("c", "a"), ("d", "c"))
@@ -138,6 +138,15 @@ def test_another_checkpoint_in_a_stages_place_is_refused(tmp_path: Path, monkeyp
     result = CliRunner().invoke(app, ["--recipe", "toy", "-o", str(tmp_path), "--dry-run"])
     assert isinstance(result.exception, UserError)
     assert refusal in str(result.exception)
+
+
+def test_a_recipe_trains_on_answers_that_its_first_stage_writes() -> None:
+    """`--base` and `--data` take the place of the recipe's own, wherever those name no stage."""
+    words = ["--recipe", "eagle-cpu", "--base", "./mine", "--data", "a.jsonl", "--data", "b.jsonl", "-o", "out"]
+    answers, eagle = CliRunner().invoke(app, [*words, "--dry-run"]).output.splitlines()
+    assert answers.startswith("mtbench train answers --teacher ./mine --data a.jsonl --data b.jsonl --examples 768 ")
+    assert answers.endswith(" --max-new-tokens 160 --keep-cut --out out/answers.jsonl")
+    assert eagle.startswith("mtbench train eagle --base ./mine --data out/answers.jsonl --steps 3 ")
 
 
 @pytest.mark.slow
