@@ -129,7 +129,7 @@ def _eagle_cpu() -> tuple[Stage, ...]:
     Half of the answers to questions that vary reach 160 tokens. A vocabulary of 8,192 tokens covers nearly all.
     """
     base = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    settings = Settings(learning_rate=2e-3, epochs=1.5, batch_size=4, rows=4, max_length=768, held_out=24)
+    settings = Settings(learning_rate=2e-3, epochs=1.75, batch_size=4, rows=4, max_length=768, held_out=24)
     return (
         Stage(name="answers", objective=None, teacher=base, data=("gsm8k",), examples=768, answer_tokens=160),
         Stage(

@@ -170,9 +170,11 @@ class Watch:
         self.kill_at = kill_at
         self.started_at: tuple[int, int] | None = None
         self.steps: list[int] = []
+        self.notes: list[str] = []
         self.ended = False
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def begin(self, steps: int, done: int) -> None:
         self.started_at = (steps, done)

@@ -1,13 +1,16 @@
 """Training end to end: the checkpoints that come out, and the models that can be trained."""
 
+import json
 import math
 import shutil
+from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from decoding_cases import PROMPTS, ar, decode_prompts
 from safetensors.torch import load_file
 from trainings import COUNT, HELD_OUT, SHAPE, USUAL, Watch, conversation, losses_of, plan, record, requested, run, saved
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, MistralConfig
@@ -19,11 +22,13 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.drafts.loading import load_draft
+from mtbench.models.families import family
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
 from mtbench.training import draft_objectives
-from mtbench.training.draft_objectives import Mtp
+from mtbench.training.conversations import prepare
+from mtbench.training.draft_objectives import Eagle, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
 from mtbench.training.train import check
 
@@ -131,6 +136,34 @@ def test_a_trained_layer_drafts_what_its_target_says(base: str, rows: str, tmp_p
     same_answers, random_pace = accepted(out, trained=False)
     assert answers == same_answers
     assert pace > 1.3 * random_pace
+
+
+def test_a_trimmed_draft_drafts_the_frequent_tokens_by_the_targets_rows(rows: str, tmp_path: Path) -> None:
+    """Config, d2t and t2d are those that vLLM and SGLang read; logits are the target's rows; answers are `ar`'s."""
+    target, watch = load(family("tiny").checkpoint("ar")), Watch()
+    out = run(Eagle(steps=1, draft_vocabulary=20), target.source, rows, USUAL, tmp_path / "out", progress=watch)
+    learned, _ = prepare(rows, None, target.tokenizer, max_length=USUAL.max_length, seed=0).split(HELD_OUT)
+    counts = Counter(token for ids, prompt in learned for token in ids[prompt:].tolist())
+    kept = sorted(sorted(range(target.vocabulary), key=lambda token: (-counts[token], token))[:20])
+    stored = load_file(out / "model.safetensors")
+    assert (stored["d2t"].dtype, stored["t2d"].dtype) == (torch.int64, torch.bool)
+    assert (stored["d2t"] + torch.arange(20)).tolist() == stored["t2d"].nonzero().flatten().tolist() == kept
+    assert json.loads((out / "config.json").read_text())["draft_vocab_size"] == 20
+    share = sum(counts[token] for token in kept) / counts.total()
+    assert f"the draft has 20 tokens: {share:.1%} and" in watch.notes[-1]
+
+    draft, head = load_draft(str(out), target), target.model.get_output_embeddings().weight.bfloat16().float()
+    read = torch.randn(1, 1, head.shape[1])
+    logits = draft.model.logits(read)[0, 0]
+    assert torch.allclose(logits[kept], head[kept] @ read[0, 0], atol=1e-4)
+    assert logits.isfinite().nonzero().flatten().tolist() == kept
+
+    says, _ = decode_prompts(ar(), ModelRunners("any", {"any": ModelRunner(target)}), PROMPTS, 12)
+    for options in ({"ahead": 3}, {"ahead": 2, "tree": "3x2"}):
+        runner = ModelRunner(target)
+        runners = ModelRunners("any", {"any": runner, "eagle": DraftRunner(draft, runner)})
+        drafted, _ = decode_prompts(METHODS["eagle"](**options), runners, PROMPTS, 12, rows=2)
+        assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in says]
 
 
 def test_distillation_brings_a_draft_closer_to_its_teacher(
