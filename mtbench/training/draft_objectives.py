@@ -231,7 +231,7 @@ class Eagle(SequentialDraft):
 
     def attach(self, model: Model, special: Special) -> None:
         super().attach(model, special)
-        fc, layer = model.draft.fc.weight, model.draft.layer
+        fc, layer = model.draft.fc.weight, model.draft.layers[0]
         with torch.no_grad():
             for weight in (fc, layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
                 weight.zero_()
@@ -242,15 +242,14 @@ class Eagle(SequentialDraft):
         if draft.drafted_ids is None:
             return None
         shares = [f"{coverage(draft.drafted_ids, part, draft.format.vocabulary):.1%}" for part in data if part]
-        return f"the draft has {self.draft_vocabulary:,} tokens: {' and '.join(shares)} of the answers' tokens" + (
-            " (learned and held out)" if len(shares) > 1 else ""
-        )
+        of = " (learned and held out)" if len(shares) > 1 else ""
+        return f"the draft has {self.draft_vocabulary:,} tokens: {' and '.join(shares)} of the answers' tokens{of}"
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
-        ids, vocabulary, tensors = model.draft.drafted_ids, model.draft.format.vocabulary, super().detach(model)
-        if ids is None:
-            return tensors
-        return {**tensors, "t2d": torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids.cpu(), True)}
+        ids, vocabulary, tensors = model.draft.drafted_ids, model.draft.format.vocabulary, dict(super().detach(model))
+        if ids is not None:
+            tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids.cpu(), True)
+        return tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from mtbench.models.drafts.eagle_draft import LAYER_IDS, PARALLEL, PEAGLE
 from mtbench.models.drafts.loading import recognised
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.options import option
-from mtbench.training.draft_objectives import DraftMask, DraftObjective, StepKeys, tapped_layers
+from mtbench.training.draft_attention import DraftMask, StepKeys
+from mtbench.training.draft_objectives import DraftObjective, tapped_layers
 from mtbench.training.linear_cross_entropy import TeacherOutput
 from mtbench.training.objectives import EXACT, HeadInput, Model, Special, TargetStates, clean_stream, first_target
 from mtbench.training.packing import AttentionMask, Example, Packed, TrainingSequence

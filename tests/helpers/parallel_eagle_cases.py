@@ -123,8 +123,13 @@ class ParallelReference(Reference):
             logits = torch.full((count, VOCABULARY), float("-inf")).double().index_copy(1, torch.tensor(CUT), logits)
         return self.allowed(logits)
 
-    def decode(self, prompt: list[int], branches: Sequence[int], budget: int = BUDGET) -> tuple[list[int], list[int]]:
-        """Tokens and commits: greedy tokens while each is among the choices of its depth."""
+    def decode(
+        self, prompt: list[int], branches: Sequence[int], budget: int = BUDGET, least: float = 0.0
+    ) -> tuple[list[int], list[int]]:
+        """Tokens and commits: greedy tokens while each is among the choices of its depth.
+
+        `least`: drafts end before the first whose probability is lower.
+        """
         answer: list[int] = []
         commits: list[int] = []
         while True:
@@ -132,7 +137,11 @@ class ParallelReference(Reference):
             logits, new = self.drafted(text, len(branches)), list[int]()
             for depth, choices in enumerate([*branches, 0]):
                 new.append(int(self.read((*text, *new))[0].argmax()))
-                if not choices or new[-1] not in logits[depth].topk(choices).indices.tolist():
+                if (
+                    not choices
+                    or logits[depth].softmax(0).max() < least
+                    or new[-1] not in logits[depth].topk(choices).indices.tolist()
+                ):
                     break
             if naive.finish(answer, commits, new, END, budget):
                 return answer, commits
