@@ -223,10 +223,9 @@ class Eagle(SequentialDraft):
         return {"ttt_length": self.steps, **trimmed}
 
     def settle(self, draft: FeatureDraft, special: Special) -> None:
-        if self.draft_vocabulary is None:
+        if self.draft_vocabulary is None or not isinstance(draft, EagleDraft):
             super().settle(draft, special)
         else:
-            assert isinstance(draft, EagleDraft)
             draft.trim(most_frequent(special.examples, self.draft_vocabulary, draft.format.vocabulary))
 
     def attach(self, model: Model, special: Special) -> None:

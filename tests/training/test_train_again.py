@@ -151,7 +151,7 @@ def test_a_killed_and_resumed_training_equals_the_undisturbed_one(
         MarkovBlockDraft(layers=1, block_size=3, markov_rank=4, anchors=4),
         Mtp(),
     ],
-    ids=["eagle", "eagle, trimmed", "dflash", "dspark", "mtp"],
+    ids=["eagle", "peagle", "eagle, trimmed", "dflash", "dspark", "mtp"],
 )
 def test_a_draft_killed_and_resumed_equals_the_undisturbed_one(
     objective: DraftObjective, deeper: str, rows: str, tmp_path: Path
