@@ -143,6 +143,10 @@ def other(field: dataclasses.Field[Any]) -> Any:
 NOTHING = Estimate(value=None, ci_low=None, ci_high=None)
 ENGINES = [SERVING_ENGINES[name]() for name in SERVING_ENGINES]
 SERVED = [METHODS[name] for name in sorted({name for engine in ENGINES for name in engine.methods})]
+RULES: dict[str, dict[str, Any]] = {
+    **{name: {"verify": name} for name in ("block", "rejection")},
+    "confidence": {"confidence": 0.4},
+}
 DRAFTS = {"draft": "d", "other": "o", "eagle": "e", "dflash": "f", "#mtp": "m"}
 
 
@@ -221,3 +225,28 @@ def test_an_engine_that_draws_otherwise_promises_no_distribution(engine: str, na
     """Its sampled answers were measured to have another distribution, so its arms are lossy there."""
     assert not settings(METHODS[name]())[engine].unbiased
     assert settings(METHODS["ar"]())[engine].unbiased
+
+
+def test_rules_of_verification_and_thresholds_have_the_engines_names() -> None:
+    """Where an engine lacks one, it has no command: a setting without it would measure another rule."""
+    eagle = {name: settings(METHODS["eagle"](**options)) for name, options in RULES.items()}
+    config = json.loads(eagle["block"]["vLLM"].words[1])
+    assert list(eagle["block"]) == ["vLLM"]
+    assert config["rejection_sample_method"] == "block"
+    assert config["draft_sample_method"] == "probabilistic"
+    assert "ignores block verification" in eagle["block"]["vLLM"].differs
+    assert list(eagle["rejection"]) == ["SGLang", "vLLM"]
+    assert "--speculative-use-rejection-sampling" in eagle["rejection"]["SGLang"].words
+    assert list(eagle["confidence"]) == ["llama.cpp"]
+    words = eagle["confidence"]["llama.cpp"].words
+    assert words[words.index("--spec-draft-p-min") + 1] == "0.4"
+    for engine, said in (
+        ("sglang", "no block verification"),
+        ("openvino", "has no eagle"),
+        ("llamacpp", "no rejection"),
+    ):
+        assert said in SERVING_ENGINES[engine]().setting(METHODS["eagle"](verify="block"), DRAFTS)
+    parallel = METHODS["speculative"](per_forward=4, verify="block")
+    assert "give verify=rejection" in SERVING_ENGINES["vllm"]().setting(parallel, DRAFTS)
+    assert "give confidence=0" in SERVING_ENGINES["openvino"]().setting(METHODS["speculative"](confidence=0.4), DRAFTS)
+    assert list(settings(METHODS["speculative"](verify="rejection"))) == ["vLLM"]

@@ -22,12 +22,17 @@ from mtbench.models.runner import ModelRunner
 class MarkovModel(ScriptedModel):
     """Predicts the next token from the last one, by a table of probabilities (V, V)."""
 
-    def __init__(self, table: Tensor) -> None:
+    def __init__(self, table: Tensor, size: int) -> None:
+        """`size`: what counts as its number of parameters."""
         super().__init__(torch.zeros(0), torch.zeros(0))
+        self.size = size
         tokens = len(table)
         self.table = torch.full((VOCABULARY, VOCABULARY), float("-inf"), dtype=torch.double)
         self.table[:tokens, :tokens] = table.log()
         self.table[tokens:, 0] = 0.0
+
+    def num_parameters(self) -> int:
+        return self.size
 
     def forward(self, position_ids: Tensor, logits_to_keep: int, **given: Any) -> SimpleNamespace:
         return SimpleNamespace(logits=self.table[given["input_ids"][:, -logits_to_keep:]])
@@ -38,7 +43,8 @@ def markov_pair(seed: int, tokens: int, spread: float = 1.0) -> tuple[Tensor, Mo
     noise = torch.Generator().manual_seed(seed)
     common = torch.randn(tokens, tokens, generator=noise, dtype=torch.double)
     tables = [(common + spread * torch.randn(common.shape, generator=noise).double()).softmax(1) for _ in range(2)]
-    target, draft = (ModelRunner(prepare(MarkovModel(table), small_tokenizer(), source="made")) for table in tables)
+    models = [MarkovModel(table, size) for table, size in zip(tables, (1000, 1), strict=True)]
+    target, draft = (ModelRunner(prepare(model, small_tokenizer(), source="made")) for model in models)
     return tables[0], ModelRunners("any", {"any": target, "draft": draft})
 
 
