@@ -79,11 +79,9 @@ class DraftObjective(Objective):
     def format(self, model: Model, special: Special) -> DraftConfig:
         """Return the configuration of the draft. Raises UserError for a target that cannot have one."""
         config = model.config.get_text_config()
-        own: dict[str, Any] = {
-            "architectures": [self.architecture],
-            "target_layer_ids": tapped_layers(config.num_hidden_layers),
-        }
-        own["num_target_layers"] = config.num_hidden_layers
+        layers = config.num_hidden_layers
+        own: dict[str, Any] = {"architectures": [self.architecture], "target_layer_ids": tapped_layers(layers)}
+        own["num_target_layers"] = layers
         found = recognised({**self.layer_config(config), **own, **self.settings(special)})
         assert found is not None
         return found
@@ -96,9 +94,7 @@ class DraftObjective(Objective):
         kept = ("head_dim", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling")
         given = {name: getattr(config, name) for name in (*sizes, *kept) if getattr(config, name, None) is not None}
         given.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
-        made = Qwen3Config(**given, num_hidden_layers=self.draft_layers, tie_word_embeddings=False)
-        raw: dict[str, Any] = made.to_dict()
-        return raw
+        return dict(Qwen3Config(**given, num_hidden_layers=self.draft_layers, tie_word_embeddings=False).to_dict())
 
     def taps(self, model: Model) -> tuple[int, ...]:
         taps: tuple[int, ...] = model.draft.format.taps
