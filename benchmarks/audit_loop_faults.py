@@ -1,0 +1,280 @@
+"""Faults of the decode loop for `audit_corpus.py`: positions, windows, caches, rows, drafts (see audit_faults.py)."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from audit_faults import Fault, both, replaced
+from torch import Tensor
+from transformers import DynamicCache
+
+from mtbench.decoding.external import Answers, ExternalEngine, stock, target_of
+from mtbench.decoding.loop import Batch
+from mtbench.decoding.method import Commit, Rows, TargetOutput
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.run_state import WorkloadRun
+from mtbench.decoding.verification import VerifiedMethod
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.kv_cache import KVCache
+from mtbench.models.loading import Checkpoint
+from mtbench.models.runner import Forwarded, ModelRunner
+from mtbench.options import option
+
+# --- Positions and caches ---------------------------------------------------------------------------------------------
+
+
+def shifted_rope(by: int, *, guesses_only: bool = False) -> Fault:
+    """Decode steps rotate by a position that is off; the mask and the prefill are right."""
+
+    def make(old: Any) -> Any:
+        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
+            ids, metadata = old(self, guess, shape)
+            windows = {None, *self.target.sliding_windows}
+            masks = {window: metadata.mask(window) for window in windows}
+            first = metadata.positions.shape[1] - guess.shape[1] if guesses_only else 0
+            off = metadata.positions.clone()
+            off[:, first:] += by
+            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
+
+        return feed
+
+    return lambda: replaced(Batch, "feed", make)
+
+
+def late_rope(by: int, start: int) -> Fault:
+    """Positions are off behind `start`: a scaling that begins there."""
+
+    def make(old: Any) -> Any:
+        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
+            ids, metadata = old(self, guess, shape)
+            masks = {window: metadata.mask(window) for window in {None, *self.target.sliding_windows}}
+            off = torch.where(metadata.positions >= start, metadata.positions + by, metadata.positions)
+            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
+
+        return feed
+
+    return lambda: replaced(Batch, "feed", make)
+
+
+def stale_after_rejection() -> Fault:
+    """The cache keeps the keys and values of the first rejected draft: those of the token in its place are lost."""
+
+    def make(old: Any) -> Any:
+        def step(self: Any, shape: Any, **more: Any) -> None:
+            cache, kept, known = self.target.cache, self.__dict__.pop("kept", None), self.rows.known.clone()
+            old(self, shape, **more)
+            if kept is not None:
+                for store, (index, was) in zip(_stores(cache), kept, strict=True):
+                    store[index] = was
+            rejected = (self.rows.known - known <= self.windows[shape.variant].guesses) & ~self.rows.done
+            index = (torch.arange(self.width) * self.slots + self.rows.known - 1)[rejected]
+            self.kept = [(index, store[index].clone()) for store in _stores(cache)]
+
+        return step
+
+    def refill(old: Any) -> Any:
+        def start(self: Any, *given: Any) -> None:
+            self.__dict__.pop("kept", None)
+            old(self, *given)
+
+        return start
+
+    return both(lambda: replaced(Batch, "step", make), lambda: replaced(Batch, "start", refill))
+
+
+def _stores(cache: KVCache) -> list[Tensor]:
+    return [store for pair in cache.layers.values() for store in pair]
+
+
+def unmoved_path() -> Fault:
+    """The keys and values of a tree's accepted path are not moved into place."""
+    return lambda: patch.object(KVCache, "move", lambda *_: None)
+
+
+def wider_window(by: int) -> Fault:
+    """The sliding window is off by some positions."""
+
+    def make(old: Any) -> Any:
+        return lambda self, window=None: old(self, None if window is None else window + by)
+
+    return lambda: replaced(AttentionMetadata, "mask", make)
+
+
+def foreign_prefix(ids: Sequence[int], start: int = 0) -> Fault:
+    """The prefill takes keys and values of other tokens from a prefix cache, at slots from `start` on."""
+
+    def make(old: Any) -> Any:
+        def feed(self: Any, tokens: Tensor, metadata: Any) -> None:
+            other = tokens.clone()
+            other[:, start : start + len(ids)] = torch.tensor(ids)
+            old(self, other, metadata)
+
+        return feed
+
+    return lambda: replaced(ModelRunner, "feed", make)
+
+
+def swapped_caches(at: int, one: int = 0, two: int = 1) -> Fault:
+    """From a step on, two rows have each other's cache."""
+
+    def make(old: Any) -> Any:
+        def step(self: Any, shape: Any, **more: Any) -> None:
+            old(self, shape, **more)
+            self.stepped = getattr(self, "stepped", 0) + 1
+            if self.stepped == at and self.width > max(one, two):
+                for store in _stores(self.target.cache):
+                    rows = store[: self.width * self.slots].view(self.width, self.slots, -1)
+                    rows[[one, two]] = rows[[two, one]]
+
+        return step
+
+    return lambda: replaced(Batch, "step", make)
+
+
+def swapped_logits(at: int, until: int = 1 << 30) -> Fault:
+    """In some steps two rows have each other's logits."""
+
+    def make(old: Any) -> Any:
+        def step(self: Any, shape: Any, **more: Any) -> None:
+            self.stepped = getattr(self, "stepped", 0) + 1
+            self.target.swap = at <= self.stepped < until and self.width > 1
+            old(self, shape, **more)
+            self.target.swap = False
+
+        return step
+
+    def swap(old: Any) -> Any:
+        def forward(self: Any, ids: Tensor, metadata: Any, judged: int) -> Forwarded:
+            out: Forwarded = old(self, ids, metadata, judged)
+            if getattr(self, "swap", False):
+                order = [1, 0, *range(2, len(ids))]
+                out = out._replace(logits=out.logits[order])
+            return out
+
+        return forward
+
+    return both(lambda: replaced(Batch, "step", make), lambda: replaced(ModelRunner, "forward", swap))
+
+
+def swapped_answers(behind: int = 0) -> Fault:
+    """Two requests of a batch get each other's answers, from a token on."""
+
+    def make(old: Any) -> Any:
+        def generations(self: Any, checkpoint: Checkpoint) -> Any:
+            if len(self.answers) > 1:
+                one, two = self.answers[0], self.answers[1]
+                self.answers[0] = two._replace(token_ids=one.token_ids[:behind] + two.token_ids[behind:])
+                self.answers[1] = one._replace(token_ids=two.token_ids[:behind] + one.token_ids[behind:])
+            return old(self, checkpoint)
+
+        return generations
+
+    return lambda: replaced(WorkloadRun, "generations", make)
+
+
+# --- Drafts -----------------------------------------------------------------------------------------------------------
+
+
+def accepting(rule: Callable[[TargetOutput], Tensor]) -> Fault:
+    """Drafts where `rule` holds, (R, G), are accepted, whatever the target chooses."""
+
+    def taken(output: TargetOutput, there: Tensor | None) -> tuple[Tensor, Tensor]:
+        guess, drafts = output.guess, output.guess.shape[1]
+        good = output.agrees(guess) | rule(output)
+        if there is not None:
+            good &= torch.arange(drafts) < there[:, None]
+        accepted = good.long().cumprod(1).sum(1)
+        padded = torch.cat((guess, guess[:, :1]), 1)
+        return torch.where(torch.arange(drafts + 1) < accepted[:, None], padded, output.choice), accepted
+
+    def verified(_: Any) -> Any:
+        return lambda self, state, rows, output, drafts=None: taken(output, drafts)
+
+    def accept(_: Any) -> Any:
+        def looked_up(self: Any, state: Any, rows: Rows, output: TargetOutput) -> Commit:
+            tokens, accepted = taken(output, state["copied"])
+            return Commit(tokens, accepted + 1, kept=accepted, offered=state["copied"].clone())
+
+        return looked_up
+
+    return both(
+        lambda: replaced(VerifiedMethod, "verified", verified),
+        lambda: replaced(METHODS["prompt-lookup"], "accept", accept),
+    )
+
+
+def tolerant(share: float) -> Fault:
+    """A draft is accepted if its probability is at least a share of the largest."""
+
+    def rule(output: TargetOutput) -> Tensor:
+        p = output.logits[:, :-1].float().softmax(-1)
+        return p.gather(2, output.guess.clamp(min=0)[..., None])[..., 0] >= share * p.amax(-1)
+
+    return accepting(rule)
+
+
+def unchecked(every: int, phase: int = 0) -> Fault:
+    """In one of `every` steps all drafts are accepted."""
+    count = iter(range(1 << 40))
+
+    def rule(output: TargetOutput) -> Tensor:
+        return torch.full_like(output.guess, next(count) % every == phase, dtype=torch.bool)
+
+    return accepting(rule)
+
+
+def claims_lossless() -> Fault:
+    """MARS with any threshold says that it is lossless."""
+    return lambda: patch.object(METHODS["mars"], "claims", "lossless")
+
+
+@METHODS.register("corpus-lookup")
+@dataclass(frozen=True, kw_only=True)
+class CorpusLookup(ExternalEngine):
+    """Prompt lookup with transformers' cache. Without `crop` the cache keeps rejected drafts, and so do positions."""
+
+    ahead: int = option(4, "tokens copied", low=1)
+    crop: bool = option(True, "remove rejected drafts from the cache")
+
+    title = "Lookup of the corpus"
+    roles = ("ar",)
+    claims = "lossless"
+
+    def generate(self, checkpoints: Any, requests: Any, *, ignore_eos: bool, room: int) -> Answers:
+        checkpoint = target_of(checkpoints)
+        return Answers([self._answer(checkpoint, r.prompt_ids, r.max_new_tokens) for r in requests])
+
+    @torch.inference_mode()
+    def _answer(self, checkpoint: Checkpoint, prompt: Sequence[int], budget: int) -> list[int]:
+        model, tokens, cache, cached = stock(checkpoint), list(prompt), DynamicCache(), 0
+        while len(tokens) - len(prompt) < budget and not set(tokens[len(prompt) :]) & set(checkpoint.end_ids):
+            place = next((i for i in range(len(tokens) - 2, 0, -1) if tokens[i - 1 : i + 1] == tokens[-2:]), None)
+            drafts = [] if place is None else tokens[place + 1 : place + 1 + self.ahead]
+            fed = torch.tensor([tokens[cached:] + drafts])
+            logits = model(fed, past_key_values=cache, logits_to_keep=len(drafts) + 1).logits[0]
+            logits[:, checkpoint.suppressed] = float("-inf")
+            choice = logits.argmax(-1).tolist()
+            good = next((i for i, draft in enumerate(drafts) if draft != choice[i]), len(drafts))
+            tokens += choice[: good + 1]
+            cached = len(tokens) - 1
+            if self.crop:
+                cache.crop(cached)
+        return tokens[len(prompt) :]
+
+
+# --- Checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def windowed(source: Path, folder: Path, window: int, layers: Sequence[int]) -> Path:
+    """Write a copy of a checkpoint some of whose layers have a sliding window."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    kinds = ["sliding_attention" if n in layers else "full_attention" for n in range(config["num_hidden_layers"])]
+    config |= {"layer_types": kinds, "sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

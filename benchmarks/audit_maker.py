@@ -1,0 +1,85 @@
+"""Makes the runs of `audit_corpus.py`: honest ones, and ones during which a fault of audit_faults.py is in force."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from audit_faults import Fault
+from audit_loop_faults import windowed
+
+from mtbench.evaluation.registry import SUITES
+from mtbench.evaluation.suite import Source
+from mtbench.models.families import locate
+from mtbench.runs.executor import generate
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run_request import Execution
+from mtbench.runs.score import score
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+from whole import Quiet
+
+TINY, WINDOWED, REAL = "tiny", "windowed", "real"
+
+
+class Plant(NamedTuple):
+    """A fault as one variant. `made`: while B is planned, decoded and scored; `always`: while A is, too."""
+
+    fault: str
+    variant: str
+    expected: str
+    made: Fault = nullcontext
+    model: str = TINY
+    request: Mapping[str, Any] = {}  # of both
+    other: Mapping[str, Any] = {}  # of B
+    arms: tuple[str, str] = ("ar", "ar")
+    form: str = "runs"  # or "text": B is a file of lm-eval's samples; "texts": A and B are
+    always: Fault = nullcontext
+
+
+class Maker:
+    """Makes runs in a folder, each once."""
+
+    def __init__(self, folder: Path, real: str | None, data_dir: str | None = None) -> None:
+        self.folder, self.real, self.data_dir = folder, real, data_dir
+        self.windowed = windowed(Path(locate("embedded:tiny/ar")), folder / "windowed", 40, (1, 2, 3))
+
+    def request(self, model: str, asked: Mapping[str, Any], arms: Sequence[str]) -> RunRequest:
+        """Return a request with the defaults of the corpus."""
+        given: dict[str, Any] = {"limit": 8, "batch_size": (4,), "max_new_tokens": 64, "dtype": "float32"}
+        given["family"] = None if model == REAL else TINY
+        if model == WINDOWED:
+            given["checkpoint"] = {"ar": str(self.windowed)}
+        if model == REAL:
+            prompts = Path(__file__).parents[1] / "examples/prompts.jsonl"
+            given |= {"limit": 6, "model": self.real, "suite": (f"prompts:{prompts}",), "dtype": "bfloat16"}
+            given |= {"max_new_tokens": 48}
+        given |= asked
+        return RunRequest(**{"device": "cpu", "rounds": 1, "offline": True, "method": tuple(arms), **given})
+
+    def run(self, request: RunRequest, name: str, fault: Fault = nullcontext, *, score_it: bool = True) -> Path:
+        """Plan, decode and score. A run that is there is used again."""
+        path = self.folder / name
+        if (path / "done").exists():
+            return path
+        with fault():
+            run = begin_run(path, make_plan(request), ["mtbench", "run"])
+            generate(run, Quiet(), Execution(timed_only=True))
+            score(run)
+        failures = run.path / "failures.jsonl"
+        if failures.exists() and failures.read_text().strip():
+            print(failures.read_text()[:400])
+        (path / "done").touch()
+        return path
+
+
+def prompts_with_system(folder: Path, system: str, name: str, limit: int = 8) -> str:
+    """Write questions of the suite arithmetic with a system prompt; return the suite's name."""
+    texts = SUITES["arithmetic"]("", Source()).prompts(lambda messages: str(messages[0]["content"]), limit)
+    file = folder / f"{name}.jsonl"
+    turns = [[{"role": "system", "content": system}, {"role": "user", "content": p.text}] for p in texts]
+    file.write_text("".join(json.dumps({"id": f"q{n}", "messages": m}) + "\n" for n, m in enumerate(turns)))
+    return f"prompts:{file}"
