@@ -76,12 +76,13 @@ def samples(run: Path, file: Path) -> Path:
     return file
 
 
-def audit(maker: Maker, number: int, plant: Plant) -> dict[str, Any]:
+def audit(maker: Maker, plant: Plant) -> dict[str, Any]:
     """Make A and B, audit them, and return a row of the table."""
     started = time.monotonic()
+    number = hashlib.sha256(f"{plant.fault}, {plant.variant}".encode()).hexdigest()[:8]
     asked = maker.request(plant.model, plant.request, plant.arms[:1])
     others = maker.request(plant.model, {**plant.request, **plant.other}, [plant.arms[1]])
-    always = "" if plant.always is nullcontext else str(number)
+    always = "" if plant.always is nullcontext else number
     key = f"a-{hashlib.sha256((asked.model_dump_json() + always).encode()).hexdigest()[:12]}"
     run_a = maker.run(asked, key, plant.always)
     run_b = maker.run(others, f"b-{number}", both(plant.always, plant.made))
@@ -162,14 +163,14 @@ def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
 def fault_rows(maker: Maker, console: Console, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a row for each variant that is asked for."""
     chosen = [
-        (number, plant)
-        for number, plant in enumerate(audit_plants.plants(maker))
+        plant
+        for plant in audit_plants.plants(maker)
         if given.only in f"{plant.fault}, {plant.variant}" and (given.real or plant.model != REAL)
     ]
     if given.first:
-        chosen = list({plant.fault: (number, plant) for number, plant in reversed(chosen)}.values())[::-1]
-    for number, plant in chosen:
-        row = audit(maker, number, plant)
+        chosen = list({plant.fault: plant for plant in reversed(chosen)}.values())[::-1]
+    for plant in chosen:
+        row = audit(maker, plant)
         console.print(f"{row['fault']} | {row['variant']}: {row['right']}, {row['sentence']}", soft_wrap=True)
         yield row
 

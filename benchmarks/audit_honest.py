@@ -14,7 +14,7 @@ import mtbench
 ALONE = ("ar", "prompt-lookup", "suffix", "jacobi", "lookahead")  # methods that need no other checkpoint
 ARMS = (
     *ALONE,
-    *("prompt-lookup:match=latest", "jacobi:block_size=8", "speculative", "speculative:ahead=8", "speculative:ahead=1"),
+    *("prompt-lookup:match=latest", "jacobi:ahead=8", "speculative", "speculative:ahead=8", "speculative:ahead=1"),
     *("speculative:draft=draft_mars,per_forward=4", "eagle", "eagle:tree=3x2", "medusa"),
 )
 MARS = ("ar:on=mars", "mars", "mars-selfspec", "mars:cache=none")

@@ -55,8 +55,8 @@ class Maker:
             given["checkpoint"] = {"ar": str(self.windowed)}
         if model == REAL:
             prompts = Path(__file__).parents[1] / "examples/prompts.jsonl"
-            given |= {"limit": 6, "model": self.real, "suite": (f"prompts:{prompts}",), "dtype": "bfloat16"}
-            given |= {"max_new_tokens": 48}
+            given |= {"limit": 4, "model": self.real, "suite": (f"prompts:{prompts}",), "dtype": "bfloat16"}
+            given |= {"max_new_tokens": 40}
         given |= asked
         return RunRequest(**{"device": "cpu", "rounds": 1, "offline": True, "method": tuple(arms), **given})
 

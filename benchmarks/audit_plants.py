@@ -153,8 +153,8 @@ def _models() -> Iterator[Plant]:
     yield Plant(name, "integers by channel", WEIGHTS, quantised(8), request={"limit": 32})
     yield Plant(name, "integers, one scale", WEIGHTS, quantised(8, tensor=True), request={"limit": 16, "seed": 1})
     yield Plant(name, "floats e4m3", WEIGHTS, eight_bit_floats(), request={"limit": 16, **B1})
-    yield Plant(name, "integers by channel, real model in float32", WEIGHTS, quantised(8), REAL, {**F32, "limit": 12})
-    yield Plant(name, "integers, one scale, real model", WEIGHTS, quantised(8, tensor=True), REAL, {"limit": 12})
+    yield Plant(name, "integers by channel, real model in float32", WEIGHTS, quantised(8), REAL, {**F32, "limit": 8})
+    yield Plant(name, "integers, one scale, real model", WEIGHTS, quantised(8, tensor=True), REAL, {"limit": 8})
     yield Plant(name, "4 bits in groups of 32, real model", WEIGHTS, quantised(4, 32), REAL)
     name = "a layer left out"
     yield Plant(name, "the second", WEIGHTS, without_layers(1))
@@ -197,7 +197,7 @@ def _choices() -> Iterator[Plant]:
     name = "bfloat16 logits"
     yield Plant(name, "of a float32 model", ROUNDING, coarse_logits(), request={"limit": 32})
     yield Plant(name, "speculative", ROUNDING, coarse_logits(), request={"limit": 32, "seed": 1}, arms=SPECULATIVE)
-    yield Plant(name, "real model in float32", ROUNDING, coarse_logits(), REAL, {**F32, "limit": 12})
+    yield Plant(name, "real model in float32", ROUNDING, coarse_logits(), REAL, {**F32, "limit": 8})
     yield Plant(name, "float16 logits", ROUNDING, coarse_logits(torch.float16), request={"limit": 256, **B8})
 
 
