@@ -3,7 +3,7 @@
     python benchmarks/audit_corpus.py faults -o DIR [--real MODEL] [--data-dir DIR] [--only WORD] [--first]
     python benchmarks/audit_corpus.py honest -o DIR [--real MODEL] [--engines llamacpp,openvino,vllm]
 
-Each fault is made while a run is made (audit_faults.py): a prompt, a model, the loop, its cache or a score is wrong.
+Each fault is made while a run is made (planted_faults.py): a prompt, a model, the loop, its cache or a score is wrong.
 The run without it is A, the one with it B. The class that a person expects was written down before the audit ran. A
 fault is named right if the expected class has most of the differing answers, and no other class that counts as a fault
 has any. `--first`: the first variant of each fault only. Without MODEL, a real chat model, its variants are left out.
@@ -32,11 +32,11 @@ from mtbench.errors import UserError
 from mtbench.hardware import machine
 from mtbench.models.loading import inspect
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import audit_honest
 import audit_plants
-from audit_faults import both
 from audit_maker import REAL, Maker, Plant
+from planted_faults import both
 
 
 def cell_of(run: Path) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def cell_of(run: Path) -> dict[str, Any]:
     return dict(cell)
 
 
-def samples(run: Path, file: Path) -> Path:
+def samples(run: Path, folder: Path) -> Path:
     """Write the answers of a run as lm-eval's `--log_samples` does: texts, no tokens."""
     plan = json.loads((run / "plan.json").read_text())
     cell, suite = cell_of(run), plan["suites"][0]
@@ -68,11 +68,12 @@ def samples(run: Path, file: Path) -> Path:
             }
         )
     lines.sort(key=lambda line: int(line["doc_id"]))
-    file.parent.mkdir(parents=True, exist_ok=True)
+    task = str(suite["items"][0]["item"]).partition("/")[0]
+    file = folder / f"samples_{task}_2026.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if (shots := suite["task"].get("num_fewshot")) is not None:
-        task, _, date = file.stem.removeprefix("samples_").rpartition("_")
-        (file.parent / f"results_{date}.json").write_text(json.dumps({"n-shot": {task: shots}}))
+        (folder / "results_2026.json").write_text(json.dumps({"n-shot": {task: shots}}))
     return file
 
 
@@ -89,9 +90,9 @@ def audit(maker: Maker, plant: Plant) -> dict[str, Any]:
     a, b = (f"{run}:{cell_of(run)['cell']}" for run in (run_a, run_b))
     more: dict[str, Any] = {"ran_in": str(asked.dtype)}
     if plant.form != "runs":
-        b = str(samples(run_b, maker.folder / f"texts-{number}/b/samples_task_2026.jsonl"))
+        b = str(samples(run_b, maker.folder / f"texts-{number}/b"))
     if plant.form == "texts":
-        a = str(samples(run_a, maker.folder / f"texts-{number}/a/samples_task_2026.jsonl"))
+        a = str(samples(run_a, maker.folder / f"texts-{number}/a"))
         more["model"] = maker.real if plant.model == REAL else "embedded:tiny/ar"
     row = {"fault": plant.fault, "variant": plant.variant, "expected": plant.expected, "form": plant.form}
     made, out = time.monotonic(), maker.folder / f"audit-{number}"

@@ -1,4 +1,4 @@
-"""Makes the runs of `audit_corpus.py`: honest ones, and ones during which a fault of audit_faults.py is in force."""
+"""Makes the runs of `audit_corpus.py`: honest ones, and ones during which a fault of planted_faults.py is in force."""
 
 import json
 import sys
@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from audit_faults import Fault
-from audit_loop_faults import windowed
 
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
@@ -20,6 +17,8 @@ from mtbench.runs.run_request import Execution
 from mtbench.runs.score import score
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+from planted_faults import Fault
+from planted_loop_faults import windowed
 from whole import Quiet
 
 TINY, WINDOWED, REAL = "tiny", "windowed", "real"

@@ -6,7 +6,8 @@ The first variant of each fault is the one that counts; the others vary seed, mo
 from collections.abc import Iterator
 
 import torch
-from audit_faults import (
+from audit_maker import REAL, WINDOWED, Maker, Plant, prompts_with_system
+from planted_faults import (
     added_token,
     coarse_logits,
     eight_bit_floats,
@@ -23,7 +24,7 @@ from audit_faults import (
     with_stop,
     without_layers,
 )
-from audit_loop_faults import (
+from planted_loop_faults import (
     claims_lossless,
     foreign_prefix,
     late_rope,
@@ -37,7 +38,6 @@ from audit_loop_faults import (
     unmoved_path,
     wider_window,
 )
-from audit_maker import REAL, WINDOWED, Maker, Plant, prompts_with_system
 
 from mtbench.models.loading import inspect
 
@@ -96,7 +96,7 @@ def _drafts() -> Iterator[Plant]:
     name = "draft accepted without check in 1 of 200 steps"
     long = {"limit": 24, "batch_size": (1,)}
     yield Plant(name, "speculative", ACCEPTANCE, unchecked(200, 3), request=long, arms=SPECULATIVE)
-    yield Plant(name, "8 drafts", ACCEPTANCE, unchecked(200, 7), request=long, arms=("ar", "speculative:ahead=8"))
+    yield Plant(name, "8 drafts", ACCEPTANCE, unchecked(60, 7), request=long, arms=("ar", "speculative:ahead=8"))
     yield Plant(name, "EAGLE", ACCEPTANCE, unchecked(200, 50), request={**long, "seed": 1}, arms=("ar", "eagle"))
     yield Plant(name, "batch size 4", ACCEPTANCE, unchecked(60, 5), request={"limit": 24}, arms=SPECULATIVE)
     yield Plant(name, "prompt lookup, real model", ACCEPTANCE, unchecked(60, 11), REAL, arms=LOOKUP)
@@ -129,7 +129,7 @@ def _positions(maker: Maker) -> Iterator[Plant]:
     yield Plant(name, "answers exchanged from token 10 on", CACHE, swapped_answers(10))
     yield Plant(name, "answers exchanged, batch size 2", CACHE, swapped_answers(0), request={"seed": 1, **B2})
     yield Plant(name, "caches exchanged at step 6", CACHE, swapped_caches(6), request={"seed": 2})
-    yield Plant(name, "logits exchanged in one step", CACHE, swapped_logits(5, 6), request={"seed": 3, **B8})
+    yield Plant(name, "logits exchanged in three steps", CACHE, swapped_logits(10, 13), request={"seed": 3, **B8})
     yield Plant(name, "caches exchanged, real model", CACHE, swapped_caches(4), REAL)
     name = "prefix cache of another system prompt"
     ours = {"suite": (prompts_with_system(maker.folder, OURS, "ours"),)}

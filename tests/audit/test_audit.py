@@ -6,22 +6,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from planted_answers import AR, SPECULATIVE, decoded, honest_run, judge_runner, planted, told
+from planted_answers import AR, SPECULATIVE, decoded, faulty_run, honest_run, judge_runner, planted, told
+from planted_faults import Fault, sampled, without_layers
+from planted_loop_faults import late_rope, shifted_rope, stale_after_rejection, swapped_caches
 from torch import Tensor
 from typer.testing import CliRunner
 
 import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.experiments.audit import trials
 from mtbench.experiments.audit.judge import Judge
-from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.results.imports.answers import read_answers
 from mtbench.runs.formats import GenerationLine
@@ -76,16 +75,6 @@ def sampled_by(seed: int) -> Callable[[Tensor, Sequence[int]], int]:
     return lambda logits, _: int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
 
 
-def without_layer(judge: ModelRunner, prompt: Sequence[int], _: Sequence[int]) -> list[int]:
-    with trials._without_layer(2)(judge.model):
-        return decoded(judge, prompt, 64)
-
-
-def in_eight_bits(judge: ModelRunner, prompt: Sequence[int], _: Sequence[int]) -> list[int]:
-    with trials._eight_bits(judge.model):
-        return decoded(judge, prompt, 64)
-
-
 PLAIN: dict[str, tuple[str, Make]] = {
     "budget one short": ("stop/budget", lambda _, __, tokens: list(tokens[:-1])),
     "end ignored": ("stop/budget", lambda judge, prompt, _: decoded(judge, prompt, 64, _endless(judge))),
@@ -94,16 +83,6 @@ PLAIN: dict[str, tuple[str, Make]] = {
     "bfloat16 logits": (
         "rounding",
         lambda judge, prompt, _: decoded(judge, prompt, 64, lambda x, __: int(x.bfloat16().argmax())),
-    ),
-    "layer left out": ("weights", without_layer),
-    "8 bits": ("weights", in_eight_bits),
-    "rope one off": (
-        "cache/position",
-        lambda judge, prompt, _: decoded(judge, prompt, 64, change=trials._shifted(1, [])),
-    ),
-    "system prompt of another": (
-        "cache/position",
-        lambda judge, prompt, _: decoded(judge, prompt, 64, change=trials._unread(3, [])),
     ),
 }
 
@@ -126,7 +105,7 @@ def test_fault_of_plain_decoding(fault: str, honest: Path, judge: ModelRunner, t
     assert named(record) == {expected}, record["sentence"]
 
 
-def drafted(judge: ModelRunner, accept: Callable[[Tensor, int], bool], stale: bool = False) -> Callable[..., Any]:
+def drafted(judge: ModelRunner, accept: Callable[[Tensor, int], bool]) -> Callable[..., Any]:
     """Speculative decoding, three tokens a forward: a wrong draft now and then, and a rule that accepts it."""
 
     def change(line: GenerationLine, _: int) -> dict[str, Any]:
@@ -142,22 +121,10 @@ def drafted(judge: ModelRunner, accept: Callable[[Tensor, int], bool], stale: bo
                 own.append(second if wrong else int(logits.argmax()))
                 return own[-1]
 
-            unread = _stale(len(line.prompt_ids) + len(tokens)) if stale and len(commits) > 2 else None
-            grown = decoded(judge, line.prompt_ids, min(64, len(tokens) + 3), choose, unread, tokens)
+            grown = decoded(judge, line.prompt_ids, min(64, len(tokens) + 3), choose, tokens)
             commits.append(len(grown) - len(tokens))
             tokens = grown
         return told(tokens, judge, commits=commits, forwards=len(commits))
-
-    return change
-
-
-def _stale(at: int) -> trials.Change:
-    """A cache in which what a draft left is read in place of the token before."""
-
-    def change(metadata: AttentionMetadata, _: int) -> AttentionMetadata:
-        mask = metadata.mask(None).clone()
-        mask[:, :, at - 3 : at - 1] &= metadata.slots[:, :, None] < at - 1
-        return replace(metadata, _masks={None: mask}, _biases={})
 
     return change
 
@@ -178,12 +145,24 @@ def test_accepted_draft(honest: Path, judge: ModelRunner, tmp_path: Path) -> Non
     assert "number 2 of them" in record["findings"][0]["evidence"]
 
 
-def test_stale_cache(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
-    cell = f"{SPECULATIVE}.b4"
-    run = planted(honest, tmp_path / "b", {cell: drafted(judge, lambda *_: False, stale=True)})
-    record = audited(f"{run}:{AR}.b4", f"{run}:{cell}", tmp_path)
+DECODING: dict[str, tuple[str, str, Fault]] = {  # class, method, fault
+    "a layer left out": ("weights", "ar", without_layers(2)),
+    "rope one off": ("cache/position", "ar", shifted_rope(-1)),
+    "rope one off from a length on": ("cache/position", "ar", late_rope(1, 100)),
+    "cache not cropped": ("cache/position", "speculative", stale_after_rejection()),
+    "caches of two rows exchanged": ("cache/position", "ar", swapped_caches(6)),
+    "sampled in place of chosen": ("sampling", "ar", sampled(0.8, top_k=50)),
+}
+
+
+@pytest.mark.parametrize("fault", DECODING)
+def test_fault_of_decoding(fault: str, honest: Path, tmp_path: Path) -> None:
+    """The loop, its cache or its model is wrong while the run is made."""
+    expected, method, wrong = DECODING[fault]
+    run = faulty_run(tmp_path / "b", wrong, method=(method,), batch_size=(4,), dtype="float32")
+    record = audited(f"{honest}:{AR}.b4", f"{run}:{method}", tmp_path)
     print(record["sentence"], record["findings"][0]["evidence"], *record["trials"], sep="\n")
-    assert named(record) == {"cache/position"}
+    assert named(record) == {expected}
 
 
 def test_mixed_rows(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:

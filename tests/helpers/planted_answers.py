@@ -3,14 +3,15 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from planted_faults import Fault
 from torch import Tensor
-from whole import start
+from whole import finish, start
 
-from mtbench.experiments.audit.trials import Change, Changed
 from mtbench.models.families import family
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
@@ -27,11 +28,15 @@ Choose = Callable[[Tensor, Sequence[int]], int]  # of logits (V,) and the tokens
 
 def honest_run(path: Path, **request: Any) -> Path:
     """Return a run of plain and speculative decoding, at batch sizes 1 and 4."""
-    from whole import finish
+    return faulty_run(path, nullcontext, **request)
 
+
+def faulty_run(path: Path, fault: Fault, **request: Any) -> Path:
+    """Return a run that was planned and decoded with a fault."""
     asked = {"limit": 8, "batch_size": (1, 4), "rounds": 1, "max_new_tokens": 64, "method": ("ar", "speculative")}
-    run = start(path, RunRequest(device="cpu", **{**asked, **request}))
-    finish(run)
+    with fault():
+        run = start(path, RunRequest(device="cpu", **{**asked, **request}))
+        finish(run)
     return run.path
 
 
@@ -61,15 +66,13 @@ def decoded(
     prompt: Sequence[int],
     limit: int,
     choose: Choose = lambda logits, _: int(logits.argmax()),
-    change: Change | None = None,
     begun: Sequence[int] = (),
 ) -> list[int]:
-    """Return the tokens of greedy or other choices, up to an end token. `change`: where tokens are, what they see."""
-    changed: Any = runner if change is None else Changed(runner, change, len(prompt))
+    """Return the tokens of greedy or other choices, up to an end token."""
     tokens, cached = list(begun), 0
     while len(tokens) < limit and not (tokens and tokens[-1] in runner.checkpoint.end_ids):
         answer = Answer(prompt, [*tokens, 0])
-        [(_, logits)] = judged_logits(changed, answer, 256, len(tokens), cached, len(prompt) + limit)
+        [(_, logits)] = judged_logits(runner, answer, 256, len(tokens), cached, len(prompt) + limit)
         tokens.append(choose(logits[0], tokens))
         cached = len(prompt) + len(tokens) - 1
     return tokens

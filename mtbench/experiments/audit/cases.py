@@ -15,8 +15,9 @@ from mtbench.experiments.audit.sides import Said, Side
 Letter = Literal["a", "b"]
 LETTERS: tuple[Letter, ...] = ("a", "b")
 OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
-AS_SAMPLED = 4.0  # standard deviations within which tokens are as likely as sampled ones
+SAMPLED = "tokens sampled at temperature "  # the trial that needs no other logits
 FEW = 0.1  # share of the tokens up to which faults are single ones
+NEARLY_ALL = 0.8  # share of the answers
 CHANCE = 0.01  # probability below which a pattern is none of chance
 HELPS = 0.5  # share of the tokens that a trial must explain
 MIXED = 12  # tokens that two items do not share by chance
@@ -134,17 +135,11 @@ class Pool:
     def earliest(self) -> int:
         return min(index for _, index in self.far)
 
-    @cached_property
+    @property
     def sampled_at(self) -> str | None:
-        """The temperature at which all tokens are as likely as sampled ones."""
-        sides = [side for case in self.cases if (side := case.of(self.letter)) and len(side.probabilities) > 1]
-        if not sides or self.count < 2:
-            return None
-        together = {
-            t: sum(side.surprise.get(t, 0.0) for side in sides) / math.sqrt(len(sides)) for t in sides[0].surprise
-        }
-        fitting = [t for t, value in together.items() if abs(value) < AS_SAMPLED]
-        return min(fitting, key=lambda t: abs(together[t]), default=None)
+        """The temperature at which the tokens look sampled."""
+        lines = [line for line in self.known.trials if line.side == self.letter and line.trial.startswith(SAMPLED)]
+        return next((line.trial.removeprefix(SAMPLED) for line in lines if line.after < line.before), None)
 
     @cached_property
     def checked(self) -> str | None:
@@ -194,20 +189,31 @@ class Pool:
 
     @cached_property
     def rows(self) -> list[int] | None:
-        """The rows of the batch that are off, if the others are not."""
-        rows = {case.said(self.letter).row for case in self.cases}
-        if None in rows or (self.known.side(self.letter).batch_size or 1) < 2:
-            return None
-        inside = [case.said(self.letter).row in rows for case in self.known.cases]
-        return sorted(row for row in rows if row is not None) if self._only_in(inside, len(rows)) else None
+        """The rows of the batch that are off, if the others are not, and if chance hardly gives that.
 
-    def _only_in(self, inside: Sequence[bool], choices: int = 0) -> bool:
+        If every token had the same chance to be the first of its answer that is off, these would be in all rows.
+        """
+        rows = {case.said(self.letter).row for case in self.cases}
+        size = self.known.side(self.letter).batch_size or 1
+        if None in rows or len(rows) == size or size < 2:
+            return None
+        inside = [case for case in self.known.cases if case.said(self.letter).row in rows]
+        if not rows or len(self.cases) < NEARLY_ALL * len(inside):
+            return None
+        share = sum(map(self._until_off, inside)) / sum(map(self._until_off, self.known.cases))
+        chance = math.comb(size, len(rows)) * share ** len(self.cases)
+        return sorted(row for row in rows if row is not None) if chance < CHANCE else None
+
+    def _until_off(self, case: Case) -> int:
+        """Return the tokens of an answer up to the first one that is off."""
+        return next((i + 1 for i in case.far(self.letter, self.known.bound)), len(case.said(self.letter).tokens))
+
+    def _only_in(self, inside: Sequence[bool]) -> bool:
         """Return whether nearly all of these answers are off, no others, and not by chance."""
         here, off = sum(inside), len(self.cases)
-        if off < 0.8 * here or here == len(inside) or not off:
+        if off < NEARLY_ALL * here or here == len(inside) or not off:
             return False
-        tries = math.comb(self.known.side(self.letter).batch_size or 1, choices) if choices else len(inside)
-        return tries * math.comb(here, off) / math.comb(len(inside), off) < CHANCE
+        return len(inside) * math.comb(here, off) / math.comb(len(inside), off) < CHANCE
 
     @property
     def after_first_step(self) -> bool:
@@ -224,7 +230,8 @@ class Pool:
 
         A single token may be explained by chance: then no trial of another class may explain it, too.
         """
-        own = [line for line in self.known.trials if line.side == self.letter]
+        lines = [line for line in self.known.trials if line.side == self.letter]
+        own = [line for line in lines if not line.trial.startswith(SAMPLED)]
         best = max(own, key=lambda line: line.before - line.after, default=None)
         if best is None or best.after > best.before * (1 - HELPS):
             return None

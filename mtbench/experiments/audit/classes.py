@@ -205,6 +205,8 @@ def _cache(case: Case) -> str | None:
         if pool.after_first_step:
             later = f"{pool.count} tokens of later forwards are off, and none of a first one"
             return f"{letter.upper()}: {later}: what a rejected draft left is read"
+        if case.side(letter).plain is False and other.plain and case.side(letter).model == other.model is not None:
+            return f"{letter.upper()} drafts, and plain decoding of its checkpoint is right: what a draft left is read"
         if case.side(letter).machinery == other.machinery:
             where = f"{other.arm} at batch size {other.batch_size}"
             return f"{letter.upper()}: the same weights and engine give the model's choices in {where}"
@@ -265,7 +267,7 @@ TESTS: Sequence[tuple[str, Test]] = (  # in the order in which they are made
     ("cache/position", _rows),
     ("lossy", _lossy),
     ("acceptance fault", _acceptance),
-    *((name, _tried(name)) for name in ("cache/position", "weights", "rounding", "sampling")),
+    *((name, _tried(name)) for name in ("template/tokenizer", "cache/position", "weights", "rounding", "sampling")),
     ("sampling", _sampled),
     ("cache/position", _length),
     ("cache/position", _some_rows),

@@ -4,6 +4,7 @@ Each is made, and the tokens are judged again, on answers that are off and on an
 side if the tokens that are off become choices and the others remain choices. A trial is one entry of `trials`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.experiments.audit.cases import Case, Known, Letter
+from mtbench.experiments.audit.cases import SAMPLED, Case, Known, Letter
 from mtbench.experiments.audit.format import TrialLine
 from mtbench.experiments.audit.judge import TAIL, Judge, answer_of, logits_of, shortfalls
 from mtbench.experiments.audit.settings import FILTERS, PENALTIES, ROUNDED, Setting
@@ -22,15 +23,20 @@ from mtbench.runs.lossless_check import Answer, with_noise
 
 MOST_CASES = 4  # answers that are off on which a trial is made, and answers that are not
 HELPS = 0.5  # share of the tokens that must become choices
+BLOCKS, MOST_OTHERS = (16, 32, 64, 128), 2  # leading tokens that a cache may have of other requests, and of how many
+TEMPERATURES = (0.5, 0.7, 0.8, 1.0, 1.2)  # that sampled tokens are looked for at
+UNLIKELY = 0.01  # probability of sampled tokens below which these are none
+LEAST_SAMPLED = 3  # fewer tokens that are no choice tell nothing
 Change = Callable[[AttentionMetadata, int], AttentionMetadata]  # of a forward's metadata and the prompt's length
 
 
 class Trial(NamedTuple):
-    """A change: of the weights for a while, of where the tokens are and what they see, or of the logits."""
+    """A change: of the weights for a while, of where tokens are and what they see, of the prompt, or of the logits."""
 
     name: str  # of the class that it stands for
     weights: Callable[[Any], AbstractContextManager[None]] = nullcontext
     places: Change | None = None
+    prompt: Callable[[Sequence[int]], Sequence[int]] | None = None
     setting: Setting | None = None
 
 
@@ -54,22 +60,67 @@ class Changed:
         return self.runner.forward(ids, self.change(metadata, self.prompt), judged)
 
 
-def trials(model: Any, shared: int, *, sampled: bool) -> dict[str, Trial]:
-    """Return the trials for a model by what they say. `shared`: leading prompt tokens that all items have."""
-    text = model.config.get_text_config()
+def trials(model: Any, known: Known, letter: Letter) -> dict[str, Trial]:
+    """Return the trials of a side for a model by what they say."""
+    text, weights = model.config.get_text_config(), "weights"
     windows = sorted({w for w in (getattr(text, "sliding_window", None),) if w and getattr(text, "layer_types", None)})
-    place, weights = "cache/position", "weights"
-    found = {
-        **{f"positions {by:+d} behind the prompt": Trial(place, places=_shifted(by, windows)) for by in (1, -1)},
-        **{f"a sliding window of {w + by}": Trial(place, places=_windowed(w, by)) for w in windows for by in (1, -1)},
-        "weights in 8 bits": Trial(weights, weights=_eight_bits),
-        **{f"layer {i} left out": Trial(weights, weights=_without_layer(i)) for i in range(text.num_hidden_layers)},
-    }
-    if shared:
-        found[f"the {shared} leading tokens of all prompts not read"] = Trial(place, places=_unread(shared, windows))
+    found = _of_places(known, letter, windows) | _of_prompts(known, letter)
+    found |= {f"weights in {what}": Trial(weights, weights=_rounded_weights(how)) for what, how in COARSE.items()}
+    found |= {f"layer {i} left out": Trial(weights, weights=_without_layer(i)) for i in range(text.num_hidden_layers)}
     found |= {name: Trial("rounding", setting=setting) for name, setting in ROUNDED.items()}
-    settings = PENALTIES | (FILTERS if sampled else {})
+    settings = PENALTIES | (FILTERS if known.side(letter).temperature > 0 else {})
     return found | {name: Trial("sampling", setting=setting) for name, setting in settings.items()}
+
+
+def _of_places(known: Known, letter: Letter, windows: list[int]) -> dict[str, Trial]:
+    """Return the trials of where tokens are and what they see.
+
+    Positions may be off from the first step of decoding on, which feeds the last prompt token or the first of the
+    answer, or from a length on.
+    """
+    place, off = "cache/position", known.pool(letter).far
+    start = min((len(case.said(letter).prompt or ()) + index - 1 for case, index in off), default=0)
+    begins: dict[str, Callable[[int], int]] = {
+        "behind the prompt": lambda prompt: prompt,
+        "from the prompt's last token on": lambda prompt: prompt - 1,
+        f"from position {start} on": lambda _: start,
+    }
+    shared = shared_prefix([case.said(letter).prompt or [] for case in known.cases])
+    return {
+        **{
+            f"positions {by:+d} {where}": Trial(place, places=_shifted(by, windows, begin))
+            for where, begin in begins.items()
+            for by in (1, -1)
+        },
+        **{f"a sliding window of {w + by}": Trial(place, places=_windowed(w, by)) for w in windows for by in (1, -1)},
+        **{
+            f"the leading tokens of all prompts, {first} to {shared - 1}, not read": Trial(
+                place, places=_unread(first, shared, windows)
+            )
+            for first in (0, 1)
+            if first < shared
+        },
+    }
+
+
+def _of_prompts(known: Known, letter: Letter) -> dict[str, Trial]:
+    """Return the trials of prompts that are not the stored ones: a server's first token, blocks of another request."""
+    prompts = {case.item: tuple(case.said(letter).prompt or ()) for case in known.cases}
+    first = known.pool(letter).cases[0].item
+    own = prompts.pop(first)
+    found = {
+        "the prompts' first token twice": Trial("template/tokenizer", prompt=lambda ids: [*ids[:1], *ids]),
+        "prompts without their first token": Trial("template/tokenizer", prompt=lambda ids: ids[1:] or ids),
+    }
+    for size in BLOCKS:
+        others = {ids[:size]: item for item, ids in prompts.items() if ids[:size] != own[:size] and len(own) > size}
+        for ids, item in list(others.items())[:MOST_OTHERS]:
+            found[f"the first {size} tokens of {item} in the cache"] = Trial("cache/position", prompt=_begun_by(ids))
+    return found
+
+
+def _begun_by(ids: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    return lambda own: [*ids, *own[len(ids) :]]
 
 
 @torch.inference_mode()
@@ -80,8 +131,8 @@ def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Itera
     probes = [_probe(case, letter) for case in (*off[:MOST_CASES], *right[:MOST_CASES])]
     plain = [_judged(runner, probe, Trial("")) for probe in probes]
     before = [_far(probe, logits, known.bound) for probe, logits in zip(probes, plain, strict=True)]
-    shared = shared_prefix([case.said(letter).prompt or [] for case in known.cases])
-    for name, trial in trials(runner.model, shared, sampled=known.side(letter).temperature > 0).items():
+    yield _as_sampled(number, known, letter, probes, plain)
+    for name, trial in trials(runner.model, known, letter).items():
         after: list[int] = []
         for probe, logits in zip(probes, plain, strict=True):
             if sum(after) > sum(before[: len(after)]) * (1 - HELPS):
@@ -109,8 +160,54 @@ def _probe(case: Case, letter: Letter) -> Probe:
 def _judged(runner: ModelRunner, probe: Probe, trial: Trial) -> Tensor:
     """Return the logits (n, V) of an answer's judged tokens with a trial."""
     changed: Any = runner if trial.places is None else Changed(runner, trial.places, len(probe.answer.prompt))
+    answer = probe.answer
+    if trial.prompt is not None:
+        answer = answer._replace(prompt=trial.prompt(answer.prompt))
     with trial.weights(runner.model):
-        return logits_of(changed, probe.answer, probe.first)
+        return logits_of(changed, answer, probe.first)
+
+
+def _as_sampled(
+    number: int, known: Known, letter: Letter, probes: Sequence[Probe], plain: Sequence[Tensor]
+) -> TrialLine:
+    """Return whether the tokens look sampled, at the temperature that fits best.
+
+    Sampled tokens are other than the choice as often as the probabilities say, are no less likely than sampled ones,
+    and none of them is out of reach. A side that computes with other weights, or reads another cache, chooses.
+    """
+    tokens = [torch.tensor(probe.answer.tokens[probe.first :], device=plain[0].device) for probe in probes]
+    logits, emitted = torch.cat(list(plain)), torch.cat(tokens)[:, None]
+    other = int((shortfalls(logits, emitted) > known.bound).sum())
+    own = known.side(letter).temperature
+    likely = {t: _likelihood(logits / t, emitted, other) for t in (own, *TEMPERATURES) if t}
+    best = max(likely, key=lambda t: likely[t])
+    fits = other >= LEAST_SAMPLED and likely[best] > UNLIKELY
+    return TrialLine(
+        pair=number,
+        side=letter,
+        trial=f"{SAMPLED}{best:g}",
+        name="sampling",
+        answers=len(probes),
+        before=other,
+        after=0 if fits else other,
+    )
+
+
+def _likelihood(logits: Tensor, emitted: Tensor, other: int) -> float:
+    """Return how probable it is that tokens (n, 1) sampled from logits (n, V) are as strange; `other` are no choice.
+
+    Fisher's combination of three tests: their number that is no choice, their likelihood, and the least likely one.
+    """
+    log_p = logits.log_softmax(-1).clamp(min=-1e4)
+    p, own = log_p.exp(), log_p.gather(1, emitted)
+    top, entropy = p.amax(-1), -(p * log_p).sum(-1)
+    excess = (other - (1 - top).sum()) / (top * (1 - top)).sum().clamp(min=0.25).sqrt()
+    spread = ((p * log_p**2).sum(-1) - entropy**2).clamp(min=0).sum().clamp(min=1e-3).sqrt()
+    surprise = (-own[:, 0] - entropy).sum() / spread
+    reach = p.masked_fill(log_p > own, 0).sum(-1).min() * len(p)  # tokens as unlikely as the least likely one
+    values = (math.erfc(abs(float(excess)) / 2**0.5), math.erfc(float(surprise) / 2**0.5) / 2, min(float(reach), 1.0))
+    log = sum(math.log(max(value, 1e-300)) for value in values)
+    return math.exp(log) * (1 - log + log**2 / 2)
 
 
 def _far(probe: Probe, logits: Tensor, bound: float, setting: Setting | None = None) -> int:
@@ -138,11 +235,11 @@ def _masks(metadata: AttentionMetadata, windows: list[int]) -> dict[int | None, 
     return {window: metadata.mask(window) for window in (None, *windows)}
 
 
-def _shifted(by: int, windows: list[int]) -> Change:
-    """Return the change of the positions, not of what is seen, of all tokens behind the prompt."""
+def _shifted(by: int, windows: list[int], begin: Callable[[int], int]) -> Change:
+    """Return the change of the positions, not of what is seen. `begin`: the first slot, of the prompt's length."""
 
     def change(metadata: AttentionMetadata, prompt: int) -> AttentionMetadata:
-        positions = metadata.positions + by * (metadata.slots >= prompt)
+        positions = metadata.positions + by * (metadata.slots >= begin(prompt))
         return replace(metadata, positions=positions, _masks=_masks(metadata, windows), _biases={})
 
     return change
@@ -156,32 +253,54 @@ def _windowed(window: int, by: int) -> Change:
     return change
 
 
-def _unread(shared: int, windows: list[int]) -> Change:
-    """Return the change in which no later token sees the leading ones."""
+def _unread(first: int, end: int, windows: list[int]) -> Change:
+    """Return the change in which no later token sees those from `first` on up to `end`."""
 
     def change(metadata: AttentionMetadata, _: int) -> AttentionMetadata:
-        later, leading = metadata.slots >= shared, torch.arange(metadata.view, device=metadata.slots.device) < shared
-        hidden = later[:, :, None] & leading
+        place = torch.arange(metadata.view, device=metadata.slots.device)
+        hidden = (metadata.slots >= end)[:, :, None] & (place >= first) & (place < end)
         masks = {window: mask & ~hidden for window, mask in _masks(metadata, windows).items()}
         return replace(metadata, _masks=masks, _biases={})
 
     return change
 
 
-@contextmanager
-def _eight_bits(model: Any) -> Iterator[None]:
-    """Round the weights of all linear layers but the head to 8 bits, with the largest of each row as the scale."""
-    head = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    kept = [module.weight.data for module in linear]
-    for module in linear:
-        scale = module.weight.data.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
-        module.weight.data = (module.weight.data / scale).round() * scale
-    try:
-        yield
-    finally:
-        for module, weight in zip(linear, kept, strict=True):
-            module.weight.data = weight
+def _integers(weight: Tensor, bits: int) -> Tensor:
+    """Return weights (n, group) rounded to integers, with the largest of each row as the scale."""
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
+    return (weight / scale).round() * scale
+
+
+def _floats(weight: Tensor) -> Tensor:
+    """Return weights rounded to float8_e4m3, with the largest of all as the scale."""
+    scale = weight.abs().amax().clamp(min=1e-12) / 448
+    return (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+
+
+COARSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "8 bits": lambda weight: _integers(weight, 8),
+    "8-bit floats": _floats,
+    "4 bits in groups of 32": lambda w: _integers(w.reshape(-1, 32), 4).reshape(w.shape) if w.shape[1] % 32 == 0 else w,
+}
+
+
+def _rounded_weights(how: Callable[[Tensor], Tensor]) -> Callable[[Any], AbstractContextManager[None]]:
+    """Round the weights of all linear layers but the head."""
+
+    @contextmanager
+    def change(model: Any) -> Iterator[None]:
+        head = model.get_output_embeddings()
+        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        kept = [module.weight.data for module in linear]
+        for module in linear:
+            module.weight.data = how(module.weight.data)
+        try:
+            yield
+        finally:
+            for module, weight in zip(linear, kept, strict=True):
+                module.weight.data = weight
+
+    return change
 
 
 def _without_layer(index: int) -> Callable[[Any], AbstractContextManager[None]]:

@@ -1,4 +1,4 @@
-"""Faults of the decode loop for `audit_corpus.py`: positions, windows, caches, rows, drafts (see audit_faults.py)."""
+"""Faults of the decode loop for `audit_corpus.py`: positions, windows, caches, rows, drafts (see planted_faults.py)."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from audit_faults import Fault, both, replaced
+from planted_faults import Fault, both, replaced
 from torch import Tensor
 from transformers import DynamicCache
 

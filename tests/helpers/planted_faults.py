@@ -1,6 +1,7 @@
-"""Faults for `audit_corpus.py`: each makes the decode loop, a model, a prompt or a score wrong while a run is made.
+"""Faults for tests of the audit and benchmarks/audit_corpus.py: prompts, models, choices, ends and scores.
 
-A fault is a context manager that replaces one function of mtbench by a wrong one. Nothing here comes from the audit.
+A fault is a context manager that replaces one function of mtbench by a wrong one while a run is made. Nothing here
+comes from the audit. Faults of the decode loop are in planted_loop_faults.py.
 """
 
 import copy
