@@ -76,6 +76,8 @@ def _stop(case: Case) -> str | None:
     ends = ", ".join(f"{RULES.get(o.finish, o.finish)} ended {name} after {len(o.tokens)} tokens" for name, o in said)
     if case.is_prefix:
         return f"same tokens up to the end of the shorter: {ends}"
+    if (case.known.a.texts or case.known.b.texts) and _begins(case.a.text, case.b.text):
+        return f"the same text up to the end of the shorter; a text does not have its end tokens: {ends}"
     for letter in LETTERS:
         side, other = case.of(letter), case.said(OTHER[letter])
         ended_there = case.judged is not None and len(other.tokens) == case.judged.first + 1
@@ -84,6 +86,11 @@ def _stop(case: Case) -> str | None:
         if side.endless is not None and side.endless <= case.known.bound:
             return f"{letter.upper()} goes on as the model does if end tokens are ignored: {ends}"
     return None
+
+
+def _begins(one: str, other: str) -> bool:
+    """Return whether one text begins with the other."""
+    return one.startswith(other) or other.startswith(one)
 
 
 def _near_tie(case: Case) -> str | None:
