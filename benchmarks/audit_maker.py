@@ -75,10 +75,13 @@ class Maker:
         return path
 
 
-def prompts_with_system(folder: Path, system: str, name: str, limit: int = 8) -> str:
-    """Write questions of the suite arithmetic with a system prompt; return the suite's name."""
+def prompts_with_system(folder: Path, systems: Sequence[str], name: str, limit: int = 16) -> str:
+    """Write questions of the suite arithmetic with system prompts in turn; return the suite's name."""
     texts = SUITES["arithmetic"]("", Source()).prompts(lambda messages: str(messages[0]["content"]), limit)
     file = folder / f"{name}.jsonl"
-    turns = [[{"role": "system", "content": system}, {"role": "user", "content": p.text}] for p in texts]
+    turns = [
+        [{"role": "system", "content": systems[n % len(systems)]}, {"role": "user", "content": prompt.text}]
+        for n, prompt in enumerate(texts)
+    ]
     file.write_text("".join(json.dumps({"id": f"q{n}", "messages": m}) + "\n" for n, m in enumerate(turns)))
     return f"prompts:{file}"

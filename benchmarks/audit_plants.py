@@ -132,7 +132,7 @@ def _positions(maker: Maker) -> Iterator[Plant]:
     yield Plant(name, "logits exchanged in three steps", CACHE, swapped_logits(10, 13), request={"seed": 3, **B8})
     yield Plant(name, "caches exchanged, real model", CACHE, swapped_caches(4), REAL)
     name = "prefix cache of another system prompt"
-    ours = {"suite": (prompts_with_system(maker.folder, OURS, "ours"),)}
+    ours = {"suite": (prompts_with_system(maker.folder, [OURS], "ours"),)}
     tokenizer = inspect("embedded:tiny/ar", offline=True).tokenizer
     theirs = tokenizer(f"{START}system\n{THEIRS}", add_special_tokens=False)["input_ids"]
     begins = len(tokenizer(f"{START}system\n", add_special_tokens=False)["input_ids"])
@@ -141,6 +141,9 @@ def _positions(maker: Maker) -> Iterator[Plant]:
     yield Plant(name, "the whole system prompt", CACHE, foreign_prefix(theirs), request=ours)
     yield Plant(name, "a block of 16", CACHE, foreign_prefix(theirs[:16]), request={**ours, **B1})
     yield Plant(name, "its middle", CACHE, foreign_prefix(theirs[begins : begins + 24], begins), request=ours)
+    mixed = {"suite": (prompts_with_system(maker.folder, [OURS, THEIRS], "mixed"),), "limit": 16}
+    yield Plant(name, "of another request in the run", CACHE, foreign_prefix(theirs[:48]), request=mixed)
+    yield Plant(name, "of another request, batch size 1", CACHE, foreign_prefix(mine[:32]), request={**mixed, **B1})
     if maker.real:
         words = inspect(maker.real, offline=True).tokenizer
         pirate = words(f"{START}system\n{THEIRS} {THEIRS}", add_special_tokens=False)["input_ids"][:20]

@@ -23,9 +23,10 @@ from mtbench.runs.lossless_check import Answer, with_noise
 
 MOST_CASES = 4  # answers that are off on which a trial is made, and answers that are not
 HELPS = 0.5  # share of the tokens that must become choices
-BLOCKS, MOST_OTHERS = (16, 32, 64, 128), 2  # leading tokens that a cache may have of other requests, and of how many
+BLOCKS, MOST_OTHERS = range(16, 129, 16), 2  # leading tokens that a cache may have of other requests, and of how many
 TEMPERATURES = (0.5, 0.7, 0.8, 1.0, 1.2)  # that sampled tokens are looked for at
-UNLIKELY = 0.01  # probability of sampled tokens below which these are none
+UNLIKELY = 0.1  # probability at the best of these temperatures below which tokens were not sampled
+MOST_SAMPLED = 16  # answers whose tokens may have been sampled
 LEAST_SAMPLED = 3  # fewer tokens that are no choice tell nothing
 Change = Callable[[AttentionMetadata, int], AttentionMetadata]  # of a forward's metadata and the prompt's length
 
@@ -127,11 +128,11 @@ def _begun_by(ids: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
 def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Iterator[TrialLine]:
     """Yield what each trial does to the tokens of a side in some of its answers. `number`: of the pair."""
     runner, off = judge.runner(), known.pool(letter).cases
-    right = [case for case in known.cases if case.judged is None and case.a.tokens == case.b.tokens and case.a.prompt]
+    right = [case for case in known.cases if _is_right(case)]
     probes = [_probe(case, letter) for case in (*off[:MOST_CASES], *right[:MOST_CASES])]
     plain = [_judged(runner, probe, Trial("")) for probe in probes]
     before = [_far(probe, logits, known.bound) for probe, logits in zip(probes, plain, strict=True)]
-    yield _as_sampled(number, known, letter, probes, plain)
+    yield _as_sampled(runner, number, known, letter)
     for name, trial in trials(runner.model, known, letter).items():
         after: list[int] = []
         for probe, logits in zip(probes, plain, strict=True):
@@ -148,6 +149,11 @@ def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Itera
             before=sum(before[: len(after)]),
             after=sum(after),
         )
+
+
+def _is_right(case: Case) -> bool:
+    """Return whether both sides have the same tokens behind a known prompt."""
+    return case.judged is None and case.a.tokens == case.b.tokens and bool(case.a.prompt) and bool(case.a.tokens)
 
 
 def _probe(case: Case, letter: Letter) -> Probe:
@@ -167,16 +173,17 @@ def _judged(runner: ModelRunner, probe: Probe, trial: Trial) -> Tensor:
         return logits_of(changed, answer, probe.first)
 
 
-def _as_sampled(
-    number: int, known: Known, letter: Letter, probes: Sequence[Probe], plain: Sequence[Tensor]
-) -> TrialLine:
+def _as_sampled(runner: ModelRunner, number: int, known: Known, letter: Letter) -> TrialLine:
     """Return whether the tokens look sampled, at the temperature that fits best.
 
     Sampled tokens are other than the choice as often as the probabilities say, are no less likely than sampled ones,
     and none of them is out of reach. A side that computes with other weights, or reads another cache, chooses.
     """
-    tokens = [torch.tensor(probe.answer.tokens[probe.first :], device=plain[0].device) for probe in probes]
-    logits, emitted = torch.cat(list(plain)), torch.cat(tokens)[:, None]
+    there = [case for case in known.cases if letter in case.off or _is_right(case)]
+    probes = [_probe(case, letter) for case in there[:MOST_SAMPLED]]
+    logits = torch.cat([_judged(runner, probe, Trial("")) for probe in probes])
+    tokens = [token for probe in probes for token in probe.answer.tokens[probe.first :]]
+    emitted = torch.tensor(tokens, device=logits.device)[:, None]
     other = int((shortfalls(logits, emitted) > known.bound).sum())
     own = known.side(letter).temperature
     likely = {t: _likelihood(logits / t, emitted, other) for t in (own, *TEMPERATURES) if t}
@@ -265,22 +272,35 @@ def _unread(first: int, end: int, windows: list[int]) -> Change:
     return change
 
 
-def _integers(weight: Tensor, bits: int) -> Tensor:
-    """Return weights (n, group) rounded to integers, with the largest of each row as the scale."""
-    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
+def _integers(bits: int, group: int | None = None) -> Callable[[Tensor], Tensor]:
+    """Round weights to integers, with the largest of each output, or of each `group` of its inputs, as the scale."""
+
+    def rounded(weight: Tensor) -> Tensor:
+        parts = weight.reshape(-1, weight.shape[1] if group is None or weight.shape[1] % group else group)
+        scale = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
+        return ((parts / scale).round() * scale).reshape(weight.shape)
+
+    return rounded
+
+
+def _one_scale(weight: Tensor) -> Tensor:
+    """Round weights to 8-bit integers, with the largest of all as the scale."""
+    scale = weight.abs().amax().clamp(min=1e-12) / 127
     return (weight / scale).round() * scale
 
 
 def _floats(weight: Tensor) -> Tensor:
-    """Return weights rounded to float8_e4m3, with the largest of all as the scale."""
-    scale = weight.abs().amax().clamp(min=1e-12) / 448
-    return (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+    """Round weights to float8_e4m3, with the largest of all as the scale."""
+    scale = weight.abs().amax().clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    rounded: Tensor = (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+    return rounded
 
 
 COARSE: dict[str, Callable[[Tensor], Tensor]] = {
-    "8 bits": lambda weight: _integers(weight, 8),
+    "8 bits": _integers(8),
+    "8 bits with one scale for a matrix": _one_scale,
     "8-bit floats": _floats,
-    "4 bits in groups of 32": lambda w: _integers(w.reshape(-1, 32), 4).reshape(w.shape) if w.shape[1] % 32 == 0 else w,
+    "4 bits in groups of 32": _integers(4, 32),
 }
 
 
