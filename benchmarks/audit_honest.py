@@ -35,7 +35,7 @@ def sets(engines: Sequence[str]) -> Iterator[Set]:
     """Yield the runs in the order in which they are made."""
     both = {"engine": ("graph", "eager"), "limit": 8, "max_new_tokens": 64}
     for dtype in ("float32", "bfloat16", "float16"):
-        given = {**both, "dtype": dtype, "batch_size": SIZES if dtype != "float16" else (1, 4)}
+        given = {**both, "dtype": dtype, "batch_size": SIZES if dtype == "bfloat16" else (1, 4)}
         yield Set(dtype, TINY, given, [*ARMS, "hf-generate", "corpus-lookup"], [dtype, "float32"])
     yield Set("mars", TINY, {"limit": 8, "dtype": "bfloat16", "batch_size": (1, 4)}, MARS, ["mars"])
     hot = {"limit": 8, "dtype": "float32", "batch_size": (1, 4), "temperature": 0.8}
@@ -43,16 +43,16 @@ def sets(engines: Sequence[str]) -> Iterator[Set]:
     yield Set("hot in bfloat16", TINY, {**hot, "dtype": "bfloat16"}, ARMS, ["hot in bfloat16", "hot"])
     short = {**both, "dtype": "bfloat16", "batch_size": (1, 8), "max_new_tokens": 23, "seed": 1}
     yield Set("short budget", TINY, short, ARMS[:8], ["short budget"])
-    real = {"limit": 8, "batch_size": (1, 2, 4), "max_new_tokens": 48}
+    real = {"limit": 4, "batch_size": (1, 4), "max_new_tokens": 32}
     arms = [*ALONE, "ar:engine=eager", "hf-generate", "corpus-lookup"]
     yield Set("real", REAL, real, arms, ["real"])
     yield Set("real in float32", REAL, {**real, "batch_size": (1,), "dtype": "float32"}, ("ar",), ["real"])
-    warm = {**real, "batch_size": (1, 4), "temperature": 0.7, "max_new_tokens": 32}
+    warm = {**real, "temperature": 0.7}
     yield Set("real, hot", REAL, warm, ALONE[:3], ["real, hot"])
     for engine in engines:
         spec = [f"ar:engine={engine}", f"prompt-lookup:engine={engine}"]
         for dtype in ("bfloat16", "float32"):
-            asked = {**real, "batch_size": (1, 4), "dtype": dtype}
+            asked = {**real, "dtype": dtype}
             yield Set(f"{engine}, {dtype}", REAL, asked, ["ar", *spec], [f"{engine}, {dtype}"])
 
 
