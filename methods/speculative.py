@@ -13,16 +13,26 @@ the other: the mask token of PARD's released checkpoints stands in their config.
 differs. PARD predicts K tokens after every position, in K copies of the text, of which copy k keeps a share r^k of the
 positions, and only those whose predecessor copy k-1 kept (conditional drop; r is 0.7, the share at least 0.2). The
 objective `mars` cuts the text into blocks, and predicts each token from one distance; it drops nothing.
+
+With `vocabulary=intersection` the draft may have other tokens (Timor et al., arXiv 2502.05202; how it reads the text:
+mtbench/models/vocabularies.py).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from mtbench.decoding.draft_model import PER_FORWARD, PerForward, draft, forwards, refuse_draft
-from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
+from mtbench.decoding.draft_model import (
+    PER_FORWARD,
+    VOCABULARY,
+    PerForward,
+    Vocabulary,
+    draft,
+    forwards,
+    refuse_draft,
+)
+from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
@@ -38,6 +48,7 @@ class Speculative(VerifiedMethod):
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
     per_forward: PerForward = option(1, PER_FORWARD, low=1)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
+    vocabulary: Vocabulary = option("same", VOCABULARY)
     verify: Verify = option("match", VERIFY)
 
     title = "Speculative decoding"
@@ -46,10 +57,15 @@ class Speculative(VerifiedMethod):
         "speculative:ahead=auto|2|4",
         "speculative:ahead=4|8,per_forward=all",
         "speculative:draft=draft_mars,per_forward=all",
+        "speculative:vocabulary=intersection",
     )
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
-        refuse_draft(checkpoints, self.draft, self.per_forward)
+        refuse_draft(checkpoints, self.draft, self.per_forward, self.vocabulary)
+
+    @property
+    def translates(self) -> bool:
+        return self.vocabulary == "intersection"
 
     def window(self) -> Window:
         drafts = forwards(self.ahead, self.per_forward)
@@ -57,15 +73,11 @@ class Speculative(VerifiedMethod):
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft model's cursor."""
-        return {"cached": rows.known - 1, **super().start(rows, runners)}
+        cached = runners[self.draft].length(rows.tokens, rows.known - 1)
+        return {"cached": cached, **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         drawing = self.drawing(rows)
         tokens, logits = draft(runners, self.draft, drawing, state["cached"], self.ahead, self.per_forward)
         self.keep_offer(state, rows, logits)
         return tokens
-
-    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
-        commit = super().accept(state, rows, output)
-        torch.minimum(state["cached"], rows.known + commit.kept, out=state["cached"])
-        return commit

@@ -86,7 +86,7 @@ def _check_fit(method: Method, runners: ModelRunners, requests: Sequence[Request
             "lengthen it, or decode it by another method. See `mtbench ls methods`."
         )
     for role, runner in runners.items():
-        refuse_unknown_ids(requests, runner.checkpoint.vocabulary, role)
+        refuse_unknown_ids(requests, runner.vocabulary, role)
         if slots > runner.checkpoint.max_positions:
             new = max(request.max_new_tokens for request in requests)
             raise UserError(

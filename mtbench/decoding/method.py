@@ -228,6 +228,11 @@ class Method:
                 return [replace(self, **{field.name: width}) for width in field.metadata["widths"]]  # type: ignore[type-var]
         return (self,)
 
+    @property
+    def translates(self) -> bool:
+        """Whether its draft models have vocabularies of their own (mtbench/models/vocabularies.py)."""
+        return False
+
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         """Raise UserError if the method cannot run on these checkpoints, by role, the target's first."""
 

@@ -35,6 +35,7 @@ class ModelRunner:
     behind = 1  # decided tokens that a prefill leaves out, since the first step feeds them
     taps: tuple[int, ...] = ()  # hidden states of the target that it reads
     parallel = False  # one forward drafts all tokens of a step
+    longest = 1  # most of its own tokens that stand for one of the target's
 
     def __init__(self, checkpoint: Checkpoint, decoder: Decoder | None = None) -> None:
         self.checkpoint, self.decoder = checkpoint, decoder
@@ -44,6 +45,7 @@ class ModelRunner:
         self.host_s = 0.0  # host time of forward passes and extra heads; on a CPU their whole time
         self.heads_s = 0.0  # the part of `host_s` in a method's extra heads
         self.cache = KVCache()
+        self.vocabulary = checkpoint.vocabulary  # V, of the ids that it is asked about
 
     def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
         """Make room for `rows` rows of `slots` slots, and for features of these taps. What was cached is lost."""
@@ -69,6 +71,23 @@ class ModelRunner:
             logits = run(ids, metadata, self.cache, judged)
             logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
         return Forwarded(logits)
+
+    # --- A draft's text: that of the target in its own tokens, here the same (mtbench/models/vocabularies.py) ---
+
+    def length(self, tokens: Tensor, known: Tensor, free: int = 0) -> Tensor:
+        """Return the length of the first `known` (R,) of the target's tokens (R, S) in its own tokens, (R,).
+
+        At most as many as leave `free` slots of its cache.
+        """
+        return known
+
+    def text(self, tokens: Tensor, slots: Tensor) -> Tensor:
+        """Return its own ids in its slots (R, W), given the target's tokens (R, S)."""
+        return tokens.gather(1, slots)
+
+    def own(self, tokens: Tensor) -> Tensor:
+        """Return its own ids of tokens that it drafted."""
+        return tokens
 
     def feed(self, tokens: Tensor, metadata: AttentionMetadata) -> None:
         """Cache the tokens (R, S) in the slots of the metadata, without an output."""

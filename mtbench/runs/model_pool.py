@@ -28,6 +28,7 @@ from mtbench.models.families import locate
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, without_weights
 from mtbench.models.runner import ModelRunner
+from mtbench.models.vocabularies import TranslatedRunner, differ
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.plan import Cell, Plan, RunRequest
@@ -54,6 +55,7 @@ class ModelPool:
         self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
+        self.translated: dict[tuple[tuple[str, str, str], ModelRunner], TranslatedRunner] = {}
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
@@ -95,9 +97,17 @@ class ModelPool:
         if target is not None and draft_config(source, offline=self.offline) is not None:
             return self._draft(source, target)
         key = (role, source, engine if engine is not None and is_ours(engine) else Engine.name)
+        if target is not None and differ(target.checkpoint, self.checkpoint(source)):
+            return self._translated(key, target)
         if key not in self.runners:
             self.runners[key] = self.engine(key[2]).runner(self.checkpoint(source))
         return self.runners[key]
+
+    def _translated(self, key: tuple[str, str, str], target: ModelRunner) -> ModelRunner:
+        """Return the runner of a draft whose vocabulary is not this target's."""
+        if (key, target) not in self.translated:
+            self.translated[key, target] = TranslatedRunner(self.runner(*key), target)
+        return self.translated[key, target]
 
     def _draft(self, source: str, target: ModelRunner) -> DraftRunner:
         """Return the runner of a draft that reads the hidden states of this target."""
@@ -223,7 +233,7 @@ class ModelPool:
 
     def clear(self) -> None:
         """Free all models."""
-        for loaded in (self.drafts, self.runners, self.methods, self.engines, self.checkpoints):
+        for loaded in (self.drafts, self.translated, self.runners, self.methods, self.engines, self.checkpoints):
             loaded.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()

@@ -58,7 +58,7 @@ def share(peak: int, at_rest: int, checkpoints: Iterable[Checkpoint]) -> int:
 
 def _allocated(plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
     """Return the cell's part of the GPU allocator's peak, with new runners and engines on the loaded weights."""
-    for held in (pool.drafts, pool.runners, pool.methods, pool.engines):  # a draft holds its target's runner
+    for held in (pool.drafts, pool.translated, pool.runners, pool.methods, pool.engines):  # drafts hold targets
         held.clear()
     gc.collect()
     torch.cuda.empty_cache()

@@ -30,6 +30,7 @@ from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
 from mtbench.models.loading import Inspected, inspect
+from mtbench.models.vocabularies import shared_by
 from mtbench.options import build, roles_of
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
@@ -83,7 +84,8 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
     groups: list[Group] = []
     for spec, (family, arms) in contestants.items():
         sources = inspect_checkpoints(family, arms, inspected, offline=request.offline)
-        suite_plan = plan_suite(spec, opened[spec], family, [inspected[source] for source in sources], request)
+        reading = [inspected[source] for source in _readers(family, arms)]
+        suite_plan = plan_suite(spec, opened[spec], family, [inspected[source] for source in sources], request, reading)
         suites.append(suite_plan)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
             chosen = _batched(arms, size, batching)
@@ -276,6 +278,16 @@ def inspect_checkpoints(
     return list(sources)
 
 
+def _readers(family: Family, arms: Sequence[Arm]) -> set[str]:
+    """Return the sources of the checkpoints that read the target's token ids."""
+    read = set()
+    for arm in arms:
+        translates = METHODS[arm.method](**arm.options).translates
+        roles = family.checkpoints(arm.roles)
+        read |= {source for role, source in roles.items() if role == arm.on or not translates}
+    return read
+
+
 def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
     """Return the arms that can be batched so: refill needs mtbench's own loop and at least two slots."""
     if batching == "static":
@@ -334,6 +346,8 @@ class _GroupPlanner:
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
+        if method.translates and fault is None:
+            flags += _vocabulary_flags(arm, [self.inspected[source] for source in checkpoints.values()])
         flags += [APART] if self.request.apart else []
         flags += engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(
@@ -391,6 +405,13 @@ def _mask_flags(arm: Arm, target: Inspected) -> list[str]:
     if METHODS[arm.method].needs_mask and not target.feeds_masks:
         return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
     return []
+
+
+def _vocabulary_flags(arm: Arm, checkpoints: Sequence[Inspected]) -> list[str]:
+    """Return which share of the target's tokens each draft of another vocabulary can draft."""
+    target, *drafts = checkpoints
+    shares = [(role, len(shared_by(target, draft))) for role, draft in zip(arm.roles[1:], drafts, strict=True)]
+    return [f"{role} drafts the {n:,} of {target.vocabulary:,} tokens that it shares" for role, n in shares]
 
 
 def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:

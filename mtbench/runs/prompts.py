@@ -60,11 +60,16 @@ def _refuse_unknown(kind: str, name: str, known: Collection[str], request: RunRe
 
 
 def plan_suite(
-    spec: str, suite: Suite, family: Family, checkpoints: Sequence[Inspected], request: RunRequest
+    spec: str,
+    suite: Suite,
+    family: Family,
+    checkpoints: Sequence[Inspected],
+    request: RunRequest,
+    readers: Collection[Inspected],
 ) -> SuitePlan:
-    """Return the suite's prompts in the checkpoints' tokens.
+    """Return the suite's prompts in the first checkpoint's tokens. `readers`: the checkpoints that read these.
 
-    Raise UserError if there are none, if the checkpoints tokenise them differently, or if one is too long.
+    Raise UserError if there are none, if the readers tokenise them differently, or if one is too long.
     """
     prompts = prompt_texts(suite, spec, checkpoints[0], request)
     items = _tokenise(prompts, spec, checkpoints[0], request.protocol)
@@ -73,7 +78,7 @@ def plan_suite(
     for item in items:
         if not item.prompt_ids:
             raise UserError(f"{item.item} is an empty prompt; there is nothing to continue.")
-    for other in checkpoints[1:]:
+    for other in [other for other in checkpoints[1:] if other in readers]:
         _refuse_other_tokens(checkpoints[0], other, prompts[0], items[0])
     plan = SuitePlan(
         suite=spec,
@@ -167,7 +172,8 @@ def _refuse_other_tokens(first: Inspected, other: Inspected, prompt: Prompt, ite
         if other_ids.get(word, token_id) != token_id:
             raise UserError(
                 f"checkpoints {first.source!r} and {other.source!r} have different token ids for {word!r}, so they "
-                "would read different prompts; give checkpoints of one family with `--checkpoint`."
+                "would read different prompts; give checkpoints of one family with `--checkpoint`, or a method whose "
+                "draft may have other ids (`vocabulary=intersection`)."
             )
     if _token_ids([prompt], other) != [item.prompt_ids]:
         raise UserError(

@@ -11,6 +11,7 @@ from block_drafts import fitted
 from decoding_cases import BUDGET, PROMPTS, ar, on, run
 from eagle_cases import FORMATS, make_pair
 from mtp_checkpoints import FAMILIES, save_headed
+from other_vocabulary import translated
 from safetensors.torch import save_file
 from small import MASK, save_small, small_checkpoint, small_tokenizer
 from torch import Tensor
@@ -22,6 +23,7 @@ from mtbench.models.drafts.loading import load_draft
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import load, prepare
 from mtbench.models.runner import ModelRunner
+from mtbench.models.vocabularies import TranslatedRunner
 
 AGREES = {"never": 9.0, "sometimes": 0.02, "always": 0.0}  # how far a draft's weights are from the target's
 HEADS = 3
@@ -83,6 +85,8 @@ def models(name: str, folder: Path) -> ModelRunners:
     """Return the models of a case."""
     if name in AGREES:
         return drafted(name)
+    if name == "translated":
+        return translated()
     if name in FORMATS:
         return make_pair(folder, FORMATS[name]).runners()
     if name in parallel_eagle_cases.FORMATS:
@@ -125,6 +129,8 @@ CASES = [
     *cases("never|always", "speculative", {"verify": "rejection"}),
     *cases("sometimes", "speculative", {"ahead": 1}, {"per_forward": "all"}, {"ahead": "auto"}, {"verify": "block"}),
     *cases("sometimes", "speculative", {"ahead": "auto", "confidence": 0.1}),
+    *cases("translated", "speculative", {"vocabulary": "intersection"}),
+    *cases("translated", "speculative", {"vocabulary": "intersection", "per_forward": "all", "ahead": "auto"}),
     *cases("sometimes|never|always", "mars-speculative", {}, {"ahead": 2, "block_size": 3}, {"per_forward": 2}),
     *cases("plain", "mars-selfspec", {}, {"ahead": 1}, {"ahead": 3}),
     *cases("headed", "medusa", *({"heads": HEADS, "tree": tree} for tree in ("1", "3x2", "1x2x2"))),
@@ -151,6 +157,8 @@ def graph(runners: ModelRunners) -> ModelRunners:
     def fast(runner: ModelRunner) -> ModelRunner:
         if isinstance(runner, DraftRunner):
             return DraftRunner(runner.checkpoint, target)
+        if isinstance(runner, TranslatedRunner):
+            return TranslatedRunner(engine.runner(runner.checkpoint), target)
         return target if runner is runners.target else engine.runner(runner.checkpoint)
 
     return ModelRunners(role, {role: fast(runner) for role, runner in runners.items()})

@@ -64,7 +64,7 @@ def test_it_drafts_all_at_once_as_everything_computed_anew(pair: ModelRunners) -
     method, prompts = METHODS["speculative"](ahead=AHEAD, per_forward="all"), [*PROMPTS, *MANY]
     want = [recomputed(pair, prompt) for prompt in prompts]
     assert len({n for _, commits in want for n in commits}) > 2
-    for rows, tight in ((1, True), (3, True), (3, False), (16, False)):
+    for rows, tight in ((1, True), (3, False), (16, False)):
         got, timing = decode_prompts(method, pair, prompts, BUDGET, rows=rows, make=partial(Batch, tight=tight))
         assert [(g.token_ids, g.commits) for g in got] == want
         assert timing.miscounted == 0
