@@ -286,7 +286,8 @@ def _integers(bits: int, group: int | None = None) -> Callable[[Tensor], Tensor]
 def _one_scale(weight: Tensor) -> Tensor:
     """Round weights to 8-bit integers, with the largest of all as the scale."""
     scale = weight.abs().amax().clamp(min=1e-12) / 127
-    return (weight / scale).round() * scale
+    rounded: Tensor = (weight / scale).round() * scale
+    return rounded
 
 
 def _floats(weight: Tensor) -> Tensor:
