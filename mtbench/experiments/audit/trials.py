@@ -278,7 +278,8 @@ def _integers(bits: int, group: int | None = None) -> Callable[[Tensor], Tensor]
     def rounded(weight: Tensor) -> Tensor:
         parts = weight.reshape(-1, weight.shape[1] if group is None or weight.shape[1] % group else group)
         scale = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-        return ((parts / scale).round() * scale).reshape(weight.shape)
+        whole: Tensor = (parts / scale).round() * scale
+        return whole.reshape(weight.shape)
 
     return rounded
 
