@@ -40,8 +40,7 @@ BYTES_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # of byte-
 @lru_cache(maxsize=8)
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
     """Return what each token adds to a text, by id; special tokens, which add nothing, are not in it."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoders = [] if backend is None else list(_flat(json.loads(backend.to_str())["decoder"]))
+    decoders = list(_flat(_decoder(tokenizer)))
     kinds = {decoder["type"] for decoder in decoders}
     spaces = [d["pattern"].get("String") for d in decoders if d["type"] == "Replace" and d["content"] == " "]
     spaces += [d["replacement"] for d in decoders if d["type"] == "Metaspace"]
@@ -70,6 +69,12 @@ def is_fallback(token: str) -> bool:
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return how the tokenizer decodes, as its file says; None if it says nothing."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    return None if decoder is None else json.loads(decoder.__getstate__())
+
+
 def _flat(decoder: Any) -> Iterator[dict[str, Any]]:
     """Yield the decoders of a sequence of them."""
     for part in (decoder or {}).get("decoders", [decoder] if decoder else []):
@@ -79,6 +84,8 @@ def _flat(decoder: Any) -> Iterator[dict[str, Any]]:
 @lru_cache(maxsize=8)
 def other_token(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> bytes | None:
     """Return the bytes of a token of the target whose id is another token of the draft; None if ids agree."""
+    if target.get_vocab() == draft.get_vocab() and _decoder(target) == _decoder(draft):
+        return None
     theirs = token_bytes(draft)
     return next((text for i, text in token_bytes(target).items() if theirs.get(i, text) != text), None)
 
