@@ -19,7 +19,7 @@ draft's.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -99,6 +99,13 @@ def differ(target: Any, draft: Any) -> bool:
 def shared_by(target: Any, draft: Any) -> dict[int, int]:
     """Return `shared` of two checkpoints."""
     return shared(target.tokenizer, target.vocabulary, draft.tokenizer, draft.vocabulary)
+
+
+def vocabulary_flags(checkpoints: Mapping[str, Any], target: str) -> list[str]:
+    """Return which share of the target's tokens each draft of another vocabulary can draft, by role."""
+    rows = checkpoints[target].vocabulary
+    shares = {role: shared_by(checkpoints[target], draft) for role, draft in checkpoints.items() if role != target}
+    return [f"{role} drafts the {len(ids):,} of {rows:,} tokens that it shares" for role, ids in shares.items()]
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,7 @@ from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
 from mtbench.models.loading import Inspected, inspect
-from mtbench.models.vocabularies import shared_by
+from mtbench.models.vocabularies import vocabulary_flags
 from mtbench.options import build, roles_of
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
@@ -347,7 +347,7 @@ class _GroupPlanner:
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
         if method.translates and fault is None:
-            flags += _vocabulary_flags(arm, [self.inspected[source] for source in checkpoints.values()])
+            flags += vocabulary_flags({role: self.inspected[source] for role, source in checkpoints.items()}, arm.on)
         flags += [APART] if self.request.apart else []
         flags += engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(
@@ -405,13 +405,6 @@ def _mask_flags(arm: Arm, target: Inspected) -> list[str]:
     if METHODS[arm.method].needs_mask and not target.feeds_masks:
         return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
     return []
-
-
-def _vocabulary_flags(arm: Arm, checkpoints: Sequence[Inspected]) -> list[str]:
-    """Return which share of the target's tokens each draft of another vocabulary can draft."""
-    target, *drafts = checkpoints
-    shares = [(role, len(shared_by(target, draft))) for role, draft in zip(arm.roles[1:], drafts, strict=True)]
-    return [f"{role} drafts the {n:,} of {target.vocabulary:,} tokens that it shares" for role, n in shares]
 
 
 def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:
