@@ -181,12 +181,16 @@ def _as_sampled(runner: ModelRunner, number: int, known: Known, letter: Letter) 
     """
     there = [case for case in known.cases if letter in case.off or _is_right(case)]
     probes = [_probe(case, letter) for case in there[:MOST_SAMPLED]]
-    logits = torch.cat([_judged(runner, probe, Trial("")) for probe in probes])
-    tokens = [token for probe in probes for token in probe.answer.tokens[probe.first :]]
-    emitted = torch.tensor(tokens, device=logits.device)[:, None]
-    other = int((shortfalls(logits, emitted) > known.bound).sum())
-    own = known.side(letter).temperature
-    likely = {t: _likelihood(logits / t, emitted, other) for t in (own, *TEMPERATURES) if t}
+    temperatures = [t for t in dict.fromkeys((known.side(letter).temperature, *TEMPERATURES)) if t]
+    seen: dict[float, list[Looks]] = {t: [] for t in temperatures}
+    other = 0
+    for probe in probes:
+        logits = _judged(runner, probe, Trial(""))
+        emitted = torch.tensor(probe.answer.tokens[probe.first :], device=logits.device)[:, None]
+        other += int((shortfalls(logits, emitted) > known.bound).sum())
+        for t in temperatures:
+            seen[t].append(_looks(logits / t, emitted))
+    likely = {t: _likelihood(other, looks) for t, looks in seen.items()}
     best = max(likely, key=lambda t: likely[t])
     fits = other >= LEAST_SAMPLED and likely[best] > UNLIKELY
     return TrialLine(
@@ -200,19 +204,39 @@ def _as_sampled(runner: ModelRunner, number: int, known: Known, letter: Letter) 
     )
 
 
-def _likelihood(logits: Tensor, emitted: Tensor, other: int) -> float:
-    """Return how probable it is that tokens (n, 1) sampled from logits (n, V) are as strange; `other` are no choice.
+class Looks(NamedTuple):
+    """Tokens beside those that would be sampled."""
 
-    Fisher's combination of three tests: their number that is no choice, their likelihood, and the least likely one.
-    """
-    log_p = logits.log_softmax(-1).clamp(min=-1e4)
+    tokens: int
+    others: float  # expected number that is no choice
+    others_spread: float  # its variance
+    surprise: float  # excess of -log p over the entropy
+    surprise_spread: float  # its variance
+    reach: float  # smallest probability of a token that is as unlikely
+
+
+def _looks(logits: Tensor, emitted: Tensor) -> Looks:
+    """Return how tokens (n, 1) look beside those that are sampled from logits (n, V)."""
+    log_p = logits.log_softmax(-1).clamp_(min=-1e4)
     p, own = log_p.exp(), log_p.gather(1, emitted)
     top, entropy = p.amax(-1), -(p * log_p).sum(-1)
-    excess = (other - (1 - top).sum()) / (top * (1 - top)).sum().clamp(min=0.25).sqrt()
-    spread = ((p * log_p**2).sum(-1) - entropy**2).clamp(min=0).sum().clamp(min=1e-3).sqrt()
-    surprise = (-own[:, 0] - entropy).sum() / spread
-    reach = p.masked_fill(log_p > own, 0).sum(-1).min() * len(p)  # tokens as unlikely as the least likely one
-    values = (math.erfc(abs(float(excess)) / 2**0.5), math.erfc(float(surprise) / 2**0.5) / 2, min(float(reach), 1.0))
+    reach = p.masked_fill(log_p > own, 0).sum(-1).min()
+    spread = (p.mul_(log_p).mul_(log_p).sum(-1) - entropy**2).clamp(min=0).sum()
+    found = ((1 - top).sum(), (top * (1 - top)).sum(), (-own[:, 0] - entropy).sum(), spread, reach)
+    return Looks(len(own), *map(float, found))
+
+
+def _likelihood(other: int, looks: Sequence[Looks]) -> float:
+    """Return how probable it is that sampled tokens look as strange; `other` of these are no choice.
+
+    Fisher's combination of three tests: their number that is no choice, their surprise, and the least likely token.
+    """
+    tokens, others, others_spread, surprise, surprise_spread, _ = (sum(column) for column in zip(*looks, strict=True))
+    values = (
+        math.erfc(abs(other - others) / math.sqrt(2 * max(others_spread, 0.25))),
+        math.erfc(surprise / math.sqrt(2 * max(surprise_spread, 1e-3))) / 2,
+        min(1.0, tokens * min(of.reach for of in looks)),
+    )
     log = sum(math.log(max(value, 1e-300)) for value in values)
     return math.exp(log) * (1 - log + log**2 / 2)
 
