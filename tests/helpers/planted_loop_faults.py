@@ -262,8 +262,8 @@ class CorpusLookup(ExternalEngine):
             good = next((i for i, draft in enumerate(drafts) if draft != choice[i]), len(drafts))
             tokens += choice[: good + 1]
             cached = len(tokens) - 1
-            if self.crop:
-                cache.crop(cached)
+            if self.crop and (rejected := cache.get_seq_length() - cached):
+                cache.crop(-rejected)
         return tokens[len(prompt) :]
 
 
