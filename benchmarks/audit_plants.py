@@ -96,11 +96,11 @@ def _drafts() -> Iterator[Plant]:
     name = "draft accepted without check in 1 of 200 steps"
     long = {"limit": 24, "batch_size": (1,)}
     yield Plant(name, "speculative", ACCEPTANCE, unchecked(200, 3), request=long, arms=SPECULATIVE)
-    yield Plant(name, "8 drafts", ACCEPTANCE, unchecked(60, 7), request=long, arms=("ar", "speculative:ahead=8"))
+    yield Plant(name, "8 drafts", ACCEPTANCE, unchecked(20, 7), request=long, arms=("ar", "speculative:ahead=8"))
     yield Plant(name, "EAGLE", ACCEPTANCE, unchecked(200, 50), request={**long, "seed": 1}, arms=("ar", "eagle"))
     yield Plant(name, "batch size 4", ACCEPTANCE, unchecked(60, 5), request={"limit": 24}, arms=SPECULATIVE)
-    yield Plant(name, "prompt lookup, real model", ACCEPTANCE, unchecked(60, 11), REAL, arms=LOOKUP)
-    yield Plant(name, "real model, float32", ACCEPTANCE, unchecked(60, 11), REAL, {**F32, **B1}, arms=LOOKUP)
+    yield Plant(name, "prompt lookup, real model", ACCEPTANCE, unchecked(12, 5), REAL, arms=LOOKUP)
+    yield Plant(name, "real model, float32", ACCEPTANCE, unchecked(12, 5), REAL, {**F32, **B1}, arms=LOOKUP)
 
 
 def _positions(maker: Maker) -> Iterator[Plant]:
