@@ -23,7 +23,7 @@ from mtbench.serving.worker import Worker
 
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE_S = 75  # of an idle connection: longer than clients keep it, or it closes under a request
-CLOSING_S = 5  # for connections to close after the last answer
+CLOSING_S = 5  # for connections to close after the last answer, and for the thread that decodes to end
 
 
 class _Server(uvicorn.Server):
@@ -74,7 +74,16 @@ def run(
 async def serve(service: Service, listening: socket.socket, say: Callable[[str], None]) -> None:
     """Answer at a bound socket until `service.end` was called and open requests have ended."""
     service.worker.start(asyncio.get_running_loop())
-    await service.worker.warm_up()
+    try:
+        await service.worker.warm_up()
+        await _answer(service, listening, say)
+    finally:
+        await service.worker.end(CLOSING_S)
+    if (error := service.worker.error) is not None:
+        raise DecodingError(f"{service.served.arm} cannot be served any more: {first_line(error)}; start it again.")
+
+
+async def _answer(service: Service, listening: socket.socket, say: Callable[[str], None]) -> None:
     server = _Server(
         uvicorn.Config(
             service.app(),
@@ -98,9 +107,6 @@ async def serve(service: Service, listening: socket.socket, say: Callable[[str],
     await service.drained()
     server.should_exit, server.force_exit = True, service.hurried
     await serving
-    service.worker.close()
-    if (error := service.worker.error) is not None:
-        raise DecodingError(f"{service.served.arm} cannot be served any more: {first_line(error)}; start it again.")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -119,9 +119,13 @@ class Worker:
         if not self.queue.remove(job):
             job.give_up()
 
-    def close(self) -> None:
-        """Let the thread end when it has decoded what it has."""
+    async def end(self, within_s: float) -> None:
+        """Let the thread end when it has decoded what it has, and wait for that at most `within_s` seconds.
+
+        A process aborts if it ends while another thread of Python is in a product of torch.
+        """
         self.queue.close()
+        await asyncio.to_thread(self._thread.join, within_s)
 
     def joined(self, ticket: Ticket) -> None:
         assert isinstance(ticket, Job)

@@ -98,6 +98,7 @@ def serving(served: Served, **limits: Any) -> Iterator[Running]:
             running.end()
             thread.join(WAIT_S)
         assert not thread.is_alive()
+        assert not worker.alive  # a process that ends while it decodes aborts
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
