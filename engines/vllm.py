@@ -70,13 +70,13 @@ def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 def _suffix(method: Any, drafts: Mapping[str, str]) -> Setting:
     limits = {
-        "suffix_decoding_max_tree_depth": method.depth + method.ahead,  # bounds suffix and drafts together
+        "suffix_decoding_max_tree_depth": method.depth,
         "suffix_decoding_max_spec_factor": method.factor,
         "suffix_decoding_min_token_prob": method.least,
         "suffix_decoding_max_cached_requests": 0,  # the tree is cold
     }
-    other = "Some drafts differ: `mtbench ls methods suffix` names the rules."
-    return _speculative("suffix", method, **limits).but(f"{other} {ALWAYS_WIDE}")
+    ties = "Of next tokens with equal counts it may draft another: `mtbench ls methods suffix`."
+    return _speculative("suffix", method, **limits).but(f"{ties} {ALWAYS_WIDE}")
 
 
 def _draft_model(method: Any, drafts: Mapping[str, str]) -> Setting | str:

@@ -5,6 +5,7 @@ They are written from the papers, to be held against `mtbench.decoding.loop`. Ea
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from torch import Tensor
 
 Logits = Callable[[list[int]], Tensor]  # ids (L,) -> logits (L, V), −∞ where no arm may emit
@@ -179,3 +180,57 @@ def block_verification(
         return accepted, list(big[accepted])
     left = [max(prefix[accepted] * b - s, 0.0) for b, s in zip(big[accepted], small[accepted], strict=True)]
     return accepted, [weight / sum(left) for weight in left]
+
+
+def first_seen(tokens: list[int]) -> tuple[int, int]:
+    """Return the most frequent token, of equal counts the first one seen, and its count."""
+    token = max(dict.fromkeys(tokens), key=tokens.count)
+    return token, tokens.count(token)
+
+
+def first_of_the_owners_list(tokens: list[int]) -> tuple[int, int]:
+    """Return the most frequent token, of equal counts as ArcticInference's list of children has them, and its count."""
+    order: list[int] = []  # by count, the largest first
+    counts: dict[int, int] = {}
+    for token in tokens:
+        count = counts.get(token, 0) + 1
+        place = order.index(token) if token in order else len(order)
+        if count > 1:
+            before = counts[order[place - 1]] if place else 0  # place is the first of its old count if this is larger
+            larger = [n for n, other in enumerate(order) if counts[other] == count]
+            if before == count:  # before the others of its new count
+                place = larger[0]
+            elif before == count - 1:  # behind them
+                place = larger[-1] + 1 if larger else next(n for n, o in enumerate(order) if counts[o] == count - 1)
+            order.remove(token)
+        order.insert(place, token)
+        counts[token] = count
+    return order[0], counts[order[0]]
+
+
+def suffix_draft(
+    text: list[int],
+    depth: int,
+    factor: float,
+    least: float,
+    ahead: int,
+    most_frequent: Callable[[list[int]], tuple[int, int]] = first_seen,
+) -> list[int]:
+    """Return suffix decoding's chain with the largest score over suffixes of 1 to depth - 1 tokens, in float32."""
+    best, drafts = np.float32(0), list[int]()
+    for p in range(1, min(depth, len(text))):
+        ends = [i for i in range(p, len(text) + 1) if text[i - p : i] == text[-p:]]  # behind each place of the suffix
+        chain, chance, score = list[int](), np.float32(1), np.float32(0)
+        while len(chain) < min(ahead, depth - p, int(np.float32(factor) * np.float32(p) + 1e-6)):
+            following = [text[i] for i in ends if i < len(text)]
+            if not following:
+                break
+            token, count = most_frequent(following)
+            chance *= np.float32(count) / np.float32(len(ends))
+            if chance < np.float32(least):
+                break
+            ends = [i + 1 for i in ends if i < len(text) and text[i] == token]
+            chain, score = [*chain, token], score + chance
+        if score >= best:
+            best, drafts = score, chain
+    return drafts

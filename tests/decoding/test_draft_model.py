@@ -1,8 +1,7 @@
 """Drafts without a draft model: they equal those of plain Python code, and they change speed but no tokens."""
 
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import method_cases
 import naive
@@ -15,6 +14,7 @@ from decoding_cases import (
     naive_logits,
     run,
 )
+from drafts_of import drafts_of
 from hypothesis import given, settings, strategies
 from small import END, VOCABULARY, scripted_lane, small_checkpoint
 
@@ -92,31 +92,11 @@ def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObj
         assert (got.token_ids, got.commits, got.drafted) == (answer, commits, offered)
 
 
-def most_frequent(text: list[int], depth: int, factor: float, least: float, ahead: int) -> list[int]:
-    """Return the chain with the largest score over suffixes of 1, 2, 4 … tokens, by counting in plain Python."""
-    best: tuple[float, list[int]] = (0.0, [])
-    for p in [2**n for n in range(depth.bit_length())]:
-        ends = [i for i in range(p - 1, len(text) - 1) if p <= len(text) and text[i - p + 1 : i + 1] == text[-p:]]
-        chain, chance, score = list[int](), 1.0, 0.0
-        while len(chain) < min(ahead, math.ceil(factor * p)):
-            following = Counter(text[i + len(chain) + 1] for i in ends if i + len(chain) + 1 < len(text))
-            if not following:
-                break
-            token = min(following, key=lambda token: (-following[token], token))
-            chance *= following[token] / following.total()
-            if chance < least:
-                break
-            ends = [i for i in ends if i + len(chain) + 1 < len(text) and text[i + len(chain) + 1] == token]
-            chain, score = [*chain, token], score + chance
-        best = max(best, (score, chain), key=lambda found: found[0]) if score != best[0] else (score, chain)
-    return best[1]
-
-
 @given(data=strategies.data())
 @settings(max_examples=40, deadline=None)
 def test_suffix_drafts_the_most_frequent_continuation(data: strategies.DataObject) -> None:
     """For any text of few different tokens, tokens, commits and offers are those of counting in plain Python."""
-    depth, ahead = data.draw(strategies.integers(1, 8)), data.draw(strategies.integers(1, 6))
+    depth, ahead = data.draw(strategies.integers(2, 12)), data.draw(strategies.integers(1, 6))
     factor, least = data.draw(strategies.sampled_from([0.5, 1.0, 2.0])), data.draw(strategies.sampled_from([0.0, 0.3]))
     rows, budget = data.draw(strategies.integers(1, 3)), data.draw(strategies.integers(1, 14))
     token = strategies.sampled_from([0, 1, 2, 2, END])
@@ -131,11 +111,31 @@ def test_suffix_drafts_the_most_frequent_continuation(data: strategies.DataObjec
         offered, ended = 0, False
         while not ended:
             text = prompt + answer
-            drafts = most_frequent(text, depth, factor, least, ahead)
+            drafts = naive.suffix_draft(text, depth, factor, least, ahead)
             offered += len(drafts)
             own = [*words, *[words[-1]] * 40][len(text) :]
             ended = naive.finish(answer, commits, own[: kept(drafts, own) + 1], END, budget)
         assert (got.token_ids, got.commits, got.drafted) == (answer, commits, offered)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "drafts"),
+    [
+        ([5, 1, 2, 5], {}, [1]),  # floor(1.0 · 1) draft
+        ([5, 1, 2, 5], {"factor": 1.9}, [1]),  # floor(1.9 · 1), where the ceiling is 2
+        ([5, 1, 2, 5], {"factor": 3.0}, [1, 2, 5]),
+        ([5, 1, 5], {"factor": 3.0, "least": 0.5}, [1, 5]),  # of 2 places of 5 one has 1: the text's own end is a place
+        ([5, 1, 5], {"factor": 3.0, "least": 0.51}, []),
+        ([5, 1, 2, 5], {"factor": 9.0, "depth": 3}, [1, 2]),  # suffix and drafts have 3 tokens
+        ([7, 8, 9, 1, 2, 3, 7, 8, 9], {}, [1, 2, 3]),  # a suffix of 3 tokens, no power of two
+        ([5, 4, 5, 1, 5, 1, 5, 4, 5], {"depth": 2}, [4]),  # 4 and 1 followed 5 twice; 4 was first
+        ([5, 4, 5, 1, 5, 1, 5], {}, [1, 5]),  # 1, 5 followed; its suffix 1, 5 has the larger score
+        ([1, 2, 3], {}, []),
+    ],
+)
+def test_suffix_follows_its_authors_rules(text: list[int], options: dict[str, Any], drafts: list[int]) -> None:
+    [found] = drafts_of(METHODS["suffix"](**options), [text], VOCABULARY)
+    assert found == drafts
 
 
 def random_tokens(seed: int, count: int) -> list[int]:

@@ -122,7 +122,7 @@ def cases(models: str, name: str, *options: dict[str, Any]) -> list[Case]:
 CASES = [
     *cases("plain", "prompt-lookup", {}, {"ahead": 1, "ngram": 1}, {"ahead": "auto"}),
     *cases("plain", "prompt-lookup", {"match": "latest", "min_ngram": 2}),
-    *cases("plain", "suffix", {}, {"ahead": 3, "depth": 1, "factor": 3.0, "least": 0.0}, {"ahead": "auto"}),
+    *cases("plain", "suffix", {}, {"ahead": 3, "depth": 4, "factor": 3.0, "least": 0.0}, {"ahead": "auto"}),
     *cases("plain", "jacobi", {}, {"ahead": BUDGET}),
     *cases("plain", "lookahead", {"width": 4, "ngram": 4, "candidates": 3}, {"width": 1, "ngram": 2, "candidates": 2}),
     *cases("sometimes|never|always", "speculative", {}, {"ahead": 7}, {"per_forward": 3}),
