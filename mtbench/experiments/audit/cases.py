@@ -18,6 +18,7 @@ OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
 SAMPLED = "tokens sampled at temperature "  # the trial that needs no other logits
 FEW = 0.1  # share of the tokens up to which faults are single ones
 NEARLY_ALL = 0.8  # share of the answers
+EVENTS = 3  # tokens of an answer that count as off: those behind them may follow from these
 CHANCE = 0.01  # probability below which a pattern is none of chance
 HELPS = 0.5  # share of the tokens that a trial must explain
 MIXED = 12  # tokens that two items do not share by chance
@@ -191,7 +192,7 @@ class Pool:
     def rows(self) -> list[int] | None:
         """The rows of the batch that are off, if the others are not, and if chance hardly gives that.
 
-        If every token had the same chance to be the first of its answer that is off, these would be in all rows.
+        If every token had the same chance to be off, there would be some in all rows.
         """
         rows = {case.said(self.letter).row for case in self.cases}
         size = self.known.side(self.letter).batch_size or 1
@@ -200,13 +201,15 @@ class Pool:
         inside = [case for case in self.known.cases if case.said(self.letter).row in rows]
         if not rows or len(self.cases) < NEARLY_ALL * len(inside):
             return None
-        share = sum(map(self._until_off, inside)) / sum(map(self._until_off, self.known.cases))
-        chance = math.comb(size, len(rows)) * share ** len(self.cases)
+        share = sum(map(self._exposed, inside)) / sum(map(self._exposed, self.known.cases))
+        events = sum(min(EVENTS, len(case.far(self.letter, self.known.bound))) for case in self.cases)
+        chance = math.comb(size, len(rows)) * share**events
         return sorted(row for row in rows if row is not None) if chance < CHANCE else None
 
-    def _until_off(self, case: Case) -> int:
-        """Return the tokens of an answer up to the first one that is off."""
-        return next((i + 1 for i in case.far(self.letter, self.known.bound)), len(case.said(self.letter).tokens))
+    def _exposed(self, case: Case) -> int:
+        """Return the tokens of an answer up to the last one that counts as off."""
+        counted = case.far(self.letter, self.known.bound)[:EVENTS]
+        return counted[-1] + 1 if len(counted) == EVENTS else len(case.said(self.letter).tokens)
 
     def _only_in(self, inside: Sequence[bool]) -> bool:
         """Return whether nearly all of these answers are off, no others, and not by chance."""

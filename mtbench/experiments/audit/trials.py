@@ -27,7 +27,7 @@ BLOCKS, MOST_OTHERS = range(16, 129, 16), 2  # leading tokens that a cache may h
 TEMPERATURES = (0.5, 0.7, 0.8, 1.0, 1.2)  # that sampled tokens are looked for at
 UNLIKELY = 0.1  # probability at the best of these temperatures below which tokens were not sampled
 MOST_SAMPLED = 16  # answers whose tokens may have been sampled
-LEAST_SAMPLED = 3  # fewer tokens that are no choice tell nothing
+LEAST_SAMPLED = 10  # fewer tokens that are no choice fit one of these temperatures by chance
 Change = Callable[[AttentionMetadata, int], AttentionMetadata]  # of a forward's metadata and the prompt's length
 
 
