@@ -136,7 +136,7 @@ def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting:
     if method.min_ngram < method.ngram:
         setting = setting.but(f"It looks for {method.ngram} tokens only, and mtbench for {method.min_ngram} too.")
     if method.match == "latest":
-        return setting.but("Its copy ends at the end of the text, and mtbench's continues.")
+        return setting.but(f"Its copy ends before the text's last token and has {method.ngram} tokens at least.")
     return setting.but("It copies from the latest occurrence, and mtbench from the earliest.")
 
 

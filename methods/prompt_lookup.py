@@ -8,7 +8,10 @@ the text, of `min_ngram` to `ngram` tokens, that occurs earlier in prompt or ans
 `ngram` (vllm/v1/spec_decode/ngram_proposer.py) and, with `min_ngram=1`, of transformers' prompt lookup
 (`PromptLookupCandidateGenerator`), which ends a draft before an end token. `match=latest` copies from the latest one. A
 copy that reaches the end of the text then continues with the drafts themselves, periodically. llama.cpp's
-`ngram-simple` takes the latest occurrence, too, but of one length of suffix, without that continuation.
+`ngram-simple` (common/ngram-map.cpp) takes the latest occurrence, too, but of one length of suffix, `ngram`. It copies
+up to the token before the last, `ngram` tokens at least, and drafts nothing in a text of up to `ngram` + `ahead` + 2
+tokens. With `min_ngram=ngram` its drafts begin ours, except behind a token that repeats: there it copies from earlier.
+tests/decoding/test_owners.py compares the drafts with those of the three owners.
 Drafting needs no model. If the text has no repetitions, the only cost is the wider forward.
 
 R = rows, K = drafts, S = slots.

@@ -1,12 +1,13 @@
 """Methods with a known name draft what the code of their owners drafts, on 1,000 random and real texts.
 
 The owners' code is called as it is: ArcticInference's (`pip install arctic-inference`, or MTBENCH_ARCTIC_INFERENCE
-names a folder to import it from), vLLM's in the environment of MTBENCH's engine, and transformers'.
+names a folder to import it from), vLLM's in the environment of mtbench's engine, and transformers'.
 """
 
 import json
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 
 import naive
 import pytest
+import torch
 from drafts_of import drafts_of
 from tokenizers import Tokenizer
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import mtbench
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 
 REAL = os.environ.get("MTBENCH_DATA_DIR")
+VLLM = SERVING_ENGINES["vllm"].installed()  # in the user's cache folder; that of the tests is empty
 ARCTIC = os.environ.get("MTBENCH_ARCTIC_INFERENCE")
 TOKENIZER = Tokenizer.from_file(str(Path(mtbench.__file__).parent / "tiny/ar/tokenizer.json"))
 VOCABULARY = TOKENIZER.get_vocab_size()
@@ -87,3 +91,58 @@ def test_suffix_differs_from_its_owner_in_ties_only(
     assert found == [naive.suffix_draft(text, *limits) for text in texts[kind]]
     print(f"{kind} {limits}: {share(found, owners):.1%} equal, {sum(map(bool, owners))} not empty")
     assert share(found, owners) >= equal
+
+
+NGRAM = [(3, 1, 10), (3, 3, 4), (5, 2, 8), (1, 1, 1)]  # longest, shortest suffix, drafts
+PROPOSE = """
+import json, sys
+import numpy as np
+from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as propose
+texts, limits = json.load(sys.stdin)
+found = [[propose(np.array(t, np.int32), low, high, 10**6, k).tolist() for t in texts] for high, low, k in limits]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(VLLM is None, reason="it has 3.5 GB: run `mtbench fetch engine vllm` first")
+def test_prompt_lookup_has_vllms_drafts(texts: dict[str, Texts]) -> None:
+    every = texts["random"] + texts["real"]
+    asked = json.dumps([every, NGRAM])
+    said = subprocess.run([str(VLLM), "-c", PROPOSE], input=asked, capture_output=True, text=True, check=True).stdout
+    for (high, low, ahead), owners in zip(NGRAM, json.loads(said.splitlines()[-1]), strict=True):
+        assert sum(map(bool, owners)) > 200
+        assert ours("prompt-lookup", every, ngram=high, min_ngram=low, ahead=ahead) == owners
+
+
+@pytest.mark.parametrize(("ngram", "ahead"), [(3, 10), (2, 4), (1, 1)])
+def test_prompt_lookup_has_the_drafts_of_transformers(ngram: int, ahead: int, texts: dict[str, Texts]) -> None:
+    owner = PromptLookupCandidateGenerator(num_output_tokens=ahead, max_matching_ngram_size=ngram, max_length=1_000_000)
+    every = texts["random"] + texts["real"]
+    owners = [owner.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist() for text in every]
+    assert sum(map(bool, owners)) > 200
+    assert ours("prompt-lookup", every, ngram=ngram, ahead=ahead) == owners
+
+
+def ngram_simple(text: list[int], ngram: int, ahead: int) -> list[int]:
+    """Return the drafts of llama.cpp's ngram-simple (common/ngram-map.cpp), which does not see the last token."""
+    seen = len(text) - 1
+    if seen <= ngram + ahead + 1:
+        return []
+    for begin in range(seen - ngram - 1, 0, -1):
+        if text[begin : begin + ngram] == text[-ngram:]:
+            copied = text[begin + ngram : seen][:ahead]
+            return copied if len(copied) >= ngram else []
+    return []
+
+
+@pytest.mark.parametrize(("ngram", "ahead"), [(3, 10), (2, 4), (12, 48)])
+def test_where_ngram_simple_drafts_the_latest_match_drafts_the_same(
+    ngram: int, ahead: int, texts: dict[str, Texts]
+) -> None:
+    """It copies less, or nothing; except for a suffix of one repeated token, of which it copies an earlier match."""
+    for kind, some in texts.items():
+        found = ours("prompt-lookup", some, ngram=ngram, min_ngram=ngram, ahead=ahead, match="latest")
+        owners = [ngram_simple(text, ngram, ahead) for text in some]
+        print(f"{kind}, {ngram} of {ahead}: {share(found, owners):.1%} equal, {sum(map(bool, owners))} not empty")
+        for text, mine, its in zip(some, found, owners, strict=True):
+            assert mine[: len(its)] == its or len(set(text[-ngram - 1 :])) == 1
