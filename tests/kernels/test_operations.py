@@ -184,6 +184,7 @@ def test_a_row_gets_the_same_bits_in_a_large_batch(plan: tuple[int, int]) -> Non
         check_row_alone(KERNELS, torch.float16, plan, count=70)
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_gpu_of_smaller_tiles_halves_groups_also_in_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ampere and Ada take both operands from registers: a tile of 256 rows would spill them."""
