@@ -130,6 +130,7 @@ def test_suffix_drafts_the_most_frequent_continuation(data: strategies.DataObjec
         ([7, 8, 9, 1, 2, 3, 7, 8, 9], {}, [1, 2, 3]),  # a suffix of 3 tokens, no power of two
         ([5, 4, 5, 1, 5, 1, 5, 4, 5], {"depth": 2}, [4]),  # 4 and 1 followed 5 twice; 4 was first
         ([5, 4, 5, 1, 5, 1, 5], {}, [1, 5]),  # 1, 5 followed; its suffix 1, 5 has the larger score
+        ([5, 1, 5, 1, 9, 5, 2, 9, 5], {"depth": 3}, [2]),  # 5 says 1 and 9, 5 says 2, both by a half: the longer one
         ([1, 2, 3], {}, []),
     ],
 )
