@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
 from mtbench.models.families import locate
@@ -18,9 +19,10 @@ from mtbench.runs.score import score
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from planted_faults import Fault
-from planted_loop_faults import windowed
+from planted_loop_faults import CorpusLookup, windowed
 from whole import Quiet
 
+METHODS.register("corpus-lookup")(CorpusLookup)
 TINY, WINDOWED, REAL = "tiny", "windowed", "real"
 
 

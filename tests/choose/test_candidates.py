@@ -18,7 +18,7 @@ def test_the_embedded_family_serves_nearly_all_methods() -> None:
     methods = {arm.method for arm in found.arms}
     assert {"mars", "eagle", "medusa", "speculative", "prompt-lookup", "block-diffusion"} <= methods
     assert methods | found.refused.keys() | {"ar"} == set(METHODS)
-    assert set(found.refused) == {"hf-generate", "openai", "mtp"}
+    assert set(found.refused) == {"hf-generate", "openai", "mtp", "fast-dllm-v2"}
 
 
 def test_a_model_alone_serves_what_needs_no_training(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from mtbench.errors import UserError
 from mtbench.models.families import RECORD
 from mtbench.options import options_of
 from mtbench.training.objectives import Mars
-from mtbench.training.recipe_runner import arguments, needs
+from mtbench.training.recipe_runner import arguments, needs, output
 from mtbench.training.recipes import RECIPES, Stage
 from mtbench.training.registry import OBJECTIVES
 from mtbench.training.train import TrainingRequest
 from mtbench.training.trainer import Settings
 
-STAGES = [(stages, stage) for stages in RECIPES.values() for stage in stages]
+STAGES = [(stages, stage) for stages in RECIPES.values() for stage in stages if stage.answer_tokens is None]
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
 
@@ -82,19 +82,29 @@ def test_the_command_of_a_stage_requests_that_stage(
         }
         return
 
+    made = {other.name: str(output(other, tmp_path)) for other in stages if other.name in needs(stage, stages)}
+
     def place(source: str | None) -> str | None:
-        return str(tmp_path / source) if source in needs(stage, stages) and source else source
+        return made.get(source or "", source)
 
     assert received["request"] == TrainingRequest(
         name=stage.name,
         objective=stage.objective,
         base=place(stage.base) or "",
-        data=stage.data,
+        data=tuple(place(data) or "" for data in stage.data),
         examples=stage.examples,
         settings=stage.settings,
         out=tmp_path / stage.name,
         teacher=place(stage.teacher),
     )
+
+
+def test_a_stage_of_answers_is_a_command_that_keeps_cut_answers(tmp_path: Path) -> None:
+    stages = RECIPES["eagle-cpu"]
+    words = arguments(stages[0], stages, tmp_path)
+    assert words[:2] == ["train", "answers"]
+    assert words[words.index("--out") + 1] == str(tmp_path / "answers.jsonl")
+    assert "--keep-cut" in words
 
 
 def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -> None:
@@ -151,5 +161,5 @@ def test_a_mistake_is_one_error_and_writes_nothing(
 
 def test_a_recipe_is_not_an_objective(base: Path) -> None:
     """Unknown recipes are refused with the known ones; so is a recipe together with an objective."""
-    assert "known: mars-qwen2.5-0.5b, " in str(invoke("--recipe", "tinny").exception)
+    assert "known: eagle-cpu, mars-qwen2.5-0.5b, " in str(invoke("--recipe", "tinny").exception)
     assert "leave out 'ar'" in str(invoke("--recipe", "tiny", "ar", "--base", base, "--data", "x", "-o", "y").exception)

@@ -349,8 +349,9 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "suite": (["--suite", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
     "method": (
         ["--method", "marz"],
-        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, dflash, eagle, hf-generate, jacobi, "
-        "lookahead, mars, mars-selfspec, mars-speculative, medusa, mtp, openai, prompt-lookup, speculative, suffix.",
+        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, dflash, eagle, fast-dllm-v2, "
+        "hf-generate, jacobi, lookahead, mars, mars-selfspec, mars-speculative, medusa, mtp, openai, prompt-lookup, "
+        "speculative, suffix.",
     ),
     "value": (["--method", "mars:tau=2"], "mars: tau=2 is not allowed; a probability is a number from 0 to 1."),
     "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),

@@ -233,7 +233,6 @@ def claims_lossless() -> Fault:
     return lambda: patch.object(METHODS["mars"], "claims", "lossless")
 
 
-@METHODS.register("corpus-lookup")
 @dataclass(frozen=True, kw_only=True)
 class CorpusLookup(ExternalEngine):
     """Prompt lookup with transformers' cache. Without `crop` the cache keeps rejected drafts, and so do positions."""

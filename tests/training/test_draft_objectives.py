@@ -185,7 +185,7 @@ def eagle_loss(runner: ModelRunner, tensors: dict[str, Tensor]) -> Tensor:
 
 def trimmed_loss(runner: ModelRunner, tensors: dict[str, Tensor]) -> Tensor:
     """Divergence from the target's distribution among the tokens that the draft has; others are not learned."""
-    form = Format({}, tuple(layer + 1 for layer in tapped_layers(4)), prefix="layer", cut=False, head_norms=True)
+    form = Format({}, tuple(layer + 1 for layer in tapped_layers(4)), prefix="layers.0", cut=False, head_norms=True)
     kept = most_frequent()
 
     def divergence(log_p: Tensor, ids: tuple[int, ...], label: int) -> Tensor:

@@ -115,7 +115,7 @@ def accepted(folder: Path, *, trained: bool) -> tuple[list[list[int]], float]:
     target = ModelRunner(load(str(folder)))
     draft = DraftRunner(load_draft(f"{folder}#mtp", target.checkpoint), target)
     if not trained:
-        draft_objectives.initialise(draft.draft, 0.02)
+        draft_objectives.initialise(draft.draft.requires_grad_(), 0.02)
     prompted = partial(target.checkpoint.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
     prompts = [prompted(conversation(n)[:1]) for n in range(COUNT)]
     requests = [Request(prompt_ids=prompt, max_new_tokens=24, stop=(), seed=0) for prompt in prompts]
