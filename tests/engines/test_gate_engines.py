@@ -24,6 +24,7 @@ def gate(directory: Path, *words: Any) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads((directory / "gate.json").read_text())
 
 
+@pytest.mark.slow
 def test_fewer_accepted_drafts_in_a_release_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are equal, and so is the work of plain decoding: only the arm that drafts fails."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

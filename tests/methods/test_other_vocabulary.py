@@ -60,7 +60,7 @@ def recomputed(pair: ModelRunners, prompt: list[int], each: int) -> tuple[list[i
             return answer, commits
 
 
-@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_it_drafts_from_the_spelled_text_as_everything_computed_anew(pair: ModelRunners, each: int) -> None:
     """Alone, in refilled rows of different lengths, in 16 rows, in the shapes of a GPU: the same tokens and commits."""
     method = METHODS["speculative"](ahead=AHEAD, per_forward=each, vocabulary="intersection")
