@@ -50,7 +50,8 @@ def test_a_stored_experiment_gives_the_same_files(experiment: str, tmp_path: Pat
         assert text.splitlines() == expected.splitlines(), f"{experiment}/{name}"
 
 
-@pytest.mark.parametrize("experiment", [pytest.param("run", marks=pytest.mark.slow), "choose"])
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["run", "choose"])
 def test_a_half_finished_run_goes_on(experiment: str, tmp_path: Path) -> None:
     """An answer that is decoded again is the one that was lost. A race may eliminate its arms at other blocks."""
     folder = tmp_path / "DIR"
