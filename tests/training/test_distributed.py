@@ -91,7 +91,7 @@ def check_together(
 
 def test_two_processes_give_the_gradients_of_one(deeper: str, rows: str, tmp_path: Path) -> None:
     """DDP and FSDP2, in float64 to 1e-12; a model, and a draft of a frozen one. The slow test has all, and bfloat16."""
-    cases = [("ddp", DSPARK, {}), ("fsdp", MARS, {})]
+    cases: list[tuple[str, Objective, dict[str, Any]]] = [("ddp", DSPARK, {}), ("fsdp", MARS, {})]
     check_together(cases, deeper, rows, tmp_path, FEW)
 
 
