@@ -47,7 +47,6 @@ def refuse_other_models(checkpoints: Mapping[str, Inspected], role: str, vocabul
             f"{target.source!r} emits token ids up to {target.largest_id:,}; name a draft with its vocabulary by "
             f"`--checkpoint {role}=PATH_OR_ID`."
         )
-
     if (other := vocabularies.other_token(target.tokenizer, checkpoints[role].tokenizer)) is not None:
         raise UserError(
             f"checkpoint {checkpoints[role].source!r} in role {role!r} has other token ids than {target.source!r}, as "
@@ -122,9 +121,8 @@ def draft(
 
     In each forward the last token predicts the first draft; masks after it predict the others. The next step writes
     over the keys of masks, as of drafts: what was accepted is fed again. The draft model chooses tokens like the target
-    (`Rows.choose`), with the same random numbers. A method that commits more
-    than the accepted drafts and the next token must lower `cached` to the end of the accepted drafts.
-    `behind`: tokens that the method may commit after the accepted drafts and the next token.
+    (`Rows.choose`), with the same random numbers. A method that commits more than the accepted drafts and the next
+    token must lower `cached` to the end of the accepted drafts. `behind`: tokens that it may commit after those.
     """
     runner, tokens = runners[role], rows.tokens
     each, before = at_once(ahead, per_forward), at_once(runners.commits - 1, per_forward)

@@ -74,9 +74,8 @@ class VerifiedMethod(Method):
     def drawing(self, rows: Rows) -> Rows:
         """Return the rows with the random seeds by which a step draws and verifies its drafts.
 
-        For block verification each step has seeds of its own. There the number of accepted drafts depends on the drafts
-        and numbers of later positions too, which the next step would use again: its drafts would not be distributed
-        as q.
+        Block verification needs other seeds in each step. How many drafts it accepts depends on the random numbers of
+        later positions, too. If the next step used these numbers again, its drafts would not be distributed as q.
         """
         return replace(rows, seed=sampling.hashed(rows.seed, rows.known)) if self.verify == "block" else rows
 

@@ -362,8 +362,8 @@ def test_messages_of_a_load_client(tmp_path: Path) -> None:
     """A chat is read as its messages, an answer in one document too, and a failed request is left out."""
     asked = [{"role": "user", "content": "What is 2+3?"}]
     answer = {"choices": [{"message": {"content": "5"}}]}
-    whole = {"payload": {"messages": asked}, "responses": [{"text": json.dumps(answer)}]}
-    failed = {"payload": {"messages": asked}, "responses": [], "error": {"code": 500}}
+    whole = {"metadata": {}, "payload": {"messages": asked}, "responses": [{"text": json.dumps(answer)}]}
+    failed = {"metadata": {}, "payload": {"messages": asked}, "responses": [], "error": {"code": 500}}
     file = tmp_path / "raw.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in (failed, whole)))
     [said] = read_answers(file).answers

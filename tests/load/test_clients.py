@@ -18,6 +18,7 @@ from mtbench.experiments.load.clients import Sending, forwards_of, with_key
 from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.programs import environments
 from mtbench.results import acceptance
+from mtbench.results.imports.answers import messages_of, read_answers
 
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 
@@ -70,6 +71,12 @@ def test_aiperf(of_aiperf: Path) -> None:
     assert lines[2].text is None
 
 
+def test_an_audit_reads_the_answers_in_aiperfs_export(of_aiperf: Path) -> None:
+    """Those of requests that did not fail, as the load reads them."""
+    lines = {line.position: line.text for line in aiperf.read(sending(), of_aiperf) if line.outcome == "ok"}
+    assert {int(one.item): one.text for one in read_answers(of_aiperf / aiperf.EXPORT / aiperf.RAW).answers} == lines
+
+
 def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
     """Of each answer: aiperf's figures of what our server told, and ours of the commits of the same answer."""
     lines = {line.position: line for line in aiperf.read(sending(), of_aiperf) if line.outcome == "ok"}
@@ -77,7 +84,7 @@ def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
     told = {
         int(raw["metadata"]["conversation_id"]): message["metrics"]["speculative_decoding"]
         for raw in stored
-        for message in aiperf._messages(raw.get("responses") or ())
+        for message in messages_of(raw["responses"])
         if message.get("metrics")
     }
     records = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RECORDS).read_text().splitlines()]

@@ -58,9 +58,8 @@ def plan(method: str, other: str, request: AuditRequest) -> Plan:
 
 def servers_of(texts: Sequence[str]) -> set[str]:
     """Return the servers that the arguments of a command name."""
-    return (
-        engine_arms.servers_of(RunRequest(method=methods)) if (methods := [t for t in texts if is_method(t)]) else set()
-    )
+    methods = tuple(text for text in texts if is_method(text))
+    return engine_arms.servers_of(RunRequest(method=methods)) if methods else set()
 
 
 def decode(directory: RunDirectory, planned: Plan, servers: Sequence[str], progress: RunProgress) -> None:

@@ -30,11 +30,6 @@ class SideJudged(Record):
     short: dict[str, StoredQuantity] = Field(
         description="by index, the shortfall of each judged token that is not the judge's choice"
     )
-    surprise: dict[str, float] = Field(
-        description="by temperature, how much less likely the tokens behind the first difference are than sampled "
-        "ones, in standard deviations: about 0 for sampled tokens, far below for chosen ones, far above for another "
-        "model's"
-    )
     endless: StoredQuantity | None = Field(
         description="the largest shortfall if no end token could be chosen; null: all tokens are choices as it is"
     )

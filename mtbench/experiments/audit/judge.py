@@ -25,8 +25,6 @@ TAIL = 64  # tokens of each side that are judged
 ROOM = 512  # slots by which a cache grows
 COARSE = "bfloat16"  # number type whose noise explains an engine that does not say how it computes
 
-TEMPERATURES = (1.0, 0.7)  # that sampled tokens are looked for at
-
 
 def coarse(side: Side) -> str | None:
     """Return the number type whose noise is measured for a side; None if it computes exactly, as far as is known."""
@@ -100,25 +98,22 @@ class Judge:
     def _side(self, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
         """Return what the judge says of a side's tokens from `first` on; logits (n, V).
 
-        What the tokens would be with other settings is computed only if one of them is no choice.
+        What they would be without end tokens is computed only if one of them is no choice.
         """
         if logits is None:
-            return SideJudged(probabilities=[], short={}, surprise={}, endless=None)
+            return SideJudged(probabilities=[], short={}, endless=None)
         emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
         short = shortfalls(with_noise(logits, answer, first), emitted)
         own = answer.temperature or 1.0
         log_p = logits.gather(1, emitted)[:, 0] / own - (logits / own).logsumexp(1)
-        endless, surprise = None, {}
+        endless = None
         if float(short.max()) > EXACT_EPSILON["float32"]:
             ends = torch.tensor(self.runner().checkpoint.end_ids, device=logits.device)
             without = logits.index_fill(-1, ends, float("-inf"))
             endless = _finite(shortfalls(with_noise(without, answer, first), emitted).max())
-            temperatures = dict.fromkeys((own, *TEMPERATURES))
-            surprise = {f"{t:g}": round(_surprise(logits[1:] / t, emitted[1:]), 3) for t in temperatures}
         return SideJudged(
             probabilities=[round(p, 9) for p in log_p.exp().clamp(max=1).tolist()],
             short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
-            surprise=surprise,
             endless=endless,
         )
 
@@ -182,16 +177,3 @@ def shortfalls(logits: Tensor, emitted: Tensor) -> Tensor:
 def _finite(value: Tensor | float) -> float:
     """Return a number that JSON has: a token that cannot be emitted is infinitely far off."""
     return min(float(value), 1e30)
-
-
-def _surprise(logits: Tensor, emitted: Tensor) -> float:
-    """Return how much less likely tokens (n, 1) are than sampled ones, in standard deviations; logits (n, V)."""
-    if not len(logits):
-        return 0.0
-    log_p = logits.log_softmax(-1).clamp_(min=-1e4)
-    p = log_p.exp()
-    weighted = p * log_p
-    entropy = -weighted.sum(-1)
-    variance = (weighted.mul_(log_p).sum(-1) - entropy**2).clamp(min=0)
-    excess = (-log_p.gather(1, emitted)[:, 0] - entropy).sum()
-    return float(excess / (variance.sum() + 1e-3).sqrt())

@@ -13,6 +13,7 @@ from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.models.loading import Inspected
+from mtbench.models.vocabularies import other_token
 from mtbench.results.imports.answers import Prompt
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores
@@ -239,8 +240,7 @@ def refuse_unknown_ids(side: Side, vocabulary: int) -> None:
 def refuse_other_model(side: Side, own: Inspected, judge: Inspected) -> None:
     """Raise UserError if a side decoded with a model of another kind, whose tokens or logits are not comparable."""
     kinds = [(c.model_type, c.hidden_size) for c in (own.config.get_text_config(), judge.config.get_text_config())]
-    words = judge.tokenizer.get_vocab()
-    other = next((word for word, i in own.tokenizer.get_vocab().items() if words.get(word, i) != i), None)
+    other = other_token(judge.tokenizer, own.tokenizer)
     if kinds[0] != kinds[1] or other is not None:
         because = f"token ids differ for {other!r:.40}" if kinds[0] == kinds[1] else f"{kinds[0]} is not {kinds[1]}"
         raise UserError(

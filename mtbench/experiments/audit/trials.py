@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.experiments.audit.cases import SAMPLED, Case, Known, Letter
+from mtbench.experiments.audit.cases import HELPS, SAMPLED, Case, Known, Letter
 from mtbench.experiments.audit.format import TrialLine
 from mtbench.experiments.audit.judge import TAIL, Judge, answer_of, logits_of, shortfalls
 from mtbench.experiments.audit.settings import FILTERS, PENALTIES, ROUNDED, Setting
@@ -22,7 +22,6 @@ from mtbench.models.runner import Forwarded, ModelRunner
 from mtbench.runs.lossless_check import Answer, with_noise
 
 MOST_CASES = 4  # answers that are off on which a trial is made, and answers that are not
-HELPS = 0.5  # share of the tokens that must become choices
 BLOCKS, MOST_OTHERS = range(16, 129, 16), 2  # leading tokens that a cache may have of other requests, and of how many
 TEMPERATURES = (0.5, 0.7, 0.8, 1.0, 1.2)  # that sampled tokens are looked for at
 UNLIKELY = 0.1  # probability at the best of these temperatures below which tokens were not sampled

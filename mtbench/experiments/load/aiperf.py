@@ -5,7 +5,7 @@ answer: the text, the tokens and what the server says about it. Both name the po
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from mtbench import files
 from mtbench.errors import UserError
 from mtbench.experiments.load.clients import KEY, Client, Sending, forwards_of, outcome_of, write_lines
 from mtbench.experiments.load.format import RequestLine
+from mtbench.results.imports.answers import messages_of, text_of
 
 VERSION = "0.13.0"
 PROMPTS, EXPORT = "prompts.jsonl", "export"
@@ -75,7 +76,7 @@ def read(sending: Sending, folder: Path) -> list[RequestLine]:
 
 def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request's line."""
-    error, messages = raw.get("error"), list(_messages(raw.get("responses") or ()))
+    error, messages = raw.get("error"), list(messages_of(raw.get("responses")))
     metrics = record.get("metrics") or {}
     answered = not error and "request_latency" in metrics
     reason = None
@@ -93,29 +94,13 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "ttft_s": _seconds(metrics, "time_to_first_token"),
         "itl_s": _seconds(metrics, "inter_token_latency"),
         "tokens": usage.get("completion_tokens"),
-        "text": "".join(_texts(messages)) if answered else None,
+        "text": "".join(map(text_of, messages)) if answered else None,
         "forwards": forwards_of(told),
     }
 
 
 def _request(line: Mapping[str, Any]) -> Any:
     return line["metadata"]["x_request_id"]
-
-
-def _messages(responses: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON messages of a stream."""
-    for response in responses:
-        for packet in response.get("packets") or ():
-            if packet.get("name") == "data" and packet["value"].strip() != "[DONE]":
-                message = json.loads(packet["value"])
-                if isinstance(message, dict):
-                    yield message
-
-
-def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for message in messages:
-        for choice in message.get("choices") or ():
-            yield choice.get("text") or ""
 
 
 def _seconds(metrics: Mapping[str, Any], name: str) -> float | None:

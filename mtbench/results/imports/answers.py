@@ -3,7 +3,8 @@
 - lm-eval, `--log_samples`: samples_<task>_<date>.jsonl, a line for each item and filter; of several filters the first.
 - vLLM, `vllm bench serve --save-detailed`: `generated_texts` in the order of the requests, without their prompts.
 - guidellm: `requests.successful` of each benchmark, in their order, with the request if it is there.
-- aiperf, `--export-level raw`: profile_export_raw.jsonl, a line for each request, with its payload and its responses.
+- aiperf, `--export-level raw`: profile_export_raw.jsonl, a line for each request, with its responses, and its payload
+  if it is there.
 """
 
 import json
@@ -62,7 +63,7 @@ def read_answers(path: Path) -> TextAnswers:
         return _vllm(first, where)
     if isinstance(within(first, "benchmarks"), list):
         return _guidellm(first, where)
-    if has(first, "payload", "responses"):
+    if has(first, "metadata", "responses"):
         return _aiperf(documents, where)
     raise UserError(f"{where} has no answers; an audit reads {FORMATS}.")
 
@@ -160,32 +161,38 @@ def _prompt(body: Any) -> Prompt | None:
 def _aiperf(documents: Sequence[Any], where: str) -> TextAnswers:
     answers = []
     for number, raw in enumerate(documents, start=1):
-        if not has(raw, "payload", "responses"):
+        if not has(raw, "metadata", "responses"):
             raise UserError(f"{where}, line {number} is {shown(raw)}, and no record of aiperf.")
         if raw.get("error"):
             continue  # a request without an answer
         item = within(raw, "metadata", "conversation_id")
-        text = "".join(_streamed(raw["responses"]))
-        answers.append(TextAnswer(str(number - 1 if item is None else item), _prompt(raw["payload"]), text))
+        try:
+            text = "".join(map(text_of, messages_of(raw["responses"])))
+        except ValueError as error:
+            raise UserError(f"{where}, line {number}: a response is not JSON ({first_line(error)}).") from None
+        answers.append(TextAnswer(str(number - 1 if item is None else item), _prompt(raw.get("payload")), text))
     if not answers:
         raise UserError(f"{where} has no answers: every request of aiperf failed; an audit reads {FORMATS}.")
     return TextAnswers("aiperf", None, answers, {})
 
 
-def _streamed(responses: Any) -> Iterator[str]:
-    """Yield the texts of the messages of an answer: events of a stream, or one JSON document."""
+def messages_of(responses: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON messages in the responses of an aiperf record: events of a stream, or one document.
+
+    Raises ValueError for one that is not JSON.
+    """
     for response in responses if isinstance(responses, list) else ():
         packets = within(response, "packets")
-        values = [within(packet, "value") for packet in packets] if isinstance(packets, list) else []
-        for value in values or [within(response, "text")]:
-            try:
-                message = from_json(value) if isinstance(value, str) else None
-            except ValueError:
-                continue  # the end of a stream, `[DONE]`, or a comment
-            for choice in within(message, "choices") or ():
-                said = (
-                    within(choice, "text"),
-                    within(choice, "delta", "content"),
-                    within(choice, "message", "content"),
-                )
-                yield next((text for text in said if isinstance(text, str)), "")
+        events = packets if isinstance(packets, list) else [{"name": "data", "value": within(response, "text")}]
+        for value in (event.get("value") for event in events if has(event, "name") and event["name"] == "data"):
+            if isinstance(value, str) and value.strip() != "[DONE]":
+                message = from_json(value)
+                if isinstance(message, dict):
+                    yield message
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text in a message of a completion or a chat, streamed or whole."""
+    places = (("text",), ("delta", "content"), ("message", "content"))
+    said = [[within(choice, *place) for place in places] for choice in message.get("choices") or ()]
+    return "".join(next((text for text in each if isinstance(text, str)), "") for each in said)
