@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from mtbench.cli.parameters import given, load_plugins, parameters, was_given, with_parameters
-from mtbench.cli.session import beside_json, err, say, warn, write_json
+from mtbench.cli.session import beside_json, err, importing, say, warn, write_json
 from mtbench.errors import UserError
 from mtbench.experiments.registry import KINDS, experiment_of, options_of
 from mtbench.files import refuse_existing
@@ -49,9 +49,10 @@ def carry_out(name: str, ctx: typer.Context) -> None:
     asked, session = given(ctx, request_kind), options.read(given(ctx, session_kind), session_kind, see)
     files = load_plugins(session.plugin)
     session = session.changed(plugin=files) if files else session
-    from mtbench.experiments import experiment as frame  # imports torch
+    with importing():
+        from mtbench.experiments import experiment as frame  # imports torch
 
-    experiment = experiment_of(name)
+        experiment = experiment_of(name)
     json_to = None if session.json_to is None else Path(session.json_to)
     there = Path(session.out) / experiment.result if session.out is not None and session.resume else None
     refuse_existing(json_to, there)

@@ -1,8 +1,10 @@
-"""Output of the command line."""
+"""Output of the command line, and its slow imports."""
 
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,23 @@ from mtbench.files import write_errors
 FAILED, MISTAKE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130  # exit codes; mtbench/cli/main.py says what they mean
 out = Terminal()
 err = Terminal(stderr=True)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Look for no garbage among the million objects of torch and transformers, neither now nor later.
+
+    Collections of them take a fourth of the time until a command has planned a run.
+    """
+    first = "torch" not in sys.modules  # what a process made after that may be garbage
+    if first:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+            gc.enable()
 
 
 def say(text: Any, console: Terminal | None = None) -> None:

@@ -14,7 +14,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, out, say, warn
+from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, importing, out, say, warn
 from mtbench.errors import UserError, unknown
 
 
@@ -213,7 +213,8 @@ def common(
 
 @cache
 def _objective_commands() -> Mapping[str, Any]:
-    from mtbench.training.registry import OBJECTIVES
+    with importing():
+        from mtbench.training.registry import OBJECTIVES
 
     group = typer.Typer()
     for kind in OBJECTIVES.values():
@@ -284,9 +285,10 @@ def _chosen(holder: type[Any], given: dict[str, Any], command: str) -> Any:
 
 def _train(*, out: Path, data: list[str], dry_run: bool, report_to: str, **given: Any) -> None:
     """Train as the parameters of `common` say; in a dry run, check them and count the conversations."""
-    from mtbench.report.progress import TrainingProgress
-    from mtbench.training.document import write_training_page
-    from mtbench.training.train import TrainingRequest, check, train
+    with importing():
+        from mtbench.report.progress import TrainingProgress
+        from mtbench.training.document import write_training_page
+        from mtbench.training.train import TrainingRequest, check, train
 
     request = TrainingRequest(name=out.name, out=out, data=tuple(data), **given)
     if dry_run:
