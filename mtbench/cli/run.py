@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mtbench.cli.parameters import command, given, load_plugins, parameters, with_parameters
-from mtbench.cli.session import FAILED, beside_json, err, out, say, warn, write_json
+from mtbench.cli.session import FAILED, beside_json, err, importing, out, say, warn, write_json
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.runs import options
@@ -22,8 +22,9 @@ NOT_OF_A_PLAN = ("resume", "json_to", "dry_run", "workers", "ray", "server", "pe
 
 def plan(ctx: typer.Context, **_: Any) -> None:
     """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
-    from mtbench.experiments import experiment as frame  # imports torch
-    from mtbench.experiments.run import EXPERIMENT
+    with importing():
+        from mtbench.experiments import experiment as frame  # imports torch
+        from mtbench.experiments.run import EXPERIMENT
 
     session = options.read(given(ctx, RunSession), RunSession, "mtbench plan --help")
     load_plugins(session.plugin)
@@ -61,10 +62,11 @@ def generate(
 
     Needs no network, lm-eval or datasets, except for a suite whose authors do not allow its prompts to be stored.
     """
-    from mtbench.report.progress import RunProgress
-    from mtbench.runs import executor
-    from mtbench.runs.directory import RunDirectory
-    from mtbench.runs.formats import FailureLine
+    with importing():
+        from mtbench.report.progress import RunProgress
+        from mtbench.runs import executor
+        from mtbench.runs.directory import RunDirectory
+        from mtbench.runs.formats import FailureLine
 
     execution = Execution(
         workers=workers,
@@ -116,10 +118,11 @@ def report(
     price_per_hour: options.PricePerHour = None,
 ) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
-    from mtbench.experiments.choose import experiment as race
-    from mtbench.experiments.run import show_results
-    from mtbench.report import pipeline
-    from mtbench.runs.directory import RunDirectory
+    with importing():
+        from mtbench.experiments.choose import experiment as race
+        from mtbench.experiments.run import show_results
+        from mtbench.report import pipeline
+        from mtbench.runs.directory import RunDirectory
 
     target = None if json_to is None else Path(json_to)
     written = directory / "results.json"

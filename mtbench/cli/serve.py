@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from mtbench.cli.parameters import command
-from mtbench.cli.session import FAILED, say, warn
+from mtbench.cli.session import FAILED, importing, say, warn
 from mtbench.errors import UserError
 from mtbench.runs import option_texts as texts
 from mtbench.runs import options
@@ -73,9 +73,10 @@ def serve(
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"`mtbench serve` needs {', '.join(missing)}; run `pip install {' '.join(missing)}`.")
-    from mtbench import kernels
-    from mtbench.serving import served, server
-    from mtbench.serving.app import Limits
+    with importing():
+        from mtbench import kernels
+        from mtbench.serving import served, server
+        from mtbench.serving.app import Limits
 
     key = None if api_key_env is None else os.environ.get(api_key_env)
     if api_key_env is not None and not key:
