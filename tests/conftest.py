@@ -17,6 +17,7 @@ from mtbench.results import flags, samples
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 
+gc.disable()  # until all is imported
 LONGEST = {"kernels", "choose", "train", "loop", "report", "reproduce", "stages", "comparisons", "plugins", "methods"}
 LONGEST |= {"run", "sandbox"}
 
@@ -28,8 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave the objects of all imports out of garbage collections: there are a million of them."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
