@@ -122,6 +122,8 @@ def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.tree != "1":
+        return NO_TREE
     kind = "draft-dspark" if method.draft == "dspark" else "draft-dflash"
     return NO_CONFIDENCE if method.confidence else _drafts(kind, method, drafts[method.draft])
 

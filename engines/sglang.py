@@ -53,6 +53,8 @@ def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.tree != "1":  # github.com/sgl-project/sglang/pull/31069 is open
+        return NO_TREE
     kind = "DSPARK" if method.draft == "dspark" else "DFLASH"
     return _chain(kind, method, drafts[method.draft], steps=1)
 

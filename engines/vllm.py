@@ -115,6 +115,8 @@ def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.tree != "1":
+        return NO_TREE
     kind = "dspark" if method.draft == "dspark" else "dflash"
     return NO_CONFIDENCE if method.confidence else _speculative(kind, method, drafts[method.draft])
 

@@ -6,11 +6,17 @@ The forward caches the entries that are not final yet, and reads the block: the 
 its positions attend to each other. DSpark chooses the tokens of the block one after the other, by a term of the logits
 that depends on the token before: name it by `draft=dspark`. It may also tell the chance that a draft is accepted.
 
+A tree takes each position's best choices. No hidden state of a block knows its tokens, so the tree is the product of
+these choices; with DSpark's Markov head each guess has children of its own. Two drafts with released weights are not
+read: Domino (Huang et al., arXiv 2605.29707) has, in place of DSpark's Markov head, a GRU over the embeddings of the
+tokens before and two products on its state and the hidden state; JetSpec (Hu et al., arXiv 2606.18394) has DFlash's
+layers, causal attention within the block, and a tree of the likeliest paths.
+
 `confidence` shortens a row's drafts: the first whose chance is below it and those behind it are not offered. Here the
 chance is that of the confidence head (mtbench/decoding/verification.py has the rule of other drafts). It depends on the
 token before the draft, not on the draft. A threshold saves no time here; an engine that packs rows would save it.
 
-R = rows, K = drafts, B = positions of a block, V = vocabulary, C = hidden size.
+R = rows, K = drafts, D = depth of a tree, B = positions of a block, V = vocabulary, C = hidden size.
 """
 
 from collections.abc import Mapping
@@ -22,10 +28,11 @@ import torch
 from torch import Tensor
 
 from mtbench import sampling
+from mtbench.decoding import trees
 from mtbench.decoding.feature_drafting import draft_runner, first_entries, new_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
+from mtbench.decoding.verification import TREE, VERIFY, TreeMethod, Verify
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.drafts.dflash import BlockDraft, BlockDraftConfig
@@ -34,19 +41,22 @@ from mtbench.options import option
 
 
 class Block(NamedTuple):
-    """The drafts of a block."""
+    """The drafts of a block, or the guesses of a tree."""
 
     tokens: Tensor  # (R, K)
-    logits: Tensor  # (R, K, V) that they were chosen from
+    logits: Tensor  # (R, K, V) that they were chosen from; of a tree one for all children of a guess, or of a depth
     sure: Tensor  # (R,) leading drafts that are likely enough to be accepted
 
 
 @METHODS.register("dflash")
 @dataclass(frozen=True, kw_only=True)
-class DFlash(VerifiedMethod):
+class DFlash(TreeMethod):
     """A draft on the target's hidden states predicts a block; the target accepts what it would have chosen itself."""
 
-    ahead: int = option(7, "K: tokens drafted for each forward, at most what the draft's block predicts", low=1)
+    ahead: int = option(
+        7, "K: tokens drafted for each forward, at most what the draft's block predicts; depth of a tree", low=1
+    )
+    tree: str = option("1", TREE)
     draft: str = option("dflash", "role of the checkpoint that drafts", role=True)
     confidence: float = option(
         0.0, "least chance of acceptance of a draft that is offered, by the draft's confidence head", low=0.0, high=1.0
@@ -55,7 +65,7 @@ class DFlash(VerifiedMethod):
 
     title = "DFlash"
     roles = ("ar",)
-    choices = ("dflash:draft=dflash|dspark,ahead=3|7",)
+    choices = ("dflash:draft=dflash|dspark,ahead=3|7", "dflash:draft=dflash|dspark,tree=3x2")
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=False)
@@ -74,7 +84,7 @@ class DFlash(VerifiedMethod):
             )
 
     def window(self) -> Window:
-        return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=1)
+        return self.tree_window(drafts=1)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft's final entries."""
@@ -105,20 +115,23 @@ class DFlash(VerifiedMethod):
         return runner.run_heads(choose) if draft.format.heads else choose()
 
     def _chosen(self, draft: BlockDraft, rows: Rows, logits: Tensor, hidden: Tensor, last: Tensor) -> Block:
-        """Choose tokens from logits (R, K, V) and hidden states (R, K, C), after the `last` token (R, 1).
+        """Choose tokens from logits (R, D, V) and hidden states (R, D, C), after the `last` token (R, 1).
 
-        With a Markov head each is chosen with its term by the token before it.
+        With a Markov head each is chosen with its term by the token before it: in a tree, by its own parent.
         """
         places = rows.known[:, None] + torch.arange(self.ahead, device=logits.device)
         if draft.format.markov is None:
-            tokens = rows.choose(logits, places)
+            tokens = trees.same_children(rows.best(logits, places, max(self.branches)), self.branches)
         else:
-            chosen, judged, state = [last], [], draft.markov_head.start(hidden)
-            for k in range(self.ahead):
-                term, state = draft.markov_head(chosen[-1][:, 0], hidden[:, k], state)
-                judged.append((logits[:, k] + term)[:, None])
-                chosen.append(rows.choose(judged[-1], places[:, k : k + 1]))
-            tokens, logits = torch.cat(chosen[1:], 1), torch.cat(judged, 1)
+            before, chosen, judged, state = last, [], [], draft.markov_head.start(hidden)[:, None]
+            for k, children in enumerate(self.branches):
+                parents = before.shape[1]
+                term, state = draft.markov_head(before, hidden[:, k, None].expand(-1, parents, -1), state)
+                judged.append(logits[:, k, None] + term)
+                before = rows.best(judged[-1], places[:, k, None].expand(-1, parents), children).flatten(1)
+                chosen.append(before)
+                state = state.repeat_interleave(children, 1)
+            tokens, logits = torch.cat(chosen, 1), torch.cat(judged, 1)
         sure = torch.full_like(rows.known, self.ahead)
         if self.confidence:
             before = torch.cat((last, tokens[:, :-1]), 1)

@@ -81,11 +81,7 @@ class Medusa(Method):
             return rows.best(logits, places, max(self.branches))
 
         read = runners.target.cache.features(self.taps(runners), (rows.known[:, None] - 2).clamp(min=0))[:, 0]
-        top, guesses, nodes = runners.target.run_heads(candidates, read), [], 1
-        for head, choices in enumerate(self.branches):
-            guesses.append(top[:, head, :choices].repeat(1, nodes))
-            nodes *= choices
-        return torch.cat(guesses, 1)
+        return trees.same_children(runners.target.run_heads(candidates, read), self.branches)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         has = rows.known >= 2  # a prompt of one token has no hidden state before its last token

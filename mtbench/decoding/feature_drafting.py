@@ -124,13 +124,9 @@ def draft_at_once(
     features = torch.cat((entries.features, draft.mask_hidden.expand(*masks.shape, -1)), 1)
     metadata = AttentionMetadata(slots, slots, rows.known - 1, runners.view)
     out = runner.step(ids, features, metadata, judged=len(branches))
-    guesses, parents = [], 1
-    for depth, children in enumerate(branches):
-        places = rows.known[:, None] + depth
-        chosen = rows.best(out.logits[:, depth : depth + 1], places, children).flatten(1)
-        guesses.append(chosen.repeat(1, parents))
-        parents *= children
-    return Drafted(torch.cat(guesses, 1), out.logits)
+    places = rows.known[:, None] + torch.arange(len(branches), device=first.device)
+    top = rows.best(out.logits, places, max(branches))
+    return Drafted(trees.same_children(top, branches), out.logits)
 
 
 class Level(NamedTuple):

@@ -4,7 +4,7 @@ It may be a chain of drafts, a tree of candidates (SpecInfer: Miao et al., arXiv
 or drafts with groups of mask tokens, one group per number of drafts that may be accepted (TiDAR: arXiv 2511.08923;
 MARS: arXiv 2604.07023, section 4.6).
 
-G = guesses.
+R = rows, G = guesses, D = depth.
 """
 
 import math
@@ -75,6 +75,18 @@ def products(branches: Sequence[int], first: int = 0) -> list[int]:
         parents += [parent for parent in depth for _ in range(children)]
         depth = list(range(begin, first + len(parents)))
     return parents
+
+
+def same_children(top: Tensor, branches: Sequence[int]) -> Tensor:
+    """Return the guesses (R, G) of the tree of `products` in which all guesses of a depth have the same children.
+
+    `top` (R, D, n): the choices for each depth, the best first; `branches[d]` of them are taken.
+    """
+    guesses, parents = [], 1
+    for depth, children in enumerate(branches):
+        guesses.append(top[:, depth, :children].repeat(1, parents))
+        parents *= children
+    return torch.cat(guesses, 1)
 
 
 def parse_branches(text: str, depth: int, given: str = "") -> list[int]:

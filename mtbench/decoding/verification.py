@@ -1,4 +1,4 @@
-"""Verify drafts: accept the leading drafts by the target's own choice, or by rejection sampling.
+"""Verify drafts: accept the leading drafts by the target's own choice, or by rejection sampling. Of a tree: a path.
 
 Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318. By match, drafts that equal the target's
 choice are accepted; draft and target share one random number per request and position (`Rows.choose`), so the tokens
@@ -14,7 +14,7 @@ assumes that likely and unlikely draws are verified alike. A distribution is kno
 of a step is fixed, so the forwards of draft and target stay: a threshold changes what is accepted and counted, and
 saves time with `ahead=auto` only, which counts such an end as a rejected draft.
 
-R = rows, K = drafts, V = vocabulary.
+R = rows, K = drafts, G = guesses, V = vocabulary.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,14 @@ from torch import Tensor
 
 from mtbench import sampling
 from mtbench.decoding import trees
-from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput
+from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
+from mtbench.errors import UserError
+from mtbench.options import AUTO
 
 Verify = Literal["match", "rejection", "block"]
 # Help of the options.
 VERIFY = "accept the target's choice, or use rejection sampling: token by token, or of the whole block"
+TREE = "choices at each depth, such as 3x2; 1 if not listed; `1` is a chain"
 CONFIDENCE = "least probability of the draft's likeliest token; drafts are offered up to the first below it; 0: all"
 
 
@@ -110,3 +113,49 @@ class VerifiedMethod(Method):
         offered = state["sure"].clone()
         stopped = (offered < self.ahead).long()
         return Commit(tokens, accepted + 1, kept=accepted, offered=offered, stopped=stopped)
+
+
+class TreeMethod(VerifiedMethod):
+    """A method whose guesses are a chain of K drafts, or a tree of that depth (`trees.products`), verified by match."""
+
+    tree: str  # choices at each depth; `1`: a chain
+
+    def __post_init__(self) -> None:
+        if self.ahead != AUTO:
+            trees.parse_branches(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
+        for given, only_chains in (
+            (f"ahead={self.ahead}", self.ahead == AUTO),
+            (f"verify={self.verify}", self.verify != "match"),
+            (f"confidence={self.confidence:g}", self.confidence > 0),
+        ):
+            if self.tree != "1" and only_chains:
+                raise UserError(
+                    f"{self.name}: {given} needs a chain, and tree={self.tree} is none; leave one of them out. "
+                    f"See `mtbench ls methods {self.name}`."
+                )
+
+    @property
+    def branches(self) -> list[int]:
+        """Choices at each depth."""
+        return trees.parse_branches(self.tree, self.ahead)
+
+    def tree_window(self, drafts: int) -> Window:
+        """Return the shape of a forward that feeds the guesses. `drafts`: forwards of the draft."""
+        if self.tree == "1":
+            return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=drafts)
+        offset, sees = trees.tree(trees.products(self.branches))
+        return Window(1, len(offset), self.ahead + 1, sees=sees, offset=offset, drafts=drafts)
+
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
+        """`behind` (R, G), of a tree: parents of the guesses."""
+        state = super().start(rows, runners)
+        if self.tree != "1":
+            parents = torch.tensor(trees.products(self.branches), device=rows.known.device)
+            state["behind"] = parents.expand(len(rows.known), -1)
+        return state
+
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        if self.tree == "1":
+            return super().accept(state, rows, output)
+        tokens, accepted, path = verify_tree(output, output.guess, state["behind"], self.branches)
+        return Commit(tokens, accepted + 1, kept=accepted, path=path)

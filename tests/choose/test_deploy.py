@@ -126,7 +126,7 @@ def test_of_a_width_auto_the_nearest_fixed_one_is_given(positions: float | None,
     assert f"No engine has ahead=auto: ahead={width} is {chosen}." in found[1]
 
 
-@pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa", "eagle:tree=3x2"])
+@pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa", "eagle:tree=3x2", "dflash:tree=3x2"])
 def test_no_engine_has_other_methods(arm: str) -> None:
     [cell] = cells(arm)
     assert commands(cell, None) == {}

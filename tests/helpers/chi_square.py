@@ -6,8 +6,9 @@ V = tokens of such a model; it emits the ids 0 … V−1.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from decoding_cases import decode_prompts
@@ -54,22 +55,51 @@ def excess_of_texts(method: Method, seed: int, draws: int, *, tokens: int = 3, l
     how: dict[str, Any] = {"rows": 1000, "temperature": 1.0, "ignore_eos": True}
     got, _ = decode_prompts(method, on, [[0]] * draws, length, seeds=range(draws), **how)
     assert {n for g in got for n in g.commits or []} >= {1, 2}
-    number, law = torch.zeros(draws, dtype=torch.long), table[0]
-    for place in range(length):
-        number = number * tokens + torch.tensor([g.token_ids[place] for g in got])
-        law = law if place == 0 else law[..., None] * table
-    return excess(number.bincount(minlength=law.numel()).double(), draws * law.flatten())
+    law = exact_law(lambda text: table[(0, *text)[-1]], tokens, length)
+    return excess(numbers([g.token_ids for g in got], tokens).bincount(minlength=len(law)).double(), draws * law)
+
+
+class Fit(NamedTuple):
+    """A chi-square test of counts: the statistic, its degrees of freedom, and the chance of so large a one."""
+
+    statistic: float
+    freedom: int
+    p: float
+
+
+def fit(counts: Tensor, expected: Tensor) -> Fit:
+    """Test counts by Pearson's chi-square. What is expected less than 5 times is pooled."""
+    often = expected >= 5
+    seen, wanted = (torch.cat((x[often], x[~often].sum()[None])) for x in (counts, expected))
+    statistic, freedom = float(((seen - wanted) ** 2 / wanted.clamp(min=1e-9)).sum()), int(often.sum())
+    if often.all():
+        freedom -= 1  # nothing is pooled
+    p = torch.special.gammaincc(torch.tensor(freedom / 2.0).double(), torch.tensor(statistic / 2).double())
+    return Fit(statistic, freedom, float(p))
 
 
 def excess(counts: Tensor, expected: Tensor) -> float:
     """Return the chi-square statistic of some counts, in standard deviations above its mean.
 
-    What is expected less than 5 times is pooled. Above 4 is far beyond the 99.9th percentile.
+    Above 4 is far beyond the 99.9th percentile.
     """
-    often = expected >= 5
-    seen, wanted = (torch.cat((x[often], x[~often].sum()[None])) for x in (counts, expected))
-    statistic, freedom = float(((seen - wanted) ** 2 / wanted.clamp(min=1e-9)).sum()), int(often.sum())
+    statistic, freedom, _ = fit(counts, expected)
     return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+def numbers(texts: Sequence[Sequence[int]], tokens: int) -> Tensor:
+    """Return the number of each text of ids 0 … `tokens`−1, all of a length, in `exact_law`'s order."""
+    places = tokens ** torch.arange(len(texts[0]) - 1, -1, -1)
+    return (torch.tensor(texts) * places).sum(1)
+
+
+def exact_law(chances: Callable[[tuple[int, ...]], Tensor], tokens: int, length: int) -> Tensor:
+    """Return the probability of each text of a length, (tokens^length,). `chances`: of the token behind a text."""
+    law = torch.ones(1, dtype=torch.double)
+    for place in range(length):
+        behind = torch.stack([chances(text) for text in product(range(tokens), repeat=place)])
+        law = (law[:, None] * behind).flatten()
+    return law
 
 
 def excess_at(texts: Sequence[Sequence[int]], logits: Callable[[tuple[int, ...]], Tensor], place: int) -> float:

@@ -1,5 +1,6 @@
 """Block drafts against plain Python: what each format drafts after every text, what is committed, who is refused."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from decoding_cases import (
     BUDGETS,
     MANY,
     PROMPTS,
+    READ_LAG,
     REFILLED,
     ar,
     decode_prompts,
@@ -30,6 +32,7 @@ from torch import Tensor
 
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.verification import TreeMethod
 from mtbench.errors import UserError
 from mtbench.models.drafts.dflash import BlockDraft, BlockLayer, MarkovHead
 from mtbench.models.drafts.loading import load_draft
@@ -41,6 +44,7 @@ from mtbench.runs.planner import make_plan
 
 MOST = {"z-lab": BLOCK - 1, **dict.fromkeys(("dflash", "vanilla", "gated", "rnn"), BLOCK)}  # tokens of a block
 SEEN = "vanilla"  # of the formats, the one for tests that need only one
+Said = tuple[list[int], list[int]]  # tokens, commits
 Drafted = list[tuple[list[int], list[int], int]]  # text, drafts, how many are sure
 
 
@@ -139,6 +143,93 @@ def test_what_is_committed_is_what_plain_python_commits(cases: dict[str, Case], 
             assert (generation.token_ids, generation.commits) == (answer, commits)
             commits_seen |= set(commits)
     assert len(commits_seen) >= 4
+
+
+# Trees: behind each draft the best choices given that draft.
+
+TREES = {"z-lab": [3, 2], "dflash": [1, 2, 2], "vanilla": [3, 3, 2], "gated": [2, 1, 2], "rnn": [3, 2, 2]}
+
+
+def tree_of(kind: str) -> Method:
+    return dflash(len(TREES[kind]), tree="x".join(map(str, TREES[kind])))
+
+
+def tree_drafts(case: Case, text: list[int], branches: list[int]) -> list[list[list[int]]]:
+    """The paths to the guesses of each depth: behind each path the draft's choices given that path."""
+    levels: list[list[list[int]]] = [[[]]]
+    for depth, choices in enumerate(branches):
+        levels.append([])
+        for path in levels[depth]:
+            forced = [*path, *[0] * (len(branches) - depth)]  # the logits of a depth depend on the path before only
+            judged = case.reference.draft(text, len(branches), forced)[1][depth]
+            levels[-1] += [[*path, token] for token in judged.topk(choices).indices.tolist()]
+    return levels[1:]
+
+
+def tree_committed(case: Case, prompt: list[int], branches: list[int]) -> Said:
+    """Tokens and commits: greedy tokens while each continues a path of the tree."""
+    logits, answer, commits, ended = naive_logits(case.runners.target), list[int](), list[int](), False
+    while not ended:
+        text, new = prompt + answer, list[int]()
+        for paths in [*tree_drafts(case, text, branches), []]:
+            new.append(int(logits(text + new)[-1].argmax()))
+            if new not in paths:
+                break
+        ended = naive.finish(answer, commits, new, END, BUDGET)
+    return answer, commits
+
+
+def tree_says(case: Case, kind: str, **how: Any) -> tuple[list[Said], int]:
+    """Tokens and commits, and how many trees are not those of plain Python."""
+    drafted: Drafted = []
+    with listened(drafted):
+        got, _ = decode_prompts(tree_of(kind), case.runners, PROMPTS, BUDGET, **how)
+    levels = [(tree_drafts(case, text, TREES[kind]), guesses) for text, guesses, _ in drafted]
+    wrong = sum([path[-1] for paths in tree for path in paths] != guesses for tree, guesses in levels)
+    return [(g.token_ids, g.commits or []) for g in got], wrong
+
+
+@pytest.mark.parametrize("kind", one_in(2, TREES))
+def test_a_tree_is_that_of_plain_python(cases: dict[str, Case], kind: str) -> None:
+    """Its guesses and what is committed, of one forward of the draft; in ragged rows, refilled, in a GPU's shapes."""
+    case, window = cases[kind], tree_of(kind).window()
+    said, wrong = tree_says(case, kind, rows=3, make=READ_LAG)
+    assert wrong == 0
+    assert said == [tree_committed(case, prompt, TREES[kind]) for prompt in PROMPTS]
+    assert len({n for _, commits in said for n in commits}) > 2
+    assert (window.drafts, window.guesses) == (1, sum(math.prod(TREES[kind][: d + 1]) for d in range(len(TREES[kind]))))
+
+
+def other_parent(real: Any) -> Any:
+    """A child takes the Markov term of another parent."""
+
+    def forward(self: MarkovHead, before: Tensor, hidden: Tensor, state: Tensor) -> Any:
+        return real(self, before.flip(1), hidden, state)
+
+    return forward
+
+
+def other_state(real: Any) -> Any:
+    """A child continues the recurrent state of another parent."""
+    return lambda self, before, hidden, state: real(self, before, hidden, state.flip(1))
+
+
+@pytest.mark.parametrize(("kind", "plant"), [("vanilla", other_parent), ("rnn", other_parent), ("rnn", other_state)])
+def test_a_child_of_another_parent_is_seen(cases: dict[str, Case], kind: str, plant: Any, monkeypatch: Any) -> None:
+    """Tokens of `ar` it still has; the trees are others."""
+    head = type(cases[kind].runners["dflash"].model.markov_head)
+    monkeypatch.setattr(head, "forward", plant(head.forward))
+    said, wrong = tree_says(cases[kind], kind)
+    assert wrong > 0
+    assert [tokens for tokens, _ in said] == [g.token_ids for g in run(ar(), cases[kind].runners.target)]
+
+
+def test_a_path_that_is_not_moved_in_the_cache_is_seen(cases: dict[str, Case], monkeypatch: Any) -> None:
+    """Keys and values of the accepted drafts would be those of the tree's first guesses."""
+    accept = TreeMethod.accept
+    monkeypatch.setattr(TreeMethod, "accept", lambda self, *on: replace(accept(self, *on), path=None))
+    said, _ = tree_says(cases[SEEN], SEEN)
+    assert [tokens for tokens, _ in said] != [g.token_ids for g in run(ar(), cases[SEEN].runners.target)]
 
 
 def test_an_embedding_and_a_head_that_are_not_stored_are_the_targets(target: ModelRunner, tmp_path: Path) -> None:
@@ -338,6 +429,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ahead=6", "dflash", r"ahead=6, but draft .*DFlash of DeepSpec.* predicts 5 tokens .*use `ahead=5` or less"),
         ("ahead=5", "z-lab", r"DFlash of z-lab.* predicts 4 tokens in a block; use `ahead=4`"),
         ("ahead=4,confidence=0.5", "z-lab", r"confidence=0.5 needs a confidence head, and .* has none"),
+        ("tree=2x2,confidence=0.5", "vanilla", r"confidence=0.5 needs a chain, and tree=2x2 is none"),
         ("ahead=4", "ar", r"is a whole model \(qwen2\), and a draft that drafts a block at once is needed"),
     ],
 )

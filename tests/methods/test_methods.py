@@ -27,7 +27,7 @@ ARMS = (
         "lookahead",
         "medusa:tree=1|3x2",
         "eagle:tree=1|3x2",
-        "dflash",
+        "dflash:tree=1|3x2",
         "mars-selfspec:ahead=auto|3",
     ),
     *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),

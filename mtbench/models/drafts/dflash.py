@@ -61,7 +61,7 @@ class MarkovHead(nn.Module):
         return hidden.new_zeros(len(hidden), self.markov_w1.embedding_dim)
 
     def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the term (R, V) and the next state, by the token before (R,), the hidden state (R, C), the state."""
+        """Return the term (…, V) and the next state, by the token before (…,), the hidden state (…, C), the state."""
         term: Tensor = self.markov_w2(self.markov_w1(before))
         return term, state
 
