@@ -25,6 +25,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify, verify_tree
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
+from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import AUTO, option
 
 
@@ -37,6 +38,7 @@ class Eagle(VerifiedMethod):
     tree: str = option("1", "choices at each depth, such as 3x2; 1 if not listed; `1` is a chain")
     draft: str = option("eagle", "role of the checkpoint that drafts", role=True)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
+    token_map: str | None = option(None, TOKEN_MAP)
     verify: Verify = option("match", VERIFY)
 
     title = "EAGLE"

@@ -36,6 +36,7 @@ from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
+from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
 
 
@@ -49,6 +50,7 @@ class Speculative(VerifiedMethod):
     per_forward: PerForward = option(1, PER_FORWARD, low=1)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     vocabulary: Vocabulary = option("same", VOCABULARY)
+    token_map: str | None = option(None, TOKEN_MAP)
     verify: Verify = option("match", VERIFY)
 
     title = "Speculative decoding"
