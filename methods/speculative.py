@@ -15,7 +15,8 @@ positions, and only those whose predecessor copy k-1 kept (conditional drop; r i
 objective `mars` cuts the text into blocks, and predicts each token from one distance; it drops nothing.
 
 With `vocabulary=intersection` the draft may have other tokens (Timor et al., arXiv 2502.05202; how it reads the text:
-mtbench/models/vocabularies.py).
+mtbench/models/vocabularies.py). With `token_map` the draft drafts the tokens of a file alone, by those rows of its LM
+head (FR-Spec, Zhao et al., arXiv 2502.14856: mtbench/models/token_map.py).
 """
 
 from collections.abc import Mapping
