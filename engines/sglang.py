@@ -1,7 +1,10 @@
 """SGLang (github.com/sgl-project/sglang): Zheng et al., arXiv 2312.07104.
 
-Options were read in its documentation of November 2026. It has no package for a CPU, so mtbench has never run it: its
-server is asked as vLLM's is, and the command to deploy is what this file is sure of.
+Options were read in its documentation and source of November 2026. It has no package for a CPU, so mtbench has never
+run it: its server is asked as vLLM's is, and the command to deploy is what this file is sure of.
+
+Of a token map (FR-Spec, arXiv 2502.14856) its algorithm EAGLE, whose other name is NEXTN, takes rows of the target's LM
+head. EAGLE3 ignores a map. STANDALONE maps what it drafts and leaves the draft's LM head whole, so it drafts wrong ids.
 """
 
 from collections.abc import Mapping
@@ -13,6 +16,7 @@ from mtbench.clients.serving_engine import (
     IN_TARGET,
     NO_BLOCK,
     NO_CONFIDENCE,
+    NO_MAP,
     NO_REJECTION,
     NO_TREE,
     ONE_A_FORWARD,
@@ -35,13 +39,26 @@ def _chain(algorithm: str, method: Any, draft: str = "", steps: int | None = Non
         return NO_REJECTION
     if method.verify == "block":  # github.com/sgl-project/sglang/pull/36516 is open
         return NO_BLOCK
+    if method.token_map is not None and (reason := _map_fault(method, algorithm)):
+        return reason
     rejection = method.verify == "rejection"
     words = ["--speculative-algorithm", algorithm]
     words += ["--speculative-draft-model-path", draft] if draft else []
     words += ["--speculative-num-steps", str(steps or method.ahead), "--speculative-eagle-topk", "1"]
     words += ["--speculative-num-draft-tokens", str(method.ahead + 1)]
+    words += [] if method.token_map is None else ["--speculative-token-map", method.token_map]
     words += ["--speculative-use-rejection-sampling"] if rejection else []
     return Setting(algorithm, tuple(words), "" if rejection else SAMPLED)
+
+
+def _map_fault(method: Any, algorithm: str) -> str | None:
+    """Return why the token map of a method does not apply, or None."""
+    if algorithm != "NEXTN":
+        return NO_MAP
+    if method.verify != "match":
+        return "Whether its rejection sampling is exact with a token map is unknown: give verify=match."
+    saved = method.token_map.endswith(".pt")
+    return None if saved else "It reads a token map that torch saved: give FILE.pt of `mtbench train token-map`."
 
 
 def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -70,6 +87,7 @@ class SGLang(ServingEngine):
     title = "SGLang"
     start = ("python", "-m", "sglang.launch_server", "--model-path")
     distributions = ("sglang",)
+    trims = True
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "speculative": _speculative,

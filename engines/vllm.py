@@ -5,6 +5,8 @@ torchaudio and torchcodec that fail to import beside its torch. Its attention on
 and its runner there has no DSpark and no synthetic acceptance.
 On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch, and compile.
 
+It has no token map: FR-Spec (github.com/vllm-project/vllm/pull/29334) was closed.
+
 MARS models draft in it without a patch: its parallel drafting (An et al.: "PARD", arXiv 2504.18583) feeds the last
 token and K - 1 masks under causal attention, as mtbench does. The mask token stands in the draft's config.json.
 """

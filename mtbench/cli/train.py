@@ -175,6 +175,26 @@ def answers(
     _print_path(file)
 
 
+@app.command("token-map")
+def token_map(
+    base: Annotated[str, Option("--base", help="Checkpoint whose tokens are counted: a folder or a hub id.")],
+    data: Annotated[
+        list[str], Option("--data", help="A file of answers, or a data set of the hub; no suite. Repeatable.")
+    ],
+    size: Annotated[int, Option("--size", min=1, help="Tokens of the map: the most frequent ones.")],
+    file: Annotated[
+        Path, Option("--out", "-o", help="JSON file to write, or .pt, which SGLang reads; must not exist.")
+    ],
+    offline: OfflineOption = False,
+) -> None:
+    """Write the tokens most frequent in answers, as the `token_map` of a draft."""
+    from mtbench.training.draft_vocabulary import write_token_map
+
+    share = write_token_map(base, data, file, size=size, offline=offline)
+    warn(f"{size:,} tokens: {share:.1%} of the answers' tokens")
+    _print_path(file)
+
+
 @app.command()
 def page(
     checkpoints: Annotated[list[Path], typer.Argument(help="Folders that `mtbench train` made.")],

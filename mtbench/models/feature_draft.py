@@ -159,6 +159,11 @@ class DraftConfig:
         """
 
     @property
+    def trimmed(self) -> bool:
+        """Whether it was trained to draft some of the target's tokens only."""
+        return False
+
+    @property
     def room(self) -> int:
         """How many slots of a row its cache needs more than the target's."""
         return 0
@@ -176,9 +181,14 @@ class DraftRunner(ModelRunner):
     def __init__(self, checkpoint: Checkpoint, target: ModelRunner) -> None:
         super().__init__(checkpoint)
         self.target = target
-        self.draft: FeatureDraft = checkpoint.model
         self.taps, self.parallel = self.draft.format.taps, self.draft.format.parallel
         self.room = -(-self.draft.format.room // ALIGNED) * ALIGNED
+
+    @property
+    def draft(self) -> FeatureDraft:
+        """The draft model."""
+        draft: FeatureDraft = self.model
+        return draft
 
     def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
         super().reserve(rows, slots + self.room, taps)
@@ -189,7 +199,7 @@ class DraftRunner(ModelRunner):
         """Run the draft; the arguments are those of `FeatureDraft.forward`."""
         with self._counted(metadata):
             logits, feature = self.draft(ids, features, metadata, self.cache, judged, own)
-            logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
+            logits = self._over_vocabulary(logits)
         return Forwarded(logits, feature)
 
     def feed(self, tokens: Tensor, metadata: AttentionMetadata) -> None:

@@ -35,6 +35,11 @@ def pack(decoder: Any) -> None:
             layer.linear = linear
 
 
+def as_in(layer: Any, weight: Tensor) -> Tensor:
+    """Return a weight (O, I) in the layout that the products of a layer read."""
+    return packed_matrix(weight) if layer.linear is linear else weight
+
+
 def packed_matrix(weight: Tensor) -> Tensor:
     """Return a copy of `weight` (O, I) in the layout. Raises AttributeError or RuntimeError without oneDNN."""
     made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)

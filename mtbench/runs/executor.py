@@ -21,6 +21,7 @@ from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.hardware.machine import NO_PROCESSOR
+from mtbench.models import token_map
 from mtbench.options import options_of
 from mtbench.records import dump
 from mtbench.runs.directory import JsonObject, RunDirectory
@@ -63,6 +64,7 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
 
 def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> None:
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
+    token_map.refuse_changed(plan.token_maps)
     if not execution.ray:  # a cluster's machines are others
         before = run.read("environment.json", Environment).sessions
         plan = with_dtype(plan, before[0].dtype if before else None)

@@ -22,7 +22,7 @@ from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.errors import UserError
 from mtbench.files import cache_home
 from mtbench.hardware.stopwatch import Stopwatch
-from mtbench.models import gguf
+from mtbench.models import gguf, token_map
 from mtbench.models.drafts.loading import draft_config, load_draft
 from mtbench.models.families import locate
 from mtbench.models.feature_draft import DraftRunner
@@ -56,6 +56,7 @@ class ModelPool:
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
         self.translated: dict[tuple[tuple[str, str, str], ModelRunner], TranslatedRunner] = {}
+        self.trimmed: dict[tuple[str, ModelRunner], ModelRunner] = {}  # of drafts, by token map
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
@@ -108,6 +109,12 @@ class ModelPool:
         if (key, target) not in self.translated:
             self.translated[key, target] = TranslatedRunner(self.runner(*key), target)
         return self.translated[key, target]
+
+    def _trimmed(self, path: str, draft: ModelRunner) -> ModelRunner:
+        """Return the runner of a draft that drafts the ids of a token map alone."""
+        if (path, draft) not in self.trimmed:
+            self.trimmed[path, draft] = draft.trimmed(token_map.read(path).ids)
+        return self.trimmed[path, draft]
 
     def _draft(self, source: str, target: ModelRunner) -> DraftRunner:
         """Return the runner of a draft that reads the hidden states of this target."""
@@ -233,7 +240,15 @@ class ModelPool:
 
     def clear(self) -> None:
         """Free all models."""
-        for loaded in (self.drafts, self.translated, self.runners, self.methods, self.engines, self.checkpoints):
+        for loaded in (
+            self.trimmed,
+            self.drafts,
+            self.translated,
+            self.runners,
+            self.methods,
+            self.engines,
+            self.checkpoints,
+        ):
             loaded.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()
@@ -265,13 +280,17 @@ class ModelPool:
 
     def runners_of(self, cell: Cell) -> ModelRunners:
         """Return the runners of a cell's roles."""
-        return self.runners_for(cell.on, cell.checkpoints, cell.engine)
+        return self.runners_for(cell.on, cell.checkpoints, cell.engine, method_of(cell).token_map)
 
-    def runners_for(self, on: str, checkpoints: Mapping[str, str], engine: str | None) -> ModelRunners:
-        """Return the runners of the checkpoints by role. `on`: the target's."""
+    def runners_for(
+        self, on: str, checkpoints: Mapping[str, str], engine: str | None, map_file: str | None
+    ) -> ModelRunners:
+        """Return the runners of the checkpoints by role. `on`: the target's. `map_file`: token map of the drafts."""
         target = self.runner(on, checkpoints[on], engine)
         rest = {role: source for role, source in checkpoints.items() if role != on}
         drafts = {role: self.runner(role, source, engine, target) for role, source in rest.items()}
+        if map_file is not None:
+            drafts = {role: self._trimmed(map_file, draft) for role, draft in drafts.items()}
         return ModelRunners(on, {on: target, **drafts})
 
 

@@ -204,6 +204,9 @@ class Plan(Record):
         default_factory=dict,
         description="SHA-256 of each file that registered a method or a suite of this plan, by path",
     )
+    token_maps: dict[str, Sha256] = Field(
+        default_factory=dict, description="SHA-256 of each token map by which drafts of this plan draft, by path"
+    )
 
     def cell(self, name: str) -> Cell:
         return next(c for c in self.cells if c.cell == name)

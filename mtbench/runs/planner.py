@@ -26,7 +26,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
-from mtbench.models import families
+from mtbench.models import families, token_map
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
 from mtbench.models.loading import Inspected, inspect
@@ -110,6 +110,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
         cells=cells,
         groups=groups,
         plugins=plugins.files_of(used),
+        token_maps={path: token_map.read(path).sha256 for cell in cells if (path := cell.options.get("token_map"))},
     )
 
 
@@ -348,6 +349,10 @@ class _GroupPlanner:
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
         if method.translates and fault is None:
             flags += vocabulary_flags({role: self.inspected[source] for role, source in checkpoints.items()}, arm.on)
+        if method.token_map is not None and fault is None:
+            flags += token_map.flags(
+                method.token_map, {role: self.inspected[source] for role, source in checkpoints.items()}, arm.on
+            )
         flags += [APART] if self.request.apart else []
         flags += engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(

@@ -134,13 +134,14 @@ def test_no_engine_has_other_methods(arm: str) -> None:
 
 def other(field: dataclasses.Field[Any]) -> Any:
     """A value of an option that is not its default."""
-    if isinstance(field.default, str):
+    if isinstance(field.default, str | None):
         words = {
             "verify": "rejection",
             "match": "latest",
             "tree": "3x2",
             "draft": "other",
             "vocabulary": "intersection",
+            "token_map": "hot.pt",
         }
         return words[field.name]
     value: Any = field.default

@@ -81,6 +81,10 @@ class EagleConfig(DraftConfig):
             raise ValueError(f"reads the inputs of layers {', '.join(map(str, taps))}, and the target has {layers}")
         return replace(self, taps=taps)
 
+    @property
+    def trimmed(self) -> bool:
+        return self.draft_vocabulary != self.vocabulary
+
     def build(self, target: Any) -> "EagleDraft":
         dtype = target.get_output_embeddings().weight.dtype
         with torch.device(target.device), local_torch_dtype(dtype):
@@ -88,8 +92,7 @@ class EagleConfig(DraftConfig):
 
     def rename(self, name: str) -> str | None:
         name = re.sub(r"^(midlayer|layer)\.", "layers.0.", name.removeprefix("model."))
-        whole = self.draft_vocabulary == self.vocabulary
-        return None if UNUSED.match(name) or (whole and name == "d2t") else name
+        return None if UNUSED.match(name) or (not self.trimmed and name == "d2t") else name
 
 
 def recognise(raw: Raw, part: str) -> EagleConfig | None:
