@@ -23,6 +23,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     HYV3Config,
+    LongcatFlashConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3_5TextConfig,
@@ -55,6 +56,7 @@ class Published:
     centred: float = 0.0  # what a stored scale of a norm lacks
     counted_by: str = "num_nextn_predict_layers"
     copies: tuple[str, ...] = ()  # tensors of the target that are stored again
+    halves: dict[str, str] | None = None  # parts of a layer's first half -> their names; the other half is not stored
 
 
 APPENDED = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
@@ -126,6 +128,23 @@ FAMILIES = {
         },
         *("model.mtp_", "model.mtp_block.0.", ("emb_norm.0", "hidden_norm.0", "linear_proj.0")),
     ),
+    "longcat": Published(
+        LongcatFlashConfig,
+        {
+            **LATENT,
+            **dict.fromkeys(("num_key_value_heads", "head_dim", "n_routed_experts"), 4),
+            **dict.fromkeys(("moe_topk", "zero_expert_num"), 2),
+            "ffn_hidden_size": 32,
+            "expert_ffn_hidden_size": 16,
+        },
+        *("model.mtp.", "model.mtp.layers.0.", ("layers.0.enorm.m", "layers.0.hnorm.m", "layers.0.eh_proj", "norm")),
+        blank_start=False,
+        copies=COPIED[:1],
+        halves={
+            "mlps.0.": "transformer_layer.mlp.",
+            **{f"{part}.0.": f"{part}." for part in ("input_layernorm", "self_attn", "post_attention_layernorm")},
+        },
+    ),
 }
 DENSE = ("mimo", "qwen")
 
@@ -133,6 +152,7 @@ DENSE = ("mimo", "qwen")
 def config_of(family: str, layers: int) -> PretrainedConfig:
     published = FAMILIES[family]
     changes = {name: value[:layers] if isinstance(value, list) else value for name, value in published.changes.items()}
+    layers *= 1 if published.halves is None else 2
     changes |= {"num_hidden_layers": layers, "max_position_embeddings": 1024}
     # A tied head likes the token it has just read, so random targets and drafts often agree.
     return small_config(published.config, tie_word_embeddings=True, **changes)
@@ -211,11 +231,14 @@ class Headed:
         base = self.longer.base_model
         places = torch.arange(len(x))[None]
         mask = torch.full((len(x), len(x)), float("-inf"), dtype=x.dtype).triu(1)[None, None]
-        rotary = base.rotary_emb(x[None], places)
-        out: Tensor = base.layers[LAYERS](
-            x[None], attention_mask=mask, position_ids=places, position_embeddings=rotary
-        )[0]
-        return out
+        layer, rotary = base.layers[LAYERS], base.rotary_emb(x[None], places)
+        how = {"attention_mask": mask, "position_ids": places, "position_embeddings": rotary}
+        if self.published.halves is None:
+            out: Tensor = layer(x[None], **how)
+        else:
+            out = x[None] + layer.self_attn[0](layer.input_layernorm[0](x[None]), **how)[0]
+            out = out + layer.mlps[0](layer.post_attention_layernorm[0](out))
+        return out[0]
 
 
 def eager_experts(model: Any) -> Any:
@@ -254,10 +277,12 @@ def save_headed(folder: Path, family: str) -> Headed:
 def _rewrite(folder: Path, family: str, head: dict[str, Tensor]) -> None:
     """Make the last layer the one for multi-token prediction."""
     published, stored = FAMILIES[family], load_file(folder / "model.safetensors")
-    tensors = {
-        f"{published.block}{name.removeprefix(AT_END)}" if name.startswith(AT_END) else name: tensor
-        for name, tensor in stored.items()
-    }
+    tensors = {name: tensor for name, tensor in stored.items() if not name.startswith(AT_END)}
+    for name in stored.keys() - tensors.keys():
+        part = name.removeprefix(AT_END)
+        for old, new in (published.halves or {"": ""}).items():
+            if part.startswith(old):
+                tensors[f"{published.block}{new}{part.removeprefix(old)}"] = stored[name]
     ours = ("token_norm", "feature_norm", "join", "last_norm")
     for name, our in zip(published.names, ours, strict=False):
         tensors[f"{published.stem}{name}.weight"] = head[our] - (published.centred if "norm" in our else 0)

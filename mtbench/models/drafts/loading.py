@@ -50,7 +50,8 @@ def _draft_config(source: str, offline: bool) -> DraftConfig | None:
             found = mtp.traces(raw, stored_shapes(folder) if folder.is_dir() else ())
         raise UserError(
             f"no {part!r} layers of a known format in the checkpoint {location!r} "
-            f"({raw.get('model_type', 'no model_type')}{found}); name a draft with `{OTHER_CHECKPOINT}`."
+            f"({raw.get('model_type', 'no model_type')}{found}); known: {', '.join(mtp.LAYOUTS)}; name a draft with "
+            f"`{OTHER_CHECKPOINT}`."
         )
     return None
 

@@ -2,13 +2,14 @@
 
 DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The formats are those of DeepSeek-V3 (also
 GLM-4.5, arXiv 2508.06471, GLM-4.7-Flash and Hunyuan 3), MiMo (arXiv 2505.07608), Qwen3.5 (also Qwen3-Next and EXAONE
-MoE) and ERNIE 4.5. (Targets of Qwen3.5 and Qwen3-Next are refused if they have recurrent layers, as the published do.)
+MoE), ERNIE 4.5 and LongCat-Flash (arXiv 2509.01322). (Targets of Qwen3.5 and Qwen3-Next are refused if they have
+recurrent layers, as the published do.)
 At position i the token i + 1 and the target's last hidden state are normed, joined, projected and read by an ordinary
 decoder layer of the target's architecture; the target's LM head reads its normed output, ERNIE's without a norm.
 
 What the formats leave open is as in vLLM and SGLang. The feature is the LM head's input, so it comes after the target's
 last norm, and what is fed back comes after the head's own last norm. Published checkpoints have one layer, which is
-repeated; of several, the first one is. The embedding at position 0 is blank, except in Qwen's format.
+repeated; of several, the first one is. The embedding at position 0 is blank, except in Qwen's and LongCat's format.
 
 `mtbench train mtp` adds a layer to a target of any architecture, in MiMo's format, and an entry to its config.json.
 
@@ -43,6 +44,8 @@ class Layout:
     blank_start: bool = True  # the embedding at position 0 is zero
     last_norm: bool = True
     dense: bool = False  # the layer has no experts, whatever the target's layers have
+    half: bool = False  # the layer is one of the two halves of the target's layers, without experts
+    layers: str = "num_hidden_layers"  # entry of config.json: number of the target's layers
     count: int = 0  # number of layers where config.json does not say
 
 
@@ -110,6 +113,24 @@ ERNIE = Layout(
     last_norm=False,
     dense=True,
 )
+LONGCAT = Layout(
+    "multi-token prediction as in LongCat-Flash",
+    "num_nextn_predict_layers",
+    "model.mtp.",
+    {
+        "layers.0.enorm.m.": "token_norm.",
+        "layers.0.hnorm.m.": "feature_norm.",
+        "layers.0.eh_proj.": "join.",
+        "norm.": "last_norm.",
+        "embed_tokens.": "embed_tokens.",
+        "layers.0.transformer_layer.mlp.": "block.mlp.",
+        "layers.0.": "block.",
+    },
+    blank_start=False,
+    half=True,
+    layers="num_layers",
+    count=1,
+)
 ADDED = replace(MIMO, counted_by="num_mimo_mtp_layers")  # to a checkpoint of any architecture
 LAYOUTS = {
     "deepseek_v3": APPENDED,
@@ -118,6 +139,7 @@ LAYOUTS = {
     "glm4_moe": APPENDED,
     "glm4_moe_lite": APPENDED,
     "hy_v3": HUNYUAN,
+    "longcat_flash": LONGCAT,
     "mimo": MIMO,
     "qwen3_5_moe_text": QWEN,
     "qwen3_5_text": QWEN,
@@ -138,7 +160,7 @@ def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
     return MtpConfig(
         name=layout.name,
         raw=raw,
-        taps=(raw["num_hidden_layers"],),
+        taps=(raw[layout.layers],),
         width=raw["hidden_size"],
         vocabulary=raw["vocab_size"],
         max_position_embeddings=raw.get("max_position_embeddings", 1 << 30),
@@ -159,8 +181,10 @@ def traces(raw: Mapping[str, Any], weights: Iterable[str]) -> str:
 
     `weights`: names of its tensors.
     """
-    behind = f".layers.{raw.get('num_hidden_layers')}."
-    keys = sorted(name for name in raw if "mtp" in name or "nextn" in name)
+    nested = raw.get("text_config")  # of a model that reads images, too
+    entries = {**nested, **raw} if isinstance(nested, Mapping) else raw
+    behind = f".layers.{entries.get('num_hidden_layers')}."
+    keys = sorted(name for name in entries if "mtp" in name or "nextn" in name)
     names = sorted(name for name in weights if "mtp" in name or behind in name)
     some = ", ".join([*keys[:4], *names[:4]])
     return some and f"; found: {some:.400}{' …' if len(keys) > 4 or len(names) > 4 else ''}"
@@ -205,7 +229,7 @@ class MtpLayer(FeatureDraft):
         if not self.layout.last_norm:
             self.last_norm = nn.Identity()
         self.join = nn.Linear(2 * width, width, bias=False)
-        self.block = type(last)(config, 0)
+        self.block = HalfLayer(last, config) if self.layout.half else type(last)(config, 0)
         self.to(target.dtype)
         kept = dict(last.named_buffers())  # such as a router's bias, which stays in float32
         for name, buffer in self.block.named_buffers():
@@ -243,13 +267,31 @@ class MtpLayer(FeatureDraft):
         return torch.cat((token, feature) if self.layout.token_first else (feature, token), -1)
 
 
+class HalfLayer(nn.Module):
+    """Attention and a dense network, each after a norm: the first half of a layer of LongCat-Flash."""
+
+    def __init__(self, layer: Any, config: Any) -> None:
+        super().__init__()
+        norm = type(layer.input_layernorm[0])
+        self.input_layernorm, self.post_attention_layernorm = (
+            norm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2)
+        )
+        self.self_attn, self.mlp = type(layer.self_attn[0])(config, 0), type(layer.mlps[0])(config)
+
+    def forward(self, hidden: Tensor, **how: Any) -> Tensor:
+        """Return its output (R, W, C), as the layers of transformers do. `how`: what those take."""
+        hidden = hidden + self.self_attn(hidden_states=self.input_layernorm(hidden), **how)[0]
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
 def _one_layer(config: Any, format: MtpConfig) -> Any:
     """Return the target's configuration for a single layer: full attention unless config.json says otherwise.
 
     It has a mixture of experts if the target has one, and its format no other layer.
     """
     config, dense = copy.deepcopy(config), format.layout.dense
-    config.num_hidden_layers = 1
+    setattr(config, format.layout.layers, 1)
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = list(format.raw.get("mtp_layer_types") or ["full_attention"])[:1]
     elif getattr(config, "sliding_window", None) is not None:

@@ -1,5 +1,6 @@
 """Layers for multi-token prediction: how each family stores them, what is refused, and how a plan names them."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,15 @@ from mtp_checkpoints import (
     change_weights,
     save_headed,
 )
+from safetensors.torch import save_file
 from small import small_tokenizer
 from torch import Tensor
 
 from mtbench.errors import UserError
 from mtbench.experiments.reproduce import rerun
 from mtbench.hardware import probe
-from mtbench.models.drafts.loading import load_draft
+from mtbench.models.checkpoint_files import WEIGHTS
+from mtbench.models.drafts.loading import draft_config, load_draft
 from mtbench.models.drafts.mtp import LAYOUTS, MtpConfig, recognise
 from mtbench.models.families import locate, split_part
 from mtbench.models.loading import Calls, Checkpoint, load
@@ -141,11 +144,15 @@ def test_a_routers_bias_stays_in_float32(made: Callable[[str], Headed]) -> None:
         ("exaone_moe", "mtp.norm.weight", "last_norm.weight"),
         ("ernie4_5_moe", "model.mtp_block.0.mlp.up_proj.weight", "block.mlp.up_proj.weight"),
         ("ernie4_5_moe", "model.mtp_linear_proj.0.weight", "join.weight"),
+        ("longcat_flash", "model.mtp.layers.0.hnorm.m.weight", "feature_norm.weight"),
+        ("longcat_flash", "model.mtp.layers.0.transformer_layer.mlp.up_proj.weight", "block.mlp.up_proj.weight"),
+        ("longcat_flash", "model.mtp.layers.0.self_attn.q_a_proj.weight", "block.self_attn.q_a_proj.weight"),
+        ("longcat_flash", "model.mtp.layers.1.self_attn.q_a_proj.weight", None),
     ],
 )
 def test_tensors_have_the_published_names(model: str, stored: str, ours: str | None) -> None:
-    raw = {"model_type": model, "hidden_size": 64, "vocab_size": 40, "num_hidden_layers": 61}
-    config = recognise(raw | {LAYOUTS[model].counted_by: 1}, "mtp")
+    raw = {"model_type": model, "hidden_size": 64, "vocab_size": 40}
+    config = recognise(raw | {LAYOUTS[model].layers: 61, LAYOUTS[model].counted_by: 1}, "mtp")
     assert isinstance(config, MtpConfig)
     assert config.taps == (61,)
     assert config.rename(stored) == ours
@@ -232,7 +239,7 @@ def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str
         (
             {"model_type": "qwen2"},
             r"no 'mtp' layers of a known format in .*/X' \(qwen2; found: num_nextn_predict_layers, "
-            r"model\.mtp_layers\.0\.final_layernorm\.weight, .* …\); name a draft with",
+            r"model\.mtp_layers\.0\.final_layernorm\.weight, .* …\); known: deepseek_v3, .*, qwen3_next; name a",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, r"cannot undo a rejected token"),
@@ -242,6 +249,49 @@ def test_a_target_without_layers_is_refused_by_name(mimo: Path, changes: dict[st
     change_config(mimo, **changes)
     with pytest.raises(UserError, match=said) as error:
         plan(mimo)
+    assert "\n" not in str(error.value)
+
+
+# Other formats, as vLLM reads them: model type, entry of config.json that counts layers, and the name of a tensor.
+UNREAD = [
+    ("bailing_hybrid", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
+    ("deepseek_v32", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
+    ("deepseek_v4", "num_nextn_predict_layers", "mtp.0.e_proj.weight"),
+    ("dots3_note", "num_nextn_predict_layers", "model.mtp.layers.0.eh_proj.weight"),
+    ("exaone4_5", "num_nextn_predict_layers", "mtp.fc.weight"),
+    ("glm5_next", "text_config:num_nextn_predict_layers", "model.language_model.layers.32.eh_proj.weight"),
+    ("glm_moe_dsa", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
+    ("glm_ocr", "text_config:num_nextn_predict_layers", "model.language_model.layers.32.eh_proj.weight"),
+    ("hy_v4", "num_nextn_predict_layers", "model.mtp_layers.0.eh_proj.weight"),
+    ("inkling_mm_model", "mtp_config", "model.mtp.layers.0.input_proj.weight"),
+    ("kimi_k3", "text_config:num_nextn_predict_layers", "language_model.model.layers.32.eh_proj.weight"),
+    ("mimo_v2_flash", None, "model.mtp.layers.0.eh_proj.weight"),
+    ("minimax_m3_vl", "text_config:num_mtp_modules", "language_model.model.mtp.layers.0.eh_proj.weight"),
+    ("nemotron_h", "num_nextn_predict_layers", "mtp.layers.0.eh_proj.weight"),
+    ("pangu_ultra_moe", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
+    ("qwen4_exp", "text_config:mtp_num_hidden_layers", "mtp.fc.weight"),
+    ("step3p5", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
+]
+
+
+@pytest.mark.parametrize(("model", "entry", "tensor"), UNREAD)
+def test_an_unknown_format_is_named_with_what_was_found_and_what_is_read(
+    model: str, entry: str | None, tensor: str, tmp_path: Path
+) -> None:
+    """In one line, whatever the library says of the target."""
+    where, _, name = (entry or "").rpartition(":")
+    told = {"num_hidden_layers": 32, **({name: 1} if name else {})}
+    config = {"model_type": model, **({where: told} if where else told)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({tensor: torch.zeros(1), "model.layers.3.mlp.up_proj.weight": torch.zeros(1)}, tmp_path / WEIGHTS)
+    with pytest.raises(UserError) as error:
+        draft_config(f"{tmp_path}{PART}", offline=True)
+    found = ", ".join(filter(None, (name, tensor)))
+    assert f"({model}; found: {found}); known: deepseek_v3, " in str(error.value)
+    assert "\n" not in str(error.value)
+    small_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError) as error:
+        plan(tmp_path)
     assert "\n" not in str(error.value)
 
 
