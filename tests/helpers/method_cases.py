@@ -141,7 +141,7 @@ CASES = [
     *cases("peagle", "eagle", {"ahead": 7}, {"ahead": "auto"}, {"verify": "rejection"}, {"ahead": 1}),
     *cases("peagle", "eagle", {"confidence": 0.1, "verify": "block"}),
     *cases("z-lab|rnn", "dflash", {"ahead": 3}, {"ahead": 1}),
-    *cases("z-lab|domino", "dflash", {"ahead": 3, "tree": "3x2"}),
+    *cases("domino", "dflash", {"ahead": 3, "tree": "3x2"}),
     *cases("z-lab", "dflash", {"ahead": 3, "verify": "rejection"}),
     *cases("rnn", "dflash", {"ahead": 5, "confidence": 0.5}, {"ahead": 3, "verify": "block"}),
     *cases("mimo|glm|deepseek", "mtp", {}, {"ahead": 3}),
