@@ -7,10 +7,11 @@ its positions attend to each other. DSpark chooses the tokens of the block one a
 that depends on the token before: name it by `draft=dspark`. It may also tell the chance that a draft is accepted.
 
 A tree takes each position's best choices. No hidden state of a block knows its tokens, so the tree is the product of
-these choices; with DSpark's Markov head each guess has children of its own. Two drafts with released weights are not
-read: Domino (Huang et al., arXiv 2605.29707) has, in place of DSpark's Markov head, a GRU over the embeddings of the
-tokens before and two products on its state and the hidden state; JetSpec (Hu et al., arXiv 2606.18394) has DFlash's
-layers, causal attention within the block, and a tree of the likeliest paths.
+these choices; with DSpark's Markov head each guess has children of its own.
+
+Two more drafts with released weights run here. Domino (Huang et al., arXiv 2605.29707) differs from DSpark by its head:
+a GRU over the embeddings of the tokens before. JetSpec (Hu et al., arXiv 2606.18394) differs from DFlash by attention
+that is causal within the block; its authors verify a tree of the likeliest paths, not a product.
 
 `confidence` shortens a row's drafts: the first whose chance is below it and those behind it are not offered. Here the
 chance is that of the confidence head (mtbench/decoding/verification.py has the rule of other drafts). It depends on the
@@ -110,7 +111,10 @@ class DFlash(TreeMethod):
         slots = torch.cat((context, anchor + torch.arange(size, device=base.device)), 1)
         last = rows.tokens.gather(1, anchor)
         ids = torch.cat((last, torch.full_like(last, mask).expand(-1, size - 1)), 1)
-        metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room, sees=everything(size, base.device))
+        sees = everything(size, base.device)
+        if draft.format.causal:
+            sees = sees.tril()
+        metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room, sees=sees)
         out = runner.step(ids, entries.features, metadata, judged=self.ahead)
         assert out.feature is not None
         choose = partial(self._chosen, draft, rows, out.logits, out.feature, last)
@@ -129,7 +133,7 @@ class DFlash(TreeMethod):
             for k, children in enumerate(self.branches):
                 parents = before.shape[1]
                 term, state = draft.markov_head(before, hidden[:, k, None].expand(-1, parents, -1), state)
-                judged.append(logits[:, k, None] + term)
+                judged.append(logits[:, k, None] + term * (k >= draft.format.uncorrected))
                 before = rows.best(judged[-1], places[:, k, None].expand(-1, parents), children).flatten(1)
                 chosen.append(before)
                 state = state.repeat_interleave(children, 1)

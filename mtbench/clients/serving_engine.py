@@ -23,7 +23,7 @@ from mtbench.errors import UserError
 from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import Layout, linked_with
-from mtbench.models.drafts.loading import is_parallel
+from mtbench.models.drafts.loading import is_parallel, is_served
 from mtbench.models.loading import downloaded
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
@@ -47,6 +47,7 @@ ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the who
 NOT_ALWAYS = "It drafts only where the text repeats, so its acceptance cannot be made up."
 NO_TREE = "It drafts a chain: give tree=1."
 NO_PARALLEL = "It has no P-EAGLE: give a draft that drafts token by token."
+NO_SUCH_DRAFT = "Domino and JetSpec drafts have no setting of it here: give a DFlash or DSpark draft."
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
 NO_BLOCK = "It has no block verification: give verify=rejection."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
@@ -130,6 +131,8 @@ class ServingEngine:
             return f"{self.title} has fixed widths; give a number in place of `auto`."
         if not self.parallel and any(map(is_parallel, drafts.values())):
             return NO_PARALLEL
+        if not all(map(is_served, drafts.values())):
+            return NO_SUCH_DRAFT
         if method.translates and not self.translates:
             return SAME_VOCABULARY
         if method.token_map is not None and not self.trims:

@@ -151,6 +151,11 @@ class DraftConfig:
         """Whether masks after the last token predict more tokens in the same forward, of a sequential draft."""
         return False
 
+    @property
+    def served(self) -> bool:
+        """Whether serving engines run such a draft."""
+        return True
+
     @abstractmethod
     def build(self, target: Any) -> FeatureDraft:
         """Return the module with unset weights, for a target model of transformers; on the target's device and dtype.

@@ -53,6 +53,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vanilla": {**DSPARK, "markov_head_type": "vanilla"},
     "gated": {**DSPARK, "markov_head_type": "gated", "confidence_head_with_markov": False},
     "rnn": {**DSPARK, "markov_head_type": "rnn"},
+    "domino": {
+        **SHAPE,
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {
+            "projector_type": "domino",
+            "mask_token_id": MASK,
+            "shift_label": True,
+            "target_layer_ids": [0, 2],
+            "pure_draft_prefix_len": 1,
+            "gru_hidden_dim": RANK,
+            "emb_dim": 7,
+        },
+    },
+    "jetspec": {
+        **SHAPE,
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {"causal_head": True, "target_layer_ids": [0, 2], "mask_token_id": MASK},
+    },
 }
 
 
@@ -86,6 +104,10 @@ def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         if config["markov_head_type"] in wide:
             name, out, read = wide[config["markov_head_type"]]
             shapes |= {f"markov_head.{name}.weight": (out, read), f"markov_head.{name}.bias": (out,)}
+    if size := config.get("dflash_config", {}).get("gru_hidden_dim"):
+        inner = config["dflash_config"]["emb_dim"]
+        shapes |= {"prefix_gru.weight_ih_l0": (3 * size, WIDTH), "prefix_gru.weight_hh_l0": (3 * size, size)}
+        shapes |= {"embed_proj.0.weight": (inner, WIDTH + size), "embed_proj.2.weight": (VOCABULARY, inner)}
     if config.get("enable_confidence_head"):
         read = WIDTH + RANK * config["confidence_head_with_markov"]
         shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
@@ -113,7 +135,8 @@ class Reference:
         nested = self.config.get("dflash_config")
         settings = nested or self.config
         self.layer_ids, self.mask = settings["target_layer_ids"], settings["mask_token_id"]
-        self.first = 0 if nested is None else 1  # z-lab's block predicts its own masks
+        self.first = int(nested is not None and not nested.get("shift_label"))  # z-lab's block predicts its own masks
+        self.causal = "causal_head" in settings
         self.features = cache(self._features)
         self.hidden = cache(self._hidden)
         self.greedy = cache(lambda text, count: self.draft(text, count)[0])
@@ -151,7 +174,11 @@ class Reference:
             v = linear(both, w["self_attn.v_proj.weight"]).view(-1, GROUPS, SIZE)
             q, k = turned(q, before, self.config["rope_theta"]), turned(k, 0, self.config["rope_theta"])
             k, v = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v))
-            weights = torch.einsum("qhd,khd->hqk", q, k).div(SIZE**0.5).softmax(-1)
+            scores = torch.einsum("qhd,khd->hqk", q, k).div(SIZE**0.5)
+            if self.causal:
+                later = torch.ones(len(q), len(k)).triu(before + 1).bool()
+                scores = scores.masked_fill(later, float("-inf"))
+            weights = scores.softmax(-1)
             heads = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
             block = block + linear(heads, w["self_attn.o_proj.weight"])
             normed = norm(block, w["post_attention_layernorm.weight"], eps)
@@ -174,6 +201,8 @@ class Reference:
 
     def term(self, before: int, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The Markov head: its term of the logits and its next state."""
+        if "prefix_gru.weight_ih_l0" in self.tensors:
+            return self.domino(before, hidden, state)
         t = {name.removeprefix("markov_head."): x for name, x in self.tensors.items()}
         if "markov_w1.weight" not in t:
             return torch.zeros(VOCABULARY).double(), state
@@ -185,6 +214,17 @@ class Reference:
             g, c, e = torch.sigmoid(z[:RANK]), torch.tanh(z[RANK : 2 * RANK]), torch.tanh(z[2 * RANK :])
             state = g * state + (1 - g) * c
         return t["markov_w2.weight"] @ e, state
+
+    def domino(self, before: int, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Domino's head: no term for the first prediction. The state has one number more once it has read a token."""
+        t, first, state = self.tensors, len(state) == RANK, state[:RANK]
+        table = t.get("embed_tokens.weight", self.target.model.get_input_embeddings().weight)
+        read, kept = t["prefix_gru.weight_ih_l0"] @ table[before], t["prefix_gru.weight_hh_l0"] @ state
+        (r, z, n), (r_kept, z_kept, n_kept) = read.chunk(3), kept.chunk(3)
+        update = torch.sigmoid(z + z_kept)
+        state = (1 - update) * torch.tanh(n + torch.sigmoid(r + r_kept) * n_kept) + update * state
+        inner = silu(t["embed_proj.0.weight"] @ torch.cat((hidden, state)))
+        return t["embed_proj.2.weight"] @ inner * (not first), torch.cat((state, state[:1]))
 
     @torch.no_grad()
     def chances(self, text: Sequence[int], drafts: Sequence[int]) -> list[float]:

@@ -99,7 +99,7 @@ def models(name: str, folder: Path) -> ModelRunners:
         return parallel_eagle_cases.make_pair(folder, parallel_eagle_cases.FORMATS[name]).runners()
     if name in FAMILIES:
         return save_headed(folder, name).runners()
-    if name in ("z-lab", "rnn"):
+    if name in ("z-lab", "rnn", "domino"):
         return block_drafted(folder, name)
     return on(headed(folder) if name == "headed" else ModelRunner(small_checkpoint()))
 
@@ -148,7 +148,8 @@ CASES = [
     *cases("peagle|p-eagle of vllm", "eagle", {}, {"ahead": 3, "tree": "3x3x2"}),
     *cases("peagle", "eagle", {"ahead": 7}, {"ahead": "auto"}, {"verify": "rejection"}, {"ahead": 1}),
     *cases("peagle", "eagle", {"confidence": 0.1, "verify": "block"}),
-    *cases("z-lab|rnn", "dflash", {"ahead": 3}, {"ahead": 1}, {"ahead": 3, "tree": "3x2"}),
+    *cases("z-lab|rnn", "dflash", {"ahead": 3}, {"ahead": 1}),
+    *cases("domino", "dflash", {"ahead": 3, "tree": "3x2"}),
     *cases("z-lab", "dflash", {"ahead": 3, "verify": "rejection"}),
     *cases("rnn", "dflash", {"ahead": 5, "confidence": 0.5}, {"ahead": 3, "verify": "block"}),
     *cases("mimo|glm|deepseek", "mtp", {}, {"ahead": 3}),

@@ -26,6 +26,7 @@ from mtbench.decoding.verification import VerifiedMethod
 
 TOKENS, LENGTH, PROMPT, TEMPERATURE = 4, 4, [5, 9, 1], 1.5
 MANY = 24_000  # texts of a slow test
+SHARPER = 8
 METHODS_OF: dict[str, tuple[str, str, dict[str, Any]]] = {  # models, method, options
     "speculative": ("sometimes", "speculative", {}),
     "PARD": ("sometimes", "speculative", {"per_forward": "all"}),
@@ -60,6 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         runners = models(name, tmp_path_factory.mktemp("models"))
         for runner in runners.values():
             runner.checkpoint = replace(runner.checkpoint, suppressed=torch.arange(TOKENS, VOCABULARY))
+        if "eagle" in runners:  # its fitted head is nearly indifferent, and a wrong offer would not differ
+            runners["eagle"].model.lm_head.weight.mul_(SHARPER)
         return runners
 
     return make
@@ -146,10 +149,10 @@ PLANTED = [("DSpark", FAULTS[0]), *((name, fault) for name in METHODS_OF for fau
 
 @pytest.mark.parametrize(("name", "plant"), one_in(len(PLANTED), PLANTED))
 def test_a_wrong_offer_or_residual_is_seen(made: Made, name: str, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a sixth of the texts or fewer, by both rules."""
+    """With a quarter of the texts or fewer, by both rules."""
     plant(monkeypatch)
     for verify in ("rejection", "block"):
-        found = sample_method(made, name, verify, 2000 if name == "DSpark" else MANY // 6).fit
+        found = sample_method(made, name, verify, 2000 if name == "DSpark" else MANY // 4).fit
         print(f"{plant.__name__} {name} {verify} {found}")
         assert found.p < 1e-6
 
@@ -160,6 +163,6 @@ def test_a_draft_accepted_without_a_match_is_seen(made: Made, monkeypatch: pytes
     agrees = TargetOutput.agrees
     first = torch.arange(3) == 0
     monkeypatch.setattr(TargetOutput, "agrees", lambda self, drafts: agrees(self, drafts) | first)
-    found = sample(made("never"), "mars-speculative", MANY // 6).fit
+    found = sample(made("never"), "mars-speculative", MANY // 4).fit
     print(f"no match mars-speculative {found}")
     assert found.p < 1e-6

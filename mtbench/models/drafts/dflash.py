@@ -1,6 +1,7 @@
-"""DFlash and DSpark: drafts that predict a block of tokens in one forward.
+"""DFlash, DSpark, Domino and JetSpec: drafts that predict a block of tokens in one forward.
 
-Chen, Liang, Liu: "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv 2602.06036; DSpark: arXiv 2607.05147.
+Chen, Liang, Liu: "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv 2602.06036; DSpark: arXiv 2607.05147;
+Domino: Huang et al., arXiv 2605.29707; JetSpec: Hu et al., arXiv 2606.18394.
 
 A context entry is made of the target's hidden states at one position, by one product and one norm. Every layer projects
 the same entries to keys and values; entries do not attend, and no layer changes them. A block is the last decided token
@@ -11,19 +12,22 @@ Two formats have this architecture. Both number a tap by the layer whose output 
 `hidden_states[1]`; −1 is the embedding.
 
 - z-lab (github.com/z-lab/dflash): `dflash_config` in config.json. The first position of a block predicts nothing: the
-  position of a mask predicts the token at that position. So B positions predict B − 1 tokens.
+  position of a mask predicts the token at that position. So B positions predict B − 1 tokens. Domino and JetSpec name
+  what differs there: `projector_type` with `shift_label`, by which each position predicts the token after it, and
+  `causal_head`, by which a position attends to the block's earlier positions only.
 - DeepSpec (github.com/deepseek-ai/DeepSpec): `Qwen3DSparkModel`, of which DFlash is the case without heads. Each
   position predicts the token after it, the last decided token's position too. So B positions predict B tokens.
 
 The hidden states of a block are computed together, so none of them knows which tokens the block has. DSpark's Markov
-head adds that: the tokens are chosen one after the other, and each changes the logits of the next. Its confidence head
-estimates the chance that a draft is accepted, given those before.
+head adds that: the tokens are chosen one after the other, and each changes the logits of the next. Domino's head reads
+all tokens before, by a GRU over their embeddings, and leaves the first predictions as they are. DSpark's confidence
+head estimates the chance that a draft is accepted, given those before.
 
 R = rows, P = context entries, B = positions of a block, N = drafts, D = rank of the Markov head, V = vocabulary,
 H = query heads, K = key heads, d = head size, C = hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,6 +49,9 @@ from mtbench.models.kv_cache import KVCache
 DEEPSPEC, ITS_GEMMA = "Qwen3DSparkModel", "Gemma4DSparkModel"
 NESTED = "dflash_config"
 READ = {"target_layer_ids", "mask_token_id", "block_size"}  # what is read of it
+DOMINO_FIRST = "pure_draft_prefix_len"  # predictions before the first with a term
+DOMINO = {"shift_label", DOMINO_FIRST, "gru_hidden_dim", "emb_dim"}  # and with this projector_type
+CAUSAL = ("causal_head", "causal")  # JetSpec's own name and vLLM's
 NEEDED = (*LAYER[:6], "max_position_embeddings", "rms_norm_eps")
 
 
@@ -93,6 +100,31 @@ class RecurrentMarkovHead(MarkovHead):
         return self.markov_w2(output.tanh()), gate * state + (1 - gate) * candidate.tanh()
 
 
+class DominoHead(nn.Module):
+    """Domino's term: a GRU reads the embeddings of the tokens before, and two products its state and the hidden state.
+
+    It is called as a `MarkovHead`. `embedding` returns the embedding that the draft reads.
+    """
+
+    def __init__(
+        self, embedding: Callable[[], nn.Embedding], vocabulary: int, rank: int, width: int, state: int
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.prefix_gru = nn.GRUCell(width, state, bias=False)
+        self.embed_proj = nn.Sequential(
+            nn.Linear(width + state, rank, bias=False), nn.SiLU(), nn.Linear(rank, vocabulary, bias=False)
+        )
+
+    def start(self, hidden: Tensor) -> Tensor:
+        return hidden.new_zeros(len(hidden), self.prefix_gru.hidden_size)
+
+    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.prefix_gru(self.embedding()(before).flatten(0, -2), state.flatten(0, -2)).view_as(state)
+        term: Tensor = self.embed_proj(torch.cat((hidden, state), -1))
+        return term, state
+
+
 MARKOV_HEADS: dict[str, type[MarkovHead]] = {
     "vanilla": MarkovHead,
     "gated": GatedMarkovHead,
@@ -114,6 +146,18 @@ class BlockDraftConfig(DraftConfig):
     rank: int = 0
     confidence: bool = False  # whether it has a confidence head
     confidence_reads_token: bool = False
+    uncorrected: int = 0  # leading predictions without the term of the token before
+    state: int = 0  # size of a Domino head's recurrent state
+    causal: bool = False  # a position of the block attends to its earlier positions only
+
+    @property
+    def served(self) -> bool:
+        return self.markov != "domino" and not self.causal
+
+    def rename(self, name: str) -> str | None:
+        """Return the name of a stored tensor in the module, where Domino's head takes the place of the Markov head."""
+        own = name.startswith(("prefix_gru.", "embed_proj."))
+        return f"markov_head.{name.removesuffix('_l0')}" if own else name
 
     @property
     def predicts(self) -> int:
@@ -153,7 +197,11 @@ class BlockDraft(FeatureDraft):
         self.layers = nn.ModuleList(BlockLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(width, eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
-        if format.markov is not None:
+        self.markov_head: Any
+        if format.markov == "domino":
+            embedding = self.get_input_embeddings
+            self.markov_head = DominoHead(embedding, config.vocab_size, format.rank, width, format.state)
+        elif format.markov is not None:
             self.markov_head = MARKOV_HEADS[format.markov](config.vocab_size, format.rank, width)
         if format.confidence:
             reads = width + format.rank if format.confidence_reads_token else width
@@ -295,11 +343,18 @@ def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:
     nested = raw[NESTED]
     if not isinstance(nested, Mapping):
         raise ValueError(f"{NESTED} is {nested!r:.60}, not an object")
-    if other := sorted(name for name, value in nested.items() if value and name not in READ):
+    kind, known = dict[str, Any](), READ | {*CAUSAL}
+    if nested.get("projector_type") == "domino":
+        known |= DOMINO | {"projector_type"}
+        kind = {"markov": "domino", "uncorrected": _whole({DOMINO_FIRST: 0, **nested}, DOMINO_FIRST, least=0)}
+        kind |= {"rank": _whole(nested, "emb_dim", least=1), "state": _whole(nested, "gru_hidden_dim", least=1)}
+    if other := sorted(name for name, value in nested.items() if value and name not in known):
         raise ValueError(f"{NESTED} has {other[0]!r:.60}, which is not supported")
     settings = {name: raw[name] for name in READ if name in raw} | dict(nested)
     settings.setdefault("target_layer_ids", _spread(raw))
-    return _config("DFlash of z-lab", raw, settings, from_anchor=False)
+    causal = any(nested.get(name) is True for name in CAUSAL)
+    name = "Domino" if kind else "JetSpec" if causal else "DFlash of z-lab"
+    return _config(name, raw, settings, from_anchor=nested.get("shift_label") is True, causal=causal, **kind)
 
 
 def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **kind: Any) -> BlockDraftConfig:

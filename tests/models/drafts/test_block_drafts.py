@@ -8,10 +8,13 @@ import torch
 from block_drafts import BLOCK, CONFIGS, DSPARK, random_tensors, save_draft
 from small import MASK, save_small
 
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.models.drafts.dflash import BlockDraftConfig, recognise
 from mtbench.models.drafts.loading import draft_config, inspect_draft, load_draft
 from mtbench.models.loading import Checkpoint, inspect, load
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.planner import make_plan
 
 TEXTS = [[3, 8, 1], [5, 9, 1, 7, 2, 30, 11, 4, 6], [31, 2]]
 
@@ -91,8 +94,12 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"model_type": "llama"}, "layers are of 'llama'; supported: qwen3"),
     "nested": ({"architectures": [], "dflash_config": 3}, "dflash_config is 3, not an object"),
     "projector": (
-        {"architectures": [], "dflash_config": {**NESTED, "projector_type": "domino"}},
+        {"architectures": [], "dflash_config": {**NESTED, "projector_type": "other"}},
         "dflash_config has 'projector_type', which is not supported",
+    ),
+    "domino": (
+        {"architectures": [], "dflash_config": {**NESTED, "projector_type": "domino", "emb_dim": 7}},
+        "gru_hidden_dim is None, not a whole number from 1 to",
     ),
     "short": ({"architectures": [], "dflash_config": NESTED, "block_size": 1}, "block_size is 1"),
 }
@@ -115,3 +122,45 @@ def test_a_draft_of_another_target_is_refused(folder: Path, tmp_path: Path) -> N
     source = save_draft(tmp_path, CONFIGS["dflash"] | changes, random_tensors(CONFIGS["dflash"]))
     with pytest.raises(UserError, match="it reads the output of layer 4, and the target has 3 layers"):
         inspect_draft(str(source), inspect(str(folder / "target")))
+
+
+# Refusals of the method, at planning, before a model is loaded.
+
+
+@pytest.mark.parametrize(
+    ("options", "draft", "said"),
+    [
+        ("ahead=6", "dflash", r"ahead=6, but draft .*DFlash of DeepSpec.* predicts 5 tokens .*use `ahead=5` or less"),
+        ("ahead=5", "z-lab", r"DFlash of z-lab.* predicts 4 tokens in a block; use `ahead=4`"),
+        ("ahead=5", "jetspec", r"JetSpec\) predicts 4 tokens in a block; use `ahead=4`"),
+        ("ahead=6", "domino", r"Domino\) predicts 5 tokens in a block; use `ahead=5`"),
+        ("ahead=4,confidence=0.5", "z-lab", r"confidence=0.5 needs a confidence head, and .* has none"),
+        ("tree=2x2,confidence=0.5", "vanilla", r"confidence=0.5 needs a chain, and tree=2x2 is none"),
+        ("ahead=4", "target", r"is a whole model \(qwen2\), and a draft that drafts a block at once is needed"),
+    ],
+)
+def test_what_cannot_draft_is_refused_by_name(folder: Path, options: str, draft: str, said: str) -> None:
+    checkpoints = {"ar": str(folder / "target"), "dflash": str(folder / draft)}
+    with pytest.raises(UserError, match=said):
+        plan(checkpoints, f"dflash:{options}")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("draft", "served"), [("z-lab", True), ("vanilla", True), ("domino", False), ("jetspec", False)]
+)
+def test_an_engine_without_a_drafts_head_has_no_setting(folder: Path, engine: str, draft: str, served: bool) -> None:
+    """It would draft without the head that the draft was trained with, or with another attention."""
+    setting = SERVING_ENGINES[engine]().setting(METHODS["dflash"](), {"dflash": str(folder / draft)})
+    assert isinstance(setting, str) != served
+
+
+def test_a_draft_in_another_role_is_named(folder: Path) -> None:
+    checkpoints = {"ar": str(folder / "target"), "dspark": str(folder / "vanilla")}
+    made = plan(checkpoints, "dflash:draft=dspark,ahead=5,confidence=0.5")
+    assert made.cells[-1].checkpoints == checkpoints
+
+
+def plan(checkpoints: dict[str, str], *methods: str) -> Any:
+    request = RunRequest(method=list(methods), checkpoint=checkpoints, suite=["arithmetic"], limit=2, device="cpu")
+    return make_plan(request)
