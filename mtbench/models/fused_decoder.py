@@ -12,7 +12,6 @@ give the logits of transformers' modules in float64.
 R = rows, W = positions fed, N = R·W, C = hidden size, H = query heads, K = key heads, d = head size.
 """
 
-import copy
 import json
 from collections.abc import Callable
 from functools import cache, partial
@@ -203,13 +202,6 @@ class Decoder(nn.Module):
             self.operations = operations
             weights = [weight for layer in layers for weight in (layer.attention_norm, layer.mlp_norm)]
             self.norms = [Norm.make(weight, layers[0].eps) for weight in (*weights, self.norm)]
-
-    def with_head(self, weight: Tensor) -> "Decoder":
-        """Return a decoder of the same weights, hooks and kernels with another LM head (D, C)."""
-        twin = copy.copy(self)
-        twin._parameters = {name: p for name, p in self._parameters.items() if name != "lm_head"}
-        twin.lm_head = packed_weights.as_in(self.layers[-1], weight.detach())
-        return twin
 
     @torch.inference_mode()
     def warm_up(self) -> None:

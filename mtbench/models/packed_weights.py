@@ -4,6 +4,7 @@
 EPYC). torch.compile packs by the same functions of PyTorch.
 """
 
+import copy
 from contextlib import suppress
 from typing import Any
 
@@ -35,9 +36,12 @@ def pack(decoder: Any) -> None:
             layer.linear = linear
 
 
-def as_in(layer: Any, weight: Tensor) -> Tensor:
-    """Return a weight (O, I) in the layout that the products of a layer read."""
-    return packed_matrix(weight) if layer.linear is linear else weight
+def with_head(decoder: Any, weight: Tensor) -> Any:
+    """Return a fused decoder that shares all of another one, hooks included, but for an LM head (D, C) of its own."""
+    twin = copy.copy(decoder)
+    twin._parameters = {name: parameter for name, parameter in decoder._parameters.items() if name != "lm_head"}
+    twin.lm_head = packed_matrix(weight) if decoder.layers[-1].linear is linear else weight.detach()
+    return twin
 
 
 def packed_matrix(weight: Tensor) -> Tensor:

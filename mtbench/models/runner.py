@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
+from mtbench.models import packed_weights
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder
 from mtbench.models.kv_cache import KVCache
@@ -87,7 +88,7 @@ class ModelRunner:
         runner.cache, runner.drafted = KVCache(), torch.tensor(ids, device=self.device)
         runner.model = with_rows(self.model, runner.drafted)
         if self.decoder is not None:
-            runner.decoder = self.decoder.with_head(runner.model.get_output_embeddings().weight)
+            runner.decoder = packed_weights.with_head(self.decoder, runner.model.get_output_embeddings().weight)
         return runner
 
     # --- A draft's text: that of the target in its own tokens, here the same (mtbench/models/vocabularies.py) ---

@@ -333,7 +333,8 @@ class _GroupPlanner:
         spec = self.suite.suite
         checkpoints = self.family.checkpoints(arm.roles)
         method, untrained = build(METHODS[arm.method], arm.options, self.family.training(arm.on))
-        fault = method_checks.fault(method, {role: self.inspected[source] for role, source in checkpoints.items()})
+        inspected = {role: self.inspected[source] for role, source in checkpoints.items()}
+        fault = method_checks.fault(method, inspected)
         if fault is None and not method.outside:
             method_checks.refuse_too_wide(str(arm), method)
         claims: Claims = "lossy" if fault else method.claims
@@ -346,13 +347,11 @@ class _GroupPlanner:
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
-        flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
+        flags = [*self.suite.flags, *untrained, *_mask_flags(arm, inspected[arm.on])]
         if method.translates and fault is None:
-            flags += vocabulary_flags({role: self.inspected[source] for role, source in checkpoints.items()}, arm.on)
+            flags += vocabulary_flags(inspected, arm.on)
         if method.token_map is not None and fault is None:
-            flags += token_map.flags(
-                method.token_map, {role: self.inspected[source] for role, source in checkpoints.items()}, arm.on
-            )
+            flags += token_map.flags(method.token_map, inspected, arm.on)
         flags += [APART] if self.request.apart else []
         flags += engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
         return Cell(
