@@ -125,9 +125,9 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 def _medusa(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if max(method.branches) > 1:
         return NO_TREE
-    [folder] = drafts.values()  # the heads lie beside the target
+    folder = next(iter(drafts.values()), "DRAFT")  # the heads lie beside the target
     setting = _speculative("medusa", method, folder, ahead=method.heads)._replace(exported=True)
-    return setting.but(f"It loads every file of weights beside the target's: then move {HEADS} out of that folder.")
+    return setting.but(f"It loads every file of weights in the target's folder: after that move {HEADS} out of it.")
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
