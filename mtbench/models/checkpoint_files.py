@@ -148,6 +148,8 @@ class Layout(NamedTuple):
 
     entries: Mapping[str, Any] = {}  # of config.json, besides or in place of its own
     renamed: Mapping[str, str] = {}  # how names of weights begin -> how they begin there
+    part: str = ""  # the only file it takes, of weights that lie beside the model's; config.json is `entries` alone
+    without: str = ""  # a file that it must not find
 
 
 def copy_with(folder: Path, layout: Layout, out: Path, *, link: bool = False) -> None:
@@ -159,21 +161,21 @@ def copy_with(folder: Path, layout: Layout, out: Path, *, link: bool = False) ->
     with files.write_errors(out):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for file in _copied(folder):
+        for file in _copied(folder, layout):
             if layout.renamed and file.suffix == ".safetensors":
-                save_file(
-                    {_in(layout, n): w for n, w in load_file(file).items()}, partial / file.name, {"format": "pt"}
-                )
+                weights = {_in(layout, name): weight for name, weight in load_file(file).items()}
+                save_file(weights, partial / (WEIGHTS if layout.part else file.name), {"format": "pt"})
             elif link:
                 (partial / file.name).symlink_to(file.resolve())
             else:
                 shutil.copyfile(file, partial / file.name)
-        if layout.renamed and (folder / INDEX).exists():
+        if layout.renamed and not layout.part and (folder / INDEX).exists():
             index = _read_object(folder / INDEX, LARGEST_INDEX)
             index["weight_map"] = {_in(layout, name): file for name, file in index["weight_map"].items()}
             (partial / INDEX).unlink()
             files.write_json(partial / INDEX, index)
-        files.write_json(partial / CONFIG, {**_read_object(folder / CONFIG, LARGEST_SETTINGS), **layout.entries})
+        own = {} if layout.part else _read_object(folder / CONFIG, LARGEST_SETTINGS)
+        files.write_json(partial / CONFIG, {**own, **layout.entries})
         partial.rename(out)
 
 
@@ -181,7 +183,9 @@ def linked_with(folder: Path, layout: Layout) -> Path:
     """Return a copy as `copy_with` writes it, with links, made once in the cache folder; the folder if it will do."""
     if layout == Layout():
         return folder
-    states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(_copied(folder))]
+    states = [
+        (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(_copied(folder, layout))
+    ]
     made_of = json.dumps([states, _read_object(folder / CONFIG, LARGEST_SETTINGS), layout])
     out = files.cache_home() / "exports" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     if not out.is_dir():
@@ -189,8 +193,14 @@ def linked_with(folder: Path, layout: Layout) -> Path:
     return out
 
 
-def _copied(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if any(map(file.match, CHECKPOINT_FILES)) and file.name != CONFIG]
+def _copied(folder: Path, layout: Layout) -> list[Path]:
+    if layout.part:
+        return [folder / layout.part]
+    return [
+        file
+        for file in folder.iterdir()
+        if any(map(file.match, CHECKPOINT_FILES)) and file.name not in (CONFIG, layout.without)
+    ]
 
 
 def _in(layout: Layout, name: str) -> str:

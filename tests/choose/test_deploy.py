@@ -126,7 +126,7 @@ def test_of_a_width_auto_the_nearest_fixed_one_is_given(positions: float | None,
     assert f"No engine has ahead=auto: ahead={width} is {chosen}." in found[1]
 
 
-@pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa", "eagle:tree=3x2", "dflash:tree=3x2"])
+@pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa:tree=3x2", "eagle:tree=3x2", "dflash:tree=3x2"])
 def test_no_engine_has_other_methods(arm: str) -> None:
     [cell] = cells(arm)
     assert commands(cell, None) == {}
@@ -156,10 +156,12 @@ RULES: dict[str, dict[str, Any]] = {
     "confidence": {"confidence": 0.4},
 }
 DRAFTS = {"draft": "d", "other": "o", "eagle": "e", "dflash": "f", "#mtp": "m"}
+BESIDE = {"medusa": "h"}  # a method whose drafts lie in the target's checkpoint has its role alone
 
 
 def settings(method: Any) -> dict[str, Setting]:
-    found = {engine.title: engine.setting(method, DRAFTS) for engine in ENGINES}
+    drafts = BESIDE if method.name in BESIDE else DRAFTS
+    found = {engine.title: engine.setting(method, drafts) for engine in ENGINES}
     return {title: setting for title, setting in found.items() if not isinstance(setting, str)}
 
 
@@ -226,6 +228,12 @@ def test_vllm_gets_the_drafts_of_every_batch_size_in_one_command() -> None:
     assert at_every(arms[1], arms[2], arms[0]) == {"prompt-lookup:ahead=4@ar/graph": [[1, 3, 4], [4, 7, 2], [8, 8, 0]]}
     assert at_every(arms[1], arms[1], arms[1]) == {}
     assert at_every(arms[0], arms[0], arms[0]) == {}
+
+
+def test_vllm_drafts_by_all_heads_of_medusa_or_none() -> None:
+    """Its proposer fails where a table asks for fewer, so each batch size has a command of its own."""
+    by_size = {size: settings(METHODS["medusa"](heads=heads))["vLLM"] for size, heads in ((1, 4), (8, 2))}
+    assert SERVING_ENGINES["vllm"]().scheduled(by_size) is None
 
 
 @pytest.mark.parametrize(("engine", "name"), [("vLLM", "prompt-lookup"), ("OpenVINO GenAI", "speculative")])

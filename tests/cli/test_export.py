@@ -72,3 +72,28 @@ def test_vllm_gets_a_draft_that_feeds_masks_as_a_linked_copy(
     assert (folder / "model.safetensors").resolve() == (TINY / "draft_mars" / "model.safetensors").resolve()
     assert served(3) == folder
     assert served(1) == TINY / "draft_mars"
+
+
+def test_medusa_heads_become_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With vLLM's names, and nothing of the target, which is served without them: vLLM loads every file of weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target = TINY / "medusa"
+    method, engine = METHODS["medusa"](heads=3), SERVING_ENGINES["vllm"]()
+    model, setting = engine.prepared_arm(method, {"mine": EMBEDDED + "medusa"}, "mine", "float32", offline=True)
+    config = json.loads(setting.words[1])
+    folder = Path(config.pop("model"))
+    assert config == {"method": "medusa", "num_speculative_tokens": 3}
+    served = sorted(file.name for file in Path(model).iterdir())
+    assert served == sorted(file.name for file in target.iterdir() if file.name != "medusa.safetensors")
+    assert (Path(model) / "model.safetensors").resolve() == (target / "model.safetensors").resolve()
+    assert engine.prepared_arm(METHODS["ar"](), {"mine": str(target)}, "mine", "float32", offline=True)[0] == model
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
+    sizes = {"hidden_size": 128, "vocab_size": 512, "num_heads": 4, "num_hidden_layers": 1}
+    kind = {"model_type": "medusa", "architectures": ["MedusaModel"], "medusa_fc_bias": True}
+    assert json.loads((folder / "config.json").read_text()) == kind | sizes
+    ours, theirs = load_file(target / "medusa.safetensors"), load_file(folder / "model.safetensors")
+    assert len(theirs) == len(ours) == 12
+    for k in range(4):
+        assert theirs[f"blocks.{k}.layers.0.weight"].equal(ours[f"{k}.hidden.weight"])
+        assert theirs[f"blocks.{k}.layers.0.bias"].equal(ours[f"{k}.hidden.bias"])
+        assert theirs[f"lm_heads.{k}.weight"].equal(ours[f"{k}.head"])

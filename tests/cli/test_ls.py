@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mtbench.cli import ls
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
@@ -55,6 +55,15 @@ def test_a_method_is_described_with_every_option(name: str) -> None:
     for option in options_of(METHODS[name]):
         assert f" {option.name} {show(option.default)} " in words
     assert "claims" in words
+
+
+@pytest.mark.parametrize("name", [*SERVING_ENGINES])
+def test_an_engine_is_described_with_every_method_that_it_has(name: str) -> None:
+    """And so has the matrix, whatever roles a method's options name: Medusa's name none."""
+    methods = SERVING_ENGINES[name].methods
+    rows = [line.split()[0] for line in listed("engines").splitlines() if line]
+    text = listed("engines", name)
+    assert [method for method in methods if method not in rows or f"\n{method}: " not in text] == []
 
 
 def test_arms_have_no_details() -> None:

@@ -22,13 +22,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arms_have_the_tokens_and_the_acceptance_of_mtbench(tmp_path: Path) -> None:
     """In float32 all arms are exact, and n-grams have as many forwards.
 
-    vLLM's prefill commits a token without drafts, so its counts of a draft model may differ by less than one forward a
+    vLLM's prefill commits a token without drafts, so its counts of a draft may differ by less than one forward a
     request in either direction.
     """
     drafted = "prompt-lookup:match=earliest,engine=graph|vllm", "speculative:draft=mars,per_forward=4,engine=graph|vllm"
     results = mtbench.run(
         suite="arithmetic",
-        method=("ar:engine=graph|vllm", *drafted, "eagle:tree=1,ahead=4,engine=graph|vllm"),
+        method=("ar:engine=graph|vllm", *drafted, "eagle:tree=1,ahead=4,engine=graph|vllm", "medusa:engine=graph|vllm"),
         limit=24,
         batch_size=2,
         rounds=1,
@@ -36,15 +36,15 @@ def test_arms_have_the_tokens_and_the_acceptance_of_mtbench(tmp_path: Path) -> N
         out=tmp_path / "DIR",
     )
     cells = results.record["cells"]
-    assert [cell["status"] for cell in cells] == ["ok"] * 8
+    assert [cell["status"] for cell in cells] == ["ok"] * 10
     ours, theirs = cells[::2], cells[1::2]
-    assert [cell["engine"] for cell in theirs] == ["vllm"] * 4
-    assert [cell["lossless"]["grade"] for cell in cells[1:]] == ["exact"] * 7
+    assert [cell["engine"] for cell in theirs] == ["vllm"] * 5
+    assert [cell["lossless"]["grade"] for cell in cells[1:]] == ["exact"] * 9
     assert len({cell["tokens"] for cell in cells}) == 1
     assert theirs[0]["tokens_per_forward"] == 1
     assert theirs[1]["tokens_per_forward"] == ours[1]["tokens_per_forward"] > 1.2
     for pair in zip(ours[2:], theirs[2:], strict=True):
         forwards = [cell["tokens"] / cell["tokens_per_forward"] for cell in pair]
-        assert forwards[0] < 700
+        assert forwards[0] < 0.6 * cells[0]["tokens"]
         assert abs(forwards[0] - forwards[1]) <= 24
     assert all("each request" in cell["acceptance"]["reported_by"] for cell in theirs[1:])
