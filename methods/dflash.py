@@ -9,9 +9,8 @@ that depends on the token before: name it by `draft=dspark`. It may also tell th
 A tree takes each position's best choices. No hidden state of a block knows its tokens, so the tree is the product of
 these choices; with DSpark's Markov head each guess has children of its own.
 
-Two more drafts with released weights run here. Domino (Huang et al., arXiv 2605.29707) differs from DSpark by its head:
-a GRU over the embeddings of the tokens before. JetSpec (Hu et al., arXiv 2606.18394) differs from DFlash by attention
-that is causal within the block; its authors verify a tree of the likeliest paths, not a product.
+Domino (Huang et al., arXiv 2605.29707) has a GRU over the embeddings of the tokens before as its head. JetSpec (Hu et
+al., arXiv 2606.18394) has blocks with causal attention; its authors verify the likeliest paths, not a product.
 
 `confidence` shortens a row's drafts: the first whose chance is below it and those behind it are not offered. Here the
 chance is that of the confidence head (mtbench/decoding/verification.py has the rule of other drafts). It depends on the
