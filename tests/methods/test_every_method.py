@@ -64,7 +64,7 @@ def ends(generations: list[Generation]) -> list[tuple[list[int], str]]:
     return [(g.token_ids, g.finish_reason) for g in generations]
 
 
-@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
+@pytest.mark.parametrize("case", one_in(3, CASES), ids=str)
 def test_a_method_changes_the_speed_but_no_tokens(made: Made, case: Case) -> None:
     """Tokens and finish reasons are those of `ar`, in rows that are refilled, also in the shapes of a GPU.
 
@@ -87,7 +87,7 @@ def test_a_method_changes_the_speed_but_no_tokens(made: Made, case: Case) -> Non
                 assert (g.commits, g.drafted) == (by_itself.commits, by_itself.drafted)
 
 
-@pytest.mark.parametrize("case", one_in(2, LOSSLESS), ids=str)
+@pytest.mark.parametrize("case", one_in(3, LOSSLESS), ids=str)
 def test_sampled_tokens_are_those_of_sampled_ar(made: Made, case: Case) -> None:
     runners = made(case.models)
     want = run(ar(), runners.target, MANY[:5], BUDGETS, temperature=1)
