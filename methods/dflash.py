@@ -110,9 +110,7 @@ class DFlash(TreeMethod):
         slots = torch.cat((context, anchor + torch.arange(size, device=base.device)), 1)
         last = rows.tokens.gather(1, anchor)
         ids = torch.cat((last, torch.full_like(last, mask).expand(-1, size - 1)), 1)
-        sees = everything(size, base.device)
-        if draft.format.causal:
-            sees = sees.tril()
+        sees = seen(size, base.device, causal=draft.format.causal)
         metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room, sees=sees)
         out = runner.step(ids, entries.features, metadata, judged=self.ahead)
         assert out.feature is not None
@@ -145,6 +143,7 @@ class DFlash(TreeMethod):
 
 
 @cache
-def everything(size: int, device: torch.device) -> Tensor:
-    """Return that each position of a block sees the whole block. Made once, as tensors of windows are."""
-    return torch.ones(size, size, dtype=torch.bool, device=device)
+def seen(size: int, device: torch.device, *, causal: bool) -> Tensor:
+    """Return which positions of a block each one sees. Made once, as tensors of windows are."""
+    whole = torch.ones(size, size, dtype=torch.bool, device=device)
+    return whole.tril() if causal else whole

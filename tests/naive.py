@@ -40,6 +40,33 @@ def autoregressive(logits: Logits, prompt: list[int], budget: int, end: int) -> 
     return answer, commits
 
 
+def speculative(
+    target: Logits,
+    draft: Callable[[list[int], int], Tensor],
+    prompt: list[int],
+    *,
+    ahead: int,
+    each: int,
+    budget: int,
+    end: int,
+) -> tuple[list[int], list[int]]:
+    """Return tokens and commits of `ahead` drafts a step, `each` a forward.
+
+    `draft(text, masks)`: its logits (masks + 1, V) after a text and so many masks.
+    """
+    answer: list[int] = []
+    commits: list[int] = []
+    while True:
+        text = prompt + answer
+        drafts: list[int] = []
+        while len(drafts) < ahead:
+            drafts += draft(text + drafts, min(each, ahead - len(drafts)) - 1).argmax(1).tolist()
+        own = target(text + drafts)[-ahead - 1 :].argmax(1).tolist()
+        kept = next((i for i in range(ahead) if drafts[i] != own[i]), ahead)
+        if finish(answer, commits, own[: kept + 1], end, budget):
+            return answer, commits
+
+
 def accepted(judged: Tensor, metric: str, tau: float) -> list[int]:
     """The first prediction, and those behind it while the model is sure; `judged` (N, V)."""
     new = [int(judged[0].argmax())]

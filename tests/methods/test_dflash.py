@@ -312,7 +312,7 @@ def forget(patch: pytest.MonkeyPatch, runner: DraftRunner) -> None:
 
 
 def causal(patch: pytest.MonkeyPatch, _: DraftRunner) -> None:
-    patch.setattr(module(), "everything", lambda size, device: torch.ones(size, size).tril().bool())
+    patch.setattr(module(), "seen", lambda size, device, causal: torch.ones(size, size).tril().bool())
 
 
 def normed(real: Any) -> Any:

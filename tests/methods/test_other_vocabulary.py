@@ -46,18 +46,8 @@ def drafting(pair: ModelRunners, text: list[int], masks: int = 0) -> Tensor:
 
 def recomputed(pair: ModelRunners, prompt: list[int], each: int) -> tuple[list[int], list[int]]:
     """Return tokens and commits of drafts that are made `each` a forward."""
-    target = naive_logits(pair.target)
-    answer: list[int] = []
-    commits: list[int] = []
-    while True:
-        text = prompt + answer
-        drafts: list[int] = []
-        while len(drafts) < AHEAD:
-            drafts += drafting(pair, text + drafts, min(each, AHEAD - len(drafts)) - 1).argmax(1).tolist()
-        own = target(text + drafts)[-AHEAD - 1 :].argmax(1).tolist()
-        kept = next((i for i in range(AHEAD) if drafts[i] != own[i]), AHEAD)
-        if naive.finish(answer, commits, own[: kept + 1], END, BUDGET):
-            return answer, commits
+    target, draft = naive_logits(pair.target), partial(drafting, pair)
+    return naive.speculative(target, draft, prompt, ahead=AHEAD, each=each, budget=BUDGET, end=END)
 
 
 @pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.slow), 3])
