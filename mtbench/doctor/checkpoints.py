@@ -17,15 +17,10 @@ from mtbench.runs.model_pool import ModelPool, fastest_dtype
 from mtbench.runs.run_request import RunRequest
 
 ENGINE = "graph"
+DEFAULT = next(iter(families.FAMILIES["tiny"].roles.values()))
 MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench's decoder and kernels"
 MOST_NAMED = 3
 ASK = "pass `--model` with a folder, hub id or GGUF file"
-
-
-def _embedded() -> list[str]:
-    """Return the embedded checkpoints that decode alone: no drafts that read another one's hidden states."""
-    sources = dict.fromkeys(families.FAMILIES["tiny"].roles.values())
-    return [source for source in sources if draft_config(source, offline=True) is None]
 
 
 def _described(name: str, subject: Subject) -> dict[str, Any]:
@@ -47,20 +42,20 @@ def _described(name: str, subject: Subject) -> dict[str, Any]:
 def _loaded(source: str, request: RunRequest) -> dict[str, Any]:
     """Return the same of a checkpoint, after loading it."""
     pool = ModelPool(request)
-    decoder = pool.runner("", source, ENGINE).decoder
-    layers = pool.engine(ENGINE).layers(pool.checkpoint(source))
+    decoder, checkpoint = pool.runner("", source, ENGINE).decoder, pool.checkpoint(source)
+    layers, ours = pool.engine(ENGINE).layers(checkpoint), kernels.ours(checkpoint.model.get_input_embeddings().weight)
     pool.clear()
     if decoder is None:
         why: str | None = layers.removeprefix(f"{MODULES} (").removesuffix(")")
         return {"code": MODULES, "dtype": pool.dtype, "why": why}
-    if decoder.operations is not None:
+    if ours:
         return {"code": OURS, "dtype": pool.dtype, "why": None}
     why = kernels.off() or (None if pool.device == "cpu" else "mtbench's kernels do not compute its layers")
     return {"code": PYTORCHS, "dtype": pool.dtype, "why": why}
 
 
 def _checkpoints(subject: Subject) -> Figures:
-    return {"found": {source: _described(source, subject) for source in subject.models or _embedded()}}
+    return {"found": {source: _described(source, subject) for source in subject.models or (DEFAULT,)}}
 
 
 def _names(sources: Sequence[str]) -> str:
