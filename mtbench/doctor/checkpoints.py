@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtbench import kernels
-from mtbench.doctor.checks import Figures, Finding, Subject, check
+from mtbench.doctor.checks import NO_TRITON, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.models import families
@@ -42,15 +42,15 @@ def _described(name: str, subject: Subject) -> dict[str, Any]:
 def _loaded(source: str, request: RunRequest) -> dict[str, Any]:
     """Return the same of a checkpoint, after loading it."""
     pool = ModelPool(request)
-    decoder, checkpoint = pool.runner("", source, ENGINE).decoder, pool.checkpoint(source)
-    layers, ours = pool.engine(ENGINE).layers(checkpoint), kernels.ours(checkpoint.model.get_input_embeddings().weight)
+    decoder = pool.runner("", source, ENGINE).decoder
+    layers = pool.engine(ENGINE).layers(pool.checkpoint(source))
     pool.clear()
     if decoder is None:
         why: str | None = layers.removeprefix(f"{MODULES} (").removesuffix(")")
         return {"code": MODULES, "dtype": pool.dtype, "why": why}
-    if ours:
+    if kernels.ours(decoder.embedding):
         return {"code": OURS, "dtype": pool.dtype, "why": None}
-    why = kernels.off() or (None if pool.device == "cpu" else "mtbench's kernels do not compute its layers")
+    why = kernels.off() or (None if pool.device == "cpu" else NO_TRITON)
     return {"code": PYTORCHS, "dtype": pool.dtype, "why": why}
 
 

@@ -19,6 +19,7 @@ State = Literal["pass", "warn", "fail", "none"]
 SIGNS: dict[State, str] = {"pass": "✓", "warn": "!", "fail": "✗", "none": "–"}
 REPORT = "report it with this output"
 NO_GPU = "no GPU is used here"
+NO_TRITON = "Triton is missing"
 
 
 class Subject(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from mtbench import kernels
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
-from mtbench.doctor.checks import REPORT, Figures, Finding, Subject, check
+from mtbench.doctor.checks import NO_TRITON, REPORT, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
 from mtbench.kernels.cases import PRECISION, SIZES, SMALL, Case, Noise, cases
 from mtbench.models.loading import DTYPES
@@ -34,7 +34,7 @@ def _operations(subject: Subject) -> Figures:
     for dtype, positions in checked.items():
         run, found = _cases(subject, dtype, positions)
         errors[dtype], ours = {case.name: case.error() for case in found}, ours and run
-    off = None if ours or subject.device == "cpu" else kernels.off() or "Triton is missing"
+    off = None if ours or subject.device == "cpu" else kernels.off() or NO_TRITON
     return {"ours": ours, "off": off, "errors": errors}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from definitions_as_kernels import definition, use_definitions
 from small import save_small
 from transformers import HeliumConfig
 from typer.testing import CliRunner
@@ -36,11 +37,10 @@ def test_an_embedded_checkpoint_is_decoded_by_mtbenchs_decoder() -> None:
 def test_kernels_that_run_or_fail_their_check_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a GPU; afterwards they are as before, so that one checkpoint says nothing of the next."""
     monkeypatch.setattr(kernels, "_off", [])
-    monkeypatch.setattr(kernels, "operations", lambda *_: kernels.PLAIN)
+    use_definitions(monkeypatch)
     folder = str(save_small(tmp_path / "small"))
     assert found(folder)[2]["code"] == "mtbench's decoder and kernels"
-    wrong = kernels.PLAIN._replace(norm_swiglu=lambda *inputs: 1.1 * kernels.norm_swiglu_plain(*inputs))
-    monkeypatch.setattr(kernels, "operations", lambda *_: wrong)
+    use_definitions(monkeypatch, swiglu=lambda both: 1.1 * definition("swiglu")(both))
     state, text, one = found(folder)
     assert (state, one["code"]) == ("warn", "mtbench's decoder")
     assert "(logits are wrong by" in text

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from definitions_as_kernels import definition, use_definitions
 from driver import Driver, processes
 from schemas import validator
 from typer.testing import CliRunner, Result
@@ -192,18 +193,8 @@ def test_a_gpu_is_read_under_load(h100: Callable[..., None]) -> None:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **replaced: Callable[..., Any]) -> None:
-    """Let definitions stand for mtbench's kernels, some of them replaced."""
-
-    class Kernels:
-        def attends(self, *_: Any) -> bool:
-            return False
-
-        def __getattr__(self, name: str) -> Any:
-            return replaced.get(name) or getattr(kernels, name).__wrapped__
-
-    monkeypatch.setattr(kernels, "_triton", Kernels)
-    monkeypatch.setattr(kernels, "ours", lambda x: x.dtype != torch.float64)
-    monkeypatch.setattr(kernels, "slot_mover", lambda _: None)
+    """Let definitions stand for mtbench's kernels, some of them replaced, on few positions."""
+    use_definitions(monkeypatch, **replaced)
     monkeypatch.setattr(decoding, "POSITIONS", (5,))
     monkeypatch.setattr(decoding, "REPLAYS", 3)
 
@@ -213,7 +204,7 @@ def test_operations_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) ->
     right = result("operations")
     assert right.state == "pass"
     assert "cases of PyTorch's operations in float32, within" in right.text
-    swiglu = kernels.swiglu.__wrapped__
+    swiglu = definition("swiglu")
     use(monkeypatch, swiglu=lambda both: 1.1 * swiglu(both))
     text = "cases of mtbench's operations in float32; wrong: swiglu 5 in float32 by 0.1"
     assert text in result("operations").text
@@ -221,7 +212,7 @@ def test_operations_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_float32_is_checked_beside_the_type_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; each type has its own precision."""
-    swiglu = kernels.swiglu.__wrapped__
+    swiglu = definition("swiglu")
     use(monkeypatch, swiglu=lambda both: swiglu(both).bfloat16().to(both.dtype))
     monkeypatch.setattr(decoding, "resolve_dtype", lambda *_: "bfloat16")
     monkeypatch.setitem(PRECISION, torch.bfloat16, 1.0)
@@ -240,7 +231,7 @@ def test_replays_that_differ_are_found(monkeypatch: pytest.MonkeyPatch, recorded
     assert "do not run here" in BY_NAME["replays"].measure(CPU)
     use(monkeypatch)
     assert replay() == ("pass", "3 of a CUDA graph give the same bits", "")
-    swiglu, kept = kernels.swiglu.__wrapped__, torch.zeros(1)
+    swiglu, kept = definition("swiglu"), torch.zeros(1)
     use(monkeypatch, swiglu=lambda both: swiglu(both) + kept.add_(1))
     assert replay().text == "3 of 3 replays of a CUDA graph give other bits"
 
@@ -252,9 +243,9 @@ def test_engines_with_other_tokens_are_found(monkeypatch: pytest.MonkeyPatch) ->
     assert result("tokens").state == "pass"
     assert torch.get_num_threads() == 2
     torch.set_num_threads(threads)
-    after = fused_decoder.after_attention
+    add_norm = kernels.add_norm
     monkeypatch.setattr(fused_decoder, "_mismatch", lambda *_: None)
-    monkeypatch.setattr(fused_decoder, "after_attention", lambda *inputs: 1.5 * after(*inputs))
+    monkeypatch.setattr(kernels, "add_norm", lambda x, added, by: 1.5 * add_norm(x, added, by))
     assert "the engines give other tokens" in result("tokens").text
 
 
