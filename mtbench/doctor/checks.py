@@ -65,7 +65,7 @@ class Check(NamedTuple):
             return {}, Finding("fail", f"it ends with {type(error).__name__}: {first_line(error)}", REPORT)
 
 
-MODULES = ("machine", "gpu", "decoding", "checkpoints", "installed")  # with checks, in their order
+MODULES = ("machine", "gpu", "installed", "decoding", "checkpoints")  # in their order: what may hang comes last
 CHECKS: list[Check] = []
 
 

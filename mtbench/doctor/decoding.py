@@ -78,7 +78,7 @@ def replays(replays: int, different: int) -> Finding:
     if different:
         text = f"{different:,} of {replays:,} replays of a CUDA graph give other bits"
         return Finding("fail", text, WITHOUT_KERNELS)
-    return Finding("pass", f"{replays:,} of a CUDA graph give the same bits")
+    return Finding("pass", f"{replays:,} replays of a CUDA graph give the same bits")
 
 
 def decoded(plan: Plan, pool: ModelPool, max_new_tokens: int) -> Iterator[tuple[Cell, list[Sequence[int]]]]:

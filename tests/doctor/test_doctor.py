@@ -43,6 +43,10 @@ GOOD: dict[str, dict[str, Any]] = {
     "compilers": {"missing": []},
     "clock": SETTLED,
     "GPU's speed": {"bytes_per_s": 3.0e12, "matmul_flop_per_s": 7e14, "rated_bytes_per_s": 3.35e12},
+    "cache folder": {"folder": "/cache", "free_bytes": 20 << 30, "writable": True},
+    "sandbox": {"reason": None},
+    "data folder": {"folder": "/data", "suites": ["gsm8k"]},
+    "serving engines": {"releases": {"vllm": "vllm==0.11"}},
     "operations": {
         "ours": True,
         "off": None,
@@ -51,10 +55,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "replays": {"replays": 100, "different": 0},
     "tokens": {"cells": ["a", "b"], "different": [], "layers": {"tiny by graph": "ours"}, "off": None},
     "checkpoints": {"found": {"a": {"code": "ours", "dtype": "bfloat16", "why": None}}},
-    "cache folder": {"folder": "/cache", "free_bytes": 20 << 30, "writable": True},
-    "sandbox": {"reason": None},
-    "data folder": {"folder": "/data", "suites": ["gsm8k"]},
-    "serving engines": {"releases": {"vllm": "vllm==0.11"}},
 }
 BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figures, state, what it says, what to do
     ("versions", {"unused": "H100"}, "fail", "does not use the H100", "install torch's build for CUDA"),
@@ -230,7 +230,7 @@ def test_replays_that_differ_are_found(monkeypatch: pytest.MonkeyPatch, recorded
 
     assert "do not run here" in BY_NAME["replays"].measure(CPU)
     use(monkeypatch)
-    assert replay() == ("pass", "3 of a CUDA graph give the same bits", "")
+    assert replay() == ("pass", "3 replays of a CUDA graph give the same bits", "")
     swiglu, kept = definition("swiglu"), torch.zeros(1)
     use(monkeypatch, swiglu=lambda both: swiglu(both) + kept.add_(1))
     assert replay().text == "3 of 3 replays of a CUDA graph give other bits"
