@@ -18,8 +18,8 @@ from mtbench.doctor.products import SHAPES
 from mtbench.errors import first_line, loses_device
 from mtbench.hardware import probe
 from mtbench.hardware.stopwatch import Stopwatch
-from mtbench.kernels.cases import SMALL as TINY
-from mtbench.kernels.cases import Noise, Sizes, cases
+from mtbench.doctor.cases import SMALL as TINY
+from mtbench.doctor.cases import Noise, Sizes, cases
 from mtbench.models.loading import DTYPES
 from mtbench.runs import lossless_check
 from mtbench.runs.directory import JsonObject

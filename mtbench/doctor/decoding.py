@@ -7,9 +7,9 @@ import torch
 from mtbench import kernels
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
+from mtbench.doctor.cases import PRECISION, SIZES, SMALL, Case, Noise, cases
 from mtbench.doctor.checks import NO_TRITON, REPORT, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
-from mtbench.kernels.cases import PRECISION, SIZES, SMALL, Case, Noise, cases
 from mtbench.models.loading import DTYPES
 from mtbench.runs.model_pool import ModelPool, resolve_dtype
 from mtbench.runs.plan import Cell, Plan, RunRequest

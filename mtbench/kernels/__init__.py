@@ -25,6 +25,7 @@ from mtbench import sampling
 from mtbench.errors import UserError
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
+Pair = tuple[Tensor, Tensor]
 
 
 class Norm(NamedTuple):
@@ -236,29 +237,21 @@ def swiglu(both: Tensor) -> Tensor:
 
 
 @operation
-def rotate(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    index: Tensor,
-    query_norm: Norm | None = None,
-    key_norm: Norm | None = None,
-) -> Tensor:
+def rotate(qkv: Tensor, angles: Pair, stores: Pair, index: Tensor, norms: tuple[Norm, Norm] | None = None) -> Tensor:
     """Return queries (N, H, d) of `qkv` (N, (H + 2K)·d) with rotary embedding; write keys and values to the cache.
 
-    With `query_norm` and `key_norm`, each head of queries and keys is normalised first. `cos` and `sin` (N, 1, d): of
-    each position; the first half of `sin` is negated, which gives the rotation its sign. `index` (N,) are places in
-    the storage `keys` and `values` (S, K, d). The definition rounds after each operation, as transformers does, and the
+    With `norms`, each head of queries and keys is normalised first. `angles`: cosines and sines (N, 1, d) of each
+    position; the first half of the sines is negated, which gives the rotation its sign. `index` (N,) are places in the
+    storage of keys and values (S, K, d). The definition rounds after each operation, as transformers does, and the
     kernel once.
     """
+    (cos, sin), (keys, values) = angles, stores
     key_heads, size = keys.shape[1:]
     qkv = qkv.view(len(qkv), -1, size)
     both = qkv.shape[1] - key_heads
     heads, rotated = both - key_heads, qkv[:, :both]
-    if query_norm is not None and key_norm is not None:
-        rotated = torch.cat((norm(rotated[:, :heads], query_norm), norm(rotated[:, heads:], key_norm)), 1)
+    if norms is not None:
+        rotated = torch.cat((norm(rotated[:, :heads], norms[0]), norm(rotated[:, heads:], norms[1])), 1)
     rotated = rotated * cos + rotated.roll(size // 2, -1) * sin
     keys.index_copy_(0, index, rotated[:, heads:])
     values.index_copy_(0, index, qkv[:, both:])

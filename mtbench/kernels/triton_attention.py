@@ -9,23 +9,15 @@ side.
 
 A program either walks over a row's keys, or takes some of them and stores a part of each span in memory, for a second
 kernel. A part has (d + 2) · 4 bytes for each query and head. With few programs a part is a block, so that four times as
-many programs share the keys; the second kernel then combines blocks to spans. Bytes of parts in a layer of Qwen2.5-7B
-(28 heads, 4 key heads, d = 128, blocks of 64), each written once and read once, by the rule in `_division`:
-
-| rows × positions, slots in view | a part for each block | by the rule  |
-| 16 × 8, 768                     | 22.4 MB               | 5.6 MB       |
-| 16 × 8, 4096                    | 119.3 MB              | 29.8 MB      |
-| 1 × 1, 768 and 4096             | 0.17 and 0.93 MB      | the same     |
-
-One row keeps its programs: 64 of a block each at 1,024 slots. With spans there would be 16 of four blocks. A block is
-some 1,000 instructions of each warp, 0.6 µs at least, so a layer would take 1.8 µs more; 0.4 MB less traffic of parts
-would save 0.1 µs.
+many programs share the keys; the second kernel then combines blocks to spans. With many, parts of spans take a quarter
+of the memory traffic: for 16 × 8 positions and 4,096 slots of Qwen2.5-7B 30 MB in a layer, not 119.
 
 Names: peak = maximum of the scores, mass = sum of exponentials relative to it, total = sum of values weighted by them.
 """
 
 import math
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -41,30 +33,28 @@ PROGRAMS = 2  # per multiprocessor: with fewer, keys are split; with more, a pro
 AHEAD = 16  # blocks that the second kernel loads at a time; half as many spans
 LOG2E = math.log2(math.e)
 PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
-MULTIPROCESSORS, SHARED_BYTES = 132, 232_448  # of an H100 and an H200; taken where there is no GPU
+
+
+class Gpu(NamedTuple):
+    """What the launcher asks of a GPU."""
+
+    multiprocessors: int
+    shared_bytes: int  # that a program may have
+    major: int  # compute capability: 9 is Hopper, where four warps drive the matrix unit together (wgmma)
+
+    @property
+    def reads_shared(self) -> bool:
+        """Whether the matrix unit reads its large side from shared memory (sm_90, sm_100)."""
+        return self.major in (9, 10)
 
 
 @cache
-def multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU."""
+def gpu(device: torch.device) -> Gpu:
+    """Return what a GPU is; an H100 or H200 where there is none."""
     if device.type != "cuda":
-        return MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def shared_memory(device: torch.device) -> tuple[int, bool]:
-    """Return the bytes that a program may have, and whether the matrix unit reads its large side there (sm_90, 100)."""
-    if device.type != "cuda":
-        return SHARED_BYTES, True
-    properties = triton.runtime.driver.active.utils.get_device_properties(torch.device(device).index or 0)
-    return int(properties["max_shared_mem"]), torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-@cache
-def has_wgmma(device: torch.device) -> bool:
-    """Return whether four warps drive the matrix unit together, as on Hopper (sm_90); taken where there is no GPU."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+        return Gpu(132, 232_448, 9)
+    found = torch.cuda.get_device_properties(device)
+    return Gpu(found.multi_processor_count, found.shared_memory_per_block_optin, found.major)
 
 
 @triton.jit
@@ -126,23 +116,13 @@ def _attend(  # not split further: a function for its loads changes their order 
     mask,
     length,
     out,
-    totals,
-    masses,
-    peaks,
-    inner,
-    outer,
+    partials,  # totals, masses and peaks of parts
+    factors,  # of a score, before and after softcap's tanh
     width,
     view,
     tiles,
     each,
-    q_row,
-    q_head,
-    q_width,
-    q_size,
-    m_row,
-    m_width,
-    k_row,
-    v_row,
+    strides,  # of query; of mask; of rows of keys and values
     k_head: tl.constexpr,  # constants: loads then have immediate offsets and need fewer registers for pointers
     k_slot: tl.constexpr,
     k_size: tl.constexpr,
@@ -165,6 +145,9 @@ def _attend(  # not split further: a function for its loads changes their order 
     `folded`: the queries of the GROUP query heads that share the key head, one after another. A split stores parts; a
     walk combines them with those before (`row_peak`, `row_mass`, `row_total`).
     """
+    totals, masses, peaks = partials
+    inner, outer = factors
+    (q_row, q_head, q_width, q_size), (m_row, m_width), (k_row, v_row) = strides
     tile = tl.program_id(0) % tiles  # adjacent programs read the same keys; the second hits the L2 cache
     row = (tl.program_id(0) // tiles // KEY_HEADS).to(tl.int64)
     key_head = tl.program_id(0) // tiles % KEY_HEADS
@@ -314,7 +297,7 @@ def attend(
     block = _block_length(padded, exact)
     tiles = triton.cdiv(folded, queries)
     programs, blocks = rows * key_heads * tiles, triton.cdiv(view, block)
-    part, each = _division(programs, blocks, multiprocessors(query.device))
+    part, each = _division(programs, blocks, gpu(query.device).multiprocessors)
     split = each < blocks if split is None else split
     part = part if split else SPAN
     out = query.new_empty(rows, width, heads, size)
@@ -323,7 +306,7 @@ def attend(
     if mask.stride(-1) != 1:
         mask = mask.contiguous()
     k_strides, v_strides = key.stride(), value.stride()
-    strides = (*query.stride(), *mask.stride()[:2], k_strides[0], v_strides[0], *k_strides[1:], *v_strides[1:])
+    strides = query.stride(), mask.stride()[:2], (k_strides[0], v_strides[0])
     common = {"SIZE": size, "PADDED": padded, "BLOCK": block, "PART": part}
     _attend[programs, triton.cdiv(blocks, each) if split else 1](
         query,
@@ -332,13 +315,15 @@ def attend(
         mask.view(torch.uint8),
         length,
         out,
-        *partials,
-        *_score_factors(scale, softcap),
+        partials,
+        _score_factors(scale, softcap),
         width,
         view,
         tiles,
         each,
-        *strides,
+        strides,
+        *k_strides[1:],
+        *v_strides[1:],
         **common,
         KEY_HEADS=key_heads,
         GROUP=heads // key_heads,
@@ -377,7 +362,7 @@ def _tile(query: Tensor) -> tuple[int, int]:
     if query.dtype == torch.float32:
         return QUERIES_FEW, 4
     large = query.shape[-1] > 128
-    if has_wgmma(query.device):
+    if gpu(query.device).major == 9:
         return QUERIES, 8 if large else 4
     return QUERIES_FEW if large else QUERIES, 8
 
@@ -389,10 +374,14 @@ def _stages(query: Tensor, queries: int) -> int:
     """
     if query.dtype == torch.float32:
         return 1
-    (limit, from_shared), padded = shared_memory(query.device), triton.next_power_of_2(query.shape[-1])
+    device, padded = gpu(query.device), triton.next_power_of_2(query.shape[-1])
     block = _block_length(padded, exact=False)
-    keys, tile = (4, 6) if from_shared else (2, 2)  # bytes of an element: of keys and values or one of them; of queries
-    return min(STAGES, int((limit - tile * queries * padded - 2 * block * queries) // (keys * block * padded)))
+    keys, tile = (
+        (4, 6) if device.reads_shared else (2, 2)
+    )  # bytes of an element: of keys and values or one of them; of queries
+    return min(
+        STAGES, int((device.shared_bytes - tile * queries * padded - 2 * block * queries) // (keys * block * padded))
+    )
 
 
 def _block_length(size: int, exact: bool) -> int:

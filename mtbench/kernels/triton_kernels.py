@@ -18,41 +18,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mtbench.kernels import Norm
+from mtbench.kernels import Norm, Pair
 from mtbench.kernels.triton_attention import PRECISION
 from mtbench.kernels.triton_attention import attend as attend
 from mtbench.kernels.triton_attention import attends as attends
 from mtbench.kernels.triton_sampling import choose_logsumexp as choose_logsumexp
 
-HEADS_EACH = 4  # heads of a program
-COLUMNS = 1024  # of a program of SwiGLU
-TILE = {"OUTPUTS_EACH": 64, "POSITIONS": 32, "STEP": 64}  # of a program of the product; 64 outputs: the least of wgmma
+HEADS_EACH = tl.constexpr(4)  # heads of a program of the rotary embedding
+COLUMNS = tl.constexpr(1024)  # of a program of SwiGLU
+# Of a program of the product; inputs of a step. 64 outputs are the least of the matrix unit (wgmma).
+OUTPUTS_EACH, POSITIONS, STEP = tl.constexpr(64), tl.constexpr(32), tl.constexpr(64)
 
 
 @triton.jit
-def _norm(
-    x,
-    ids,
-    added,
-    weight,
-    residual,
-    normed,
-    eps,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    IDS: tl.constexpr,
-    ADD: tl.constexpr,
-):
-    """Normalise one row of x: that of an id (IDS), or after an addition (ADD). Store what it normalises, too."""
+def _norm(x, ids, added, weight, residual, normed, eps, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """Normalise one row of x: that of an id, or after an addition, or as it is. Store what it normalises, too."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < SIZE
-    source = tl.load(ids + row) if IDS else row
+    source = row if ids is None else tl.load(ids + row)
     value = tl.load(x + source * SIZE + column, mask=inside, other=0.0)
-    if ADD:
+    if added is not None:
         wide = value.to(tl.float32) + tl.load(added + row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
         value = wide.to(x.dtype.element_ty)
-    if IDS or ADD:
+    if residual is not None:
         tl.store(residual + row * SIZE + column, value, mask=inside)
     wide = value.to(tl.float32)
     narrow = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)).to(x.dtype.element_ty).to(tl.float32)
@@ -64,7 +53,7 @@ def norm(x: Tensor, by: Norm) -> Tensor:
     """Return the RMS norm; see `kernels.norm`."""
     x = x.contiguous()
     normed = torch.empty_like(x)
-    _launch_norm(x, by, normed, normed)
+    _launch_norm(x, by, None, normed)
     return normed
 
 
@@ -83,29 +72,17 @@ def add_norm(x: Tensor, added: Tensor, by: Norm) -> Tensor:
 
 
 def _launch_norm(
-    x: Tensor, by: Norm, residual: Tensor, normed: Tensor, *, ids: Tensor | None = None, added: Tensor | None = None
+    x: Tensor, by: Norm, residual: Tensor | None, normed: Tensor, ids: Tensor | None = None, added: Tensor | None = None
 ) -> None:
     size = x.shape[-1]
     count = normed.numel() // size
     if count:
-        _norm[(count,)](
-            x,
-            ids,
-            added,
-            by.weight,
-            residual,
-            normed,
-            by.eps,
-            SIZE=size,
-            PADDED=triton.next_power_of_2(size),
-            IDS=ids is not None,
-            ADD=added is not None,
-            num_warps=8,
-        )
+        arguments = (x, ids, added, by.weight, residual, normed, by.eps)
+        _norm[(count,)](*arguments, SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=8)
 
 
 @triton.jit
-def _swiglu(both, out, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+def _swiglu(both, out, SIZE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < SIZE
@@ -119,25 +96,12 @@ def swiglu(both: Tensor) -> Tensor:
     both, count, size = both.contiguous(), len(both), both.shape[1] // 2
     out = both.new_empty(count, size)
     if count:
-        _swiglu[count, triton.cdiv(size, COLUMNS)](both, out, SIZE=size, COLUMNS=COLUMNS, num_warps=4)
+        _swiglu[count, triton.cdiv(size, COLUMNS.value)](both, out, SIZE=size, num_warps=4)
     return out
 
 
 @triton.jit(do_not_specialize=["count"])
-def _linear(
-    x,
-    weight,
-    bias,
-    out,
-    count,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    BIAS: tl.constexpr,
-    OUTPUTS_EACH: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _linear(x, weight, bias, out, count, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, PRECISION: tl.constexpr):
     """One tile of outputs × positions, over all inputs. Each weight is the matrix unit's large side."""
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
     output = tl.program_id(1) * OUTPUTS_EACH + tl.arange(0, OUTPUTS_EACH)
@@ -151,7 +115,7 @@ def _linear(
         a = tl.load(weight + start, mask=exists[:, None] & inside, other=0.0)
         b = tl.load(x + start, mask=live[:, None] & inside, other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-    if BIAS:
+    if bias is not None:
         total += tl.load(bias + output, mask=exists, other=0.0).to(tl.float32)[:, None]
     at = position.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=live[None, :] & exists[:, None])
@@ -162,22 +126,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     (outputs, inputs), count = weight.shape, x.numel() // x.shape[-1]
     out = x.new_empty(*x.shape[:-1], outputs)
-    grid = (triton.cdiv(count, TILE["POSITIONS"]), triton.cdiv(outputs, TILE["OUTPUTS_EACH"]))
+    grid = triton.cdiv(count, POSITIONS.value), triton.cdiv(outputs, OUTPUTS_EACH.value)
+    options = {"PRECISION": PRECISION[x.dtype], "num_warps": 4, "num_stages": 2 if x.dtype == torch.float32 else 3}
     if count:
-        _linear[grid](
-            x,
-            weight,
-            bias,
-            out,
-            count,
-            INPUTS=inputs,
-            OUTPUTS=outputs,
-            BIAS=bias is not None,
-            PRECISION=PRECISION[x.dtype],
-            **TILE,
-            num_warps=4,
-            num_stages=2 if x.dtype == torch.float32 else 3,
-        )
+        _linear[grid](x, weight, bias, out, count, INPUTS=inputs, OUTPUTS=outputs, **options)
     return out
 
 
@@ -215,22 +167,17 @@ def move(stores: Tensor, like: Tensor, source: Tensor, target: Tensor, slots: in
 def _rotate(
     qkv,
     query,
-    keys,
-    values,
+    stores,
     index,
-    cos,
-    sin,
-    query_norm,
-    key_norm,
-    eps,
+    angles,
+    norms,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # of half a head
-    HEADS_EACH: tl.constexpr,
-    NORM: tl.constexpr,
 ):
     """Some heads of one position. `a` and `b` are the halves of a head, which rotate together."""
+    (keys, values), (cos, sin) = stores, angles
     half: tl.constexpr = SIZE // 2
     place = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_EACH + tl.arange(0, HEADS_EACH)[:, None]
@@ -248,7 +195,8 @@ def _rotate(
     tl.store(value, a.to(query.dtype.element_ty), mask=is_value)
     tl.store(value + half, b.to(query.dtype.element_ty), mask=is_value)
 
-    if NORM:
+    if norms is not None:
+        query_norm, key_norm, eps = norms
         factor = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / SIZE + eps)[:, None]
         query_a, query_b = _halves(query_norm + i, i < half, half)
         key_a, key_b = _halves(key_norm + i, i < half, half)
@@ -274,39 +222,14 @@ def _halves(vector, inside, half: tl.constexpr):
     return first, tl.load(vector + half, mask=inside, other=0.0).to(tl.float32)
 
 
-def rotate(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    index: Tensor,
-    query_norm: Norm | None = None,
-    key_norm: Norm | None = None,
-) -> Tensor:
+def rotate(qkv: Tensor, angles: Pair, stores: Pair, index: Tensor, norms: tuple[Norm, Norm] | None = None) -> Tensor:
     """Return rotated queries and write keys and values to the cache; see `kernels.rotate`."""
-    qkv, (key_heads, size), count = qkv.contiguous(), keys.shape[1:], len(qkv)
+    qkv, (key_heads, size), count = qkv.contiguous(), stores[0].shape[1:], len(qkv)
     heads = qkv.shape[1] // size - 2 * key_heads
     query = qkv.new_empty(count, heads, size)
-    norms: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0)
-    if query_norm is not None and key_norm is not None:
-        norms = (query_norm.weight, key_norm.weight, query_norm.eps)
+    weights = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
+    arguments = (qkv, query, stores, index.contiguous(), tuple(t.contiguous() for t in angles), weights)
+    sizes = {"HEADS": heads, "KEY_HEADS": key_heads, "SIZE": size, "PADDED": triton.next_power_of_2(size // 2)}
     if count:
-        _rotate[count, triton.cdiv(heads + 2 * key_heads, HEADS_EACH)](
-            qkv,
-            query,
-            keys,
-            values,
-            index.contiguous(),
-            cos.contiguous(),
-            sin.contiguous(),
-            *norms,
-            HEADS=heads,
-            KEY_HEADS=key_heads,
-            SIZE=size,
-            PADDED=triton.next_power_of_2(size // 2),
-            HEADS_EACH=HEADS_EACH,
-            NORM=norms[0] is not None,
-            num_warps=1,
-        )
+        _rotate[count, triton.cdiv(heads + 2 * key_heads, HEADS_EACH.value)](*arguments, **sizes, num_warps=1)
     return query

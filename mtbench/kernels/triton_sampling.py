@@ -33,25 +33,13 @@ def _mix(state, key):
 
 
 @triton.jit(do_not_specialize=["width"])
-def _choose_slice(
-    logits,
-    temperatures,
-    seeds,
-    positions,
-    scores,
-    places,
-    peaks,
-    masses,
-    stride,
-    vocabulary,
-    width,
-    SLICE: tl.constexpr,
-    DRAWN: tl.constexpr,
-):
+def _choose_slice(logits, keys, parts, stride, vocabulary, width, SLICE: tl.constexpr, DRAWN: tl.constexpr):
     """Reduce one slice of one row: largest score and its lowest id; largest logit and sum of exponentials.
 
     The score is the logit, or if it is DRAWN, logit/T plus noise. `width`: rows that share a temperature and a seed.
     """
+    temperatures, seeds, positions = keys
+    scores, places, peaks, masses = parts
     row = tl.program_id(0).to(tl.int64)  # rows × vocabulary may exceed 2³¹
     index = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     x = tl.load(logits + row * stride + index, mask=index < vocabulary, other=float("-inf")).to(tl.float32)
@@ -77,19 +65,10 @@ def _choose_slice(
 
 
 @triton.jit
-def _choose_row(
-    scores,
-    places,
-    peaks,
-    masses,
-    choice,
-    largest,
-    logsumexp,
-    slices,
-    vocabulary,
-    SLICES: tl.constexpr,
-):
+def _choose_row(parts, results, slices, vocabulary, SLICES: tl.constexpr):
     """Reduce the slices of one row. Slices of −∞ only have mass 0; with NaN, the chosen id is still in range."""
+    scores, places, peaks, masses = parts
+    choice, largest, logsumexp = results
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, SLICES)
     at = row * slices + index
@@ -122,14 +101,12 @@ def choose_logsumexp(
     scores = flat.new_empty(rows, slices, dtype=torch.float64) if drawn else peaks
     choice = flat.new_empty(shape, dtype=torch.int64)
     largest, logsumexp = (flat.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    keys: tuple[Tensor | None, ...] = (None, None, None)
+    if temperature is not None:
+        keys = temperature.contiguous(), seed.contiguous(), position.contiguous()
     if rows:
-        keys = (
-            (flat,) * 3 if temperature is None else (temperature.contiguous(), seed.contiguous(), position.contiguous())
-        )
-        parts = (scores, places, peaks, masses)
-        _choose_slice[rows, slices](
-            flat, *keys, *parts, flat.stride(0), vocabulary, shape[-1], SLICE=SLICE, DRAWN=drawn, num_warps=4
-        )
-        power, results = triton.next_power_of_2(slices), (choice, largest, logsumexp)
-        _choose_row[(rows,)](*parts, *results, slices, vocabulary, SLICES=power, num_warps=4)
+        parts, results = (scores, places, peaks, masses), (choice, largest, logsumexp)
+        arguments = (flat, keys, parts, flat.stride(0), vocabulary, shape[-1])
+        _choose_slice[rows, slices](*arguments, SLICE=SLICE, DRAWN=drawn, num_warps=4)
+        _choose_row[(rows,)](parts, results, slices, vocabulary, SLICES=triton.next_power_of_2(slices), num_warps=4)
     return choice, largest, logsumexp

@@ -59,10 +59,9 @@ class Layer(nn.Module):
         eps: float = module.input_layernorm.variance_epsilon
         self.attention_norm = Norm(module.input_layernorm.weight, eps)
         self.qkv, self.qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)  # ((H + 2K)·d, C)
-        self.query_norm, self.key_norm = (
-            Norm(getattr(attention, name).weight, eps) if hasattr(attention, name) else None
-            for name in ("q_norm", "k_norm")
-        )
+        self.norms: tuple[Norm, Norm] | None = None  # of each head of queries and of keys
+        if hasattr(attention, "q_norm"):
+            self.norms = Norm(attention.q_norm.weight, eps), Norm(attention.k_norm.weight, eps)
         self.out: Tensor = attention.o_proj.weight  # (C, H·d)
         self.out_bias: Tensor | None = attention.o_proj.bias
         self.mlp_norm = Norm(module.post_attention_layernorm.weight, eps)
@@ -116,14 +115,14 @@ class Decoder(nn.Module):
         rows, width = ids.shape
         layers: list[Any] = list(self.layers)
         positions = metadata.positions.flatten()
-        cos, sin = self.cos[positions], self.sin[positions]
+        angles = self.cos[positions], self.sin[positions]
         x, entering = kernels.embed(self.embedding, ids.flatten(), layers[0].attention_norm)
         for i, layer in enumerate(layers):
             following = layers[i + 1].attention_norm if i + 1 < len(layers) else self.norm
             cache.keep_feature(i, x)
             qkv = layer.linear(entering, layer.qkv, layer.qkv_bias)
             stores = cache.storage(i, self.like, self.like)
-            query = kernels.rotate(qkv, cos, sin, *stores, cache.index, layer.query_norm, layer.key_norm)
+            query = kernels.rotate(qkv, angles, stores, cache.index, layer.norms)
             heads = query.view(rows, width, *query.shape[1:]).transpose(1, 2)
             attended = metadata.attend(heads, *cache.view(i), **self.attention[i]._asdict(), invariant=self.invariant)
             added = layer.linear(attended.reshape(len(x), -1), layer.out, layer.out_bias)

@@ -20,12 +20,12 @@ from mtbench import kernels
 from mtbench.cli import main, session
 from mtbench.cli.session import err, out
 from mtbench.doctor import checks, decoding, gpu, machine, record
+from mtbench.doctor.cases import PRECISION
 from mtbench.doctor.checks import NO_GPU, Check, Finding, Subject, all_checks, examine
 from mtbench.evaluation import sandbox
 from mtbench.experiments.run import EXPERIMENT
 from mtbench.hardware import machine as hardware
 from mtbench.hardware import probe
-from mtbench.kernels.cases import PRECISION
 from mtbench.models import fused_decoder
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import RunRequest

@@ -13,7 +13,7 @@ import torch
 from interpreted import DEVICE, HALF, Fault, definition, definitions, kernel_fault, of_floats, of_kernels, running
 from thinned import one_in
 
-from mtbench.kernels.cases import PRECISION, SMALL, Noise, Sizes, cases
+from mtbench.doctor.cases import PRECISION, SMALL, Noise, Sizes, cases
 
 NAMES = ["embed", "norm", "add_norm", "swiglu", "rotate", "rotate, norms", "attend ×1", "attend ×7", "linear"]
 NAMES += ["greedy", "sampled"]

@@ -93,7 +93,7 @@ FAULTS = {  # a text of the decoder, and what it is replaced by
     "plain: no sliding window": ("**self.attention[i]._asdict(), ", "scale=self.attention[i].scale, "),
     "plain: keys of the first layer": ("*cache.view(i)", "*cache.view(0)"),
     "plain: slots are taken for positions": ("metadata.positions.flatten()", "metadata.slots.flatten()"),
-    "plain: no norm of keys": ("layer.query_norm, layer.key_norm)", "None, None)"),
+    "plain: no norm of keys": ("cache.index, layer.norms)", "cache.index, None)"),
     "plain: the feature of the layer before": ("keep_feature(i, x)", "keep_feature(i + 1, x)"),
 }
 

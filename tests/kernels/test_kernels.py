@@ -244,7 +244,8 @@ def test_blocks_of_attention_give_the_same_bits_in_any_division(
     expected = triton_kernels.attend(*scene, split=False)
     parts = set()
     for processors in (1, 6, 132):
-        monkeypatch.setattr(triton_attention, "multiprocessors", lambda _, processors=processors: processors)
+        gpu = triton_attention.Gpu(processors, 232_448, 9)
+        monkeypatch.setattr(triton_attention, "gpu", lambda _, gpu=gpu: gpu)
         parts.add(triton_attention._division(rows, 10, processors)[0])
         assert torch.equal(triton_kernels.attend(*scene, split=True), expected)
     assert parts == {1, triton_attention.SPAN}
@@ -324,9 +325,8 @@ from mtbench.kernels import Norm, triton_attention, triton_kernels
 from mtbench.kernels import triton_kernels as kernels
 from mtbench.decoding import step
 import mtbench.kernels
-properties = (232448, True) if ARCHITECTURE in (90, 100) else (166912, False)
-triton_attention.shared_memory = lambda device: properties
-triton_attention.has_wgmma = lambda device: ARCHITECTURE == 90
+gpu = triton_attention.Gpu(132, 232448 if ARCHITECTURE in (90, 100) else 166912, ARCHITECTURE // 10)
+triton_attention.gpu = lambda device: gpu
 like, ids = torch.empty(0, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
 for heads, key_heads, size in ((28, 4, 128), (16, 4, 96)):
     for rows, width, view in ((1, 1, 1024), (16, 4, 1024), (128, 4, 512)):
@@ -343,8 +343,8 @@ kernels.embed(like.new_empty(9, 3584), ids, by)
 kernels.norm(x, by)
 kernels.add_norm(x, x, by)
 kernels.swiglu(like.new_empty(4, 2 * 18944))
-for norms in ((), (Norm(store, 1e-6), Norm(store, 1e-6))):
-    kernels.rotate(like.new_empty(4, 36 * 128), store[:4, :1], store[:4, :1], store, store, ids, *norms)
+for norms in (None, (Norm(store, 1e-6), Norm(store, 1e-6))):
+    kernels.rotate(like.new_empty(4, 36 * 128), (store[:4, :1],) * 2, (store, store), ids, norms)
 kernels.linear(x, like.new_empty(4608, 3584), like.new_empty(4608))
 kernels.move(ids, store, ids[:, None], ids[:, None], 2)
 mtbench.kernels.ours = lambda x: x.dtype == torch.int64 and not mtbench.kernels._off

@@ -79,9 +79,13 @@ def cases(noise: Noise, count: int, sizes: Sizes = SIZES) -> list[Case]:
 
 def _results(operation: Callable[..., Tensor | Tensors], written: Sequence[int], inputs: Sequence[Any]) -> Tensors:
     """Return what an operation returns, and the inputs (by number) that it writes, which are copied before."""
-    own = [value.clone() if number in written else value for number, value in enumerate(inputs)]
-    result = operation(*own)
-    return *((result,) if isinstance(result, Tensor) else result), *(own[number] for number in written)
+    own = [_copied(value) if number in written else value for number, value in enumerate(inputs)]
+    results = [operation(*own), *(own[number] for number in written)]
+    return tuple(t for result in results for t in ((result,) if isinstance(result, Tensor) else result))
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else tuple(t.clone() for t in value)
 
 
 def _inputs(noise: Noise, count: int, sizes: Sizes) -> Iterator[Any]:
@@ -96,9 +100,9 @@ def _inputs(noise: Noise, count: int, sizes: Sizes) -> Iterator[Any]:
     angles = noise(count, 1, head), noise(count, 1, head)
     stores = noise(2 * count, key_heads, head), noise(2 * count, key_heads, head)
     index = 2 * torch.arange(count, device=noise.device)
-    for name, norms in (("rotate", ()), ("rotate, norms", (Norm(noise(head), EPS), Norm(noise(head), EPS)))):
+    for name, norms in (("rotate", None), ("rotate, norms", (Norm(noise(head), EPS), Norm(noise(head), EPS)))):
         qkv = noise(count, (heads + 2 * key_heads) * head)
-        yield name, kernels.rotate, (3, 4), qkv, *angles, *stores, index, *norms
+        yield name, kernels.rotate, (2,), qkv, angles, stores, index, norms
     for width in (1, WIDTH):
         yield f"attend ×{width}", kernels.attend, (), *_attention(noise, -(-count // width), width, sizes), head**-0.5
     weight = noise(hidden, inner) / math.sqrt(inner)
@@ -144,6 +148,6 @@ def _wide(value: Any) -> Any:
     """Return the value with its floating-point tensors in float64."""
     if isinstance(value, Norm):
         return Norm(_wide(value.weight), value.eps)
-    if isinstance(value, list):
-        return list(map(_wide, value))
+    if isinstance(value, list | tuple):
+        return tuple(map(_wide, value))
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
