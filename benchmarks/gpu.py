@@ -7,9 +7,9 @@ It runs from a checkout, installed or not, without network, lm-eval or datasets.
 pydantic (mtbench's records), scipy, rich, typer and nvidia-ml-py (the last for the clock and other processes).
 
 Steps run in order: first what decides whether figures can be trusted, then figures. Each prints one line and has its
-own file, DIR/STEP.json, which grows while the step runs; DIR/logs/ has what it printed, DIR/run/ the page of
-`mtbench run`. A step that ends early says what it had and why it ended, and the next ones run. The timed steps share a
-process, which loads one model of 7B shapes once. The same command goes on with the steps that have not ended well.
+own file, DIR/STEP.json, which grows while the step runs; also there: doctor-findings.json, logs/ with what was printed,
+and run/ with the page of `mtbench run`. A step that ends early says what it had and why, and the next ones run. The
+timed steps share a process, which loads one model of 7B shapes. The same command goes on with what has not ended well.
 
 Weights are random and acceptance is scripted (mtbench/runs/simulation.py), so this measures speed, not accuracy. Ratios
 and rates are ratios of totals with the t interval over blocks (benchmarks/race.py); the interval decides whether a bar,
@@ -28,7 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import checkout  # noqa: F401
+import checkout
 from gpu_parts import runner
 from gpu_parts.figures import BARS, FIRST_CONTACT, Figure
 from rich.console import Console
@@ -38,9 +38,7 @@ from mtbench.errors import UserError, first_line, loses_device
 
 START_S = 60.0  # for a process to import, and to load the model of timed steps
 LEAST_S = 10.0  # a step does not start with less
-MTBENCH = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import checkout; " + (
-    "from mtbench.cli.main import main; sys.argv[0] = 'mtbench'; main()"
-)
+MTBENCH = f"import sys; sys.path.insert(0, {checkout.ROOT!r} + '/benchmarks'); import checkout, mtbench.__main__"
 ARMS = ("ar:on=mars", "mars:tau=0.8", "mars-selfspec", "mars-speculative", "prompt-lookup:on=mars", "medusa")
 
 
@@ -105,22 +103,28 @@ def work(args: argparse.Namespace) -> int:
     return 0
 
 
-def command_of(name: str, args: argparse.Namespace) -> list[str]:
-    """Return the command of `doctor` or `run`."""
-    device = ["--device", "cpu" if args.dry_run else "cuda"]
+def run_command(name: str, args: argparse.Namespace, limit_s: float) -> runner.Found:
+    """Run `doctor` or `run`; return what it found. Raises UserError if the doctor says that there is no GPU."""
+    small = ("--limit", "4", "--max-new-tokens", "8") if args.dry_run else ()
     if name == "doctor":
-        words = ["doctor", "--json", str(args.out / "logs" / "doctor.json")]
+        result = args.out / "doctor-findings.json"
+        result.unlink(missing_ok=True)
+        words = ["doctor", "--json", str(result)]
     else:
-        shutil.rmtree(args.out / "run", ignore_errors=True)
-        words = ["run", "--family", "tiny", "--rounds", "1", "--out", str(args.out / "run"), "--batch-size"]
-        words += ["2", "--limit", "4", "--max-new-tokens", "8"] if args.dry_run else ["16"]
-        words += [word for arm in ARMS for word in ("--method", arm)]
-    return [sys.executable, "-c", MTBENCH, *words, *device]
+        result = args.out / "run" / "report.html"
+        shutil.rmtree(result.parent, ignore_errors=True)
+        words = ["run", "--out", str(result.parent), "--family", "tiny", "--rounds", "1", *small, "--batch-size"]
+        words += ["2" if args.dry_run else "16", *(word for arm in ARMS for word in ("--method", arm))]
+    words = [sys.executable, "-c", MTBENCH, *words, "--device", "cpu" if args.dry_run else "cuda"]
+    found = runner.command(args.out, name, words, os.environ | {"COLUMNS": "150"}, limit_s, result)
+    if name == "doctor" and found["found"]["exit_code"] == runner.CANNOT_RUN:
+        raise UserError(found["ended"])
+    return found
 
 
 def go_on(args: argparse.Namespace) -> int:
     """Run the steps that have not ended well; return the exit code."""
-    deadline, variables = time.monotonic() + 60 * args.minutes, os.environ | {"COLUMNS": "150"}
+    deadline = time.monotonic() + 60 * args.minutes
     chosen = [name for name in STEPS if not args.only or name in args.only]
     done = [] if args.only else [n for n in chosen if runner.is_complete(runner.read(runner.file_of(args.out, n)))]
     if done:
@@ -131,23 +135,21 @@ def go_on(args: argparse.Namespace) -> int:
         if left_s < LEAST_S:
             print(f"no time left for {', '.join(todo)}; the same command goes on there", flush=True)
             break
-        name, *others = todo
-        if not STEPS[name].module:
-            limit_s, words = min(STEPS[name].limit_s, left_s), command_of(name, args)
-            pages = args.out / "run" if name == "run" else None
-            show(name, runner.command(args.out, name, words, variables, limit_s, pages))
-            todo = others
+        name, module = todo[0], STEPS[todo[0]].module
+        if not module:
+            show(name, run_command(name, args, min(STEPS[name].limit_s, left_s)))
+            todo.remove(name)
             continue
         # In a dry run all steps have one process as far as it gets: importing torch takes longer than a stand-in.
-        names = [n for n in todo if STEPS[n].module and (args.dry_run or STEPS[n].module == STEPS[name].module)]
+        names = [n for n in todo if STEPS[n].module and (args.dry_run or STEPS[n].module == module)]
         limit_s = min(START_S + sum(STEPS[n].limit_s for n in names), left_s)
         words = [sys.executable, *sys.argv, "--ends", str(time.monotonic() + limit_s), "--steps", *names]
-        for name, found in runner.work(args.out, names, words, variables, limit_s + LEAST_S):
+        for name, found in runner.work(args.out, names, words, limit_s + LEAST_S):
             show(name, found)
-            todo = [other for other in todo if other != name]
-    found = {name: runner.read(runner.file_of(args.out, name)) for name in STEPS}
-    closing_table(found, toy=args.dry_run)
-    return int(not all(runner.is_complete(found[name]) for name in chosen))
+            todo.remove(name)
+    files = {name: runner.read(runner.file_of(args.out, name)) for name in STEPS}
+    closing_table(files, toy=args.dry_run)
+    return int(not all(runner.is_complete(files[name]) for name in chosen))
 
 
 def show(name: str, found: runner.Found) -> None:

@@ -19,7 +19,7 @@ from mtbench.results import verdict_words
 from mtbench.runs import simulation
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.options import Batching
-from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import REFILLS
 from mtbench.statistics import Ratio
@@ -153,3 +153,11 @@ class Bench(runner.StepFile):
         busy = done.rate(arm, "device_s", "decode_s")
         value, low, high = (None if v is None else 1 - v for v in (busy.value, busy.ci_high, busy.ci_low))
         self.figure(f"host gap, {what}", busy._replace(value=value, ci_low=low, ci_high=high), doubt=doubt)
+
+
+def tokens(pool: ModelPool, plan: Plan, cell: Cell, count: int) -> list[list[int]]:
+    """Return the tokens of a cell's first answers."""
+    [suite], size = plan.suites, cell.batch_size
+    requests = plan.requests(suite, range(count))
+    batches = (requests[begin : begin + size] for begin in range(0, count, size))
+    return [list(answer.token_ids) for batch in batches for answer in pool.decode(cell, batch, room=256)[0]]

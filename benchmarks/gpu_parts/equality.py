@@ -6,10 +6,10 @@ That of lossless methods is plain decoding of their checkpoint by `graph` at bat
 import time
 from typing import Any
 
-from gpu_parts.bench import Bench
+from gpu_parts.bench import Bench, tokens
 from mtbench.errors import first_line, loses_device
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan, RunRequest
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 METHODS = (  # the plain ones first: references
@@ -27,27 +27,28 @@ def check(bench: Bench) -> None:
             engine=["graph", "eager"],
             batch_size=(1, 16),
             limit=2 if bench.toy else 16,
-            max_new_tokens=4 if bench.toy else 48,
+            max_new_tokens=4 if bench.toy else 32,
             device=bench.device.type,
             dtype="float32",
             rounds=1,
         )
     )
     pool, rows, references = ModelPool(plan.request), list[dict[str, Any]](), dict[str, list[list[int]]]()
-    cells = sorted(plan.cells, key=lambda cell: (cell.batch_size, cell.engine != "graph"))
+    cells = sorted(plan.cells, key=lambda cell: (cell.engine != "graph", cell.batch_size))
     try:
         for cell in cells:
             bench.in_time(f"{len(rows)} of {len(cells)} cells")
             began_at = time.monotonic()
             policy = f"lossless on {cell.on}" if cell.claims == "lossless" else cell.arm.partition("/")[0]
-            row: dict[str, Any] = {"cell": cell.cell, "policy": policy, "state": "equal"}
+            row: dict[str, Any] = {"cell": cell.cell, "method": cell.method, "policy": policy, "state": "equal"}
             try:
-                tokens = _tokens(plan, pool, cell)
+                pool.load([cell])
+                found = tokens(pool, plan, cell, len(plan.suites[0].items))
                 if policy not in references:
-                    references[policy], row["state"] = tokens, "reference"
-                elif tokens != references[policy]:
-                    differ = sum(a != b for a, b in zip(tokens, references[policy], strict=True))
-                    row["state"] = f"{differ} of {len(tokens)} answers differ"
+                    references[policy], row["state"] = found, "reference"
+                elif found != references[policy]:
+                    differ = sum(a != b for a, b in zip(found, references[policy], strict=True))
+                    row["state"] = f"{differ} of {len(found)} answers differ"
             except Exception as error:
                 if loses_device(error):
                     raise
@@ -61,12 +62,3 @@ def check(bench: Bench) -> None:
         bench.figure("cells that differ or fail in float32", len(other) if rows else None, doubt=doubt)
         if other:
             bench.say("; ".join(other))
-
-
-def _tokens(plan: Plan, pool: ModelPool, cell: Cell) -> list[list[int]]:
-    """Return the tokens of a cell's answers."""
-    pool.load([cell])
-    [suite], size = plan.suites, cell.batch_size
-    requests = plan.requests(suite, range(len(suite.items)))
-    batches = (requests[begin : begin + size] for begin in range(0, len(requests), size))
-    return [list(answer.token_ids) for batch in batches for answer in pool.decode(cell, batch, room=256)[0]]

@@ -5,6 +5,7 @@ second process on the GPU would make every timed batch a shared one.
 """
 
 import json
+import os
 import re
 import signal
 import time
@@ -89,32 +90,28 @@ def is_complete(found: Found) -> bool:
 
 
 def command(
-    out: Path, name: str, words: Sequence[str], variables: Mapping[str, str], limit_s: float, pages: Path | None
+    out: Path, name: str, words: Sequence[str], variables: Mapping[str, str], limit_s: float, result: Path
 ) -> Found:
-    """Run a command of mtbench; keep what it prints, its JSON, and when the first block was in its run directory.
+    """Run a command of mtbench; keep what it prints, and when the first block was in its run directory, if it has one.
 
-    `pages`: the run directory. Raises UserError if a command without one says that it cannot run here.
+    `result`: a file that it has written if it did its work. Exit code 1 is such a finding, too.
     """
     log, began_at, block_s = _log(out, name), time.monotonic(), None
     with processes.started(words, variables, log, Path.cwd(), grace_s=GRACE_S) as process:
         while not (in_time := processes.has_ended(process, LOOK_S)) and time.monotonic() - began_at < limit_s:
-            if pages and not block_s and any(lines.stat().st_size for lines in pages.glob("timings/*.jsonl")):
+            if not block_s and any(lines.stat().st_size for lines in result.parent.glob("timings/*.jsonl")):
                 block_s = time.monotonic() - began_at
     code, said, wall_s = process.returncode, processes.last_line(log), time.monotonic() - began_at
-    if in_time and code == CANNOT_RUN and not pages:
-        raise UserError(said)
     if block_s:
-        said = f"first block after {block_s:.1f} s, all after {wall_s:.1f} s; exit code {code}"
+        said = f"first block after {block_s:.1f} s, all after {wall_s:.1f} s; {said}"
     kept = {"first_block_s": block_s, "exit_code": code, "printed": log.read_text().splitlines()}
-    found = _begun(name) | {"said": said, "wall_s": wall_s, "found": kept | {"json": read(log.with_suffix(".json"))}}
-    found["ended"] = None if in_time and code in (0, 1) else _why(code, log, in_time, limit_s)
+    ended = None if in_time and code in (0, 1) and result.exists() else _why(code, log, in_time, limit_s)
+    found = _begun(name) | {"said": "" if said == ended else said, "ended": ended, "wall_s": wall_s, "found": kept}
     write(file_of(out, name), found)
     return found
 
 
-def work(
-    out: Path, names: Sequence[str], words: Sequence[str], variables: Mapping[str, str], limit_s: float
-) -> Iterator[tuple[str, Found]]:
+def work(out: Path, names: Sequence[str], words: Sequence[str], limit_s: float) -> Iterator[tuple[str, Found]]:
     """Run a process that goes through steps; yield each step when it has ended, up to the one that ended the process.
 
     Raises UserError if the process says that no step can run here.
@@ -123,7 +120,7 @@ def work(
     began_at = began_step_at = time.monotonic()
     for name in names:
         file_of(out, name).unlink(missing_ok=True)
-    with processes.started(words, variables, log, Path.cwd(), grace_s=GRACE_S) as process:
+    with processes.started(words, os.environ, log, Path.cwd(), grace_s=GRACE_S) as process:
         while left and not in_time and time.monotonic() - began_at < limit_s:
             in_time = processes.has_ended(process, LOOK_S)
             while left and (found := read(file_of(out, left[0]))).get("wall_s") is not None:
@@ -144,7 +141,6 @@ def _log(out: Path, name: str) -> Path:
     log = out / "logs" / f"{name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
-    log.with_suffix(".json").unlink(missing_ok=True)
     return log
 
 

@@ -1,9 +1,8 @@
 """Steps that time methods and engines on random weights of 7B shapes. One process runs them all: it loads once."""
 
-from gpu_parts.bench import MARS, Bench
+from gpu_parts.bench import MARS, Bench, tokens
 from gpu_parts.profile import profile
 from mtbench import statistics
-from mtbench.runs.plan import Plan
 
 
 def static(bench: Bench, size: int) -> None:
@@ -37,23 +36,12 @@ def invariant(bench: Bench) -> None:
     done, [graph, ours], doubt = bench.race(bench.plan(("ar", engine), 16, prompt=512, new=64))
     bench.ratio("engine invariant over graph, AR 7B, batch 16", done, ours, graph, doubt)
     bench.free()
-    together, alone = (bench.plan((engine,), size, prompt=64, new=32, blocks=16 // size) for size in (16, 1))
+    plans = [bench.plan((engine,), size, prompt=64, new=32, blocks=16 // size) for size in (16, 1)]
     bench.in_time("its race; the comparison of batch sizes was not reached")
-    count = min(len(plan.suites[0].items) for plan in (together, alone))  # 16; on a CPU fewer
-    pairs = list(zip(*(_tokens(bench, plan, count) for plan in (together, alone)), strict=True))
-    share = sum(a == b for a, b in pairs) / len(pairs)
-    bench.figure("invariant: share identical at batch 1 and 16, bf16", share, beside=f"{len(pairs)} answers")
-
-
-def _tokens(bench: Bench, plan: Plan, count: int) -> list[list[int]]:
-    """Return the tokens of a plan's first answers."""
-    [cell], [suite], pool = plan.cells, plan.suites, bench.pool(plan)
-    requests, found = plan.requests(suite, range(count), max_new_tokens=suite.max_new_tokens), list[list[int]]()
-    for begin in range(0, count, cell.batch_size):
-        bench.in_time(f"its race, and {begin} of {count} answers at batch size {cell.batch_size}")
-        answers = pool.decode(cell, requests[begin : begin + cell.batch_size], room=256)[0]
-        found += [list(answer.token_ids) for answer in answers]
-    return found
+    count = min(len(plan.suites[0].items) for plan in plans)  # 16; on a CPU fewer
+    together, alone = (tokens(bench.pool(plan), plan, plan.cells[0], count) for plan in plans)
+    share = sum(a == b for a, b in zip(together, alone, strict=True)) / count
+    bench.figure("invariant: share identical at batch 1 and 16, bf16", share, beside=f"{count} answers")
 
 
 def prefill(bench: Bench) -> None:
