@@ -1,24 +1,27 @@
-"""`mtbench doctor`: run the checks, print a table, write JSON, remember whether the machine passed."""
+"""`mtbench doctor`: run the checks, print and store each finding as it is found, and remember machines that passed."""
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from mtbench import files
+from mtbench.cli import session
 from mtbench.cli.parameters import command
-from mtbench.cli.session import FAILED, beside_json, err, write_json
-from mtbench.files import refuse_existing
+from mtbench.cli.session import FAILED, INTERRUPTED, beside_json, err, say
+from mtbench.document.formatting import listed
 from mtbench.runs import options
 from mtbench.runs.options import COMPARED, option
 
+if TYPE_CHECKING:
+    from mtbench.doctor.checks import Checked, Diagnosis
+
 app = typer.Typer()
-FIGURES_S = 50.0  # after so long, figures are left out that no trust rests on
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "none": "dim"}
 
 
@@ -28,8 +31,8 @@ def doctor(
     model: Annotated[
         Sequence[str],
         option(
-            "Folder, hub id or GGUF file of a checkpoint: which code would decode it here? Repeatable; default: the "
-            "embedded ones.",
+            "Folder, hub id or GGUF file of a checkpoint: which code would decode it here? Repeatable; default: an "
+            "embedded one.",
             COMPARED,
         ),
     ] = (),
@@ -39,32 +42,63 @@ def doctor(
 ) -> None:
     """Check this machine: can figures that are measured here be trusted?
 
-    Run it first, and paste its table into an issue. ✓: as it should be. !: something works badly or is missing. ✗:
-    figures measured here cannot be trusted; the exit code is 1. –: not measured here. It takes a minute at most, and
-    for checkpoints of yours the time to load them.
+    Run it first, and paste its lines into an issue. ✓: as it should be. !: something works badly or is missing. ✗:
+    figures measured here cannot be trusted; the exit code is 1. –: not measured here. It takes less than a minute, and
+    for checkpoints of yours the time to load them. Each finding is printed, and stored by `--json FILE`, when it is
+    found: an interruption keeps it.
     """
     from mtbench.doctor import record
     from mtbench.doctor.checks import SIGNS, Subject, all_checks, examine
     from mtbench.hardware import machine
-    from mtbench.records import cleaned, dump
+    from mtbench.records import cleaned
     from mtbench.report.progress import ChangingLine
     from mtbench.runs.model_pool import resolve_device
 
     file = None if json_to is None else Path(json_to)
-    refuse_existing(file)
-    until_s, console = time.monotonic() + FIGURES_S, beside_json(file)
-    subject = Subject(resolve_device(device), device, data_dir, tuple(model), until_s)
-    with ChangingLine(err) as line:
-        found = cleaned(examine(subject, machine.environment(sys.argv), all_checks(), line.show))
-    record.remember(subject.device, passed=found.passed)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for checked in found.checks:
-        text = Text.assemble(checked.found, *([f"\n→ {checked.advice}"] if checked.advice else []))
-        table.add_row(Text(SIGNS[checked.state], STYLES[checked.state]), checked.check, text)
-    console.print(table)
+    files.refuse_existing(file)
+    console, line = beside_json(file), ChangingLine(err)
+    subject, checks = Subject(resolve_device(device), device, data_dir, tuple(model)), all_checks()
+    steps = map(cleaned, examine(subject, machine.environment(sys.argv), checks))
+    found = next(steps)
+    try:
+        while found.not_reached:
+            _store(file, found)
+            line.show(f"running: {found.not_reached[0]}")
+            with line:
+                found = next(steps)
+            console.print(_row(found.checks[-1], max(len(entry.name) for entry in checks)))
+    except KeyboardInterrupt:
+        session.ignore_interrupts()
+        _store(file, found, last=True)
+        running, *others = found.not_reached or [found.checks[-1].check]
+        say(f"interrupted in {running}; not reached: {listed(others) or 'none'}", err)
+        sys.exit(INTERRUPTED)
+    record.remember(subject.device, passed=found.passed is True)
     wrong = [checked.check for checked in found.checks if checked.state == "fail"]
-    verdict = f"cannot be trusted yet: {', '.join(wrong)}" if wrong else "can be trusted"
+    verdict = f"cannot be trusted yet: {listed(wrong)}" if wrong else "can be trusted"
     console.say(f"{SIGNS['fail' if wrong else 'pass']} Figures measured here {verdict}. ({found.wall_s:.0f} s)")
-    write_json(file, json.dumps(dump(found), indent=1, allow_nan=False) + "\n")
+    _store(file, found, last=True)
     if wrong:
         raise typer.Exit(FAILED)
+
+
+def _row(checked: "Checked", width: int) -> Table:
+    """Return a finding as a line, its name padded to `width`, with what to do below."""
+    from mtbench.doctor.checks import SIGNS
+
+    row = Table.grid(padding=(0, 2, 0, 0))
+    for least in (1, width, None):
+        row.add_column(min_width=least)
+    text = Text.assemble(checked.found, *([f"\n→ {checked.advice}"] if checked.advice else []))
+    row.add_row(Text(SIGNS[checked.state], STYLES[checked.state]), checked.check, text)
+    return row
+
+
+def _store(file: Path | None, found: "Diagnosis", *, last: bool = False) -> None:
+    """Write what has been found to the file of `--json`, atomically; to a stream only the `last` time."""
+    from mtbench.records import dump
+
+    if file is not None and str(file) != "-" and (file.is_file() or not file.exists()):
+        files.write_json(file, dump(found), advice="choose another file for --json.")
+    elif last:
+        session.write_json(file, json.dumps(dump(found), indent=1, allow_nan=False) + "\n")

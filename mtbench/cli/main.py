@@ -135,8 +135,7 @@ def main() -> None:
     except KeyboardInterrupt:  # outside a command, or a second one while the first one was handled
         code = INTERRUPTED
     if code == INTERRUPTED:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the process ends now
+        session.ignore_interrupts()
         say(f"interrupted; {_how_to_resume()}", err)
     sys.exit(code)
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,12 @@ def say(text: Any, console: Terminal | None = None) -> None:
 def warn(text: Any) -> None:
     """Print one line of plain text to standard error."""
     say(text, err)
+
+
+def ignore_interrupts() -> None:
+    """Let no signal disturb the last words: the process ends now."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def beside_json(json_to: Path | None) -> Terminal:

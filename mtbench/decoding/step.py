@@ -22,7 +22,7 @@ from mtbench.decoding.method import Commit, Rows, Window
 from mtbench.errors import first_line
 from mtbench.models.attention import AttentionMetadata
 
-CHECKED_ROWS, CHECKED_SLOTS = 19, 96
+CHECKED_ROWS, CHECKED_SLOTS = 7, 96
 
 
 def feed(
@@ -92,7 +92,7 @@ def _triton() -> ModuleType:
 
 def check_kernels(device: torch.device) -> None:
     """Switch our kernels off if those of a step do not give the results of their definitions on this device."""
-    if kernels.ours(torch.empty(0, device=device)) and (fault := _fault(device)):
+    if kernels.ours(torch.empty(0, dtype=torch.long, device=device)) and (fault := _fault(device)):
         kernels.switch_off(fault)
 
 

@@ -58,8 +58,7 @@ def _feed(
     if GUESSES > 0:
         place = tl.load(places + row * GUESSES + number, mask=is_guess, other=0)
         slot = tl.where(is_guess, place, slot)
-        draft = tl.load(guess + row * guess_row + number * guess_column, mask=is_guess, other=0)
-        id = tl.where(is_guess, draft, id)
+        id = tl.where(is_guess, tl.load(guess + row * guess_row + number * guess_column, mask=is_guess, other=0), id)
         position = slot
         if OFFSET:
             position = tl.where(is_guess, start + tl.load(offset + number, mask=is_guess, other=0), slot)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtbench import kernels
-from mtbench.doctor.checks import Figures, Finding, Subject, check
+from mtbench.doctor.checks import NO_TRITON, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.models import families
@@ -17,15 +17,10 @@ from mtbench.runs.model_pool import ModelPool, fastest_dtype
 from mtbench.runs.run_request import RunRequest
 
 ENGINE = "graph"
+DEFAULT = next(iter(families.FAMILIES["tiny"].roles.values()))
 MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench's decoder and kernels"
 MOST_NAMED = 3
 ASK = "pass `--model` with a folder, hub id or GGUF file"
-
-
-def _embedded() -> list[str]:
-    """Return the embedded checkpoints that decode alone: no drafts that read another one's hidden states."""
-    sources = dict.fromkeys(families.FAMILIES["tiny"].roles.values())
-    return [source for source in sources if draft_config(source, offline=True) is None]
 
 
 def _described(name: str, subject: Subject) -> dict[str, Any]:
@@ -53,14 +48,14 @@ def _loaded(source: str, request: RunRequest) -> dict[str, Any]:
     if decoder is None:
         why: str | None = layers.removeprefix(f"{MODULES} (").removesuffix(")")
         return {"code": MODULES, "dtype": pool.dtype, "why": why}
-    if decoder.operations is not None:
+    if kernels.ours(decoder.embedding):
         return {"code": OURS, "dtype": pool.dtype, "why": None}
-    why = kernels.off() or (None if pool.device == "cpu" else "mtbench's kernels do not compute its layers")
+    why = kernels.off() or (None if pool.device == "cpu" else NO_TRITON)
     return {"code": PYTORCHS, "dtype": pool.dtype, "why": why}
 
 
 def _checkpoints(subject: Subject) -> Figures:
-    return {"found": {source: _described(source, subject) for source in subject.models or _embedded()}}
+    return {"found": {source: _described(source, subject) for source in subject.models or (DEFAULT,)}}
 
 
 def _names(sources: Sequence[str]) -> str:

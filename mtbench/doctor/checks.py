@@ -1,4 +1,4 @@
-"""What a check is, the list of all in the order in which they run, and what they found, as a record.
+"""What a check is, the list of all in the order in which they run, and what they have found so far, as a record.
 
 A check measures, then judges: a function that returns figures, or a text that says why it has none, and a pure one
 whose arguments are the figures.
@@ -7,7 +7,7 @@ whose arguments are the figures.
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -19,6 +19,7 @@ State = Literal["pass", "warn", "fail", "none"]
 SIGNS: dict[State, str] = {"pass": "✓", "warn": "!", "fail": "✗", "none": "–"}
 REPORT = "report it with this output"
 NO_GPU = "no GPU is used here"
+NO_TRITON = "Triton is missing"
 
 
 class Subject(NamedTuple):
@@ -28,7 +29,6 @@ class Subject(NamedTuple):
     asked: str = "auto"
     data_dir: str | None = None
     models: Sequence[str] = ()
-    until_s: float = math.inf  # on the monotonic clock: then figures are left out that no trust rests on
 
 
 class Finding(NamedTuple):
@@ -65,7 +65,7 @@ class Check(NamedTuple):
             return {}, Finding("fail", f"it ends with {type(error).__name__}: {first_line(error)}", REPORT)
 
 
-MODULES = ("machine", "gpu", "decoding", "products", "checkpoints", "installed")  # with checks, in their order
+MODULES = ("machine", "gpu", "installed", "decoding", "checkpoints")  # in their order: what may hang comes last
 CHECKS: list[Check] = []
 
 
@@ -101,31 +101,42 @@ class Checked(Record):
 
 
 class Diagnosis(Record):
-    """What `mtbench doctor` found."""
+    """What `mtbench doctor` found, or has found so far."""
 
     schema_version: Literal[1] = Field(description="version of this format")
     environment: dict[str, Any] = Field(description="versions and machine, as in environment.json")
     device: str = Field(description="cpu or cuda")
-    passed: bool = Field(description="no check failed: figures measured here can be trusted")
-    wall_s: float = Field(description="seconds that all checks took")
-    checks: list[Checked] = Field(description="in the order in which they ran")
-
-
-def examine(subject: Subject, environment: Figures, checks: Iterable[Check], show: Callable[[str], None]) -> Diagnosis:
-    """Return what the checks find. `show` gets the name of each before it runs."""
-    started_at, found = time.monotonic(), list[Checked]()
-    for entry in checks:
-        show(entry.name)
-        figures, (state, text, advice) = entry.result(subject)
-        found.append(Checked(check=entry.name, state=state, found=text, advice=advice, figures=_plain(figures)))
-    return Diagnosis(
-        schema_version=1,
-        environment=environment,
-        device=subject.device,
-        passed=not any(checked.state == "fail" for checked in found),
-        wall_s=time.monotonic() - started_at,
-        checks=found,
+    passed: bool | None = Field(
+        description="no check failed: figures measured here can be trusted; null: none has failed, not all were made"
     )
+    wall_s: float = Field(description="seconds since the first check began")
+    checks: list[Checked] = Field(description="in the order in which they ran")
+    not_reached: list[str] = Field(
+        [], description="names of checks that were not made, or not finished: the first one was interrupted or runs yet"
+    )
+
+
+def examine(subject: Subject, environment: Figures, checks: Sequence[Check]) -> Iterator[Diagnosis]:
+    """Yield what has been found: before the first check, and after each. A check runs when the next one is asked for.
+
+    The last one is complete. What was yielded remains true if a check is interrupted or hangs.
+    """
+    started_at, found = time.monotonic(), list[Checked]()
+    for made in range(len(checks) + 1):
+        not_reached, failed = [entry.name for entry in checks[made:]], any(entry.state == "fail" for entry in found)
+        yield Diagnosis(
+            schema_version=1,
+            environment=environment,
+            device=subject.device,
+            passed=None if not_reached and not failed else not failed,
+            wall_s=time.monotonic() - started_at,
+            checks=[*found],
+            not_reached=not_reached,
+        )
+        if not_reached:
+            figures, (state, text, advice) = checks[made].result(subject)
+            name = checks[made].name
+            found.append(Checked(check=name, state=state, found=text, advice=advice, figures=_plain(figures)))
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The checks of a GPU: its limits, its clock and who else uses it under load, the speed of its memory."""
+"""The checks of a GPU: its limits, its clock and who else uses it under load, its speed."""
 
 import os
 from collections.abc import Sequence
@@ -89,19 +89,20 @@ def clock(
     return Finding("pass", f"{text}, at the power cap" if throttle & machine.POWER_CAP else text)
 
 
-def _bandwidth(_: Subject) -> Figures | str:
+def _speed(_: Subject) -> Figures | str:
     probed, reason = under_load()[1:]
     driver = machine.gpu()
     if probed is None:
         return str(reason)
     rated = None if driver is None else driver.rated_bytes_per_s()
-    return {"bytes_per_s": probed.most_bytes_per_s, "rated_bytes_per_s": rated}
+    rates = {"bytes_per_s": probed.most_bytes_per_s, "matmul_flop_per_s": probed.matmul_flop_per_s}
+    return rates | {"rated_bytes_per_s": rated}
 
 
-@check("GPU's memory", _bandwidth, gpu=True)
-def bandwidth(bytes_per_s: float, rated_bytes_per_s: float | None) -> Finding:
-    """The roofline of a run rests on the measured speed."""
-    text = f"{bytes_per_s / 1e12:.2f} TB/s"
+@check("GPU's speed", _speed, gpu=True)
+def speed(bytes_per_s: float, matmul_flop_per_s: float, rated_bytes_per_s: float | None) -> Finding:
+    """The roofline of a run rests on the measured speeds of memory and of a large product."""
+    text = f"products {matmul_flop_per_s / 1e12:,.0f} TFLOP/s in bfloat16; memory {bytes_per_s / 1e12:.2f} TB/s"
     if not rated_bytes_per_s:
         return Finding("pass", f"{text}; what it is rated for, the driver does not tell")
     share = bytes_per_s / rated_bytes_per_s

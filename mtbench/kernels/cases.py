@@ -88,9 +88,10 @@ def _inputs(noise: Noise, count: int, sizes: Sizes) -> Iterator[Any]:
     """Yield of each case its name, the operation, the numbers of the inputs that it writes, and the inputs."""
     hidden, inner, heads, key_heads, head, _, vocabulary = sizes
     ids, norm = noise.integers(0, 64, count), Norm(noise(hidden), EPS)
-    yield "embed", kernels.embed, (), noise(64, hidden), ids, norm
-    yield "norm", kernels.norm, (), noise(count, hidden), norm
-    yield "add_norm", kernels.add_norm, (0,), noise(count, hidden), noise(count, hidden), norm
+    large = 300.0  # squares that are beyond the range of float16
+    yield "embed", kernels.embed, (), large * noise(64, hidden), ids, norm
+    yield "norm", kernels.norm, (), large * noise(count, hidden), norm
+    yield "add_norm", kernels.add_norm, (0,), large * noise(count, hidden), noise(count, hidden), norm
     yield "swiglu", kernels.swiglu, (), noise(count, 2 * inner)
     angles = noise(count, 1, head), noise(count, 1, head)
     stores = noise(2 * count, key_heads, head), noise(2 * count, key_heads, head)

@@ -113,7 +113,7 @@ class AttentionMetadata:
         """
         if scale is None:
             scale = query.shape[3] ** -0.5
-        if query.is_cuda and (invariant or query.shape[2] <= KERNEL_POSITIONS):
+        if kernels.ours(query) and (invariant or query.shape[2] <= KERNEL_POSITIONS):
             return kernels.attend(query, key, value, self.mask(sliding_window), self.length, scale, softcap)
         bias = self.bias(query.shape[1] // key.shape[1], sliding_window, query.dtype)
         return kernels.attend_plain(query, key, value, bias, scale, softcap)

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from definitions_as_kernels import definition, use_definitions
 from small import save_small
 from transformers import HeliumConfig
 from typer.testing import CliRunner
 
 from mtbench import kernels
 from mtbench.cli import main
-from mtbench.doctor import checkpoints, checks
+from mtbench.doctor import checks
 from mtbench.doctor.checks import Subject, all_checks
 
 [CHECK] = [check for check in all_checks() if check.name == "checkpoints"]
@@ -24,15 +25,9 @@ def found(*models: str) -> tuple[str, str, dict[str, Any]]:
     return state, text, one
 
 
-def test_the_embedded_checkpoints_are_decoded_by_mtbenchs_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that decode alone; on a CPU PyTorch's operations are no fall-back."""
-    monkeypatch.setattr(checkpoints, "_loaded", lambda source, _: {"code": source, "dtype": "float32", "why": None})
-    figures = CHECK.measure(Subject("cpu"))
-    assert isinstance(figures, dict)
-    assert {"embedded:tiny/ar", "embedded:tiny/mars"} < set(figures["found"])
-    assert not {"embedded:tiny/eagle", "embedded:tiny/dspark"} & set(figures["found"])
-    monkeypatch.undo()
-    assert found("embedded:tiny/ar") == (
+def test_an_embedded_checkpoint_is_decoded_by_mtbenchs_decoder() -> None:
+    """On a CPU PyTorch's operations are no fall-back."""
+    assert found() == (
         "pass",
         "embedded:tiny/ar: mtbench's decoder in float32",
         {"code": "mtbench's decoder", "dtype": "float32", "why": None},
@@ -42,11 +37,10 @@ def test_the_embedded_checkpoints_are_decoded_by_mtbenchs_decoder(monkeypatch: p
 def test_kernels_that_run_or_fail_their_check_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a GPU; afterwards they are as before, so that one checkpoint says nothing of the next."""
     monkeypatch.setattr(kernels, "_off", [])
-    monkeypatch.setattr(kernels, "operations", lambda *_: kernels.PLAIN)
+    use_definitions(monkeypatch)
     folder = str(save_small(tmp_path / "small"))
     assert found(folder)[2]["code"] == "mtbench's decoder and kernels"
-    wrong = kernels.PLAIN._replace(norm_swiglu=lambda *inputs: 1.1 * kernels.norm_swiglu_plain(*inputs))
-    monkeypatch.setattr(kernels, "operations", lambda *_: wrong)
+    use_definitions(monkeypatch, swiglu=lambda both: 1.1 * definition("swiglu")(both))
     state, text, one = found(folder)
     assert (state, one["code"]) == ("warn", "mtbench's decoder")
     assert "(logits are wrong by" in text

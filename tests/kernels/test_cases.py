@@ -1,57 +1,128 @@
-"""The cases of `mtbench doctor`: right operations pass, and the case of a wrong one names it.
+"""Each operation against its definition in float64, by the cases of `mtbench doctor`: the kernels, and planted faults.
 
 test_kernels.py starts the process of Triton's interpreter in which the kernels run.
 """
 
-import os
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from kernel_checks import DEVICE
-from planted_kernels import FAULTS, planted_operations
+from interpreted import DEVICE, HALF, Fault, definitions, kernel_fault, of_floats, of_kernels, running
+from thinned import one_in
 
 from mtbench import kernels
 from mtbench.kernels.cases import PRECISION, SMALL, Noise, Sizes, cases
 
-INTERPRETING = "TRITON_INTERPRET" in os.environ
-of_kernels = pytest.mark.skipif(not INTERPRETING and DEVICE == "cpu", reason="runs on a GPU or in the interpreter")
-HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16  # the interpreter's bfloat16 is wrong
-TINY = Sizes(256, 70, 4, 2, 16, 80, 100)
-NAMES = ["embed", "norm_product", "norm_swiglu", "add_product", "rotate", "rotate, norms", "attend ×1", "attend ×7"]
-NAMES += ["linear", "norm", "greedy", "sampled"] + (["move"] if DEVICE == "cuda" else [])
+NAMES = ["embed", "norm", "add_norm", "swiglu", "rotate", "rotate, norms", "attend ×1", "attend ×7", "linear"]
+NAMES += ["greedy", "sampled"]
+SIZES = Sizes(200, 70, 2, 1, 64, 100, 1100)  # sizes that no block divides
+FEW = Sizes(80, 70, 2, 1, 16, 150, 60)
+HEADS = (64, 80, 96, 128, 256)
 
 
-def wrong(run: kernels.Operations, dtype: torch.dtype, sizes: Sizes = SMALL) -> list[str]:
+def wrong(dtype: torch.dtype, count: int = 5, sizes: Sizes = SIZES) -> list[str]:
     """The names of the cases that are not within the type's precision of float64."""
-    found = {case.name: case.error() for case in cases(run, Noise(dtype, torch.device(DEVICE)), 13, sizes)}
-    assert list(found) == [f"{name} 13" for name in NAMES]
-    return [name for name, error in found.items() if not error <= PRECISION[dtype]]
+    made = cases(Noise(dtype, torch.device(DEVICE)), count, sizes)
+    assert [case.name for case in made if not case.name.startswith("move")] == [f"{name} {count}" for name in NAMES]
+    return [case.name for case in made if not case.error() <= PRECISION[dtype]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_plain_operations_pass(dtype: torch.dtype) -> None:
-    assert wrong(kernels.PLAIN, dtype) == []
+    assert wrong(dtype, 13, SMALL) == []
 
 
-@pytest.mark.parametrize("name", ["norm_product", "norm_swiglu", "attend"])
+@pytest.mark.parametrize("name", ["embed", "add_norm", "swiglu", "rotate"])
 @pytest.mark.parametrize("factor", [1.05, float("nan")])
 def test_a_plain_operation_that_is_wrong_is_named(name: str, factor: float) -> None:
-    operation = getattr(kernels.PLAIN, name)
-    run = kernels.PLAIN._replace(**{name: lambda *inputs: factor * operation(*inputs)})
-    assert {case.split()[0] for case in wrong(run, torch.bfloat16)} == {name}
+    operation: Any = getattr(kernels, name)
+
+    def off(*inputs: Any) -> Any:
+        result = operation.__wrapped__(*inputs)
+        return factor * result if isinstance(result, torch.Tensor) else tuple(factor * each for each in result)
+
+    with definitions(**{name: off}):
+        assert {case.split()[0].strip(",") for case in wrong(torch.bfloat16)} == {name}
 
 
 @of_kernels
-def test_the_kernels_pass_each_case() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "count"), one_in(2, product([torch.float32, HALF], [1, 5, 16, 112])), ids=lambda value: str(value)
+)
+def test_each_kernel_equals_its_definition(dtype: torch.dtype, count: int) -> None:
+    """At 1 to 112 positions: one row, a batch, and a batch that drafts."""
+    with running(of_floats):
+        assert wrong(dtype, count, FEW if count == 112 else SIZES) == []
+
+
+@of_kernels
+@pytest.mark.parametrize("head", HEADS)
+def test_each_kernel_equals_its_definition_for_heads_of_any_size(head: int) -> None:
+    with running(of_floats):
+        assert wrong(HALF, 2, SIZES._replace(head=head, slots=70, vocabulary=40)) == []
+
+
+@of_kernels
+@pytest.mark.parametrize("hidden", [1, 2, 17, 64, 1023, 1025])
+def test_row_kernels_equal_their_definitions_at_odd_sizes(hidden: int) -> None:
+    with running(of_floats):
+        assert wrong(torch.float32, 2, Sizes(hidden, hidden, 1, 1, 16, 20, 50)) == []
+
+
+FAULTS: dict[str, tuple[Fault, set[str]]] = {
+    "a row kernel skips the last partial block": (
+        kernel_fault("swiglu", "column < SIZE\n    gate", "column < SIZE // 64 * 64\n    gate"),
+        {"swiglu"},
+    ),
+    "a norm in the wrong type": (
+        kernel_fault(
+            "norm", "    wide = value.to(tl.float32)\n    narrow", "    wide = value.to(x.dtype.element_ty)\n    narrow"
+        ),
+        {"embed", "norm", "add_norm"},
+    ),
+    "another mean": (kernel_fault("mean", "/ SIZE + eps)).to", "/ PADDED + eps)).to"), {"embed", "norm", "add_norm"}),
+    "the sum is stored before the addition": (
+        kernel_fault("store", "        value = wide.to(x", "        wide.to(x"),
+        {"add_norm"},
+    ),
+    "the embedding of another id": (kernel_fault("id", "tl.load(ids + row)", "tl.load(ids)"), {"embed"}),
+    "gate and up exchanged": (kernel_fault("up", "both + 2 * row", "both + (2 * row + 1)"), {"swiglu"}),
+    "the rotary embedding turns the other way": (
+        kernel_fault("rotate", "a * cos_a + b * sin_a", "a * cos_a - b * sin_a"),
+        {"rotate"},
+    ),
+    "keys and values a slot early": (
+        kernel_fault("slot", "tl.load(index + place) *", "(tl.load(index + place) + 1) *"),
+        {"rotate"},
+    ),
+    "the queries' norm for keys": (kernel_fault("key", "tl.where(is_query, query_a, key_a)", "query_a"), {"rotate"}),
+    "the last inputs of a product are missing": (
+        kernel_fault("linear", "range(0, INPUTS, STEP)", "range(0, INPUTS - STEP, STEP)"),
+        {"linear"},
+    ),
+    "no bias": (kernel_fault("bias", "        total += tl.load(bias", "        tl.load(bias"), {"linear"}),
+    "slots behind the length": (
+        kernel_fault("length", "seen & inside[:, None], inner", "inside[:, None], inner", "triton_attention"),
+        {"attend"},
+    ),
+    "the last block of keys is missing": (
+        kernel_fault("block", "tl.minimum(first + each, blocks)", "first + each - 1", "triton_attention"),
+        {"attend"},
+    ),
+}
+
+
+@of_kernels
+@pytest.mark.parametrize(("fault", "names"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_planted_in_a_kernel_is_named(fault: Fault, names: set[str], tmp_path: Path) -> None:
     from mtbench.kernels import triton_kernels
 
-    run = kernels.Operations(*(getattr(triton_kernels, name) for name in kernels.Operations._fields))
-    assert wrong(run, HALF, TINY) == []
-
-
-@of_kernels
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f.name in ("no residual", "the other direction")])
-def test_a_fault_planted_in_a_kernel_is_named(fault: object, tmp_path: Path) -> None:
-    names = {name.split()[0].strip(",") for name in wrong(planted_operations(fault, tmp_path), HALF, TINY)}  # type: ignore[arg-type]
-    assert names == ({"add_product"} if fault.name == "no residual" else {"rotate"})  # type: ignore[attr-defined]
+    own = {**vars(triton_kernels)}
+    planted = fault.planted(tmp_path)
+    own |= {name: value for name, value in vars(planted).items() if not name.startswith("_")}
+    with running(of_floats, SimpleNamespace(**own)):
+        made = [case for case in cases(Noise(HALF, torch.device(DEVICE)), 5, FEW) if case.name.startswith((*names,))]
+        assert {case.name.split()[0].strip(",") for case in made if not case.error() <= PRECISION[HALF]} == names

@@ -1,9 +1,4 @@
-"""The operations of `mtbench.kernels` against float64: the plain versions and the Triton kernels.
-
-Without a GPU the kernels run in Triton's interpreter, in a separate process: TRITON_INTERPRET must be set before the
-first import of triton, and transformers imports it. (The interpreter computes bfloat16 products incorrectly, so float16
-replaces it.) The kernels are also compiled for a Hopper GPU, which needs no GPU.
-"""
+"""Attention, the product and the norm against float64; all kernels in the interpreter, and compiled for three GPUs."""
 
 import os
 import subprocess
@@ -17,33 +12,34 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hopper import Compiled, compiled
+from hopper import compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernel_checks import products_in_order
+from interpreted import DEVICE, INTERPRETING, of_kernels, products_in_order
 from torch import Tensor
 
 from mtbench import kernels
+from mtbench.kernels import Norm
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-INTERPRETING = "TRITON_INTERPRET" in os.environ
 DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
 PRECISION = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}  # TF32 would be 3e-4
 ATTEND: dict[str, Callable[..., Tensor]] = {"chosen": kernels.attend}  # plain on a CPU
-LINEAR: dict[str, Callable[..., Tensor]] = {"plain": kernels.linear_plain}
-NORM: dict[str, Callable[..., Tensor]] = {"plain": kernels.norm_plain}
+LINEAR: dict[str, Callable[..., Tensor]] = {"plain": kernels.linear}
+NORM: dict[str, Callable[..., Tensor]] = {"plain": kernels.norm}
 if INTERPRETING or DEVICE == "cuda":
-    from mtbench.kernels import triton_kernels, triton_products
+    from mtbench.kernels import triton_attention, triton_kernels
 
     ATTEND["split"] = partial(triton_kernels.attend, split=True)
     ATTEND["walked"] = partial(triton_kernels.attend, split=False)
     LINEAR["triton"] = triton_kernels.linear
     NORM["triton"] = triton_kernels.norm
+if INTERPRETING:
+    triton_attention.AHEAD = 4  # unrolled loads are slow in the interpreter
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills uninitialised memory with NaN
 
 each_attend = pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
 each_linear = pytest.mark.parametrize("linear", LINEAR.values(), ids=LINEAR)
 each_norm = pytest.mark.parametrize("norm", NORM.values(), ids=NORM)
-of_kernels = pytest.mark.skipif(len(ATTEND) == 1, reason="runs in the interpreter's process")
 has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
 
@@ -208,18 +204,68 @@ def test_the_product_equals_that_of_float64(linear: Callable[..., Tensor], layer
 
 
 @each_linear
-def test_the_product_is_batch_invariant(
-    linear: Callable[..., Tensor], layer: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_product_is_batch_invariant(linear: Callable[..., Tensor], layer: tuple[Tensor, Tensor]) -> None:
     """A row gets the same bits for any number and content of other rows, and at any index."""
     x, weight = layer
-    with products_in_order() if INTERPRETING and linear is not kernels.linear_plain else nullcontext():
+    with products_in_order() if INTERPRETING and linear is not kernels.linear else nullcontext():
         together = linear(x, weight)
         for rows in ([69], [3, 69], [69, *range(40)]):
             assert torch.equal(linear(x[rows], weight)[rows.index(69)], together[69])
-        if linear is not kernels.linear_plain:
-            monkeypatch.setattr(triton_products, "CHUNKS", 1)
-            assert torch.equal(linear(x, weight), together)
+
+
+@of_kernels
+@settings(deadline=None, max_examples=6)
+@example(outputs=257, inputs=1, rows=1)
+@example(outputs=65, inputs=129, rows=33)
+@given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 40))
+def test_the_product_has_every_shape(outputs: int, inputs: int, rows: int) -> None:
+    """Each input of each output is added once, and the bias."""
+    noise = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    x, weight, bias = (noise(*shape).to(DEVICE) for shape in ((rows, inputs), (outputs, inputs), (outputs,)))
+    expected = x.double() @ weight.double().T + bias.double()
+    assert relative_error(triton_kernels.linear(x, weight, bias), expected) < PRECISION[torch.float32]
+
+
+@of_kernels
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16], ids=["single", "half"]
+)
+def test_blocks_of_attention_give_the_same_bits_in_any_division(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Walked; parts of a block and of a span, one or several a program; tiles of 16 queries and of 32.
+
+    GPUs and windows differ. Lengths end inside a block, on the edge of a block and of a span, and behind one.
+    """
+    size, span = (256, 64) if dtype == torch.float32 else (128, 256)
+    lengths = [span, span + 1, 2 * span + span // 4 + 3]
+    rows, view = len(lengths), 2 * span + span // 2
+    scene = Scene.make(lengths, 3, view, heads=8, size=size, dtype=dtype)
+    expected = triton_kernels.attend(*scene, split=False)
+    parts = set()
+    for processors in (1, 6, 132):
+        monkeypatch.setattr(triton_attention, "multiprocessors", lambda _, processors=processors: processors)
+        parts.add(triton_attention._division(rows, 10, processors)[0])
+        assert torch.equal(triton_kernels.attend(*scene, split=True), expected)
+    assert parts == {1, triton_attention.SPAN}
+    query, key, value, mask, length, *factors = scene
+    alone = triton_kernels.attend(query[2:, :, 2:], key[2:], value[2:], mask[2:, 2:], length[2:], *factors)
+    assert torch.equal(alone, expected[2:, 2:])
+
+
+@of_kernels
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 99), st.sampled_from([16, 100, 3000]), st.integers(1, 9))
+def test_row_kernels_are_batch_invariant(seed: int, size: int, count: int) -> None:
+    """A row gets the same bits alone and among others."""
+    noise = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+    x, added, both = (noise(count, n).to(DEVICE) for n in (size, size, 2 * size))
+    by = Norm(noise(size).to(DEVICE), 1e-6)
+    alone, together = x[-1:].clone(), x.clone()
+    normed = triton_kernels.add_norm(together, added, by)
+    assert torch.equal(triton_kernels.add_norm(alone, added[-1:], by), normed[-1:])
+    assert torch.equal(alone, together[-1:])
+    assert torch.equal(triton_kernels.swiglu(both[-1:]), triton_kernels.swiglu(both)[-1:])
 
 
 @each_norm
@@ -227,11 +273,34 @@ def test_the_product_is_batch_invariant(
 def test_the_norm_equals_that_of_float64(norm: Callable[..., Tensor], dtype: torch.dtype, size: int) -> None:
     """To the type's precision; a row gets the same bits alone and in a batch."""
     noise = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    x, weight = (3 * noise(2, 5, size)).to(DEVICE, dtype), noise(size).to(DEVICE, dtype)
-    expected = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
-    together = norm(x, weight, 1e-6)
+    x, by = (3 * noise(2, 5, size)).to(DEVICE, dtype), Norm(noise(size).to(DEVICE, dtype), 1e-6)
+    expected = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6) * by.weight.double()
+    together = norm(x, by)
     assert relative_error(together, expected) < PRECISION[dtype]
-    assert torch.equal(norm(x[1, 3:4], weight, 1e-6)[0], together[1, 3])
+    assert torch.equal(norm(x[1, 3:4], by)[0], together[1, 3])
+
+
+@of_kernels
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_slots_move_in_every_layer_as_by_indexing(data: st.DataObject) -> None:
+    """Keys and values of some layers at any sizes; the sources of a row ascend, as the path of a tree does."""
+    rows, slots, layers = data.draw(st.integers(1, 3)), data.draw(st.integers(6, 12)), data.draw(st.integers(1, 3))
+    heads, size = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([16, 24]))
+    depth = data.draw(st.integers(1, 4))
+    noise = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    stores = [noise(rows * slots + 2, heads, size).to(DEVICE) for _ in range(2 * layers)]
+    base = torch.tensor([data.draw(st.integers(0, slots - depth - 2)) for _ in range(rows)])[:, None]
+    steps = [data.draw(st.lists(st.integers(0, 2), min_size=depth, max_size=depth)) for _ in range(rows)]
+    target = base + torch.arange(depth)
+    source = (target + torch.tensor(steps).cumsum(1)).clamp(max=slots - 1)
+    expected = [store.clone() for store in stores]
+    row = torch.arange(rows)[:, None]
+    for store in expected:
+        by_row = store[: rows * slots].view(rows, slots, heads, size)
+        by_row[row, target] = by_row[row, source]
+    triton_kernels.move(triton_kernels.addresses(stores), stores[0], source.to(DEVICE), target.to(DEVICE), slots)
+    assert all(torch.equal(a, b) for a, b in zip(stores, expected, strict=True))
 
 
 @pytest.mark.whole
@@ -241,7 +310,7 @@ def test_the_norm_equals_that_of_float64(norm: Callable[..., Tensor], dtype: tor
 def test_the_kernels_pass_in_the_interpreter(mark: str) -> None:
     """All kernel tests above, and those of the other files here."""
     options = ["-q", "-rs", "--noconftest", "-p", "no:cacheprovider", "-k", "not plain and not compile", "-m", mark]
-    others = ("cases", "memory_order", "operations", "self_check", "triton_sampling")
+    others = ("cases", "decoder", "step_kernels", "triton_sampling")
     files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in others)]
     command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
@@ -249,97 +318,83 @@ def test_the_kernels_pass_in_the_interpreter(mark: str) -> None:
     assert "in the interpreter" not in done.stdout, "a test of a kernel was skipped"
 
 
+KERNELS = """
+from mtbench.decoding.step import case_differs
+from mtbench.kernels import Norm, triton_attention, triton_kernels
+from mtbench.kernels import triton_kernels as kernels
+from mtbench.decoding import step
+import mtbench.kernels
+properties = (232448, True) if ARCHITECTURE in (90, 100) else (166912, False)
+triton_attention.shared_memory = lambda device: properties
+triton_attention.has_wgmma = lambda device: ARCHITECTURE == 90
+like, ids = torch.empty(0, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+for heads, key_heads, size in ((28, 4, 128), (16, 4, 96)):
+    for rows, width, view in ((1, 1, 1024), (16, 4, 1024), (128, 4, 512)):
+        cache = like.new_empty(rows, view, key_heads, size).transpose(1, 2)
+        mask = torch.ones(rows, width, view, dtype=torch.bool)
+        query = like.new_empty(rows, width, heads, size).transpose(1, 2)
+        kernels.attend(query, cache, cache, mask, torch.ones(rows, dtype=torch.int64), 0.1)
+for rows, width in ((1, 1), (16, 4)):
+    logits, seed = like.new_empty(rows, width, 152064), torch.empty(rows, dtype=torch.int64)
+    for temperature in (torch.empty(rows, dtype=torch.float64), None):
+        kernels.choose_logsumexp(logits, temperature, seed, torch.empty(rows, width, dtype=torch.int64))
+by, x, store = Norm(like.new_empty(3584), 1e-6), like.new_empty(4, 3584), like.new_empty(9, 4, 128)
+kernels.embed(like.new_empty(9, 3584), ids, by)
+kernels.norm(x, by)
+kernels.add_norm(x, x, by)
+kernels.swiglu(like.new_empty(4, 2 * 18944))
+for norms in ((), (Norm(store, 1e-6), Norm(store, 1e-6))):
+    kernels.rotate(like.new_empty(4, 36 * 128), store[:4, :1], store[:4, :1], store, store, ids, *norms)
+kernels.linear(x, like.new_empty(4608, 3584), like.new_empty(4608))
+kernels.move(ids, store, ids[:, None], ids[:, None], 2)
+mtbench.kernels.ours = lambda x: x.dtype == torch.int64 and not mtbench.kernels._off
+for guesses, tree in ((0, False), (6, False), (6, True)):
+    case_differs(torch.device("cpu"), 1, guesses, tree=tree, block=1)
+"""
+NAMES = {"_attend", "_combine", "_choose_slice", "_choose_row", "_norm", "_swiglu", "_rotate", "_linear", "_move"}
+NAMES |= {"_feed", "_write"}
+MATRIX_UNIT = {"_attend", "_linear"}
+REGISTERS = 65_536  # of a multiprocessor, of which a program may have them all
+SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}  # that a program may have
+
+
+@pytest.mark.whole
+@has_triton
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
+def test_each_kernel_compiles_for_a_gpu_without_spilling(architecture: int) -> None:
+    """At Qwen2.5-7B's shapes, for Ampere, Hopper and Blackwell. Two programs of attention fit a Hopper processor."""
+    [made] = compiled(KERNELS, architecture=architecture)
+    assert {kernel["name"] for kernel in made.kernels} == NAMES
+    limit = SHARED_BYTES[architecture]
+    for kernel in made.kernels:
+        assert kernel["STACK"] == kernel["LOCAL"] == 0, kernel
+        assert kernel["REG"] * kernel["threads"] <= REGISTERS, kernel
+        assert kernel["shared"] <= limit, kernel
+        if architecture == 90:
+            assert kernel["wgmma"] == (kernel["name"] in MATRIX_UNIT), kernel
+            twice = 2 * (kernel["shared"] + 1024) <= limit + 1024 and 2 * kernel["REG"] * kernel["threads"] <= REGISTERS
+            assert twice or kernel["name"] != "_attend"
+
+
 VIEWS = """
-from mtbench import kernels
 from mtbench.kernels import triton_kernels
-like, before = torch.empty(0, dtype=torch.bfloat16), kernels.compilations()
+like = torch.empty(0, dtype=torch.bfloat16)
 for view in (512, 48, 1040, 32, 2000, 50):
     cache, query = like.new_empty(16, view, 4, 128).transpose(1, 2), like.new_empty(16, 3, 28, 128).transpose(1, 2)
     mask = torch.ones(16, 3, view, dtype=torch.bool)
     triton_kernels.attend(query, cache, cache, mask, torch.ones(16, dtype=torch.int64), 0.1)
-    print(view, kernels.compilations() - before)
+    made = [vars(triton_kernels)["attend"].__globals__[name].device_caches for name in ("_attend", "_combine")]
+    print(view, sum(len(compiled) for cache in made for compiled, *_ in cache.values()))
 """
-SAMPLE = """
-for rows, width in ((1, 1), (16, 4)):
-    logits, seed = like.new_empty(rows, width, 152064), torch.empty(rows, dtype=torch.int64)
-    for temperature in (torch.empty(rows, dtype=torch.float64), None):
-        triton_kernels.choose_logsumexp(logits, temperature, seed, torch.empty(rows, width, dtype=torch.int64))
-"""
-COMPILE = """
-from mtbench.kernels import triton_attention, triton_products
-from mtbench.kernels import triton_kernels as kernels
-from mtbench.kernels import Norm, NormInput
-for module in (triton_attention, triton_products, kernels):
-    module.dependent_launch = lambda device: True
-like, ids = torch.empty(0, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
-norm = Norm(like.new_empty(3584), 1e-6, 2.0)
-for heads, key_heads, size in ((28, 4, 128), (16, 4, 96)):
-    for rows, width in ((1, 1), (16, 4), (128, 4)):
-        cache = like.new_empty(rows, 1024, key_heads, size).transpose(1, 2)
-        mask = torch.ones(rows, width, 1024, dtype=torch.bool)
-        query = like.new_empty(rows, width, heads, size).transpose(1, 2)
-        kernels.attend(query, cache, cache, mask, torch.ones(rows, dtype=torch.int64), 0.1)
-for positions in (4, 32, 64, 112):
-    entering = NormInput(like.new_empty(positions, 3584), torch.empty(28, positions))
-    activated = kernels.norm_swiglu(entering, norm, like.new_empty(2 * 18944, 3584))
-    kernels.add_product(entering.weighted, activated, like.new_empty(3584, 18944), None, norm)
-kernels.norm_product(entering, norm, like.new_empty(4608, 3584), like.new_empty(4608))
-store = like.new_empty(9, 4, 128)
-kernels.rotate(like.new_empty(4, 36 * 128), ids, store[:, :1], store[:, :1], store, store, ids)
-kernels.embed(ids, like.new_empty(9, 3584), norm)
-kernels.norm(like.new_empty(7, 3584), like.new_empty(3584), 1e-6)
-"""
-KERNELS = {"_attend", "_combine", "_product", "_add_parts", "_rotate", "_embed", "_norm"}
-MATRIX_UNIT, LAYER = {"_attend", "_product"}, {"_attend", "_combine", "_product", "_add_parts", "_rotate"}
-REGISTERS, SHARED_BYTES = 65_536, 232_448  # of a multiprocessor, of which a program may have them all
-
-
-@pytest.fixture(scope="module")
-def on_hopper() -> dict[str, Compiled]:
-    """What the scripts compile, in one process."""
-    if find_spec("triton") is None:
-        pytest.skip("triton is not installed")
-    if INTERPRETING:
-        pytest.skip("the interpreter compiles nothing")
-    return dict(zip(("views", "sampling", "layer"), compiled(VIEWS, SAMPLE, COMPILE), strict=True))
 
 
 @pytest.mark.whole
-def test_views_that_are_multiples_of_16_share_a_kernel(on_hopper: dict[str, Compiled]) -> None:
-    """Each kernel that Triton compiles is counted.
-
-    A view of one block is not split. A long one has parts of another size, for which both kernels are compiled, and one
-    that is no multiple needs one more.
+@has_triton
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+def test_views_that_are_multiples_of_16_share_a_kernel() -> None:
+    """A view of one block is not split. A long one has parts of another size, for which both kernels are compiled, and
+    one that is no multiple needs one more.
     """
-    assert on_hopper["views"].printed == ["512 2", "48 3", "1040 5", "32 5", "2000 5", "50 6"]
-
-
-@pytest.mark.whole
-def test_the_sampling_kernels_compile_for_a_gpu_without_spilling(on_hopper: dict[str, Compiled]) -> None:
-    """At Qwen2.5-7B's vocabulary; the number of positions and of rows needs no other code."""
-    found = on_hopper["sampling"].kernels
-    assert {kernel["name"] for kernel in found} == {"_choose_slice", "_choose_row"}
-    assert all(kernel["STACK"] == kernel["LOCAL"] == 0 for kernel in found)
-
-
-@pytest.mark.whole
-def test_the_kernels_compile_for_a_gpu_without_spilling(on_hopper: dict[str, Compiled]) -> None:
-    """At Qwen2.5-7B's shapes for a Hopper GPU: products use its matrix unit, and no register spills.
-
-    A layer's kernels wait for their predecessors, which may still run (programmatic dependent launch), and products ask
-    for weights before they wait.
-    """
-    found = on_hopper["layer"].kernels
-    assert {kernel["name"] for kernel in found} == KERNELS
-    for kernel in found:
-        assert kernel["STACK"] == kernel["LOCAL"] == 0, kernel
-        assert kernel["REG"] * kernel["threads"] <= REGISTERS, kernel
-        assert kernel["shared"] <= SHARED_BYTES, kernel
-        assert kernel["wgmma"] or kernel["name"] not in MATRIX_UNIT
-        assert kernel["waits"] == (kernel["name"] in LAYER)
-        assert kernel["prefetches"] == (kernel["name"] == "_product")
-    two = [
-        k for k in found if 2 * (k["shared"] + 1024) <= SHARED_BYTES + 1024 and 2 * k["REG"] * k["threads"] <= REGISTERS
-    ]
-    assert sum(k["name"] == "_product" for k in two) == 6  # to 64 positions two programs fit a processor
-    assert sum(k["name"] == "_attend" for k in two) == sum(k["name"] == "_attend" for k in found)
+    [made] = compiled(VIEWS)
+    assert made.printed == ["512 2", "48 3", "1040 5", "32 5", "2000 5", "50 6"]

@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETING = "TRITON_INTERPRET" in os.environ
 runs_kernels = pytest.mark.skipif(not INTERPRETING and DEVICE == "cpu", reason="runs in the interpreter's process")
 Choose = Callable[..., tuple[Tensor, Tensor, Tensor]]
-CHOOSE: dict[str, Choose] = {"plain": kernels.choose_logsumexp_plain} if DEVICE == "cpu" else {}
+CHOOSE: dict[str, Choose] = {"plain": kernels.choose_logsumexp} if DEVICE == "cpu" else {}
 if INTERPRETING or DEVICE == "cuda":
     from mtbench.kernels import triton_kernels
 

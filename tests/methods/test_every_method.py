@@ -122,7 +122,7 @@ def test_on_a_gpu_each_choice_is_one_pass_over_the_logits(
 
     In float64 a sample would take 25 kernels over the vocabulary. The definition of the pass stands for its kernel.
     """
-    runners, choose, sampled, inside = made(case.models), kernels.choose_logsumexp_plain, sampling.sampled, [0, 0]
+    runners, choose, sampled, inside = made(case.models), kernels.choose_logsumexp, sampling.sampled, [0, 0]
     asked = [
         replace(request, temperature=temperature)
         for request, temperature in zip(requests_for(MANY[:4], 6), (0.0, 1.3, None, 0.5), strict=True)
@@ -141,7 +141,7 @@ def test_on_a_gpu_each_choice_is_one_pass_over_the_logits(
         return sampled(*arguments)
 
     monkeypatch.setattr(kernels, "_off", ["this is a CPU"])
-    monkeypatch.setattr(kernels, "choose_logsumexp_plain", in_one_pass)
+    monkeypatch.setattr(kernels, "choose_logsumexp", in_one_pass)
     monkeypatch.setattr(sampling, "sampled", only_there)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     got, _ = decode(case.method, runners, asked, rows=2)
