@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from living import is_alive, until
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 STEPS = ["doctor", "operations", "equality", "run", "static-1", "static-16", "static-8", "static-4"]
@@ -258,7 +258,7 @@ def test_a_step_whose_time_ends_says_how_far_it_came(real: Call) -> None:
 def test_a_step_that_hangs_is_killed_with_its_processes(real: Call) -> None:
     """It says where it was, also inside a call of a library, where Python's own handlers would wait."""
     assert "ended early: no end in its time; it was in hangs, planted.py:" in real.line("hangs")
-    assert not _lives(real.found["hangs"]["found"]["child"])
+    assert not is_alive(real.found["hangs"]["found"]["child"])
 
 
 def test_the_steps_behind_one_that_ends_its_process_run_in_another(real: Call) -> None:
@@ -288,10 +288,10 @@ def test_a_killed_script_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     """The step that ran ends with the script."""
     out, script = tmp_path / "out", planted(tmp_path, fine=60, hangs=60, fine_last=60)
     process = subprocess.Popen([sys.executable, str(script), "--out", str(out)], stdout=subprocess.DEVNULL)
-    _until((out / "hangs.json").exists)
+    assert until((out / "hangs.json").exists)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    _until(lambda: not _lives(int((out / "ran").read_text().split()[0])))
+    assert until(lambda: not is_alive(int((out / "ran").read_text().split()[0])))
     (out / "wait no more").touch()
     second = call(script, out)
     assert second.text.startswith("done before: fine;")
@@ -303,18 +303,3 @@ def test_what_has_no_time_left_is_named(tmp_path: Path) -> None:
     found = call(planted(tmp_path, fine=60), tmp_path / "out", "--minutes", "0.01")
     assert "no time left for fine; the same command goes on there" in found.text
     assert found.code == 1
-
-
-def _lives(process: int) -> bool:
-    """Return whether a process runs; one that has ended and is not reaped does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def _until(true: Any, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
