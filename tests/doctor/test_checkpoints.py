@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from definitions_as_kernels import definition, use_definitions
+from interpreted import definition, use_definitions
 from small import save_small
 from transformers import HeliumConfig
 from typer.testing import CliRunner

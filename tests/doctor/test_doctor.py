@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from definitions_as_kernels import definition, use_definitions
 from driver import Driver, processes
+from interpreted import definition, use_definitions
 from schemas import validator
 from typer.testing import CliRunner, Result
 

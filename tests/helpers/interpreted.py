@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import unwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -43,26 +44,41 @@ def of_integers(x: Tensor) -> bool:
 @contextmanager
 def running(ours: Ours, triton: Any = None) -> Iterator[None]:
     """Let kernels run for tensors on a CPU, too. `triton`: in place of the module of the kernels."""
-    with mock.patch.object(kernels, "ours", ours), mock.patch.object(kernels, "_off", []):
-        if triton is None:
-            yield
-        else:
-            with mock.patch.object(kernels, "_triton_kernels", return_value=triton):
-                yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "ours", ours)
+        patch.setattr(kernels, "_off", [])
+        if triton is not None:
+            patch.setattr(kernels, "_triton_kernels", lambda: triton)
+        yield
+
+
+def definition(name: str) -> Callable[..., Any]:
+    """Return what defines an operation."""
+    found: Callable[..., Any] = unwrap(getattr(kernels, name))
+    return found
+
+
+def use_definitions(patch: pytest.MonkeyPatch, **replaced: Callable[..., Any]) -> None:
+    """Let the definitions stand for the kernels of a forward pass, but for those that are replaced."""
+
+    class Kernels:
+        def attends(self, *_: Tensor) -> bool:
+            return False
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            return replaced.get(name) or definition(name)
+
+    patch.setattr(kernels, "ours", of_floats)
+    patch.setattr(kernels, "_triton_kernels", Kernels)
+    patch.setattr(kernels, "slot_mover", lambda _: None)
 
 
 @contextmanager
 def definitions(**replaced: Callable[..., Any]) -> Iterator[None]:
-    """Let the definitions stand for the kernels of a forward pass, but for those that are replaced."""
-
-    class Triton:
-        def __getattr__(self, name: str) -> Any:
-            return replaced.get(name) or getattr(kernels, name).__wrapped__
-
-        def attends(self, *_: Tensor) -> bool:
-            return False
-
-    with running(of_floats, Triton()), mock.patch.object(kernels, "slot_mover", return_value=None):
+    """The same meanwhile; nothing is switched off before, nor afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_off", [])
+        use_definitions(patch, **replaced)
         yield
 
 

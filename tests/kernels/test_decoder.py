@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from decoding_cases import ar, on, outcomes, run
-from interpreted import DEVICE, HALF, Fault, definitions, of_floats, of_kernels, running
+from interpreted import DEVICE, HALF, Fault, definition, definitions, of_floats, of_kernels, running
 from small import small_checkpoint, small_config
 from thinned import one_in
 from torch import Tensor
@@ -137,7 +137,7 @@ def checkpoint(dtype: torch.dtype = torch.float32) -> Checkpoint:
 
 
 def swiglu(factor: float) -> Callable[[Tensor], Tensor]:
-    return lambda both: factor * kernels.swiglu.__wrapped__(both)  # type: ignore[attr-defined]
+    return lambda both: factor * definition("swiglu")(both)
 
 
 def raised(error: Exception) -> Callable[..., Any]:
