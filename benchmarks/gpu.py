@@ -75,13 +75,13 @@ def work(args: argparse.Namespace) -> int:
 
     try:
         bench = Bench(args)
-        bench.begin(args.steps[0], START_S)
-        if any(STEPS[name].module == "times" for name in args.steps):
-            bench.load()
-            print(f"loaded after {time.monotonic() - bench.began_at:.1f} s")
     except UserError as error:
         print(error)
         return runner.CANNOT_RUN
+    bench.begin(args.steps[0], START_S)
+    if any(STEPS[name].module == "times" for name in args.steps):
+        bench.load()
+        print(f"loaded after {time.monotonic() - bench.began_at:.1f} s")
     for name in args.steps:
         limit_s = min(STEPS[name].limit_s, args.ends - time.monotonic())
         if limit_s < LEAST_S:
