@@ -81,10 +81,10 @@ class HFGenerate(ExternalEngine):
         ids, mask = _left_padded(model, requests, pad)
         prompt, budget = ids.shape[1], max(request.max_new_tokens for request in requests)
         suppressed, extra = checkpoint.suppressed.tolist(), dict[str, Any]()
-        compiled, known = 0, True
+        graphs, compiled, known = torch._dynamo.utils.counters["stats"], 0, True  # transformers compiles
         if self.cache == "static":
             extra["past_key_values"], known = static_cache(model, len(requests), max(room, prompt + budget))
-            compiled = _compilations()
+            compiled = graphs["unique_graphs"]
         if self.draft:
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
             suppressed += range(checkpoint.vocabulary, checkpoints[self.draft].vocabulary)
@@ -103,10 +103,8 @@ class HFGenerate(ExternalEngine):
         out = model.generate(
             ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
         )
-        prepared = self.cache == "static" and (
-            _compilations() > compiled or (model.device.type == "cuda" and not known)
-        )
-        return Answers(out[:, prompt:].tolist(), prepared=prepared)
+        new = graphs["unique_graphs"] > compiled or (model.device.type == "cuda" and not known)
+        return Answers(out[:, prompt:].tolist(), prepared=self.cache == "static" and new)
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
         """Return the draft model with its draft length and threshold. (LM heads may be padded to other widths.)"""
@@ -149,8 +147,3 @@ class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is An
                 tail = text_of(self.tokenizer, ids[-(READ_EVERY + self.most + longest) :])
                 stopped[row] = any(s in tail for s in strings)
         return torch.tensor(stopped, device=input_ids.device)
-
-
-def _compilations() -> int:
-    """Return how many graphs torch.compile, which transformers calls, has compiled in this process so far."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

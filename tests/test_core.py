@@ -23,7 +23,6 @@ LONG_FUNCTIONS = {  # file and function -> why it is longer
     "cli/serve.py serve": "its parameters are the options of a command, one a line",
     "kernels/triton_attention.py _attend": "a kernel; a function for its loads changes their order when compiled",
     "kernels/triton_attention.py attend": "the arguments of a kernel, one a line",
-    "kernels/triton_products.py _product": "a kernel; its arguments, and those of the functions it calls, one a line",
 }
 NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training objectives; the demonstration's suite
     "runs/run_request.py": {"arithmetic"},

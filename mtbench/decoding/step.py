@@ -34,7 +34,8 @@ def feed(
     method. `windows`: sliding windows of the model's layers, None for a layer without; for these a GPU makes the masks.
     """
     if kernels.ours(guess):
-        return _triton().feed(rows, guess, places, window, shape, block, windows)
+        fed: tuple[Tensor, AttentionMetadata] = _triton().feed(rows, guess, places, window, shape, block, windows)
+        return fed
     base, arange = rows.base[:, None], torch.arange(shape.pending, device=guess.device)
     slots = torch.maximum(base + (arange - shape.pending), rows.cached[:, None])
     ids = rows.tokens.gather(1, slots)
@@ -55,14 +56,15 @@ def write(
     `own_cursors`: the caller moves `base` and `cached`.
     """
     if kernels.ours(commit.tokens):
-        return _triton().write(rows, commit, window, ends, log, block, own_cursors=own_cursors)
+        moved: tuple[Tensor, ...] = _triton().write(rows, commit, window, ends, log, block, own_cursors=own_cursors)
+        return moved
     count, ended = sampling.keep(commit.tokens, commit.count, rows.limit - rows.known, ends, rows.endless)
     # Tokens written after the kept ones lie beyond `known`; they are overwritten before they are read.
     column = torch.arange(commit.tokens.shape[1], device=commit.tokens.device)
     rows.tokens.scatter_(1, rows.known[:, None] + column, commit.tokens)
     offered = window.commits - 1 if commit.offered is None else commit.offered
     log.record(count, offered * (commit.count > 0), commit.count)
-    moved: tuple[Tensor, ...] = ()
+    moved = ()
     if commit.path is not None:
         depth = torch.arange(commit.path.shape[1], device=commit.path.device)
         moved = (rows.base[:, None] + commit.path, rows.base[:, None] + depth)

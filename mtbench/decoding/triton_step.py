@@ -24,18 +24,10 @@ KEYS = 1024  # slots that a program masks at a time
 
 @triton.jit(do_not_specialize=["view", "slots"])
 def _feed(
-    text,
-    base,
-    cached,
+    rows,
+    window,
+    outputs,
     guess,
-    places,
-    offset,
-    sees,
-    ids,
-    fed,
-    positions,
-    index,
-    mask,
     guess_row,
     guess_column,
     view,
@@ -49,6 +41,9 @@ def _feed(
     KEYS: tl.constexpr,
 ):
     """One position of one row: its id, slot and position, its place in the cache, and its row of the mask."""
+    text, base, cached = rows
+    places, offset, sees = window
+    ids, fed, positions, index, mask = outputs
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = tl.load(base + row)
     slot = tl.maximum(start + column - PENDING, tl.load(cached + row))
@@ -91,23 +86,16 @@ def feed(
 ) -> tuple[Tensor, AttentionMetadata]:
     """Return the ids to feed and their metadata; see `step.feed`."""
     (count, slots), guesses = rows.tokens.shape, guess.shape[1]
+    sees = None if window.sees is None else window.sees.view(torch.uint8)
     width = shape.pending + guesses
     ids, fed, positions, index = (guess.new_empty(count, width) for _ in range(4))
     masks = {each: guess.new_empty(count, width, shape.view, dtype=torch.bool) for each in windows or [None]}
     for sliding_window, mask in masks.items():
         _feed[count, width](
-            rows.tokens,
-            rows.base,
-            rows.cached,
+            (rows.tokens, rows.base, rows.cached),
+            (places.contiguous(), window.offset, sees),
+            (ids, fed, positions, index, mask.view(torch.uint8)),
             guess,
-            places.contiguous(),
-            window.offset,
-            None if window.sees is None else window.sees.view(torch.uint8),
-            ids,
-            fed,
-            positions,
-            index,
-            mask.view(torch.uint8),
             *guess.stride(),
             shape.view,
             slots,
@@ -133,25 +121,11 @@ def feed(
 
 @triton.jit(do_not_specialize=["slots", "forwards"])
 def _write(
-    tokens,
-    count,
-    kept,
-    path,
-    offered,
-    text,
-    known,
-    base,
-    cached,
-    limit,
-    done,
-    endless,
+    commit,
+    rows,
     ends,
-    made,
-    commits_log,
-    offered_log,
-    accepted_log,
-    source,
-    target,
+    log,
+    moved,
     slots,
     forwards,
     MOST_OFFERED: tl.constexpr,
@@ -164,6 +138,10 @@ def _write(
     CURSORS: tl.constexpr,
 ):
     """One row: cut, write, log, and with CURSORS move `base` and `cached`."""
+    tokens, count, kept, path, offered = commit
+    text, known, base, cached, limit, done, endless = rows
+    made, commits_log, offered_log, accepted_log = log
+    source, target = moved
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     exists = column < TOKENS
@@ -202,26 +180,15 @@ def write(
     """Commit in place; return which slots of the cache to move; see `step.write`."""
     tokens, path = commit.tokens.contiguous(), None if commit.path is None else commit.path.contiguous()
     depth = 0 if path is None else path.shape[1]
+    offered = None if commit.offered is None else commit.offered.contiguous()
+    done, endless = rows.done.view(torch.uint8), rows.endless.view(torch.uint8)
     moved = () if path is None else (torch.empty_like(path), torch.empty_like(path))
     _write[(len(tokens),)](
-        tokens,
-        commit.count.contiguous(),
-        commit.kept.contiguous(),
-        path,
-        None if commit.offered is None else commit.offered.contiguous(),
-        rows.tokens,
-        rows.known,
-        rows.base,
-        rows.cached,
-        rows.limit,
-        rows.done.view(torch.uint8),
-        rows.endless.view(torch.uint8),
+        (tokens, commit.count.contiguous(), commit.kept.contiguous(), path, offered),
+        (rows.tokens, rows.known, rows.base, rows.cached, rows.limit, done, endless),
         ends.view(torch.uint8),
-        log.forwards,
-        log.commits,
-        log.offered,
-        log.accepted,
-        *(moved or (None, None)),
+        (log.forwards, log.commits, log.offered, log.accepted),
+        moved or (None, None),
         rows.tokens.shape[1],
         log.commits.shape[1],
         MOST_OFFERED=window.commits - 1,
@@ -230,7 +197,7 @@ def write(
         PADDED=triton.next_power_of_2(tokens.shape[1]),
         DEPTH=depth,
         DEPTH_PADDED=triton.next_power_of_2(max(depth, 1)),
-        OFFERED=commit.offered is not None,
+        OFFERED=offered is not None,
         CURSORS=not own_cursors,
         num_warps=1,
     )

@@ -288,7 +288,7 @@ def rotate(
     qkv, (key_heads, size), count = qkv.contiguous(), keys.shape[1:], len(qkv)
     heads = qkv.shape[1] // size - 2 * key_heads
     query = qkv.new_empty(count, heads, size)
-    norms = (None, None, 0.0)
+    norms: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0)
     if query_norm is not None and key_norm is not None:
         norms = (query_norm.weight, key_norm.weight, query_norm.eps)
     if count:

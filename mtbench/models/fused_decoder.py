@@ -87,10 +87,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(module, invariant=invariant) for module in inner.layers)
         self.attention, self.invariant = attention, invariant
         self.embedding: Tensor = inner.embed_tokens.weight
-        self.norm = Norm(inner.norm.weight, self.layers[0].attention_norm.eps)
+        first: Any = self.layers[0]
+        self.norm = Norm(inner.norm.weight, first.attention_norm.eps)
         self.lm_head: Tensor = model.get_output_embeddings().weight
         self.rotary = [inner.rotary_emb]  # in a list, so that it does not become a submodule
-        self.like = self.embedding.new_empty(1, self.layers[0].key_heads, self.layers[0].size)  # one position's keys
+        self.like = self.embedding.new_empty(1, first.key_heads, first.size)  # one position's keys
         self.epoch = 0  # reallocations of the rotary tables
         self.cos = self.sin = self.embedding.new_empty(0)
 
@@ -124,8 +125,8 @@ class Decoder(nn.Module):
             stores = cache.storage(i, self.like, self.like)
             query = kernels.rotate(qkv, cos, sin, *stores, cache.index, layer.query_norm, layer.key_norm)
             heads = query.view(rows, width, *query.shape[1:]).transpose(1, 2)
-            attended = metadata.attend(heads, *cache.view(i), *self.attention[i], self.invariant).flatten(2)
-            added = layer.linear(attended.flatten(0, 1), layer.out, layer.out_bias)
+            attended = metadata.attend(heads, *cache.view(i), **self.attention[i]._asdict(), invariant=self.invariant)
+            added = layer.linear(attended.reshape(len(x), -1), layer.out, layer.out_bias)
             entering = kernels.add_norm(x, added, layer.mlp_norm)
             activated = layer.activate(layer.linear(entering, layer.gate_up))
             entering = kernels.add_norm(x, layer.linear(activated, layer.down), following)

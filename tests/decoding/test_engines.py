@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.attention import AttentionMetadata
-from mtbench.models.fused_decoder import UnsupportedArchitecture, build, compiled
+from mtbench.models.fused_decoder import UnsupportedArchitecture, build
 from mtbench.models.runner import ModelRunner
 
 PROMPTS = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(6)]
@@ -127,54 +126,6 @@ def test_after_memory_moved_steps_are_captured_again(runner: ModelRunner, record
     assert len(recorded) == 4
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param(None, marks=pytest.mark.slow)])
-def test_a_compiled_decoder_emits_the_same_tokens(backend: str | None, make_runner: Callable[..., ModelRunner]) -> None:
-    """The decoder's functions compile without a graph break. Its own code generation (None) takes half a minute."""
-    runner = make_runner()
-    decoder = build(runner.model, compile=True)
-    if backend is not None:
-        decoder.run = cache(partial(torch.compile, backend=backend, fullgraph=True))
-    runner.checkpoint.calls.watch(decoder)
-    for method in METHODS_TRIED[:2]:
-        got, timing = decode_prompts(
-            method, ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), PROMPTS[:2], 6
-        )
-        assert outcomes(got) == outcomes(decode_prompts(method, on(runner), PROMPTS[:2], 6)[0])
-        assert timing.miscounted == 0
-
-
-def test_prefills_and_decode_steps_have_their_own_code(make_runner: Callable[..., ModelRunner]) -> None:
-    """Block sizes are tuned in the first call, which is a prefill, and are wrong for decode steps."""
-    runner = make_runner()
-    decoder = build(runner.model, compile=True)
-    ran: list[str] = []
-    decoder.run = lambda function: ran.append("decode") or function  # type: ignore[func-returns-value]
-    decoder.run_prefill = lambda function: ran.append("prefill") or function  # type: ignore[func-returns-value]
-    for prompt, expected in ((list(range(1, 11)) * 9, {"prefill", "decode"}), ([3, 4, 5], {"decode"})):
-        ran.clear()
-        decode_prompts(
-            METHODS["ar"](), ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), [prompt], 2
-        )
-        assert set(ran) == expected
-
-
-def test_torch_compiles_a_function_anew_for_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And finds neither code in place of the other; the same code again is found."""
-    options: list[Any] = []
-
-    def compile_fx(graph: torch.fx.GraphModule, _: Any, *, config_patches: Any, **__: Any) -> Any:
-        options.append(config_patches.get("coordinate_descent_tuning", False))
-        return graph.forward
-
-    def double(x: Tensor) -> Tensor:
-        return x * 2
-
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
-    for prefill in (True, False, True, False):
-        compiled(double, prefill=prefill)(torch.ones(3))
-    assert options == [False, True]
-
-
 @pytest.mark.parametrize("config", [HeliumConfig, SmolLM3Config, Ernie4_5Config])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_architecture_with_the_same_names_but_other_computations_is_refused(
@@ -197,32 +148,6 @@ def test_many_layers_are_no_reason_to_refuse(
     """The check of a deep and wide model allows for the rounding of its norms."""
     sizes = {"hidden_size": 8 * heads, "head_dim": 8, "num_attention_heads": heads, "num_key_value_heads": groups}
     build(make_runner(small_config(config, num_hidden_layers=layers, **sizes)).model)
-
-
-def test_a_second_models_sizes_are_constants_of_its_compilation(make_runner: Callable[..., ModelRunner]) -> None:
-    """Only the numbers of fed and of cached positions may vary; other sizes must be constants in its kernels."""
-    weights: list[Tensor] = []
-    others: list[Tensor] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        for tensor in (t for t in inputs if isinstance(t, Tensor)):
-            (weights if isinstance(tensor, torch.nn.Parameter) else others).append(tensor)
-        return graph.forward
-
-    torch._dynamo.reset()
-    for size, heads in ((32, 4), (48, 6)):
-        runner = make_runner(small_config(hidden_size=size, num_attention_heads=heads, intermediate_size=size + 8))
-        decoder = build(runner.model, compile=True)
-        decoder.run = cache(partial(torch.compile, backend=backend, fullgraph=True))
-        weights.clear()
-        others.clear()
-        for prompts in (PROMPTS[:1], PROMPTS[:3]):
-            decode_prompts(
-                METHODS["mars"](), ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), prompts, 4
-            )
-        assert weights
-        assert all(isinstance(size, int) for weight in weights for size in weight.shape)
-        assert all(isinstance(size, int) for tensor in others for size in tensor.shape[1:])
 
 
 def test_invariant_in_half_precision_is_refused_on_a_cpu(make_runner: Callable[..., ModelRunner]) -> None:

@@ -90,7 +90,7 @@ FAULTS = {  # a text of the decoder, and what it is replaced by
     "plain: the norm of another layer": ("layers[i + 1].attention_norm if", "layers[0].attention_norm if"),
     "plain: no bias of the output projection": ("layer.out, layer.out_bias)", "layer.out, None)"),
     "plain: the first positions are judged": ("[:, width - judged :]", "[:, :judged]"),
-    "plain: no sliding window": ("*self.attention[i], self", "self.attention[i].scale, None, None, self"),
+    "plain: no sliding window": ("**self.attention[i]._asdict(), ", "scale=self.attention[i].scale, "),
     "plain: keys of the first layer": ("*cache.view(i)", "*cache.view(0)"),
     "plain: slots are taken for positions": ("metadata.positions.flatten()", "metadata.slots.flatten()"),
     "plain: no norm of keys": ("layer.query_norm, layer.key_norm)", "None, None)"),

@@ -248,8 +248,8 @@ def test_blocks_of_attention_give_the_same_bits_in_any_division(
         parts.add(triton_attention._division(rows, 10, processors)[0])
         assert torch.equal(triton_kernels.attend(*scene, split=True), expected)
     assert parts == {1, triton_attention.SPAN}
-    query, key, value, mask, length, *factors = scene
-    alone = triton_kernels.attend(query[2:, :, 2:], key[2:], value[2:], mask[2:, 2:], length[2:], *factors)
+    query, key, value, mask, length, scale, _ = scene
+    alone = triton_kernels.attend(query[2:, :, 2:], key[2:], value[2:], mask[2:, 2:], length[2:], scale)
     assert torch.equal(alone, expected[2:, 2:])
 
 

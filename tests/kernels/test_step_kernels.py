@@ -118,7 +118,9 @@ def test_only_a_method_with_cursors_of_its_own_moves_them() -> None:
         assert not method.own_cursors
     assert METHODS["mars"](cache="block").own_cursors
 
-    class Own(METHODS["ar"]):  # type: ignore[misc]
+    ar_class: Any = METHODS["ar"]
+
+    class Own(ar_class):  # type: ignore[misc]
         def base(self, state: Any, rows: Any) -> Any:
             return rows.known
 

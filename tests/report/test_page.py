@@ -162,38 +162,27 @@ def test_weights_of_a_quantised_file_are_named() -> None:
 
 
 def test_an_arm_that_ran_slower_code_is_marked_everywhere(small_run: RunDirectory, tmp_path: Path) -> None:
-    """One whose compilation failed, and all where mtbench's kernels did not run or waited for each other.
-
-    Earlier runs say neither.
-    """
+    """All are where mtbench's kernels did not run. What runs stored earlier, of compilations, is read and left out."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
-    slow = assemble(run).cells[1]
-    assert not any("uncompiled" in flag or "kernels" in flag for flag in slow.flags)
-    lines = stored_lines(run, f"timings/{slow.cell}.jsonl")
-    for line in lines:
-        del line["uncompiled"]
-    keep_lines(run, f"timings/{slow.cell}.jsonl", [{**line, "uncompiled": "feed: no compiler"} for line in lines[1:]])
-    run.append(f"timings/{slow.cell}.jsonl", lines[:1])
+    cell = assemble(run).cells[1]
+    assert not any("kernels" in flag for flag in cell.flags)
+    lines = stored_lines(run, f"timings/{cell.cell}.jsonl")
+    keep_lines(run, f"timings/{cell.cell}.jsonl", [{**line, "uncompiled": "feed: no compiler"} for line in lines])
     stored = stored_json(run, "environment.json")
     stored["sessions"][-1] |= {"kernels_off": "logits are wrong", "layers": {"ar by graph": "mtbench's decoder"}}
     stored["sessions"][-1] |= {"device": "cuda", "dependent_launch_off": "a switch"}
     run.write_json("environment.json", stored)
     results = assemble(run)
     write_report(run, results)
-    failed, off = "its compilation failed: feed: no compiler; it ran uncompiled", "PyTorch's kernels ran, not mtbench's"
-    assert [failed in cell.flags for cell in results.cells] == [cell.cell == slow.cell for cell in results.cells]
-    apart = "no kernel started before its predecessor ended: a switch"
-    assert all({f"{off}: logits are wrong", apart} <= set(cell.flags) for cell in results.cells)
+    off = "PyTorch's kernels ran, not mtbench's"
+    assert all(f"{off}: logits are wrong" in cell.flags for cell in results.cells)
     written = io.StringIO()
     console = Console(width=200, file=written)
     console.print(*results_tables(results, 200))
     shown = [written.getvalue(), *((run.path / name).read_text() for name in ("report.html", "report.md"))]
-    for text in (html.unescape(text) for text in shown):
-        assert failed in text
-        assert off in text
-        assert apart in text
+    assert all(off in html.unescape(text) for text in shown)
     said = {"Layers": "mtbench's decoder", "mtbench's kernels": "off: logits are wrong"}
-    assert dict(environment(results)).items() >= (said | {"Dependent launch": "off: a switch"}).items()
+    assert dict(environment(results)).items() >= said.items()
 
 
 def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -> None:

@@ -17,6 +17,7 @@ from mtbench import statistics
 from mtbench.decoding.engines import ENGINES, Graph
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
+from mtbench.kernels import Norm
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
@@ -41,8 +42,8 @@ class Bent(Graph):
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
         runner = super().runner(checkpoint)
         assert runner.decoder is not None
-        weight = checkpoint.model.get_decoder().norm.weight
-        runner.decoder.norm = torch.nn.Parameter(weight.detach() * self.bend.to(weight))
+        weight, eps = runner.decoder.norm
+        runner.decoder.norm = Norm(weight.detach() * self.bend.to(weight), eps)
         return runner
 
 
