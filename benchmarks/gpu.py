@@ -1,156 +1,190 @@
-"""Build, check and time the engines on a GPU within minutes, without network, lm-eval or datasets.
+"""Check and time the engines on a GPU: one command, 13 minutes at most, every result kept when it is found.
 
-    python benchmarks/gpu.py [--minutes 9] [--out DIR] [--only PART] [--again PART] [--caches FILE]
-    python benchmarks/gpu.py --dry-run      # every part on small stand-ins on a CPU, to test the script; no verdicts
+    python benchmarks/gpu.py [--out DIR] [--minutes 13] [--only STEP ...]
+    python benchmarks/gpu.py --dry-run      # every step on small stand-ins on a CPU, to test the script; no verdicts
 
-It runs from a checkout, installed or not; it needs torch, triton, transformers, scipy, rich, typer and nvidia-ml-py.
-Parts run in order of importance until the time is over: checks first, then figures. Each part is a separate
-process with a time limit, and prints one line when it ends. The same command runs the parts that are not done.
-Into `--out` it writes, after each part, gpu.json (all results) and caches.tar.gz: the compiled and tuned kernels, which
-the next call takes and need not compile again; also what each part printed (logs/), and a profile of one step for each
-static batch.
+It runs from a checkout, installed or not, without network, lm-eval or datasets. It needs torch, triton, transformers,
+pydantic (mtbench's records), scipy, rich, typer and nvidia-ml-py (the last for the clock and other processes).
 
-Ratios and rates are ratios of totals with the t interval over blocks (benchmarks/race.py), and the interval decides
-whether a bar, a required figure (gpu_parts/required.py), is met. Engines and methods are compared by decode time; the
-wall time, with prefill, is shown beside it. External engines are compared by wall time. Weights are random and
-acceptance is scripted (mtbench/runs/simulation.py), so this measures speed, not accuracy.
+Steps run in order: first what decides whether figures can be trusted, then figures. Each prints one line and has its
+own file, DIR/STEP.json, which grows while the step runs; also there: doctor-findings.json, logs/ with what was printed,
+and run/ with the page of `mtbench run`. A step that ends early says what it had and why, and the next ones run. The
+timed steps share a process, which loads one model of 7B shapes. The same command goes on with what has not ended well.
+
+Weights are random and acceptance is scripted (mtbench/runs/simulation.py), so this measures speed, not accuracy. Ratios
+and rates are ratios of totals with the t interval over blocks (benchmarks/race.py); the interval decides whether a bar,
+a required figure (gpu_parts/figures.py), is met. "First contact" is what was measured before (first_contact.json).
 """
 
 import argparse
 import faulthandler
 import os
-import signal
+import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import checkout  # noqa: F401
-from bars import Bar
-from gpu_parts import caches, runner
+import checkout
+from gpu_parts import runner
+from gpu_parts.figures import BARS, FIRST_CONTACT, Figure
 from rich.console import Console
 from rich.table import Table
 
-from mtbench.errors import UserError, first_line
+from mtbench.errors import UserError, first_line, loses_device
 
-PACKING_S = 15.0  # before the end, for the caches of the last part
-LEAST_S = 40.0  # a part does not start with less
+START_S = 60.0  # for a process to import, and to load the model of timed steps
+LEAST_S = 10.0  # a step does not start with less
+MTBENCH = f"import sys; sys.path.insert(0, {checkout.ROOT!r} + '/benchmarks'); import checkout, mtbench.__main__"
+ARMS = ("ar:on=mars", "mars:tau=0.8", "mars-selfspec", "mars-speculative", "prompt-lookup:on=mars", "medusa")
 
 
-# In order of importance: time limit, function in gpu_parts, its options. The first four take 525 s at most, so that the
-# first speed is known within nine minutes.
-PARTS: dict[str, tuple[float, str, Mapping[str, Any]]] = {
-    "probe": (40, "checks.probe_machine", {}),
-    "operations": (105, "checks.operations", {}),
-    "equality": (140, "checks.equality", {}),
-    "static-1": (240, "times.static", {"size": 1}),
-    "static-4": (240, "times.static", {"size": 4, "names": ("7B", "0.5B")}),
-    "static-16": (200, "times.static", {"size": 16}),
-    "grade": (200, "checks.grade", {}),
-    "dependent-1": (120, "times.dependent_launch", {"size": 1}),
-    "dependent-16": (120, "times.dependent_launch", {"size": 16}),
-    "refill-4": (200, "times.refill", {"size": 4}),
-    "refill-16": (200, "times.refill", {"size": 16}),
-    "static-8": (200, "times.static", {"size": 8}),
-    "block-4": (240, "times.blocks", {"size": 4}),
-    "block-16": (240, "times.blocks", {"size": 16}),
-    "hf-dynamic": (200, "times.external", {"cache": "dynamic"}),
-    "prefill": (120, "times.prefill", {}),
-    "selfspec-1": (240, "times.selfspec", {"size": 1}),
-    "selfspec-8": (240, "times.selfspec", {"size": 8}),
-    "small": (120, "times.small", {}),
-    "refill-8": (200, "times.refill", {"size": 8}),
-    "energy": (180, "times.joules", {}),
-    "hf-static": (300, "times.external", {"cache": "static"}),
-    "sweep": (500, "times.sweep", {}),
+class Step(NamedTuple):
+    """A step: its time limit, and a function of a module of gpu_parts; without a module, a command of mtbench.
+
+    Steps of one module share a process.
+    """
+
+    limit_s: float
+    module: str = ""
+    function: str = "check"
+    options: Mapping[str, Any] = {}
+
+
+STEPS: dict[str, Step] = {
+    "doctor": Step(40),
+    "operations": Step(40, "operations"),
+    "equality": Step(90, "equality"),
+    "run": Step(45),
+    **{f"static-{size}": Step(40, "times", "static", {"size": size}) for size in (1, 16, 8, 4)},
+    "refill-16": Step(100, "times", "refill", {"size": 16}),
+    "hf-dynamic": Step(60, "times", "hf_dynamic"),
+    "invariant": Step(60, "times", "invariant"),
+    "prefill": Step(30, "times", "prefill"),
 }
 
 
 def work(args: argparse.Namespace) -> int:
-    """Run parts in this process; return its exit code. SIGTERM prints where it is, also in a call that hangs."""
+    """Run steps in this process; return its exit code. A step that hangs ends it, and the log says where it was."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGTERM, chain=True)
-    started_at = time.monotonic()
+    faulthandler.dump_traceback_later(START_S, exit=True)
     from gpu_parts.bench import Bench
 
-    for name in args.part:
-        try:
-            bench = Bench(args, name)
-        except UserError as error:
-            print(error)
-            return runner.CANNOT_RUN
-        _, where, options = PARTS[name]
-        module, function = where.split(".")
+    try:
+        bench = Bench(args)
+    except UserError as error:
+        print(error)
+        return runner.CANNOT_RUN
+    bench.begin(args.steps[0], START_S)
+    if any(STEPS[name].module == "times" for name in args.steps):
+        bench.load()
+        print(f"loaded after {time.monotonic() - bench.began_at:.1f} s")
+    for name in args.steps:
+        limit_s = min(STEPS[name].limit_s, args.ends - time.monotonic())
+        if limit_s < LEAST_S:
+            break
+        faulthandler.dump_traceback_later(limit_s, exit=True)
+        bench.begin(name, limit_s)
+        _, module, function, options = STEPS[name]
         try:
             getattr(import_module(f"gpu_parts.{module}"), function)(bench, **options)
+            bench.end(None)
+        except TimeoutError as error:
+            bench.end(str(error))
         except Exception as error:
             traceback.print_exc()
-            bench.found["errors"][name] = f"{type(error).__name__}: {first_line(error)}"
-        bench.found["seconds"], started_at = {name: time.monotonic() - started_at}, time.monotonic()
-        bench.save()
+            bench.end(f"{type(error).__name__}: {first_line(error)}")
+            if loses_device(error):
+                break
+        bench.free()
     return 0
 
 
-def go_on(args: argparse.Namespace) -> int:
-    """Run the parts that are not done, each in a separate process; return the exit code.
+def run_command(name: str, args: argparse.Namespace, limit_s: float) -> runner.Found:
+    """Run `doctor` or `run`; return what it found. Raises UserError if the doctor says that there is no GPU."""
+    small = ("--limit", "4", "--max-new-tokens", "8") if args.dry_run else ()
+    if name == "doctor":
+        result = args.out / "doctor-findings.json"
+        result.unlink(missing_ok=True)
+        words = ["doctor", "--json", str(result)]
+    else:
+        result = args.out / "run" / "report.html"
+        shutil.rmtree(result.parent, ignore_errors=True)
+        words = ["run", "--out", str(result.parent), "--family", "tiny", "--rounds", "1", *small, "--batch-size"]
+        words += ["2" if args.dry_run else "16", *(word for arm in ARMS for word in ("--method", arm))]
+    words = [sys.executable, "-c", MTBENCH, *words, "--device", "cpu" if args.dry_run else "cuda"]
+    found = runner.command(args.out, name, words, os.environ | {"COLUMNS": "150"}, limit_s, result)
+    if name == "doctor" and found["found"]["exit_code"] == runner.CANNOT_RUN:
+        raise UserError(found["ended"])
+    return found
 
-    In a dry run a process goes through all parts until one ends it: importing torch takes longer than a stand-in.
-    """
-    deadline = time.monotonic() + 60 * args.minutes - PACKING_S
-    chosen = [name for name in PARTS if not args.only or name in ("probe", *args.only, *args.again)]
-    done = [name for name in chosen if name not in args.again and runner.is_done(args.out, name)]
+
+def go_on(args: argparse.Namespace) -> int:
+    """Run the steps that have not ended well; return the exit code."""
+    deadline = time.monotonic() + 60 * args.minutes
+    chosen = [name for name in STEPS if not args.only or name in args.only]
+    done = [] if args.only else [n for n in chosen if runner.is_complete(runner.read(runner.file_of(args.out, n)))]
     if done:
-        print(f"done before: {', '.join(done)}; --again PART repeats one", flush=True)
-    failed = set(runner.merge(args.out, PARTS)["errors"]) - set(args.again)
+        print(f"done before: {', '.join(done)}; --only STEP repeats one", flush=True)
     todo = [name for name in chosen if name not in done]
-    todo.sort(key=failed.__contains__)  # a part that hangs must not keep others from running
-    packed = args.out / "caches.tar.gz"
-    with tempfile.TemporaryDirectory(prefix="caches-") as folder:
-        variables = os.environ | caches.unpack(args.caches or packed, Path(folder))
-        while todo:
-            names = todo if args.dry_run else todo[:1]
-            limit_s = min(sum(PARTS[name][0] for name in names), deadline - time.monotonic())
-            if limit_s < LEAST_S:
-                print(f"no time left for {', '.join(todo)}; the same command goes on there", flush=True)
-                break
-            command = [sys.executable, *sys.argv, "--ends", str(time.monotonic() + limit_s), "--part", *names]
-            for name, found in runner.run(args.out, names, command, variables, limit_s):
-                said = "; ".join(Bar(**bar).short() for bar in found["bars"]) or "done"
-                if name in found["errors"]:
-                    said = f"failed: {found['errors'][name]} (logs/{names[0]}.txt)"
-                print(f"{name:<12}{found['seconds'][name]:5.0f} s  {said}", flush=True)
-                todo = [other for other in todo if other != name]
-            runner.merge(args.out, PARTS)
-            caches.pack(Path(folder), packed)
-    found, left = runner.merge(args.out, PARTS), [name for name in chosen if not runner.is_done(args.out, name)]
-    title = ("stand-ins on a CPU, whatever the rows say; " if args.dry_run else "") + found.get("simulated", "")
-    caption = f"not finished: {', '.join(left)}" if left else None
-    table = Table("what", "asked", "found", "95 % interval", "beside", "", title=title, caption=caption)
-    for bar in found["bars"]:
-        table.add_row(*Bar(**bar).row())
-    Console(width=150, highlight=False).print(table)
-    return int(any(name in found["errors"] for name in chosen))
+    while todo:
+        left_s = deadline - time.monotonic()
+        if left_s < LEAST_S:
+            print(f"no time left for {', '.join(todo)}; the same command goes on there", flush=True)
+            break
+        name, module = todo[0], STEPS[todo[0]].module
+        if not module:
+            show(name, run_command(name, args, min(STEPS[name].limit_s, left_s)))
+            todo.remove(name)
+            continue
+        # In a dry run all steps have one process as far as it gets: importing torch takes longer than a stand-in.
+        names = [n for n in todo if STEPS[n].module and (args.dry_run or STEPS[n].module == module)]
+        limit_s = min(START_S + sum(STEPS[n].limit_s for n in names), left_s)
+        words = [sys.executable, *sys.argv, "--ends", str(time.monotonic() + limit_s), "--steps", *names]
+        for name, found in runner.work(args.out, names, words, limit_s + LEAST_S):
+            show(name, found)
+            todo.remove(name)
+    files = {name: runner.read(runner.file_of(args.out, name)) for name in STEPS}
+    closing_table(files, toy=args.dry_run)
+    return int(not all(runner.is_complete(files[name]) for name in chosen))
+
+
+def show(name: str, found: runner.Found) -> None:
+    """Print the line of a step that has ended."""
+    ended = f"ended early: {found['ended']}" if found["ended"] else ""
+    print(f"{name:<11}{found['wall_s']:5.0f} s  {'; '.join(filter(None, (found['said'], ended)))}", flush=True)
+
+
+def closing_table(found: Mapping[str, runner.Found], *, toy: bool) -> None:
+    """Print every figure; of one that is not there, the reason."""
+    before = f"{FIRST_CONTACT['measured']['date']}, {FIRST_CONTACT['measured']['gpu']}"
+    title = "stand-ins on a CPU, whatever the rows say" if toy else f"first contact: {before}"
+    table = Table("what", "asked", "found, 95 % interval", "beside", "first contact", "", title=title)
+    for name, step in found.items():
+        shown = {figure["what"]: Figure(**figure) for figure in step.get("figures", ())}
+        why = "not run" if not step else step["ended"] or "the step did not measure it"
+        for what, bar in BARS.items():
+            if bar.step == name and what not in shown:
+                shown[what] = Figure(what, verdict=f"{name}: {why}")
+        for figure in shown.values():
+            table.add_row(*figure.row())
+    Console(width=170, highlight=False).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9.0, help="time limit of this call")
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results, profiles and caches")
-    parser.add_argument("--caches", type=Path, help="caches.tar.gz of another folder")
-    parser.add_argument("--only", choices=list(PARTS), action="append", help="run only this part; may be repeated")
-    parser.add_argument("--again", choices=list(PARTS), action="append", default=[], help="repeat this part")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results and logs")
+    parser.add_argument("--minutes", type=float, default=13.0, help="time limit of this call")
+    parser.add_argument("--only", choices=list(STEPS), nargs="+", metavar="STEP", help=f"of {', '.join(STEPS)}")
     parser.add_argument("--dry-run", action="store_true", help="run small stand-ins on a CPU")
-    parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)  # run these in this process
+    parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)  # run these in this process
     parser.add_argument("--ends", type=float, help=argparse.SUPPRESS)  # when its time is over (time.monotonic)
     args = parser.parse_args()
-    if args.caches is not None and not args.caches.is_file():
-        parser.error(f"--caches {args.caches} is not a file; leave it out in the first call")
     try:
-        code = work(args) if args.part else go_on(args)
+        code = work(args) if args.steps else go_on(args)
     except UserError as error:
         parser.exit(2, f"\n{error}\n")
     except KeyboardInterrupt:

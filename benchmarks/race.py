@@ -98,7 +98,6 @@ def race(
     session: JsonObject,
     deadline: float,
     *,
-    blocks: int | None = None,
     seconds: float = 0.0,
     warm_tokens: int = 16,
 ) -> Race:
@@ -111,7 +110,7 @@ def race(
     cells = [plan.cell(name) for name in group.cells]
     for cell in cells:
         _check_decoders(pool, cell)
-    chosen = group.blocks[:blocks]
+    chosen = group.blocks
     decode = partial(_decode, pool, plan)
     preparation_s = _warm_up(decode, cells, chosen[0], min(warm_tokens, suite.max_new_tokens), deadline)
 

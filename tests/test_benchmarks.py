@@ -1,4 +1,4 @@
-"""The script that runs on a GPU, run on a CPU: every part on stand-ins, and what becomes of parts that fail."""
+"""The script that runs on a GPU, run on a CPU: every step on stand-ins, and what becomes of steps that fail."""
 
 import importlib
 import json
@@ -6,17 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-from mtbench.kernels import Operations
+from living import is_alive, until
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-FIRST = ["probe", "operations", "equality", "static-1", "static-4", "static-16"]
-FIRST_FIGURE_S = 525  # the nine minutes of a call, but for the packing of the caches
+STEPS = ["doctor", "operations", "equality", "run", "static-1", "static-16", "static-8", "static-4"]
+STEPS += ["refill-16", "hf-dynamic", "invariant", "prefill"]
 
 
 @pytest.fixture(scope="module")
@@ -28,289 +27,279 @@ def script() -> Any:
 
 
 class Call(NamedTuple):
-    """One call of the script: its exit code, the lines of the parts that it ran, and gpu.json."""
-
-    code: int
-    text: str
-    found: Any
-
-    def line(self, part: str) -> str:
-        """Return what is said of a part; empty if nothing is."""
-        lines = [line.removeprefix(part).strip() for line in self.text.splitlines() if line.startswith(f"{part} ")]
-        assert len(lines) <= 1
-        return lines[0] if lines else ""
-
-
-def call(script: Path, out: Path, *options: str) -> Call:
-    """Run the script."""
-    command = [sys.executable, str(script), "--out", str(out), *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert "Traceback" not in done.stderr, done.stderr
-    return Call(done.returncode, done.stdout + done.stderr, json.loads((out / "gpu.json").read_text()))
-
-
-# Every part, on stand-ins.
-
-
-class Dry(NamedTuple):
-    """A dry run and its folder."""
+    """One call of the script: its folder, exit code, what it printed, and the file of each step."""
 
     out: Path
-    call: Call
+    code: int
+    text: str
+    found: dict[str, Any]
+
+    def line(self, step: str) -> str:
+        """Return what is said of a step; empty if nothing is."""
+        return "\n".join(line for line in self.text.splitlines() if line.startswith(f"{step} "))
+
+
+def call(script: Path, out: Path, *options: str, folder: Path | None = None) -> Call:
+    """Run the script. `folder`: of modules that Python imports first."""
+    command = [sys.executable, str(script), "--out", str(out), *options]
+    variables = os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(folder)} if folder else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=variables)
+    assert "Traceback" not in done.stderr, done.stderr
+    found = {file.stem: json.loads(file.read_text()) for file in out.glob("*.json")}
+    return Call(out, done.returncode, done.stdout + done.stderr, found)
+
+
+# Every step, on stand-ins.
+
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("lm_eval", "datasets"):
+            raise ImportError(f"{name} is not on the machine with the GPU")
+
+sys.meta_path.insert(0, Missing())
+"""
 
 
 @pytest.fixture(scope="module")
-def dry(tmp_path_factory: pytest.TempPathFactory) -> Dry:
-    out = tmp_path_factory.mktemp("dry") / "out"
-    return Dry(out, call(BENCHMARKS / "gpu.py", out, "--dry-run"))
+def dry(tmp_path_factory: pytest.TempPathFactory) -> Call:
+    """Without lm-eval and datasets."""
+    folder = tmp_path_factory.mktemp("dry")
+    (folder / "sitecustomize.py").write_text(WITHOUT)
+    return call(BENCHMARKS / "gpu.py", folder / "out", "--dry-run", folder=folder)
 
 
 @pytest.mark.whole
-def test_every_part_runs_on_stand_ins(dry: Dry, script: Any) -> None:
-    """Each says so in one line, and none fails."""
-    parts = list(script("gpu").PARTS)
-    assert dry.call.found["errors"] == {}, dry.call.text
-    assert dry.call.code == 0
-    assert list(dry.call.found["seconds"]) == parts
-    assert all(dry.call.line(part) for part in parts)
+def test_every_step_runs_on_stand_ins(dry: Call) -> None:
+    """Each says so in one line and has a file of its own; the whole takes less than 45 s on an idle machine."""
+    assert {step: dry.found[step]["ended"] for step in STEPS} == dict.fromkeys(STEPS), dry.text
+    assert dry.code == 0
+    assert all(dry.line(step) for step in STEPS)
 
 
 @pytest.mark.whole
-def test_every_required_figure_is_measured(dry: Dry, script: Any) -> None:
-    """By the part that measures it, under the name in the table, with a number."""
-    measured = {bar["what"].removeprefix("toy: ") for bar in dry.call.found["bars"] if bar["found"] is not None}
-    assert measured == set(script("gpu_parts.required").REQUIRED)
+def test_every_required_figure_is_measured_by_its_step(dry: Call, script: Any) -> None:
+    """With a number, under the name in the table of bars; a figure of the first contact stands beside it."""
+    found = {(fig["what"], step): fig["value"] for step in STEPS for fig in dry.found[step]["figures"]}
+    module = script("gpu_parts.figures")
+    assert all(found[what, bar.step] is not None for what, bar in module.BARS.items())
+    assert found["kernels against float64, worst relative error", "operations"] < 1e-5
+    assert found["cells that differ or fail in float32", "equality"] == 0
+    assert found["invariant: share identical at batch 1 and 16, bf16", "invariant"] == 1
+    assert {what for what, _ in found} >= set(module.FIRST_CONTACT["figures"])
+    assert "229.4" in next(line for line in dry.text.splitlines() if line.startswith("│ AR 7B, batch 1,"))
 
 
 @pytest.mark.whole
-def test_a_share_of_the_roofline_is_computed(dry: Dry) -> None:
-    """And the energy of a token, by stand-ins for a probe and a counter."""
-    arms = dry.call.found["toy: 7B b4 static"]["arms"]
-    assert all(arm["roofline_fraction"] > 0 for arm in arms.values()), arms
-    assert all(arm["j_per_token"] > 0 for arm in dry.call.found["toy: energy"].values())
+def test_every_operation_is_timed_beside_the_first_contact(dry: Call) -> None:
+    """Also heads of other sizes, and products by the library and batch-invariant."""
+    rows = dry.found["operations"]["found"]["operations"]
+    assert min(row["us"] for row in rows.values()) > 0
+    assert {"add_norm 1 d64", "rotate 112 d64", "attend ×7 16 d256", "down 16 invariant"} <= set(rows)
+    assert rows["down 16 library"]["first_contact_us"] == 40.4
 
 
 @pytest.mark.whole
-def test_every_operation_equals_its_definition(dry: Dry, script: Any) -> None:
-    """In float32 on a CPU; every operation of a layer is among them, and heads of other sizes."""
-    found = dry.call.found["toy: operations"]
-    assert max(result["error"] for result in found.values()) < 1e-5
-    names = {name.split()[0] for name in found}
-    assert names >= {*Operations._fields, "greedy", "sampled", "up", "down"}
-    assert {name.split()[-1] for name in found if name.startswith("attend ×")} >= {"d64", "d80", "d96", "d256"}
+def test_ten_methods_are_compared_by_two_engines_and_batch_sizes(dry: Call) -> None:
+    rows = dry.found["equality"]["found"]["cells"]
+    assert len({row["method"] for row in rows}) == 10
+    assert {tuple(row["cell"].split(".")[-2:]) for row in rows} == set(product(("graph", "eager"), ("b1", "b16")))
 
 
 @pytest.mark.whole
-def test_a_static_batch_is_profiled(dry: Dry) -> None:
-    """Of both models, with the estimate beside it."""
-    for name in ("7B", "0.5B"):
-        profile = json.loads((dry.out / f"profile-toy-{name}-b4-static-ar.json").read_text())
-        assert profile["kernels"] > 100
-        assert sum(profile["estimate"].values()) > 0
+def test_a_run_is_timed_from_its_command_to_its_first_block_and_its_page(dry: Call) -> None:
+    found = dry.found["run"]
+    assert 0 < found["found"]["first_block_s"] < found["wall_s"]
+    assert any("MARS self-speculation" in line for line in found["found"]["printed"])
+    assert (dry.out / "run" / "report.html").exists()
+    assert dry.found["doctor-findings"]["checks"]
 
 
 @pytest.mark.whole
-def test_a_second_call_runs_only_what_is_asked_again(dry: Dry) -> None:
-    """The other parts keep their figures."""
-    again = call(BENCHMARKS / "gpu.py", dry.out, "--dry-run", "--again", "probe")
-    assert again.line("probe")
-    assert not again.line("operations")
-    assert again.found["bars"] == dry.call.found["bars"]
-    assert again.found["seconds"] | {"probe": 0} == dry.call.found["seconds"] | {"probe": 0}
+def test_a_static_batch_has_its_roofline_and_a_profile_of_both_arms(dry: Call) -> None:
+    found = dry.found["static-4"]["found"]
+    assert all(arm["roofline_fraction"] > 0 for arm in found["race"]["arms"].values())
+    assert all(found["profile"][arm]["kernels"] > 100 for arm in found["race"]["arms"])
+
+
+@pytest.mark.whole
+def test_a_second_call_runs_only_what_is_asked_again(dry: Call) -> None:
+    again = call(BENCHMARKS / "gpu.py", dry.out, "--dry-run", "--only", "prefill")
+    assert again.line("prefill")
+    assert not again.line("static-1")
+    assert again.found["static-1"] == dry.found["static-1"]
+    assert call(BENCHMARKS / "gpu.py", dry.out, "--dry-run").text.startswith(f"done before: {', '.join(STEPS)};")
 
 
 @pytest.mark.whole
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a GPU")
 def test_without_a_gpu_nothing_is_tried(tmp_path: Path) -> None:
-    """The first part says why, once."""
-    found = call(BENCHMARKS / "gpu.py", tmp_path)
-    assert found.code == 2
+    """It says why, once."""
+    for options in ((), ("--only", "equality")):
+        found = call(BENCHMARKS / "gpu.py", tmp_path, *options)
+        assert found.code == 2
+        assert not any(map(found.line, STEPS))
     assert found.text.count("finds no GPU; --dry-run") == 1
-    assert not found.line("operations")
 
 
-def test_checks_come_first_and_the_first_speed_within_nine_minutes(script: Any) -> None:
+def test_steps_have_their_order_and_all_end_within_thirteen_minutes(script: Any) -> None:
     gpu = script("gpu")
-    assert list(gpu.PARTS)[: len(FIRST)] == FIRST
-    assert sum(gpu.PARTS[part][0] for part in FIRST[: FIRST.index("static-1") + 1]) <= FIRST_FIGURE_S
-    assert gpu.PACKING_S + FIRST_FIGURE_S <= 9 * 60
+    assert list(gpu.STEPS) == STEPS
+    assert gpu.START_S + sum(step.limit_s for step in gpu.STEPS.values()) <= 13 * 60
 
 
 @pytest.mark.whole
 def test_the_script_itself_stays_off_the_gpu() -> None:
-    """With torch it would hold the GPU beside a part, and every batch would be void: shared with another process."""
+    """With torch it would hold the GPU beside a step, and every batch would be void: shared with another process."""
     code = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import gpu; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# Planted faults. Parts named here take the place of the script's own, and run as its parts do.
+@pytest.mark.whole
+def test_a_wrong_kernel_is_named_and_the_others_are_checked(tmp_path: Path) -> None:
+    """A product that depends on the number of rows."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from mtbench import kernels\nright = kernels.linear\n"
+        "kernels.linear = lambda x, weight, bias=None: (1 + 0.01 * len(x)) * right(x, weight, bias)\n"
+    )
+    found = call(BENCHMARKS / "gpu.py", tmp_path / "out", "--dry-run", "--only", "operations", folder=tmp_path)
+    assert "qkv 16 invariant: the product of a row depends on the other rows" in found.line("operations")
+    assert found.found["operations"]["found"]["operations"]["head 112 library"]["us"] > 0
 
-REAL = """
-import os, signal, sys, time
 
-def fine(bench):
-    bench.keep("answer", 42)
+# Planted faults. These steps take the place of the script's own, in processes without torch, which start at once.
 
-def raises(bench):
-    bench.keep("half", 1)
-    raise RuntimeError("CUDA error: an illegal memory access\\nCompile with `TORCH_USE_CUDA_DSA`")
+PLANTED = """
+import os, subprocess, sys, time
 
-def stuck(bench):
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
+def stays(step):
+    return not (step.out / "wait no more").exists()
 
-def wrong(bench):
-    from gpu_parts.checks import operations
-    from mtbench import kernels
+def fine(step):
+    step.keep("answer", 42)
 
-    right = kernels.linear
-    kernels.linear = lambda x, weight: (1 + 0.01 * len(x)) * right(x, weight)
-    operations(bench)
+def raises(step):
+    step.keep("half", 1)
+    step.say("1 of 2")
+    raise RuntimeError("a shape\\nand its details")
+
+def loses(step):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def late(step):
+    for count in range(100):
+        step.in_time(f"{count} of 100 cells")
+        step.keep("cells", count)
+        time.sleep(0.1)
+
+def hangs(step):
+    step.keep("child", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]).pid)
+    if stays(step):
+        time.sleep(600)
+
+def dies(step):
+    if stays(step):
+        os.abort()
+"""
+SCRIPT = """
+import os, sys, types
+sys.path[:0] = [{benchmarks!r}, {folder!r}]
+import gpu, gpu_parts
+from gpu_parts import runner
+
+class Bench(runner.StepFile):
+    def __init__(self, args):
+        super().__init__(args.out)
+        print(os.getpid(), *args.steps, file=open(args.out / "ran", "a"))
+
+    def free(self):
+        pass
+
+gpu_parts.__path__.append({folder!r})
+sys.modules["gpu_parts.bench"] = types.SimpleNamespace(Bench=Bench)
+gpu.STEPS = {{name: gpu.Step(limit_s, "planted", name.split("-")[0]) for name, limit_s in {steps!r}.items()}}
+gpu.LEAST_S = 1
+gpu.main()
 """
 
-# These need no torch, so they start at once. Each notes that it ran, and leaves something in the compile cache.
-BARE = """
-import json, os, pathlib, signal, subprocess, sys, time
 
-out, part = (sys.argv[sys.argv.index(option) + 1] for option in ("--out", "--part"))
-note = open(os.path.join(out, "ran"), "a")
-note.write(f"{part} {os.getpid()} {sorted(os.listdir(os.environ['TRITON_CACHE_DIR']))}\\n")
-note.close()
-pathlib.Path(os.environ["TRITON_CACHE_DIR"], part).touch()
-stays = not os.path.exists(os.path.join(out, "wait no more"))
-if part == "hangs" and stays:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    pathlib.Path(out, "child").write_text(str(child.pid))
-    time.sleep(600)
-elif part == "dies":
-    os.abort()
-elif part == "waits" and stays:
-    time.sleep(600)
-found = {"bars": [], "errors": {}, "seconds": {part: 0.1}}
-pathlib.Path(out, "parts", part + ".json").write_text(json.dumps(found))
-"""
-
-
-def planted(folder: Path, parts: dict[str, tuple[float, str]], bare: bool = True) -> Path:
-    """Write a script with other parts: time limit and function. `bare`: they run as BARE says."""
-    (folder / "planted.py").write_text(REAL)
+def planted(folder: Path, **limits_s: float) -> Path:
+    """Write a script with other steps."""
+    (folder / "planted.py").write_text(PLANTED)
     script = folder / "planted_gpu.py"
-    table: Any = {name: (*part, {}) for name, part in parts.items()}
-    lines = [
-        "import sys",
-        f"if {bare} and '--part' in sys.argv:",
-        f"    exec({BARE!r})",
-        "    sys.exit()",
-        f"sys.path.insert(0, {str(BENCHMARKS)!r})",
-        "import gpu, gpu_parts",
-        f"gpu_parts.__path__.append({str(folder)!r})",
-        f"gpu.PARTS, gpu.LEAST_S = {table!r}, 0",
-        "gpu.main()",
-    ]
-    script.write_text("\n".join(lines))
+    steps = {name.replace("_", "-"): limit for name, limit in limits_s.items()}
+    script.write_text(SCRIPT.format(benchmarks=str(BENCHMARKS), folder=str(folder), steps=steps))
     return script
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Dry:
-    """A call with parts that fail."""
+def real(tmp_path_factory: pytest.TempPathFactory) -> Call:
+    """A call with steps that fail."""
     folder = tmp_path_factory.mktemp("real")
-    parts = {name: (120.0, f"planted.{name}") for name in ("raises", "stuck", "fine", "wrong")}
-    return Dry(folder / "out", call(planted(folder, parts, bare=False), folder / "out", "--dry-run"))
+    steps = {"fine": 60, "raises": 60, "late": 2, "hangs": 2, "dies": 60, "loses": 60, "fine_last": 60}
+    return call(planted(folder, **steps), folder / "out")
 
 
-@pytest.mark.whole
-def test_a_part_that_raises_says_the_first_line_of_its_error(real: Dry) -> None:
-    """What it had found is kept; its log has the whole error, and the next parts run."""
-    error = "RuntimeError: CUDA error: an illegal memory access"
-    assert real.call.line("raises").partition("failed: ")[2] == f"{error} (logs/raises.txt)"
-    assert real.call.found["errors"]["raises"] == error
-    assert real.call.found["toy: half"] == 1
-    assert "TORCH_USE_CUDA_DSA" in (real.out / "logs" / "raises.txt").read_text()
-    assert real.call.found["toy: answer"] == 42
-    assert real.call.code == 1
+def test_a_step_that_raises_says_what_it_had_and_its_error(real: Call) -> None:
+    """The log has the whole error."""
+    assert real.line("raises").endswith("1 of 2; ended early: RuntimeError: a shape")
+    assert real.found["raises"]["found"] == {"half": 1}
+    assert "and its details" in (real.out / "logs" / "fine.txt").read_text()
+    assert real.code == 1
 
 
-@pytest.mark.whole
-def test_a_part_that_is_ended_prints_where_it_was(real: Dry) -> None:
-    """Also inside a call of the GPU's library, where Python's own handlers would wait."""
-    assert real.call.found["errors"]["stuck"] == "ended by SIGTERM"
-    assert "in stuck" in (real.out / "logs" / "raises.txt").read_text()
+def test_a_step_whose_time_ends_says_how_far_it_came(real: Call) -> None:
+    assert "ended early: its time ended after" in real.line("late")
+    assert real.found["late"]["found"]["cells"] > 3
 
 
-@pytest.mark.whole
-def test_a_wrong_kernel_is_named_and_the_others_are_checked(real: Dry) -> None:
-    """A product that depends on the number of rows."""
-    assert real.call.found["errors"]["wrong"] == "RuntimeError: products: kernels.linear is not batch-invariant"
-    [bar] = real.call.found["bars"]
-    assert bar["found"] == pytest.approx(0.16, rel=1e-3)
-    found = real.call.found["toy: operations"]
-    assert {name for name, one in found.items() if one["error"] > 1e-5} == {"up 1 invariant", "up 16 invariant"}
-    assert any(name.startswith("rotate") for name in found)
+def test_a_step_that_hangs_is_killed_with_its_processes(real: Call) -> None:
+    """It says where it was, also inside a call of a library, where Python's own handlers would wait."""
+    assert "ended early: no end in its time; it was in hangs, planted.py:" in real.line("hangs")
+    assert not is_alive(real.found["hangs"]["found"]["child"])
 
 
-@pytest.mark.whole
-def test_a_part_that_hangs_is_killed_with_its_processes(tmp_path: Path) -> None:
-    """Although it ignores SIGTERM; the next part runs. A second call tries it last."""
-    out, script = tmp_path / "out", planted(tmp_path, {"hangs": (3.0, ""), "fine": (60.0, "")})
-    first = call(script, out)
-    assert first.found["errors"] == {"hangs": "no end within 3 s"}
-    assert first.line("fine")
-    assert not _lives(int((out / "child").read_text()))
-    (out / "wait no more").touch()
-    assert call(script, out, "--again", "fine").found["errors"] == {}
-    assert [line.split()[0] for line in (out / "ran").read_text().splitlines()] == ["hangs", "fine", "fine", "hangs"]
+def test_the_steps_behind_one_that_ends_its_process_run_in_another(real: Call) -> None:
+    """As the abort after an error that leaves the GPU unusable, or an exception that says so."""
+    assert real.line("dies").endswith("ended early: ended by SIGABRT")
+    assert real.found["fine-last"]["found"] == {"answer": 42}
+    processes = [line.split()[1] for line in (real.out / "ran").read_text().splitlines()]
+    assert processes == ["fine", "dies", "loses", "fine-last"]
 
 
-@pytest.mark.whole
-def test_a_part_that_dies_by_a_signal_ends_alone(tmp_path: Path) -> None:
-    """As the abort after an error that leaves the GPU unusable."""
-    parts = {"dies": (60.0, ""), "fine": (60.0, "")}
-    found = call(planted(tmp_path, parts), tmp_path / "out")
-    assert found.found["errors"] == {"dies": "ended by SIGABRT"}
-    assert found.line("fine")
+def test_a_command_whose_time_ends_leaves_what_it_printed(script: Any, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; print('1 of 2 findings', flush=True); time.sleep(30)"]
+    found = script("gpu_parts.runner").command(tmp_path, "doctor", words, os.environ, 1.0, tmp_path / "findings")
+    assert (found["said"], found["ended"]) == ("1 of 2 findings", "no end within 1 s")
+    assert json.loads((tmp_path / "doctor.json").read_text()) == found
 
 
-@pytest.mark.whole
+def test_a_figure_that_is_missing_has_its_reason(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = {"ended": "its time ended after 3 of 6 blocks", "figures": []}
+    script("gpu").closing_table({"static-1": ended, "static-4": {}}, toy=False)
+    shown = capsys.readouterr().out
+    assert "static-1: its time ended after 3 of 6 blocks" in " ".join(shown.split())
+    assert shown.count("static-4: not run") == 3
+
+
 def test_a_killed_script_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
-    """The part that ran ends with the script. What was compiled before is there again."""
-    out, script = tmp_path / "out", planted(tmp_path, dict.fromkeys(("fine", "waits", "last"), (60.0, "")))
+    """The step that ran ends with the script."""
+    out, script = tmp_path / "out", planted(tmp_path, fine=60, hangs=60, fine_last=60)
     process = subprocess.Popen([sys.executable, str(script), "--out", str(out)], stdout=subprocess.DEVNULL)
-    ran = out / "ran"
-    _until(lambda: ran.exists() and ran.read_text().count("\n") == 2)
+    assert until((out / "hangs.json").exists)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    _until(lambda: not _lives(int(ran.read_text().splitlines()[1].split()[1])))
-    assert list(json.loads((out / "gpu.json").read_text())["seconds"]) == ["fine"]
+    assert until(lambda: not is_alive(int((out / "ran").read_text().split()[0])))
     (out / "wait no more").touch()
     second = call(script, out)
     assert second.text.startswith("done before: fine;")
-    assert (second.code, second.found["errors"]) == (0, {})
-    words = [line.split(maxsplit=2) for line in ran.read_text().splitlines()]
-    assert [word[0] for word in words] == ["fine", "waits", "waits", "last"]
-    assert [word[2] for word in words[1:]] == ["['fine']", "['fine']", "['fine', 'waits']"]
+    assert second.code == 0
+    assert [line.split()[1:] for line in (out / "ran").read_text().splitlines()][1] == ["hangs", "fine-last"]
 
 
-@pytest.mark.whole
 def test_what_has_no_time_left_is_named(tmp_path: Path) -> None:
-    """It is left to the next call."""
-    found = call(planted(tmp_path, {"fine": (60.0, "")}), tmp_path / "out", "--minutes", "0.1")
+    found = call(planted(tmp_path, fine=60), tmp_path / "out", "--minutes", "0.01")
     assert "no time left for fine; the same command goes on there" in found.text
-    assert "not finished: fine" in found.text
-    assert found.code == 0
-
-
-def _lives(process: int) -> bool:
-    """Return whether a process runs; one that has ended and is not reaped does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def _until(true: Any, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert found.code == 1

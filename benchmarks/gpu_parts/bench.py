@@ -1,217 +1,163 @@
-"""What every part of benchmarks/gpu.py uses: plans, races, and the table of bars."""
+"""What the steps of benchmarks/gpu.py share: the models, plans, races, and the file of the step that runs."""
 
 import argparse
-import dataclasses
 import gc
 import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from bars import Bar, number, verdict_of
 from race import Race, race
-from rich.console import Console
 
 from gpu_parts import runner
-from gpu_parts.required import REQUIRED
+from gpu_parts.figures import Figure, interval
 from mtbench import statistics
 from mtbench.errors import UserError
 from mtbench.hardware import machine, probe
+from mtbench.models.loading import DTYPES
 from mtbench.results import verdict_words
 from mtbench.runs import simulation
-from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.options import Batching
-from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import REFILLS
-from mtbench.statistics import INCONCLUSIVE, Ratio
+from mtbench.statistics import Ratio
 
-SMALL, LARGE, TOY = "random:qwen2.5-0.5b", "random:qwen2.5-7b", "random:embedded:tiny/ar"
+LARGE, TOY = "random:qwen2.5-7b", "random:embedded:tiny/ar"
 ACCEPT = "0.424"  # 1 + p + p² + p³ = 1.68 tokens per forward, as in the MARS paper at 7B
 SIMULATED = f"simulated: random weights, scripted acceptance ({simulation.Acceptance.of(ACCEPT).note})"
 MARS = "mars:tau=0.95"
-STATIC: Batching = "static"
-REFILL: Batching = "refill"
 BLOCKS = statistics.UNITS_NEEDED["block"]
-RESERVE_S = 25.0  # before the end: every block of prompts must be done by then
+STAND_IN = probe.Probe(
+    bandwidth_bytes_per_s=1e10, matmul_flop_per_s=1e11, copy_bytes=1, matmul_size=1, cache_bytes=1
+)  # of a GPU, in a dry run
 
 
-class Bench:
-    """Runs the measurements of a part, shows them, and writes each to the part's file at once."""
+class Bench(runner.StepFile):
+    """Runs the measurements of steps one after the other."""
 
-    def __init__(self, args: argparse.Namespace, part: str) -> None:
-        """Raises UserError without a GPU, and if other parts ran on another one."""
-        self.args, self.cpu, self.file = args, args.dry_run, runner.file_of(args.out, part)
-        self.toy, self.device = ("toy: ", "cpu") if self.cpu else ("", "cuda")
-        if not self.cpu and not torch.cuda.is_available():
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Raises UserError without a GPU, and if the folder has figures of another one."""
+        super().__init__(args.out)
+        self.toy = args.dry_run
+        if not self.toy and not torch.cuda.is_available():
             raise UserError(f"torch {torch.__version__} finds no GPU; --dry-run tests the script on a CPU.")
-        self.deadline = args.ends - RESERVE_S
-        self.dtype: Literal["float32", "bfloat16"] = "float32" if self.cpu else "bfloat16"
-        self.console = Console(width=150, highlight=False)
-        self.bars: list[Bar] = []
-        environment = machine.environment(sys.argv) | {"cuda": torch.version.cuda}
-        self.found: JsonObject = {"toy": self.cpu, "simulated": SIMULATED, "environment": environment}
-        self.found |= {"bars": [], "errors": {}}
-        others = runner.read(args.out / "gpu.json")
-        if "environment" in others and (theirs := _gpu(others)) != (ours := _gpu(self.found)):
-            raise UserError(f"{args.out} has figures of {theirs}, and this is {ours}; name another folder by --out.")
-        probed = runner.read(runner.file_of(args.out, "probe")).get(f"{self.toy}probe", "not probed")
-        self.probe: tuple[probe.Probe | None, str | None] = (None, probed)
-        if isinstance(probed, dict):
-            self.probe = (probe.Probe(**probed), None)
-        self.layers: JsonObject = {}  # the description of the layers that was printed last
-        self._pool: ModelPool | None = None  # of the last race
+        self.device = torch.device("cpu" if self.toy else "cuda")
+        self.dtype: Literal["float32", "bfloat16"] = "float32" if self.toy else "bfloat16"
+        environment = machine.environment(sys.argv) | {"cuda": torch.version.cuda, "simulated": SIMULATED}
+        environment["name"] = "stand-ins on a CPU" if self.toy else torch.cuda.get_device_name()
+        theirs = runner.read(args.out / "environment.json").get("name", environment["name"])
+        if theirs != environment["name"]:
+            raise UserError(f"{args.out} has figures of {theirs}, and this is {environment['name']}; see --out.")
+        runner.write(args.out / "environment.json", environment)
+        self._pool: ModelPool | None = None  # of all timed steps
+        self.probed: tuple[probe.Probe | None, str | None] = (STAND_IN, None)
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
-
-    def keep(self, name: str, value: Any) -> None:
-        """Store a result and write all results to the file."""
-        self.found[self.toy + name] = value
-        self.save()
-
-    def save(self) -> None:
-        runner.write(self.file, self.found)
-
-    def bar(self, what: str, found: Ratio | float | None, *, beside: str = "", doubt: str | None = None) -> None:
-        """Compare a measurement with its required figure, if it has one.
-
-        The interval of a ratio decides; a count or share decides by itself. `doubt`: why the verdict is inconclusive.
-        """
-        if what not in REQUIRED:
-            return
-        asked, most = REQUIRED[what]
+    def figure(self, what: str, found: Ratio | float | None, *, beside: str = "", doubt: str | None = None) -> None:
+        """Store and say a figure of the closing table. `doubt`: why it meets or misses no bar."""
+        figure = Figure(what, *(found[:3] if isinstance(found, Ratio) else (found,) * 3), beside)
         if isinstance(found, Ratio):
-            value, low, high = found.value, found.ci_low, found.ci_high
-            ci = (low, high)
             doubt = doubt or verdict_words.too_few(found.units)
-        else:
-            value = low = high = found
-            ci = (None, None)
-        verdict: str | None
-        if self.cpu:
-            verdict = None
-        elif value is None:
-            verdict = "not measured"
-        elif doubt or low is None or high is None:
-            verdict = f"{INCONCLUSIVE}: {doubt or 'no interval'}"
-        else:
-            verdict = verdict_of(low, high, asked, most=most)
-        self.bars.append(Bar(self.toy + what, f"{'≤' if most else '≥'} {asked:g}", value, ci, beside, verdict))
-        self.found["bars"] = [dataclasses.asdict(bar) for bar in self.bars]
-        self.say("    " + "  ".join(filter(None, self.bars[-1].row())))
-        self.save()
+        if not self.toy:
+            figure = figure.judged(doubt)
+        self.step["figures"].append(figure._asdict())
+        self.say(f"{what}: {interval(*figure[1:4])} {figure.verdict}".rstrip())
+
+    # Models and plans.
+
+    def load(self) -> None:
+        """Load the model of all timed steps, and probe the GPU."""
+        if not self.toy:
+            self.probed = probe.probe("cuda", DTYPES[self.dtype])
+        self.pool(self.plan(("ar", MARS), 1))
 
     def pool(self, plan: Plan) -> ModelPool:
-        """Return a new pool of the plan's models. It takes over checkpoints that the last pool has loaded.
-
-        The last pool is cleared, because captured batches hold memory.
-        """
-        pool = ModelPool(plan.request)
-        sources = {source for cell in plan.cells for source in cell.checkpoints.values()}
-        if self._pool is not None:
-            if self._pool.dtype == pool.dtype:
-                pool.checkpoints |= {s: c for s, c in self._pool.checkpoints.items() if s in sources}
-            self._pool.clear()
-            gc.collect()
-            if not self.cpu:
-                torch.cuda.empty_cache()
-        self._pool = pool
-        pool.load(plan.cells)
-        return pool
-
-    @property
-    def current(self) -> ModelPool:
-        """The pool of the last race."""
-        assert self._pool is not None
+        """Return the pool with the plan's models. It loads those that it lacks."""
+        if self._pool is None:
+            self._pool = ModelPool(plan.request)
+        self._pool.load(plan.cells)
         return self._pool
+
+    def free(self) -> None:
+        """Free captured batches; their memory is large. Checkpoints and their decoders stay."""
+        if self._pool is not None:
+            self._pool.methods.clear()
+            for engine in self._pool.engines.values():
+                getattr(engine, "_batches", {}).clear()
+        gc.collect()
+        if not self.toy:
+            torch.cuda.empty_cache()
 
     def plan(
         self,
-        weights: str,
         methods: Sequence[str],
         size: int,
         *,
         prompt: int = 768,
         new: int = 128,
-        batching: Batching = STATIC,
+        batching: Batching = "static",
         blocks: int = BLOCKS,
     ) -> Plan:
         """Return a plan of random prompts on random weights; on a CPU a small one."""
-        if self.cpu:
-            weights, size, prompt, new, blocks = TOY, min(size, 4), 24, 8, min(blocks, 2)
+        if self.toy:
+            size, prompt, new, blocks = min(size, 4), 24, 8, min(blocks, 2)
         return make_plan(
             RunRequest(
                 suite=(f"synthetic:{prompt}x{new}",),
-                weights=weights,
+                weights=TOY if self.toy else LARGE,
                 method=methods,
                 engine="graph",
                 batch_size=(size,),
                 batching=(batching,),
-                limit=blocks * size * (REFILLS if batching == REFILL else 1),
+                limit=blocks * size * (REFILLS if batching == "refill" else 1),
                 simulate_acceptance=ACCEPT,
-                device=self.device,
+                device=self.device.type,
                 dtype=self.dtype,
                 rounds=1,
             )
         )
 
-    def race(self, name: str, plan: Plan, **options: Any) -> tuple[Race, list[str]]:
-        """Run a race, store and print its figures; return the race and its arms."""
+    # Races.
+
+    def race(self, plan: Plan, **options: Any) -> tuple[Race, list[str], str | None]:
+        """Run a race, store and print its figures; return the race, its arms, and why its figures decide nothing."""
         pool = self.pool(plan)
         described = pool.describe()
-        if described["layers"] != self.layers:
-            self.layers = described["layers"]
-            self.say(f"  {described}")
-        session = {**described, **probe.described(*self.probe, pool.checkpoints)}
-        done = race(pool, plan, session, self.deadline, **options)
-        arms = list(done.arms)
-        figures = {arm: done.figures(arm) for arm in arms}
-        for arm in arms[1:]:
-            totals, first = done.arms[arm].totals, done.arms[arms[0]].totals
-            factors = statistics.factors(totals, first) if totals and first else None
-            figures[arm]["over"] = {
-                "baseline": arms[0],
-                "decode": done.ratio(arm, arms[0], "decode_s")._asdict(),
-                "wall": done.ratio(arm, arms[0], "wall_s")._asdict(),
-                "factors": None if factors is None else factors._asdict(),
-            }
-        self.keep(name, {"session": described, "dropped": done.dropped(), "doubt": done.doubt(), "arms": figures})
-        for arm, found in figures.items():
-            rates = [f"{number(found['tokens_per_s'][by]['value'])} tokens/s {by}" for by in ("decode", "wall")]
-            shown = [f"{key} {number(found[key])}" for key in ("step_ms", "host_gap", "roofline_fraction")]
-            self.say(f"  {name}  {arm}: " + ", ".join([*rates, *shown, f"preparation {found['preparation_s']:.1f} s"]))
+        if off := described["kernels_off"]:
+            self.say(f"without mtbench's kernels ({off})")
+        done = race(pool, plan, described | probe.described(*self.probed, pool.checkpoints), self.deadline, **options)
+        arms, [group] = list(done.arms), plan.groups
+        ran, planned = len(done.arms[arms[0]].timings), len(group.blocks)
+        short = f"its time ended after {ran} of {planned} blocks" if ran < planned else None
+        self.keep("session", described)
+        self.keep("race", {"dropped": done.dropped(), "arms": {arm: done.figures(arm) for arm in arms}})
+        if short:
+            self.say(short)
         if done.dropped():
-            self.say(f"  {name}: dropped batches: {dict(done.dropped())}")
-        return done, arms
+            self.say(f"dropped batches: {dict(done.dropped())}")
+        return done, arms, short or done.doubt()
 
-    def rate_bar(self, what: str, done: Race, arm: str) -> None:
-        """Compare the arm's tokens per second of decode time with the bar; show those of wall time beside it."""
-        beside = "wall " + interval(done.rate(arm, "tokens", "wall_s"))
-        self.bar(f"{what}, decode tokens/s", done.rate(arm, "tokens", "decode_s"), beside=beside, doubt=done.doubt())
+    def rate(self, what: str, done: Race, arm: str, doubt: str | None) -> None:
+        """Store the arm's tokens per second of decode time, with those of wall time beside it."""
+        beside = "wall " + interval(*done.rate(arm, "tokens", "wall_s")[:3])
+        self.figure(f"{what}, decode tokens/s", done.rate(arm, "tokens", "decode_s"), beside=beside, doubt=doubt)
 
-    def ratio_bar(self, what: str, done: Race, arm: str, baseline: str) -> None:
-        """Compare the ratio of decode times with the bar; show that of wall times beside it."""
+    def ratio(self, what: str, done: Race, arm: str, baseline: str, doubt: str | None) -> None:
+        """Store the ratio of decode times, with that of wall times beside it."""
         ratio, beside = done.ratio(arm, baseline, "decode_s"), done.ratio(arm, baseline, "wall_s")
-        self.bar(f"{what}, decode", ratio, beside=f"wall {interval(beside)}", doubt=done.doubt())
+        self.figure(f"{what}, decode", ratio, beside=f"wall {interval(*beside[:3])}", doubt=doubt)
 
-    def gap_bar(self, what: str, done: Race, arm: str) -> None:
-        """Compare the host gap with the bar: the share of decode time in which the device waits for the host."""
+    def gap(self, what: str, done: Race, arm: str, doubt: str | None) -> None:
+        """Store the host gap: the share of decode time in which the device waits for the host."""
         busy = done.rate(arm, "device_s", "decode_s")
         value, low, high = (None if v is None else 1 - v for v in (busy.value, busy.ci_high, busy.ci_low))
-        self.bar(what, busy._replace(value=value, ci_low=low, ci_high=high), doubt=done.doubt())
+        self.figure(f"host gap, {what}", busy._replace(value=value, ci_low=low, ci_high=high), doubt=doubt)
 
 
-def _gpu(found: JsonObject) -> str:
-    """Return what results were measured on."""
-    if found["toy"]:
-        return "stand-ins on a CPU"
-    gpu = found["environment"]["gpu"]
-    return "a GPU without a name" if gpu is None else str(gpu["name"])
-
-
-def interval(ratio: Ratio) -> str:
-    if ratio.ci_low is None:
-        return number(ratio.value)
-    return f"{number(ratio.value)} [{number(ratio.ci_low)}, {number(ratio.ci_high)}]"
+def tokens(pool: ModelPool, plan: Plan, cell: Cell, count: int) -> list[list[int]]:
+    """Return the tokens of a cell's first answers."""
+    [suite], size = plan.suites, cell.batch_size
+    requests = plan.requests(suite, range(count))
+    batches = (requests[begin : begin + size] for begin in range(0, count, size))
+    return [list(answer.token_ids) for batch in batches for answer in pool.decode(cell, batch, room=256)[0]]

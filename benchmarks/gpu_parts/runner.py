@@ -1,13 +1,15 @@
-"""Run parts in processes of their own: an error, a hang or a crash ends that part, and not the ones behind it.
+"""Run steps in processes of their own, and read what they found: an error, a hang or a crash ends one step only.
 
-A part writes what it finds to parts/NAME.json; gpu.json is all of them, merged. Nothing here imports torch: a second
-process on the GPU would make every timed batch a shared one.
+A step writes what it finds to DIR/NAME.json while it runs, and prints into DIR/logs/. Nothing here imports torch: a
+second process on the GPU would make every timed batch a shared one.
 """
 
 import json
+import os
+import re
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,18 @@ from mtbench import files
 from mtbench.errors import UserError
 from mtbench.programs import processes
 
-GRACE_S = 2.0  # between SIGTERM, at which a part prints where it is, and SIGKILL
-CANNOT_RUN = 2  # exit code of a process that says that no part can run here
+RESERVE_S = 6.0  # of a step's time, for what follows its last measurement
+GRACE_S = 3.0  # between SIGTERM and SIGKILL
+LOOK_S = 0.1  # between two looks at what a process has done
+CANNOT_RUN = 2  # exit code of a process that says that no step can run here
+INNERMOST = re.compile(r'most recent call first\):\s+File "([^"]+)", line (\d+) in (\w+)')  # faulthandler
 
 Found = dict[str, Any]
 
 
 def file_of(out: Path, name: str) -> Path:
-    """Return the file of what a part found."""
-    return out / "parts" / f"{name}.json"
+    """Return the file of a step."""
+    return out / f"{name}.json"
 
 
 def read(file: Path) -> Found:
@@ -36,49 +41,117 @@ def write(file: Path, value: Any) -> None:
     files.write_text(file, json.dumps(value, indent=1, default=str) + "\n")
 
 
-def run(
-    out: Path, names: Sequence[str], command: Sequence[str], variables: Mapping[str, str], limit_s: float
-) -> Iterable[tuple[str, Found]]:
-    """Run a process that goes through parts; yield what those found that it ran: all, or up to the one that ended it.
+class StepFile:
+    """The file of the step that runs in this process: what is kept and said is in it at once."""
 
-    It prints into logs/NAME.txt, NAME being the first part. All its processes have ended then. Raises UserError if it
-    says that no part can run here.
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def begin(self, step: str, limit_s: float) -> None:
+        """Begin a step. `limit_s`: when it is ended by force; `deadline` comes before."""
+        self.began_at, self.step = time.monotonic(), _begun(step)
+        self.deadline = self.began_at + max(limit_s - RESERVE_S, limit_s / 2)
+        self.save()
+
+    def end(self, reason: str | None) -> None:
+        """End the step. `reason`: why it ended early."""
+        self.step |= {"ended": reason, "wall_s": time.monotonic() - self.began_at}
+        self.save()
+
+    def save(self) -> None:
+        write(file_of(self.out, self.step["step"]), self.step)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Store a result."""
+        self.step["found"][name] = value
+        self.save()
+
+    def say(self, text: str) -> None:
+        """Add to the line of the step."""
+        self.step["said"] += f"; {text}" if self.step["said"] else text
+        self.save()
+        print(f"  {text}", flush=True)
+
+    def in_time(self, done: str) -> None:
+        """Raise TimeoutError if the step's time is over. `done`: what it has by then."""
+        if time.monotonic() > self.deadline:
+            raise TimeoutError(f"its time ended after {done}")
+
+
+def _begun(step: str) -> Found:
+    """Return what a step's file has first. It has ended once `wall_s` is set; `ended`: why it did so early."""
+    keys: Found = {"step": step, "started": processes.utc_now(), "said": "", "ended": "it was cut off", "wall_s": None}
+    return keys | {"found": {}, "figures": []}
+
+
+def is_complete(found: Found) -> bool:
+    """Return whether a step ran to its end."""
+    return bool(found) and found["ended"] is None
+
+
+def command(
+    out: Path, name: str, words: Sequence[str], variables: Mapping[str, str], limit_s: float, result: Path
+) -> Found:
+    """Run a command of mtbench; keep what it prints, and when the first block was in its run directory, if it has one.
+
+    `result`: a file that it has written if it did its work. Exit code 1 is such a finding, too.
     """
-    started_at, log = time.monotonic(), out / "logs" / f"{names[0]}.txt"
-    for old in (log, *(file_of(out, name) for name in names)):
-        old.parent.mkdir(parents=True, exist_ok=True)
-        old.unlink(missing_ok=True)
-    with processes.started(command, variables, log, Path.cwd(), grace_s=GRACE_S) as process:
-        in_time = processes.has_ended(process, limit_s)
-    code, said = process.returncode, processes.last_line(log)
-    if in_time and code == CANNOT_RUN:
-        raise UserError(said)
+    log, began_at, block_s = _log(out, name), time.monotonic(), None
+    with processes.started(words, variables, log, Path.cwd(), grace_s=GRACE_S) as process:
+        while not (in_time := processes.has_ended(process, LOOK_S)) and time.monotonic() - began_at < limit_s:
+            if not block_s and any(lines.stat().st_size for lines in result.parent.glob("timings/*.jsonl")):
+                block_s = time.monotonic() - began_at
+    code, said, wall_s = process.returncode, processes.last_line(log), time.monotonic() - began_at
+    if block_s:
+        said = f"first block after {block_s:.1f} s, all after {wall_s:.1f} s; {said}"
+    kept = {"first_block_s": block_s, "exit_code": code, "printed": log.read_text().splitlines()}
+    ended = None if in_time and code in (0, 1) and result.exists() else _why(code, log, in_time, limit_s)
+    found = _begun(name) | {"said": "" if said == ended else said, "ended": ended, "wall_s": wall_s, "found": kept}
+    write(file_of(out, name), found)
+    return found
+
+
+def work(out: Path, names: Sequence[str], words: Sequence[str], limit_s: float) -> Iterator[tuple[str, Found]]:
+    """Run a process that goes through steps; yield each step when it has ended, up to the one that ended the process.
+
+    Raises UserError if the process says that no step can run here.
+    """
+    log, left, in_time = _log(out, names[0]), list(names), False
+    began_at = began_step_at = time.monotonic()
     for name in names:
-        found: Found = {"bars": [], "errors": {}} | read(file_of(out, name))
-        if ended := "seconds" not in found:
-            how = f"ended by {signal.Signals(-code).name}" if code < 0 else said or f"exit code {code}"
-            found["errors"][name] = how if in_time else f"no end within {limit_s:.0f} s"
-            found["seconds"] = {name: time.monotonic() - started_at}
-            write(file_of(out, name), found)
-        yield name, found
-        if ended:
-            return
+        file_of(out, name).unlink(missing_ok=True)
+    with processes.started(words, os.environ, log, Path.cwd(), grace_s=GRACE_S) as process:
+        while left and not in_time and time.monotonic() - began_at < limit_s:
+            in_time = processes.has_ended(process, LOOK_S)
+            while left and (found := read(file_of(out, left[0]))).get("wall_s") is not None:
+                began_step_at = time.monotonic()
+                yield left.pop(0), found
+    code = process.returncode
+    if left and in_time and code == CANNOT_RUN:
+        raise UserError(processes.last_line(log))
+    if left and code:
+        found = read(file_of(out, left[0])) or _begun(left[0])
+        found |= {"ended": _why(code, log, in_time, limit_s), "wall_s": time.monotonic() - began_step_at}
+        write(file_of(out, left[0]), found)
+        yield left[0], found
 
 
-def is_done(out: Path, name: str) -> bool:
-    """Return whether a part ran to its end, in this call or an earlier one."""
-    found = read(file_of(out, name))
-    return "seconds" in found and name not in found["errors"]
+def _log(out: Path, name: str) -> Path:
+    """Return the empty log of a process whose first step is this one."""
+    log = out / "logs" / f"{name}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    return log
 
 
-def merge(out: Path, names: Iterable[str]) -> Found:
-    """Write gpu.json, what all parts found; return it."""
-    merged: Found = {"bars": [], "errors": {}, "seconds": {}}
-    for name in names:
-        found = read(file_of(out, name))
-        merged["bars"] += found.pop("bars", [])
-        for key in ("errors", "seconds"):
-            merged[key] |= found.pop(key, {})
-        merged = found | merged
-    write(out / "gpu.json", merged)
-    return merged
+def _why(code: int, log: Path, in_time: bool, limit_s: float) -> str:
+    """Return why a process ended before its step did: by whom, or the last line that it printed."""
+    text = log.read_text(errors="replace")
+    if "Timeout (" in text:
+        where = INNERMOST.search(text, text.rindex("Timeout ("))
+        return "no end in its time" + (f"; it was in {where[3]}, {Path(where[1]).name}:{where[2]}" if where else "")
+    if not in_time:
+        return f"no end within {limit_s:.0f} s"
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    return processes.last_line(log) or f"exit code {code}"
