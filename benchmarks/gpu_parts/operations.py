@@ -11,9 +11,9 @@ from torch import Tensor
 from gpu_parts.bench import Bench
 from gpu_parts.figures import FIRST_CONTACT
 from mtbench import kernels
+from mtbench.doctor.cases import SMALL, Noise, Sizes, cases
 from mtbench.errors import first_line, loses_device
 from mtbench.hardware import probe
-from mtbench.doctor.cases import SMALL, Noise, Sizes, cases
 from mtbench.models.loading import DTYPES
 
 QWEN_7B = Sizes(3584, 18944, 28, 4, 128, slots=1024)

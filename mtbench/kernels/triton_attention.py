@@ -17,7 +17,7 @@ Names: peak = maximum of the scores, mass = sum of exponentials relative to it, 
 
 import math
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -53,7 +53,7 @@ def gpu(device: torch.device) -> Gpu:
     """Return what a GPU is; an H100 or H200 where there is none."""
     if device.type != "cuda":
         return Gpu(132, 232_448, 9)
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)
     return Gpu(found.multi_processor_count, found.shared_memory_per_block_optin, found.major)
 
 
@@ -376,12 +376,9 @@ def _stages(query: Tensor, queries: int) -> int:
         return 1
     device, padded = gpu(query.device), triton.next_power_of_2(query.shape[-1])
     block = _block_length(padded, exact=False)
-    keys, tile = (
-        (4, 6) if device.reads_shared else (2, 2)
-    )  # bytes of an element: of keys and values or one of them; of queries
-    return min(
-        STAGES, int((device.shared_bytes - tile * queries * padded - 2 * block * queries) // (keys * block * padded))
-    )
+    keys, tile = (4, 6) if device.reads_shared else (2, 2)  # bytes an element takes: of keys and values, of queries
+    left = device.shared_bytes - (tile * padded + 2 * block) * queries
+    return int(min(STAGES, left // (keys * block * padded)))
 
 
 def _block_length(size: int, exact: bool) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hopper import compiled
+from compiled_kernels import compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from interpreted import DEVICE, INTERPRETING, of_kernels, products_in_order
@@ -364,7 +364,7 @@ SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}  # that a program may ha
 @pytest.mark.parametrize("architecture", SHARED_BYTES)
 def test_each_kernel_compiles_for_a_gpu_without_spilling(architecture: int) -> None:
     """At Qwen2.5-7B's shapes, for Ampere, Hopper and Blackwell. Two programs of attention fit a Hopper processor."""
-    [made] = compiled(KERNELS, architecture=architecture)
+    made = compiled(KERNELS, architecture=architecture)
     assert {kernel["name"] for kernel in made.kernels} == NAMES
     limit = SHARED_BYTES[architecture]
     for kernel in made.kernels:
@@ -396,5 +396,5 @@ def test_views_that_are_multiples_of_16_share_a_kernel() -> None:
     """A view of one block is not split. A long one has parts of another size, for which both kernels are compiled, and
     one that is no multiple needs one more.
     """
-    [made] = compiled(VIEWS)
+    made = compiled(VIEWS)
     assert made.printed == ["512 2", "48 3", "1040 5", "32 5", "2000 5", "50 6"]
