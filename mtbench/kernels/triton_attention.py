@@ -147,7 +147,7 @@ def _attend(  # not split further: a function for its loads changes their order 
     """
     totals, masses, peaks = partials
     inner, outer = factors
-    (q_row, q_head, q_width, q_size), (m_row, m_width), (k_row, v_row) = strides
+    q_row, q_head, q_width, q_size, m_row, m_width, k_row, v_row = strides
     tile = tl.program_id(0) % tiles  # adjacent programs read the same keys; the second hits the L2 cache
     row = (tl.program_id(0) // tiles // KEY_HEADS).to(tl.int64)
     key_head = tl.program_id(0) // tiles % KEY_HEADS
@@ -306,7 +306,7 @@ def attend(
     if mask.stride(-1) != 1:
         mask = mask.contiguous()
     k_strides, v_strides = key.stride(), value.stride()
-    strides = query.stride(), mask.stride()[:2], (k_strides[0], v_strides[0])
+    strides = (*query.stride(), *mask.stride()[:2], k_strides[0], v_strides[0])
     common = {"SIZE": size, "PADDED": padded, "BLOCK": block, "PART": part}
     _attend[programs, triton.cdiv(blocks, each) if split else 1](
         query,

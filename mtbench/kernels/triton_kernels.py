@@ -177,7 +177,8 @@ def _rotate(
     PADDED: tl.constexpr,  # of half a head
 ):
     """Some heads of one position. `a` and `b` are the halves of a head, which rotate together."""
-    (keys, values), (cos, sin) = stores, angles
+    keys, values = stores
+    cos, sin = angles
     half: tl.constexpr = SIZE // 2
     place = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_EACH + tl.arange(0, HEADS_EACH)[:, None]
