@@ -55,10 +55,10 @@ class Step(NamedTuple):
 
 
 STEPS: dict[str, Step] = {
-    "doctor": Step(40),
-    "operations": Step(40, "operations"),
+    "doctor": Step(60),
+    "operations": Step(60, "operations"),
     "equality": Step(90, "equality"),
-    "run": Step(45),
+    "run": Step(60),
     **{f"static-{size}": Step(40, "times", "static", {"size": size}) for size in (1, 16, 8, 4)},
     "refill-16": Step(100, "times", "refill", {"size": 16}),
     "hf-dynamic": Step(60, "times", "hf_dynamic"),

@@ -27,7 +27,7 @@ def check(bench: Bench) -> None:
             engine=["graph", "eager"],
             batch_size=(1, 16),
             limit=2 if bench.toy else 16,
-            max_new_tokens=4 if bench.toy else 32,
+            max_new_tokens=4 if bench.toy else 20,
             device=bench.device.type,
             dtype="float32",
             rounds=1,

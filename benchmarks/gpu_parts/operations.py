@@ -60,7 +60,7 @@ def _operations(noise: Noise, *, toy: bool) -> Iterator[Operation]:
     sizes = SMALL if toy else QWEN_7B
     for count in POSITIONS:
         for case in cases(noise, count, sizes):
-            yield f"{case.name} d{sizes.head}", [case.call], case.error
+            yield f"{case.name} d{sizes.head}", [case.once], case.error
     for name, (outputs, inputs) in PRODUCTS.items():
         yield from _products(noise, name, *((outputs // 64, inputs // 64) if toy else (outputs, inputs)), toy=toy)
     for head in OTHER_HEADS:
@@ -68,7 +68,7 @@ def _operations(noise: Noise, *, toy: bool) -> Iterator[Operation]:
             noise, 16, SMALL._replace(heads=sizes.heads, key_heads=sizes.key_heads, head=head, slots=sizes.slots)
         ):
             if case.name.startswith(("attend", "rotate")):
-                yield f"{case.name} d{head}", [case.call], case.error
+                yield f"{case.name} d{head}", [case.once], case.error
 
 
 def _products(noise: Noise, name: str, outputs: int, inputs: int, *, toy: bool) -> Iterator[Operation]:

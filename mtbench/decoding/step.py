@@ -100,14 +100,52 @@ def check_kernels(device: torch.device) -> None:
 
 @cache
 def _fault(device: torch.device) -> str | None:
-    """Return what is wrong, or None. The cases: no guess, a chain, a tree; with and without blocks; random rows."""
+    """Return what is wrong, or None. The cases: no guess, a chain, a tree; with and without blocks; random rows.
+
+    The choice of tokens and the moves in a cache belong to a step, too. Raises UserError if the GPU computes nothing
+    more.
+    """
+    wrong = "a kernel that {} does not give what its definition gives"
     try:
         for seed, ((guesses, tree), block) in enumerate(product(((0, False), (6, False), (6, True)), (1, 4))):
             if case_differs(device, seed, guesses, tree=tree, block=block):
-                return "a kernel that feeds or commits does not give what its definition gives"
+                return wrong.format("feeds or commits")
+        if _choices_differ(device):
+            return wrong.format("chooses tokens")
+        if _moves_differ(device):
+            return wrong.format("moves slots of a cache")
     except Exception as error:  # a compiler or driver may be broken
+        kernels.refuse_lost_device(error)
         return f"{type(error).__name__}: {first_line(error)}"
     return None
+
+
+def _choices_differ(device: torch.device) -> bool:
+    """Return whether the kernel chooses other tokens than its definition, greedy and sampled. No choice is a tie."""
+    place = torch.arange(3000, device=device)
+    seed, position = torch.arange(3, device=device), torch.arange(6, device=device).view(3, 2)
+    logits = ((place * 7919 + 1009 * position[..., None]) % 3001) / 300
+    temperature = torch.tensor([0.0, 0.7, 1.3], dtype=torch.double, device=device)
+    found = [kernels.choose_logsumexp(logits, each, seed, position) for each in (None, temperature)]
+    with kernels.plain():
+        expected = [kernels.choose_logsumexp(logits, each, seed, position) for each in (None, temperature)]
+    same = all(torch.equal(a[0], b[0]) for a, b in zip(found, expected, strict=True))
+    return not same or not all(torch.allclose(a[2], b[2]) for a, b in zip(found, expected, strict=True))
+
+
+def _moves_differ(device: torch.device) -> bool:
+    """Return whether the kernel that moves slots gives other storage than indexing."""
+    stores = [torch.arange(3.0 * 20 * 32, device=device).view(60, 2, 16) + shift for shift in (0, 1)]
+    if (mover := kernels.slot_mover(stores)) is None:
+        return False
+    expected = [store.clone() for store in stores]
+    row, target = torch.arange(3, device=device)[:, None], torch.tensor([[4, 5, 6]], device=device).expand(3, -1)
+    source = target + row + torch.tensor([0, 1, 3], device=device)
+    for store in expected:
+        by_row = store.view(3, 20, 2, 16)
+        by_row[row, target] = by_row[row, source]
+    mover(source, target, 20)
+    return not all(torch.equal(a, b) for a, b in zip(stores, expected, strict=True))
 
 
 def case_differs(device: torch.device, seed: int, guesses: int, *, tree: bool, block: int) -> bool:

@@ -148,7 +148,8 @@ def _write(
     token = tl.load(tokens + row * TOKENS + column, mask=exists, other=0)
     accepted, before = tl.load(count + row), tl.load(known + row)
     last, start = tl.load(limit + row), tl.load(base + row)
-    is_end = (tl.load(ends + token, mask=exists, other=0) != 0) & (tl.load(endless + row) == 0)
+    # Behind the accepted tokens there may be others than ids, such as −1.
+    is_end = (tl.load(ends + token, mask=exists & (column < accepted), other=0) != 0) & (tl.load(endless + row) == 0)
     first_end = tl.min(tl.where(is_end, column, TOKENS), 0)
     committed = tl.minimum(tl.minimum(accepted, last - before), first_end + 1)
     after = before + committed

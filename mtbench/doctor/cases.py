@@ -44,6 +44,7 @@ class Case(NamedTuple):
     name: str
     call: Callable[[], Tensors]
     expected: Tensors  # float64
+    once: Callable[[], object]  # the operation alone, which writes its inputs: to be timed after `call`
 
     def error(self) -> float:
         """Return the largest relative error of a result; NaN if one has a NaN."""
@@ -73,7 +74,7 @@ def cases(noise: Noise, count: int, sizes: Sizes = SIZES) -> list[Case]:
         call = partial(_results, operation, written, inputs)
         with kernels.plain():
             expected = tuple(t.double() for t in _results(operation, written, _wide(inputs)))
-        found.append(Case(f"{name} {count}", call, expected))
+        found.append(Case(f"{name} {count}", call, expected, partial(operation, *inputs)))
     return found + _moves(noise, count, sizes)
 
 
@@ -141,7 +142,7 @@ def _moves(noise: Noise, count: int, sizes: Sizes) -> list[Case]:
         mover(source, target, SLOTS)
         return tuple(stores)
 
-    return [Case(f"move {count}", call, tuple(expected))]
+    return [Case(f"move {count}", call, tuple(expected), partial(mover, source, target, SLOTS))]
 
 
 def _wide(value: Any) -> Any:

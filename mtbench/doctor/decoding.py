@@ -16,47 +16,41 @@ from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
 
 POSITIONS: Sequence[int] = (1, 16, 112)  # in a step: one row, 16 rows, 16 rows that verify drafts of six tokens
-FLOAT32_POSITIONS: Sequence[int] = (16,)  # kernels are compiled for each dtype
 REPLAYS = 100
 PROMPTS, TOKENS = 4, 32
 WITHOUT_KERNELS = f"set the environment variable {kernels.SWITCH}=off to decode without mtbench's kernels; {REPORT}"
 
 
-def _cases(subject: Subject, dtype: str, positions: Sequence[int]) -> tuple[bool, list[Case]]:
-    """Return whether mtbench's kernels run, and the cases of all operations on so many positions."""
-    noise, sizes = Noise(DTYPES[dtype], torch.device(subject.device)), SMALL if subject.device == "cpu" else SIZES
-    return kernels.ours(noise(1)), [case for count in positions for case in cases(noise, count, sizes)]
+def _cases(subject: Subject) -> tuple[bool, list[Case]]:
+    """Return whether mtbench's kernels run, and the cases of all operations in the dtype that runs by default.
+
+    Kernels are compiled for each dtype; a model of another one is checked before its first token.
+    """
+    dtype, sizes = DTYPES[resolve_dtype("auto", subject.device)], SMALL if subject.device == "cpu" else SIZES
+    noise = Noise(dtype, torch.device(subject.device))
+    return kernels.ours(noise(1)), [case for count in POSITIONS for case in cases(noise, count, sizes)]
 
 
 def _operations(subject: Subject) -> Figures:
-    errors, ours = dict[str, dict[str, float]](), True
-    checked = {"float32": FLOAT32_POSITIONS, resolve_dtype("auto", subject.device): POSITIONS}
-    for dtype, positions in checked.items():
-        run, found = _cases(subject, dtype, positions)
-        errors[dtype], ours = {case.name: case.error() for case in found}, ours and run
+    ours, found = _cases(subject)
     off = None if ours or subject.device == "cpu" else kernels.off() or NO_TRITON
-    return {"ours": ours, "off": off, "errors": errors}
+    dtype = resolve_dtype("auto", subject.device)
+    return {"ours": ours, "off": off, "dtype": dtype, "errors": {case.name: case.error() for case in found}}
 
 
 @check("operations", _operations)
-def operations(ours: bool, off: str | None, errors: Mapping[str, Mapping[str, float]]) -> Finding:
-    """`errors`: relative, against float64, by dtype. `off`: why mtbench's kernels do not run on a GPU."""
-    wrong = [
-        f"{name} in {dtype} by {error:.2g}"
-        for dtype, of_cases in errors.items()
-        for name, error in of_cases.items()
-        if not error <= PRECISION[DTYPES[dtype]]
-    ]
-    count = sum(map(len, errors.values()))
-    text = f"{count} cases of {'mtbench' if ours else 'PyTorch'}'s operations in {' and '.join(errors)}"
+def operations(ours: bool, off: str | None, dtype: str, errors: Mapping[str, float]) -> Finding:
+    """`errors`: relative, against float64. `off`: why mtbench's kernels do not run on a GPU."""
+    wrong = [f"{name} by {error:.2g}" for name, error in errors.items() if not error <= PRECISION[DTYPES[dtype]]]
+    text = f"{len(errors)} cases of {'mtbench' if ours else 'PyTorch'}'s operations in {dtype}"
     if wrong:
         return Finding("fail", f"{text}; wrong: {listed(wrong)}", WITHOUT_KERNELS if ours else "install torch again")
-    text += f", within {' and '.join(f'{max(of_cases.values()):.1g}' for of_cases in errors.values())} of float64"
+    text += f", within {max(errors.values()):.1g} of float64"
     return Finding("pass", text) if off is None else Finding("warn", f"{text}; mtbench's do not run: {off}", REPORT)
 
 
 def _replays(subject: Subject) -> Figures | str:
-    ours, captured = _cases(subject, resolve_dtype("auto", subject.device), POSITIONS)
+    ours, captured = _cases(subject)
     if not ours:
         return "mtbench's kernels do not run here: see `operations`"
     for case in captured:

@@ -22,7 +22,7 @@ from torch.nn.functional import linear as _product
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mtbench import sampling
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line, loses_device
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 Pair = tuple[Tensor, Tensor]
@@ -57,6 +57,15 @@ def off() -> str | None:
 def switch_off(reason: str) -> None:
     """Run none of our kernels from now on. Graphs that were captured before still do."""
     _off.append(reason)
+
+
+def refuse_lost_device(error: Exception) -> None:
+    """Raise UserError if an error of a kernel leaves the GPU unable to compute anything more."""
+    if loses_device(error):
+        raise UserError(
+            f"a kernel of mtbench has crashed the GPU ({first_line(error)}); set the environment variable {SWITCH}=off "
+            "to decode without them."
+        ) from error
 
 
 @contextmanager

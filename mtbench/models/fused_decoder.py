@@ -218,7 +218,8 @@ def _attention_arguments(model: PreTrainedModel) -> list[Attention]:
     ids, metadata, cache = _check_inputs(model, _RecordingMetadata)
     recorded: list[Attention] = []
     object.__setattr__(metadata, "recorded", recorded)  # the dataclass is frozen
-    modules_logits(model, ids, metadata, cache)
+    with kernels.plain():  # none of ours runs before its check
+        modules_logits(model, ids, metadata, cache)
     return recorded
 
 

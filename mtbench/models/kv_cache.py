@@ -114,7 +114,7 @@ class KVCache:
         stores = [store for pair in self.layers.values() for store in pair]
         self._mover = self._mover or kernels.slot_mover(stores)
         rest = [self._features[tap] for tap in self.taps]
-        if self._mover is not None:
+        if self._mover is not None and kernels.off() is None:
             self._mover(source, target, self.slots)
         else:
             rest += stores

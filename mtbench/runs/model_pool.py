@@ -48,8 +48,9 @@ class ModelPool:
         self.device = resolve_device(request.device)
         self.dtype = resolve_dtype(request.dtype, self.device)
         self.offline = request.offline
-        # A sum in bfloat16 would depend on how a library splits it: other tokens, so other grades.
+        # A sum in half precision would depend on how a library splits it: other tokens, so other grades.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.seed, self.temperature = request.seed, request.temperature
         self.engine_options, self.apart = request.engine_option, request.apart
         self.loading_s: float | None = None  # of the models, including the check of their decoders

@@ -20,7 +20,6 @@ from mtbench import kernels
 from mtbench.cli import main, session
 from mtbench.cli.session import err, out
 from mtbench.doctor import checks, decoding, gpu, machine, record
-from mtbench.doctor.cases import PRECISION
 from mtbench.doctor.checks import NO_GPU, Check, Finding, Subject, all_checks, examine
 from mtbench.evaluation import sandbox
 from mtbench.experiments.run import EXPERIMENT
@@ -47,11 +46,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "sandbox": {"reason": None},
     "data folder": {"folder": "/data", "suites": ["gsm8k"]},
     "serving engines": {"releases": {"vllm": "vllm==0.11"}},
-    "operations": {
-        "ours": True,
-        "off": None,
-        "errors": {"bfloat16": {"embed 13": 0.002}, "float32": {"norm 13": 1e-7}},
-    },
+    "operations": {"ours": True, "off": None, "dtype": "bfloat16", "errors": {"embed 13": 0.002}},
     "replays": {"replays": 100, "different": 0},
     "tokens": {"cells": ["a", "b"], "different": [], "layers": {"tiny by graph": "ours"}, "off": None},
     "checkpoints": {"found": {"a": {"code": "ours", "dtype": "bfloat16", "why": None}}},
@@ -75,15 +70,9 @@ BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figur
     ("GPU's speed", {"bytes_per_s": 1.2e12}, "fail", "36 % of what it is rated for", "end other processes"),
     ("GPU's speed", {"bytes_per_s": 4.0e12}, "fail", "119 % of what it is rated for", "end other processes"),
     ("GPU's speed", {"bytes_per_s": 2.0e12}, "warn", "60 % of what it is rated for", "reset clocks"),
-    ("operations", {"errors": {"bfloat16": {"a": 0.5}}}, "fail", "wrong: a in bfloat16 by 0.5", "MTBENCH_KERNELS=off"),
-    ("operations", {"errors": {"float32": {"a": 1e-3}}}, "fail", "wrong: a in float32 by 0.001", "MTBENCH_KERNELS=off"),
-    (
-        "operations",
-        {"errors": {"float16": {"a": float("nan")}}, "ours": False},
-        "fail",
-        "wrong: a in float16 by nan",
-        "install torch again",
-    ),
+    ("operations", {"errors": {"a": 0.5}}, "fail", "in bfloat16; wrong: a by 0.5", "MTBENCH_KERNELS=off"),
+    ("operations", {"dtype": "float32", "errors": {"a": 1e-3}}, "fail", "wrong: a by 0.001", "MTBENCH_KERNELS=off"),
+    ("operations", {"errors": {"a": float("nan")}, "ours": False}, "fail", "wrong: a by nan", "install torch again"),
     ("operations", {"ours": False, "off": "no Triton"}, "warn", "do not run: no Triton", "report it"),
     ("replays", {"different": 3}, "fail", "3 of 100 replays of a CUDA graph", "MTBENCH_KERNELS=off"),
     (
@@ -206,17 +195,7 @@ def test_operations_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "cases of PyTorch's operations in float32, within" in right.text
     swiglu = definition("swiglu")
     use(monkeypatch, swiglu=lambda both: 1.1 * swiglu(both))
-    text = "cases of mtbench's operations in float32; wrong: swiglu 5 in float32 by 0.1"
-    assert text in result("operations").text
-
-
-def test_float32_is_checked_beside_the_type_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU; each type has its own precision."""
-    swiglu = definition("swiglu")
-    use(monkeypatch, swiglu=lambda both: swiglu(both).bfloat16().to(both.dtype))
-    monkeypatch.setattr(decoding, "resolve_dtype", lambda *_: "bfloat16")
-    monkeypatch.setitem(PRECISION, torch.bfloat16, 1.0)
-    text = "cases of mtbench's operations in float32 and bfloat16; wrong: swiglu 16 in float32 by 0.00"
+    text = "cases of mtbench's operations in float32; wrong: swiglu 5 by 0.1"
     assert text in result("operations").text
 
 

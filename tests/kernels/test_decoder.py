@@ -200,6 +200,21 @@ def test_a_plain_decoder_that_is_wrong_too_is_not_used(monkeypatch: pytest.Monke
     assert engine.layers(made).startswith("transformers' modules (without mtbench's kernels too, logits are wrong by")
 
 
+def test_plain_attention_that_does_not_compile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel runs before the check: the decoder learns its arguments from modules that run without ours."""
+    attend = kernels.attend
+
+    def broken(*arguments: Any) -> Tensor:
+        if kernels.off() is None:
+            raise TypeError("a kernel does not compile")
+        return attend(*arguments)
+
+    with definitions():
+        monkeypatch.setattr(kernels, "attend", broken)
+        build(checkpoint().model)
+        assert kernels.off() == "TypeError: a kernel does not compile"
+
+
 def test_a_plain_crash_that_loses_the_gpu_ends_the_command() -> None:
     error = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
     with definitions(swiglu=raised(error)), pytest.raises(UserError, match=r"crashed the GPU.*MTBENCH_KERNELS=off"):
