@@ -27,7 +27,6 @@ from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import READ_EVERY
 from mtbench.errors import UserError
 from mtbench.models.drafts.loading import inspect_draft
-from mtbench.models.fused_decoder import compilations
 from mtbench.models.loading import Checkpoint, Inspected
 from mtbench.options import option
 
@@ -85,7 +84,7 @@ class HFGenerate(ExternalEngine):
         compiled, known = 0, True
         if self.cache == "static":
             extra["past_key_values"], known = static_cache(model, len(requests), max(room, prompt + budget))
-            compiled = compilations()
+            compiled = _compilations()
         if self.draft:
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
             suppressed += range(checkpoint.vocabulary, checkpoints[self.draft].vocabulary)
@@ -104,7 +103,9 @@ class HFGenerate(ExternalEngine):
         out = model.generate(
             ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
         )
-        prepared = self.cache == "static" and (compilations() > compiled or (model.device.type == "cuda" and not known))
+        prepared = self.cache == "static" and (
+            _compilations() > compiled or (model.device.type == "cuda" and not known)
+        )
         return Answers(out[:, prompt:].tolist(), prepared=prepared)
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -148,3 +149,8 @@ class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is An
                 tail = text_of(self.tokenizer, ids[-(READ_EVERY + self.most + longest) :])
                 stopped[row] = any(s in tail for s in strings)
         return torch.tensor(stopped, device=input_ids.device)
+
+
+def _compilations() -> int:
+    """Return how many graphs torch.compile, which transformers calls, has compiled in this process so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

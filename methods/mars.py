@@ -77,6 +77,10 @@ class Mars(Method):
         assert mask_id is not None, "planning refuses a checkpoint without one"
         return {"mask": torch.full_like(rows.prompt_len, mask_id)[:, None], "base": rows.prompt_len.clone()}
 
+    @property
+    def own_cursors(self) -> bool:
+        return self.cache != "cursor"
+
     def base(self, state: State, rows: Rows) -> Tensor:
         return state["base"] if self.cache == "block" else rows.known
 

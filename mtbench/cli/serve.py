@@ -91,7 +91,7 @@ def serve(
         offline=offline,
     )
     loaded = served.load(request, method, max_num_seqs, max_length)
-    for note in kernels.notes(kernels.off(), kernels.dependent_launch_off()):
+    for note in kernels.notes(kernels.off()):
         warn(note)
     limits = Limits(
         max_new_tokens=max_new_tokens,

@@ -3,13 +3,13 @@
 - `eager`: transformers' modules, operation by operation, as papers measure.
 - `graph`: the checkpoint's weights as few large operations (mtbench/models/fused_decoder.py); on a GPU the whole step,
   from proposal to cursors, is captured once per shape as a CUDA graph and replayed (cuda_graph.py).
-- `invariant`: as `graph`, with batch-invariant kernels: a row's result depends on that row alone, so tokens do not
-  change with batch size or window width, even in bfloat16. The kernels need a GPU; in half precision a CPU is refused.
-  Up to 128 positions `graph` runs the same kernels; beyond, those of torch.compile, which are faster there.
+- `invariant`: as `graph`, with batch-invariant products and attention in all passes: a row's result depends on that row
+  alone, so tokens do not change with batch size or window width, even in bfloat16. It is slower. The kernels need a
+  GPU; in half precision a CPU is refused.
 
 If the decoder does not support an architecture, its layers run as transformers' modules and are captured too. If our
-kernels fail their check on this GPU (mtbench/models/self_check.py), PyTorch's run instead. A run's environment.json
-states what runs the layers, and why our kernels did not run.
+kernels fail their check on this GPU (mtbench/models/self_check.py, step.py), PyTorch's operations run in the same
+capture. A run's environment.json states what runs the layers, and why our kernels did not run.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from mtbench import kernels
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.step import check_kernels
 from mtbench.errors import UserError
 from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build
 from mtbench.models.loading import Checkpoint
@@ -35,6 +36,7 @@ class Engine:
 
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
         """Return a new runner on a checkpoint."""
+        check_kernels(checkpoint.model.device)
         check_modules(checkpoint.model)
         return ModelRunner(checkpoint)
 
@@ -58,6 +60,7 @@ class Graph(Engine):
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
         """Return a new runner. Raises UserError if `invariant` does not support the checkpoint."""
         if checkpoint not in self._decoders:
+            check_kernels(checkpoint.model.device)
             try:
                 built = build(checkpoint.model, invariant=self.name == "invariant")
                 checkpoint.calls.watch(built)

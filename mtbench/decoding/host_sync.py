@@ -74,24 +74,24 @@ class CommitLog:
 
     def __init__(self, rows: int, forwards: int, device: torch.device) -> None:
         """`forwards`: the maximum that one request may take, waiting included."""
-        self._forwards = torch.zeros(rows, dtype=torch.long, device=device)
-        self._commits = torch.zeros(rows, forwards, dtype=torch.long, device=device)
-        self._offered = torch.zeros_like(self._commits)
-        self._accepted = torch.zeros_like(self._commits)
+        self.forwards = torch.zeros(rows, dtype=torch.long, device=device)
+        self.commits = torch.zeros(rows, forwards, dtype=torch.long, device=device)
+        self.offered = torch.zeros_like(self.commits)
+        self.accepted = torch.zeros_like(self.commits)
 
     def begin(self, at: Tensor) -> None:
         """Restart the rows `at`, which have new requests."""
-        self._forwards[at] = 0
+        self.forwards[at] = 0
 
     def record(self, count: Tensor, offered: Tensor, accepted: Tensor) -> None:
         """Log one forward; each (R,)."""
-        self._commits.scatter_(1, self._forwards[:, None], count[:, None])
-        self._offered.scatter_(1, self._forwards[:, None], offered[:, None])
-        self._accepted.scatter_(1, self._forwards[:, None], accepted[:, None])
-        self._forwards.add_(1).clamp_(max=self._commits.shape[1] - 1)  # rows without a request go on
+        self.commits.scatter_(1, self.forwards[:, None], count[:, None])
+        self.offered.scatter_(1, self.forwards[:, None], offered[:, None])
+        self.accepted.scatter_(1, self.forwards[:, None], accepted[:, None])
+        self.forwards.add_(1).clamp_(max=self.commits.shape[1] - 1)  # rows without a request go on
 
     def read(self, at: Tensor, steps: int) -> list[Counts]:
         """Return the counts of the rows `at`, for up to `steps` forwards."""
-        logs = (self._commits, self._offered, self._accepted)
+        logs = (self.commits, self.offered, self.accepted)
         by_row = torch.stack([log[at, :steps] for log in logs], 1).tolist()
         return [Counts(*counts) for counts in by_row]

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtbench import sampling
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.batch_clock import BatchClock, Clock
 from mtbench.decoding.host_sync import AsyncCopy, CommitLog, Shape
@@ -34,6 +33,7 @@ from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import prefill
 from mtbench.decoding.request import Request, in_batch, refuse_unknown_ids
 from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
+from mtbench.decoding.step import feed, move_cursors, write
 from mtbench.errors import UserError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options import per_request
@@ -238,76 +238,50 @@ class Batch:
         """Run one forward. `check_values`: check the values that the method returns, which waits for the device."""
         self.runners.view, self.runners.tight = shape.view, self.tight
         self.runners.commits = self.window.commits
-        guess = self.propose(shape, check_values=check_values)
+        method, window = self.variants[shape.variant], self.windows[shape.variant]
+        guess = method.propose(self.state, self.rows, self.runners)
+        check_proposal(guess, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
         ids, metadata = self.feed(guess, shape)
         out = self.target.forward(ids, metadata, guess.shape[1] + 1)
         position = metadata.positions[:, shape.pending - 1 :] + 1
         one_pass = self.rows.choose_in_one_pass(out.logits, position) if out.logits.is_cuda else None
-        output = TargetOutput(self.rows, guess, position, out.logits, one_pass)
-        if moved := self.accept(output, shape, check_values=check_values):
+        commit = method.accept(self.state, self.rows, TargetOutput(self.rows, guess, position, out.logits, one_pass))
+        check_commit(commit, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
+        if moved := self.commit(commit, window):
             self.target.cache.move(*moved)
 
-    def propose(self, shape: Shape, *, check_values: bool = False) -> Tensor:
-        """Return the guesses to feed, (R, G)."""
-        method, window = self.variants[shape.variant], self.windows[shape.variant]
-        guess = method.propose(self.state, self.rows, self.runners)
-        check_proposal(guess, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
-        return guess
-
     def feed(self, guess: Tensor, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
-        """Return P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
-        rows, guesses, offset = self.rows, guess.shape[1], self.windows[shape.variant].offset
-        base = rows.base[:, None]
-        slots = torch.maximum(base + (self.arange[: shape.pending] - shape.pending), rows.cached[:, None])
-        ids = rows.tokens.gather(1, slots)
-        positions = slots
-        if guesses:
-            places = self.method.places(self.state, rows, base + self.arange[:guesses])
-            ids = torch.cat((ids, guess), 1)
-            positions = torch.cat((slots, places if offset is None else base + offset), 1)
-            slots = torch.cat((slots, places), 1)
-        return ids, self.metadata(slots, positions, shape)
+        """Return the ids of a step's forward, (R, P + G), and their metadata. `guess` (R, G)."""
+        rows, window = self.rows, self.windows[shape.variant]
+        places = self.method.places(self.state, rows, rows.base[:, None] + self.arange[: guess.shape[1]])
+        ids, metadata = feed(rows, guess, places, window, shape, self.method.block, self.target.sliding_windows)
+        if self.tight and not window.guesses and self.width == 1:
+            metadata = replace(metadata, view_is_full=True)
+        return ids, metadata
 
-    def accept(self, output: TargetOutput, shape: Shape, *, check_values: bool = False) -> tuple[Tensor, ...]:
-        """Accept, cut, write, move the cursors. Return slots of the cache to copy from and to, (R, D), or nothing."""
-        method, window = self.variants[shape.variant], self.windows[shape.variant]
-        commit = method.accept(self.state, self.rows, output)
-        check_commit(commit, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
-        return self._commit(commit, window)
+    def commit(self, commit: Commit, window: Window) -> tuple[Tensor, ...]:
+        """Commit what a forward decided and move the cursors. Return slots of the cache to copy from and to, (R, D)."""
+        if self.widths.many:
+            commit = self._within_width(commit, window)
+        own = self.method.own_cursors
+        moved = write(self.rows, commit, window, self.ends, self.log, self.method.block, own_cursors=own)
+        if own:
+            base, final = self.method.base(self.state, self.rows), self.method.final(self.state, self.rows)
+            move_cursors(self.rows, commit, base, final)
+        return moved
 
-    def metadata(self, slots: Tensor, positions: Tensor, shape: Shape) -> AttentionMetadata:
-        """Return the metadata of a step's forward."""
-        window = self.windows[shape.variant]
-        full = self.tight and not window.guesses and self.width == 1
-        return AttentionMetadata(slots, positions, self.rows.base, shape.view, full, self.method.visible, window.sees)
+    def _within_width(self, commit: Commit, window: Window) -> Commit:
+        """Count what each row accepted, for its next width. Return the commit, if lossy cut to the row's own width.
 
-    def _commit(self, commit: Commit, window: Window) -> tuple[Tensor, ...]:
-        """Cut at end token and budget, write the tokens, move the cursors. Return which slots of the cache to move."""
-        rows, method = self.rows, self.method
-        offered = torch.full_like(rows.known, window.commits - 1) if commit.offered is None else commit.offered
+        A neighbour's wider window must not change a row's tokens.
+        """
+        offered = torch.full_like(self.rows.known, window.commits - 1) if commit.offered is None else commit.offered
         accepted, offered = commit.count, offered * (commit.count > 0)
-        lossy = method.claims == "lossy" or rows.options
-        if self.widths.many and lossy:  # a neighbour's wider window must not change a row's tokens
+        if self.method.claims == "lossy" or self.rows.options:
             own = self.widths.commits[self.widths.own].long()
             accepted, offered = torch.minimum(accepted, own), torch.minimum(offered, own - 1)
         self.widths.update(accepted, offered if commit.stopped is None else offered + commit.stopped)
-        left = rows.limit - rows.known
-        count, ended = sampling.keep(commit.tokens, accepted, left, self.ends, rows.endless)
-        # Tokens written after the kept ones lie beyond `known`; they are overwritten before they are read.
-        rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
-        moved: tuple[Tensor, ...] = ()
-        if commit.path is not None:
-            depth = self.arange[: commit.path.shape[1]]
-            moved = (rows.base[:, None] + commit.path, rows.base[:, None] + depth)
-        final_guesses = rows.base + commit.kept
-        rows.known.add_(count)
-        torch.where(ended, rows.known, rows.limit, out=rows.limit)
-        torch.ge(rows.known, rows.limit, out=rows.done)
-        rows.base.copy_(method.base(self.state, rows))
-        final = torch.minimum(method.final(self.state, rows), rows.base - 1)
-        torch.minimum(final_guesses, final, out=rows.cached)
-        self.log.record(count, offered, accepted)
-        return moved
+        return replace(commit, count=accepted, offered=offered)
 
     def _check_progress(self, run: RunState, patience: int) -> None:
         """Raise NoProgressError if a live row has taken more steps than its budget allows."""

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from mtbench import kernels, sampling
-from mtbench.models.attention import causal
 from mtbench.models.loading import Inspected
 from mtbench.models.runner import ModelRunner
 from mtbench.options import AUTO
@@ -37,7 +36,7 @@ class Window:
     pending: int | None  # P: most decided tokens a row can have outside the cache; None: no bound
     guesses: int  # G
     commits: int  # N: most tokens one forward can commit
-    sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: by `visible`
+    sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: by `block`
     offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
     drafts: int = 0  # forwards of a draft model before each forward
 
@@ -258,10 +257,6 @@ class Method:
         """
         return sorted({tap for runner in runners.values() for tap in runner.taps})
 
-    def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        """Return whether the query position may attend to the key position. Both are decided. Prefill uses it too."""
-        return causal(query_position, key_position)
-
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """Return the initial values of the method's own tensors, before the prompt is cached.
 
@@ -269,9 +264,14 @@ class Method:
         """
         return {}
 
+    @property
+    def own_cursors(self) -> bool:
+        """Whether `base` or `final` are its own. If not, a GPU moves the cursors in the kernel that commits."""
+        return type(self).base is not Method.base or type(self).final is not Method.final
+
     def base(self, state: State, rows: Rows) -> Tensor:
-        """Return where guesses start, (R,): the first undecided position, or the start of the current block."""
-        return rows.known
+        """Return where guesses start, (R,): the first undecided position, or the start of its block."""
+        return rows.known if self.block == 1 else rows.known // self.block * self.block
 
     def final(self, state: State, rows: Rows) -> Tensor:
         """Return how many leading tokens may be cached, (R,)."""

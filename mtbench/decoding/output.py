@@ -65,7 +65,6 @@ class Timing:
     histogram: list[int] | None = None  # entry n: drafts of which n tokens were accepted
     reported_by: str | None = None  # who told this of each request; None: counters of the whole engine, if any
     dropped: str | None = None  # why its time is not used
-    uncompiled: str | None = None  # of our loop on a GPU: why a part of a step ran uncompiled
 
 
 def finish(

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.method import Method, ModelRunners, Rows
-from mtbench.models.attention import ALIGNED, AttentionMetadata, causal
-from mtbench.models.fused_decoder import FEW
+from mtbench.models.attention import ALIGNED, KERNEL_POSITIONS, AttentionMetadata
 
 PREFILL_POSITIONS = 2048  # positions fed at once over all rows; limits the memory of mask and scores
 PREFILL_WIDTH = 64  # minimum positions of a row fed at once
 # Widths of chunks that are fed before a batch is captured. A run's blocks before its timed ones decode the others; a
 # server's requests need every width that has kernels of its own.
 WIDTHS_OF_A_RUN = (2,)
-WIDTHS_OF_A_SERVER = (*(1 << power for power in range(7)), FEW + 2)
+WIDTHS_OF_A_SERVER = (*(1 << power for power in range(7)), KERNEL_POSITIONS + 2)
 
 
 def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arange: Tensor) -> None:
@@ -28,9 +27,9 @@ def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arang
     """
     for runner in runners.values():
         if runner is runners.target:
-            cached, block, visible = rows.cached[at], method.block, method.visible
+            cached, block = rows.cached[at], method.block
         else:
-            cached, block, visible = (rows.known[at] - runner.behind).clamp(min=0), 1, causal
+            cached, block = (rows.known[at] - runner.behind).clamp(min=0), 1
         length = int(cached.max())
         slots = cached[:, None] + arange[:length] - length
         for begin, end in chunks((length - cached).tolist(), length, block):
@@ -38,7 +37,7 @@ def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arang
             fed, chunk = at[begun], slots[begun, begin:end].clamp(min=0)  # before a prompt, slot 0 is repeated
             some = None if len(fed) == len(rows.done) else fed
             view = -(-end // ALIGNED) * ALIGNED
-            metadata = AttentionMetadata(chunk, chunk, rows.base[fed], view, visible=visible, rows=some)
+            metadata = AttentionMetadata(chunk, chunk, rows.base[fed], view, block=block, rows=some)
             runner.feed(rows.tokens[fed], metadata)
 
 
@@ -77,5 +76,5 @@ def warm_up(
                     chunk = arange[:width].expand(count, -1)
                     some = None if count == len(rows.done) else torch.zeros_like(rows.base[:1])
                     end = chunk[:, -1] + 1
-                    metadata = AttentionMetadata(chunk, chunk, end, view, visible=method.visible, rows=some)
+                    metadata = AttentionMetadata(chunk, chunk, end, view, block=method.block, rows=some)
                     runner.feed(rows.tokens[:count], metadata)

@@ -40,16 +40,10 @@ class Unmasking(Method):
     def window(self) -> Window:
         return Window(pending=self.block_size, guesses=self.block_size, commits=self.block_size)
 
-    def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        return key_position // self.block_size <= query_position // self.block_size
-
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`decided` (R, S): the prompt's tokens; later also decided tokens that are not output yet."""
         place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
         return {"decided": rows.tokens.masked_fill(place >= rows.known[:, None], OPEN)}
-
-    def base(self, state: State, rows: Rows) -> Tensor:
-        return rows.known // self.block_size * self.block_size
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         """The block with masks at open positions, (R, B)."""

@@ -5,7 +5,7 @@ benchmarks/gpu.py run these cases on the device.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtbench import kernels
-from mtbench.kernels import PLAIN, Norm, NormInput, Operations
+from mtbench.kernels import Norm
 
 EPS = 1e-6
 PRECISION = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # relative errors that rounding makes
@@ -24,7 +24,7 @@ Tensors = tuple[Tensor, ...]
 
 
 class Sizes(NamedTuple):
-    """Sizes of a layer. No tile divides `inner` of the default ones, neither as outputs nor as inputs of a product."""
+    """Sizes of a layer. No block of a kernel divides `inner` of the default ones."""
 
     hidden: int = 2048
     inner: int = 5600
@@ -66,45 +66,47 @@ class Noise:
         return torch.randint(low, high, (count,), generator=self.generator, device=self.device)
 
 
-def cases(run: Operations, noise: Noise, count: int, sizes: Sizes = SIZES) -> list[Case]:
-    """Return a case of each operation over `count` positions. `run`: the operations of a layer, to be checked."""
+def cases(noise: Noise, count: int, sizes: Sizes = SIZES) -> list[Case]:
+    """Return a case of each operation over `count` positions, as it runs for tensors of this type and device."""
     found = []
-    for name, operation, *inputs in _inputs(noise, count, sizes):
-        wide = tuple(t.double().to(noise.device) for t in operation(PLAIN, *map(_wide, inputs)))
-        found.append(Case(f"{name} {count}", partial(operation, run, *inputs), wide))
+    for name, operation, written, *inputs in _inputs(noise, count, sizes):
+        call = partial(_results, operation, written, inputs)
+        with kernels.plain():
+            expected = tuple(t.double() for t in _results(operation, written, _wide(inputs)))
+        found.append(Case(f"{name} {count}", call, expected))
     return found + _moves(noise, count, sizes)
 
 
+def _results(operation: Callable[..., Tensor | Tensors], written: Sequence[int], inputs: Sequence[Any]) -> Tensors:
+    """Return what an operation returns, and the inputs (by number) that it writes, which are copied before."""
+    own = [value.clone() if number in written else value for number, value in enumerate(inputs)]
+    result = operation(*own)
+    return *((result,) if isinstance(result, Tensor) else result), *(own[number] for number in written)
+
+
 def _inputs(noise: Noise, count: int, sizes: Sizes) -> Iterator[Any]:
-    """Yield name, operation and inputs of each case."""
-    hidden, inner, heads, key_heads, head, slots, vocabulary = sizes
-    all_heads, tiles, device = (heads + 2 * key_heads) * head, hidden // 128, noise.device
-
-    def weight(outputs: int, inputs: int) -> Tensor:
-        return noise(outputs, inputs) / math.sqrt(inputs)
-
-    norm, following = (Norm.make(noise(hidden), EPS) for _ in range(2))
-    ids, table = noise.integers(0, 64, count), noise(64, hidden)
-    x, entering = PLAIN.embed(ids, table, norm)
-    in_parts = NormInput(entering.weighted, entering.squares.repeat(tiles, 1) / tiles)
-    yield "embed", _of("embed"), ids, table, norm
-    yield "norm_product", _of("norm_product"), entering, norm, weight(all_heads, hidden), noise(all_heads)
-    yield "norm_swiglu", _of("norm_swiglu"), in_parts, norm, weight(2 * inner, hidden)
-    yield "add_product", _add_product, x, noise(count, inner), weight(hidden, inner), following
-    tables = noise(slots, 1, head), noise(slots, 1, head)
+    """Yield of each case its name, the operation, the numbers of the inputs that it writes, and the inputs."""
+    hidden, inner, heads, key_heads, head, _, vocabulary = sizes
+    ids, norm = noise.integers(0, 64, count), Norm(noise(hidden), EPS)
+    yield "embed", kernels.embed, (), noise(64, hidden), ids, norm
+    yield "norm", kernels.norm, (), noise(count, hidden), norm
+    yield "add_norm", kernels.add_norm, (0,), noise(count, hidden), noise(count, hidden), norm
+    yield "swiglu", kernels.swiglu, (), noise(count, 2 * inner)
+    angles = noise(count, 1, head), noise(count, 1, head)
     stores = noise(2 * count, key_heads, head), noise(2 * count, key_heads, head)
-    places = noise.integers(0, slots, count), 2 * torch.arange(count, device=device)
-    for name, norms in (("rotate", (None, None)), ("rotate, norms", (noise(head), noise(head)))):
-        yield name, _rotate, stores, noise(count, all_heads), places, tables, norms
+    index = 2 * torch.arange(count, device=noise.device)
+    for name, norms in (("rotate", ()), ("rotate, norms", (Norm(noise(head), EPS), Norm(noise(head), EPS)))):
+        qkv = noise(count, (heads + 2 * key_heads) * head)
+        yield name, kernels.rotate, (3, 4), qkv, *angles, *stores, index, *norms
     for width in (1, WIDTH):
-        yield f"attend ×{width}", _of("attend"), *_attention(noise, -(-count // width), width, sizes), head**-0.5
-    yield "linear", _of("linear"), noise(count, hidden), weight(hidden, hidden)
-    yield "norm", _of("norm"), noise(count, hidden), noise(hidden), EPS
-    seeds, token = noise.integers(0, 1 << 40, count), torch.arange(vocabulary, device=device)
+        yield f"attend ×{width}", kernels.attend, (), *_attention(noise, -(-count // width), width, sizes), head**-0.5
+    weight = noise(hidden, inner) / math.sqrt(inner)
+    yield "linear", kernels.linear, (), noise(count, inner), weight, noise(hidden)
+    seeds, token = noise.integers(0, 1 << 40, count), torch.arange(vocabulary, device=noise.device)
     logits = ((token * 7919 + seeds[:, None]) % vocabulary)[:, None] / 1000  # all different: no choice is a tie
-    temperature = torch.full((count,), 0.7, dtype=torch.double, device=device)
-    yield "greedy", _of("choose_logsumexp"), logits, None, seeds, seeds[:, None] % 999
-    yield "sampled", _of("choose_logsumexp"), logits, temperature, seeds, seeds[:, None] % 999
+    temperature = torch.full((count,), 0.7, dtype=torch.double, device=noise.device)
+    yield "greedy", kernels.choose_logsumexp, (), logits, None, seeds, seeds[:, None] % 999
+    yield "sampled", kernels.choose_logsumexp, (), logits, temperature, seeds, seeds[:, None] % 999
 
 
 def _attention(noise: Noise, rows: int, width: int, sizes: Sizes) -> Tensors:
@@ -137,36 +139,10 @@ def _moves(noise: Noise, count: int, sizes: Sizes) -> list[Case]:
     return [Case(f"move {count}", call, tuple(expected))]
 
 
-# --- The operations, as functions that change no input --------------------------------------------------------------
-
-
-def _of(name: str) -> Callable[..., Tensors]:
-    """Return an operation of a layer, or another one of `mtbench.kernels`, as a function of `Operations` and inputs."""
-    return lambda run, *inputs: _flat((getattr(run, name, None) or getattr(kernels, name))(*inputs))
-
-
-def _add_product(run: Operations, residual: Tensor, x: Tensor, weight: Tensor, norm: Norm) -> Tensors:
-    residual = residual.clone()
-    return _flat((residual, run.add_product(residual, x, weight, None, norm)))
-
-
-def _rotate(run: Operations, stores: Tensors, qkv: Tensor, places: Tensors, tables: Tensors, norms: Any) -> Tensors:
-    positions, index = places
-    keys, values = (store.clone() for store in stores)
-    return run.rotate(qkv, positions, *tables, keys, values, index, *norms, EPS), keys, values
-
-
-def _flat(results: Any) -> Tensors:
-    """Return the tensors of an operation's results; of sums of squares in parts, the whole sums."""
-    if isinstance(results, NormInput):
-        return results.weighted, results.squares.sum(0)
-    return (results,) if isinstance(results, Tensor) else tuple(t for result in results for t in _flat(result))
-
-
 def _wide(value: Any) -> Any:
     """Return the value with its floating-point tensors in float64."""
-    if isinstance(value, Norm | NormInput):
-        return type(value)(*map(_wide, value))
-    if isinstance(value, tuple):
-        return tuple(map(_wide, value))
+    if isinstance(value, Norm):
+        return Norm(_wide(value.weight), value.eps)
+    if isinstance(value, list):
+        return list(map(_wide, value))
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -4,8 +4,8 @@
 Attention is flash decoding (https://pytorch.org/blog/flash-decoding). Keys are divided into blocks of fixed length, and
 each block has its own softmax. SPAN consecutive blocks are a span: its blocks are combined in order, and then a row's
 spans are, from the first to the last. Every program computes with this tree, so a result has the same bits in every
-division of the work. As in the products, keys and values are the matrix unit's large side, and the few queries that
-share them its small side.
+division of the work. Keys and values are the matrix unit's large side, and the few queries that share them its small
+side.
 
 A program either walks over a row's keys, or takes some of them and stores a part of each span in memory, for a second
 kernel. A part has (d + 2) · 4 bytes for each query and head. With few programs a part is a block, so that four times as
@@ -25,16 +25,12 @@ Names: peak = maximum of the scores, mass = sum of exponentials relative to it, 
 """
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda as hopper
-
-from mtbench.kernels.triton_device import dependent_launch, has_wgmma, multiprocessors, shared_memory
-from mtbench.kernels.triton_products import PRECISION, sum_pairwise
 
 QUERIES = 32  # of a tile, at most; fewer are padded to 16. Tiles of 64 would spill registers
 QUERIES_FEW = 16  # in float32, and for heads above 128 outside Hopper, where 32 would spill
@@ -44,6 +40,40 @@ STAGES = 3  # blocks in use or loading, at most
 PROGRAMS = 2  # per multiprocessor: with fewer, keys are split; with more, a program walks over a row's keys
 AHEAD = 16  # blocks that the second kernel loads at a time; half as many spans
 LOG2E = math.log2(math.e)
+PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
+MULTIPROCESSORS, SHARED_BYTES = 132, 232_448  # of an H100 and an H200; taken where there is no GPU
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU."""
+    if device.type != "cuda":
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def shared_memory(device: torch.device) -> tuple[int, bool]:
+    """Return the bytes that a program may have, and whether the matrix unit reads its large side there (sm_90, 100)."""
+    if device.type != "cuda":
+        return SHARED_BYTES, True
+    properties = triton.runtime.driver.active.utils.get_device_properties(torch.device(device).index or 0)
+    return int(properties["max_shared_mem"]), torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@cache
+def has_wgmma(device: torch.device) -> bool:
+    """Return whether four warps drive the matrix unit together, as on Hopper (sm_90); taken where there is no GPU."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+@triton.jit
+def sum_pairwise(x, SIZE: tl.constexpr):
+    """Sum over the first dimension (a power of two) in pairs. The order of `tl.sum` depends on the layout."""
+    for i in tl.static_range(10):  # unrolled, so that the shape may change
+        if SIZE >> i > 1:
+            x = tl.sum(tl.reshape(x, [2, SIZE >> (i + 1), x.shape[1]]), 0)
+    return tl.reshape(x, [x.shape[1]])
 
 
 @triton.jit
@@ -129,16 +159,12 @@ def _attend(  # not split further: a function for its loads changes their order 
     PART: tl.constexpr,  # blocks of a part: SPAN, or 1 if the second kernel combines blocks to spans
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Attention of one tile of queries and one key head, over `each` blocks of keys (SPLIT) or over all of them.
 
     `folded`: the queries of the GROUP query heads that share the key head, one after another. A split stores parts; a
     walk combines them with those before (`row_peak`, `row_mass`, `row_total`).
     """
-    if PDL:
-        hopper.gdc_wait()
-        hopper.gdc_launch_dependents()
     tile = tl.program_id(0) % tiles  # adjacent programs read the same keys; the second hits the L2 cache
     row = (tl.program_id(0) // tiles // KEY_HEADS).to(tl.int64)
     key_head = tl.program_id(0) // tiles % KEY_HEADS
@@ -209,12 +235,8 @@ def _combine(
     PART: tl.constexpr,
     SPAN: tl.constexpr,
     AHEAD: tl.constexpr,  # a multiple of a span's parts
-    PDL: tl.constexpr,
 ):
     """Combine the parts of one (row, head, query), loading AHEAD of them at a time. Reads written parts only."""
-    if PDL:
-        hopper.gdc_wait()
-        hopper.gdc_launch_dependents()
     row = (tl.program_id(0) // (HEADS * width)).to(tl.int64)
     query = tl.program_id(0) % (HEADS * width)  # ordered by head
     written = tl.cdiv(tl.minimum(tl.load(length + row), view).to(tl.int32), BLOCK * PART)
@@ -302,8 +324,7 @@ def attend(
         mask = mask.contiguous()
     k_strides, v_strides = key.stride(), value.stride()
     strides = (*query.stride(), *mask.stride()[:2], k_strides[0], v_strides[0], *k_strides[1:], *v_strides[1:])
-    dependent = dependent_launch(query.device)
-    common = {"SIZE": size, "PADDED": padded, "BLOCK": block, "PART": part, "PDL": dependent, "launch_pdl": dependent}
+    common = {"SIZE": size, "PADDED": padded, "BLOCK": block, "PART": part}
     _attend[programs, triton.cdiv(blocks, each) if split else 1](
         query,
         key,

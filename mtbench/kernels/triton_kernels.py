@@ -1,10 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """The Triton kernels of `mtbench.kernels` and their launchers. Imported only on machines that run them.
 
-Attention, products and choice are in triton_attention.py, triton_products.py and triton_sampling.py. Here are the
-moves of the KV cache, whose tensors the kernel takes by their addresses, and the kernels of one position at a time: the
-norm, the embedding with the first norm's input, and the rotary embedding with cache writes. They compute in float32,
-and do not depend on other positions: they are batch-invariant.
+Attention and choice are in triton_attention.py and triton_sampling.py. Here are the kernels of one position at a time
+(norm, SwiGLU, rotary embedding with cache writes), the moves of the KV cache, whose tensors the kernel takes by their
+addresses, and the batch-invariant product. They compute in float32, and a position's result does not depend on others.
 
 There is no autotuning: it synchronises, and the same row could be summed in another order in another batch. Launchers
 allocate and launch but never synchronise, so a CUDA graph can record them after a first call has compiled them. Kernels
@@ -18,40 +17,167 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda as hopper
 
-from mtbench.kernels import Norm, NormInput
+from mtbench.kernels import Norm
+from mtbench.kernels.triton_attention import PRECISION
 from mtbench.kernels.triton_attention import attend as attend
 from mtbench.kernels.triton_attention import attends as attends
-from mtbench.kernels.triton_device import dependent_launch
-from mtbench.kernels.triton_products import add_product as add_product
-from mtbench.kernels.triton_products import linear as linear
-from mtbench.kernels.triton_products import norm_product as norm_product
-from mtbench.kernels.triton_products import norm_swiglu as norm_swiglu
 from mtbench.kernels.triton_sampling import choose_logsumexp as choose_logsumexp
 
 HEADS_EACH = 4  # heads of a program
+COLUMNS = 1024  # of a program of SwiGLU
+TILE = {"OUTPUTS_EACH": 64, "POSITIONS": 32, "STEP": 64}  # of a program of the product; 64 outputs: the least of wgmma
 
 
 @triton.jit
-def _norm(x, weight, out, eps, size, SIZE: tl.constexpr):
-    """Normalise one row; the order of its sum is fixed."""
+def _norm(
+    x,
+    ids,
+    added,
+    weight,
+    residual,
+    normed,
+    eps,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    IDS: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """Normalise one row of x: that of an id (IDS), or after an addition (ADD). Store what it normalises, too."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, SIZE)
-    wide = tl.load(x + row * size + column, mask=column < size, other=0.0).to(tl.float32)
-    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    narrow = wide.to(out.dtype.element_ty).to(tl.float32)
-    scale = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
-    tl.store(out + row * size + column, (narrow * scale).to(out.dtype.element_ty), mask=column < size)
+    column = tl.arange(0, PADDED)
+    inside = column < SIZE
+    source = tl.load(ids + row) if IDS else row
+    value = tl.load(x + source * SIZE + column, mask=inside, other=0.0)
+    if ADD:
+        wide = value.to(tl.float32) + tl.load(added + row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+        value = wide.to(x.dtype.element_ty)
+    if IDS or ADD:
+        tl.store(residual + row * SIZE + column, value, mask=inside)
+    wide = value.to(tl.float32)
+    narrow = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)).to(x.dtype.element_ty).to(tl.float32)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + row * SIZE + column, (narrow * scale).to(x.dtype.element_ty), mask=inside)
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMS norm; see `kernels.norm`. One program per row."""
-    size = x.shape[-1]
+def norm(x: Tensor, by: Norm) -> Tensor:
+    """Return the RMS norm; see `kernels.norm`."""
     x = x.contiguous()
-    out = torch.empty_like(x)
-    if x.numel():
-        _norm[(x.numel() // size,)](x, weight, out, eps, size, SIZE=triton.next_power_of_2(size), num_warps=4)
+    normed = torch.empty_like(x)
+    _launch_norm(x, by, normed, normed)
+    return normed
+
+
+def embed(table: Tensor, ids: Tensor, by: Norm) -> tuple[Tensor, Tensor]:
+    """Return embeddings and their norm; see `kernels.embed`."""
+    x, normed = (table.new_empty(len(ids), table.shape[1]) for _ in range(2))
+    _launch_norm(table, by, x, normed, ids=ids.contiguous())
+    return x, normed
+
+
+def add_norm(x: Tensor, added: Tensor, by: Norm) -> Tensor:
+    """Add in place and return the norm; see `kernels.add_norm`."""
+    normed = torch.empty_like(x)
+    _launch_norm(x, by, x, normed, added=added.contiguous())
+    return normed
+
+
+def _launch_norm(
+    x: Tensor, by: Norm, residual: Tensor, normed: Tensor, *, ids: Tensor | None = None, added: Tensor | None = None
+) -> None:
+    size = x.shape[-1]
+    count = normed.numel() // size
+    if count:
+        _norm[(count,)](
+            x,
+            ids,
+            added,
+            by.weight,
+            residual,
+            normed,
+            by.eps,
+            SIZE=size,
+            PADDED=triton.next_power_of_2(size),
+            IDS=ids is not None,
+            ADD=added is not None,
+            num_warps=8,
+        )
+
+
+@triton.jit
+def _swiglu(both, out, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < SIZE
+    gate = tl.load(both + 2 * row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + (2 * row + 1) * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def swiglu(both: Tensor) -> Tensor:
+    """Return silu(gate)·up; see `kernels.swiglu`."""
+    both, count, size = both.contiguous(), len(both), both.shape[1] // 2
+    out = both.new_empty(count, size)
+    if count:
+        _swiglu[count, triton.cdiv(size, COLUMNS)](both, out, SIZE=size, COLUMNS=COLUMNS, num_warps=4)
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _linear(
+    x,
+    weight,
+    bias,
+    out,
+    count,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    OUTPUTS_EACH: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One tile of outputs × positions, over all inputs. Each weight is the matrix unit's large side."""
+    position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
+    output = tl.program_id(1) * OUTPUTS_EACH + tl.arange(0, OUTPUTS_EACH)
+    column = tl.arange(0, STEP)
+    live, exists = position < count, output < OUTPUTS
+    x += position.to(tl.int64)[:, None] * INPUTS + column
+    weight += output.to(tl.int64)[:, None] * INPUTS + column
+    total = tl.zeros([OUTPUTS_EACH, POSITIONS], tl.float32)
+    for start in range(0, INPUTS, STEP):
+        inside = column < INPUTS - start
+        a = tl.load(weight + start, mask=exists[:, None] & inside, other=0.0)
+        b = tl.load(x + start, mask=live[:, None] & inside, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + output, mask=exists, other=0.0).to(tl.float32)[:, None]
+    at = position.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=live[None, :] & exists[:, None])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the product; see `kernels.linear`. The tile is fixed: a sum has the same order in every batch."""
+    x, weight = x.contiguous(), weight.contiguous()
+    (outputs, inputs), count = weight.shape, x.numel() // x.shape[-1]
+    out = x.new_empty(*x.shape[:-1], outputs)
+    grid = (triton.cdiv(count, TILE["POSITIONS"]), triton.cdiv(outputs, TILE["OUTPUTS_EACH"]))
+    if count:
+        _linear[grid](
+            x,
+            weight,
+            bias,
+            out,
+            count,
+            INPUTS=inputs,
+            OUTPUTS=outputs,
+            BIAS=bias is not None,
+            PRECISION=PRECISION[x.dtype],
+            **TILE,
+            num_warps=4,
+            num_stages=2 if x.dtype == torch.float32 else 3,
+        )
     return out
 
 
@@ -86,36 +212,11 @@ def move(stores: Tensor, like: Tensor, source: Tensor, target: Tensor, slots: in
 
 
 @triton.jit
-def _embed(ids, embedding, x, weighted, squares, weight, power, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    position = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, PADDED)
-    inside = column < SIZE
-    row = tl.load(embedding + tl.load(ids + position) * SIZE + column, mask=inside, other=0.0)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) / power
-    wide = row.to(tl.float32)
-    tl.store(x + position * SIZE + column, row, mask=inside)
-    tl.store(weighted + position * SIZE + column, (wide * factor).to(x.dtype.element_ty), mask=inside)
-    tl.store(squares + position, tl.sum(wide * wide, 0))
-
-
-def embed(ids: Tensor, embedding: Tensor, norm: Norm) -> tuple[Tensor, NormInput]:
-    """Return embeddings and the norm's input; see `kernels.embed`."""
-    count, size = len(ids), embedding.shape[1]
-    x, weighted = (embedding.new_empty(count, size) for _ in range(2))
-    squares = embedding.new_empty(1, count, dtype=torch.float32)
-    arguments = (ids, embedding, x, weighted, squares, norm.weight, norm.power)
-    if count:
-        _embed[(count,)](*arguments, SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=4)
-    return x, NormInput(weighted, squares)
-
-
-@triton.jit
 def _rotate(
     qkv,
     query,
     keys,
     values,
-    positions,
     index,
     cos,
     sin,
@@ -128,12 +229,8 @@ def _rotate(
     PADDED: tl.constexpr,  # of half a head
     HEADS_EACH: tl.constexpr,
     NORM: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Some heads of one position. `a` and `b` are the halves of a head, which rotate together."""
-    if PDL:
-        hopper.gdc_wait()
-        hopper.gdc_launch_dependents()
     half: tl.constexpr = SIZE // 2
     place = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_EACH + tl.arange(0, HEADS_EACH)[:, None]
@@ -157,7 +254,7 @@ def _rotate(
         key_a, key_b = _halves(key_norm + i, i < half, half)
         a *= factor * tl.where(is_query, query_a, key_a)
         b *= factor * tl.where(is_query, query_b, key_b)
-    table = tl.load(positions + place) * SIZE + i
+    table = place * SIZE + i
     cos_a, cos_b = _halves(cos + table, i < half, half)
     sin_a, sin_b = _halves(sin + table, i < half, half)
     rotated_a = (a * cos_a + b * sin_a).to(query.dtype.element_ty)  # the first half of `sin` is negated
@@ -179,42 +276,37 @@ def _halves(vector, inside, half: tl.constexpr):
 
 def rotate(
     qkv: Tensor,
-    positions: Tensor,
     cos: Tensor,
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
     index: Tensor,
-    query_norm: Tensor | None = None,
-    key_norm: Tensor | None = None,
-    eps: float = 0.0,
+    query_norm: Norm | None = None,
+    key_norm: Norm | None = None,
 ) -> Tensor:
     """Return rotated queries and write keys and values to the cache; see `kernels.rotate`."""
-    (_, key_heads, size), count = keys.shape, len(qkv)
+    qkv, (key_heads, size), count = qkv.contiguous(), keys.shape[1:], len(qkv)
     heads = qkv.shape[1] // size - 2 * key_heads
     query = qkv.new_empty(count, heads, size)
-    positions, index = positions.contiguous(), index.contiguous()  # the kernel takes no strides for them
+    norms = (None, None, 0.0)
+    if query_norm is not None and key_norm is not None:
+        norms = (query_norm.weight, key_norm.weight, query_norm.eps)
     if count:
         _rotate[count, triton.cdiv(heads + 2 * key_heads, HEADS_EACH)](
             qkv,
             query,
             keys,
             values,
-            positions,
-            index,
-            cos,
-            sin,
-            query_norm,
-            key_norm,
-            eps,
+            index.contiguous(),
+            cos.contiguous(),
+            sin.contiguous(),
+            *norms,
             HEADS=heads,
             KEY_HEADS=key_heads,
             SIZE=size,
             PADDED=triton.next_power_of_2(size // 2),
             HEADS_EACH=HEADS_EACH,
-            NORM=query_norm is not None and key_norm is not None,
-            PDL=dependent_launch(qkv.device),
+            NORM=norms[0] is not None,
             num_warps=1,
-            launch_pdl=dependent_launch(qkv.device),
         )
     return query

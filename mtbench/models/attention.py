@@ -8,7 +8,6 @@ R = rows, W = positions fed, S = slots of the cache, V = slots in view, G = draf
 H = query heads, K = key heads, d = head size.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,12 +21,6 @@ from mtbench import kernels
 ATTENTION = "mtbench"
 ALIGNED = 16  # slots of a row and in view are a multiple of it: kernels then read the mask in whole words
 KERNEL_POSITIONS = 64  # per row; wider passes are prefills, for which PyTorch's attention is faster
-Visible = Callable[[Tensor, Tensor], Tensor]
-
-
-def causal(query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Return whether the query may attend to the key: a position attends to itself and to earlier positions."""
-    return key_position <= query_position
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +28,8 @@ class AttentionMetadata:
     """Slots, positions and attention mask of one forward pass.
 
     Committed tokens have equal slots and positions. Draft token g has slot `base + g` and position `base + offset[g]`.
-    With `sees`, draft token g attends to draft token h where `sees[g, h]`; without it, `visible` decides for draft
-    tokens too. Draft tokens fed before, by a draft model that reads a tree level by level, need `offset`.
+    With `sees`, draft token g attends to draft token h where `sees[g, h]`; without it, `block` decides for draft tokens
+    too. Draft tokens fed before, by a draft model that reads a tree level by level, need `offset`.
     """
 
     slots: Tensor  # (R, W)
@@ -44,11 +37,12 @@ class AttentionMetadata:
     base: Tensor  # (R,) slot of the first draft token
     view: int  # V
     view_is_full: bool = False  # every slot in view holds a committed token
-    visible: Visible = causal  # of query and key positions: may the query attend to the key?
+    block: int = 1  # a position attends to its whole block and to those before; 1: attention is causal
     sees: Tensor | None = None  # (G, D) bool
     offset: Tensor | None = None  # (D,) positions of the draft tokens, from `base`; None: all are fed now, and G = D
     rows: Tensor | None = None  # (R,) cache row of each row; None: all cache rows, in order
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    index: Tensor | None = None  # (R·W,) places in a cache's storage; None: the cache computes them
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)  # by sliding window
     _biases: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -60,12 +54,6 @@ class AttentionMetadata:
         """Return the metadata of the last `count` positions alone, which attend as they do among all."""
         return replace(self, slots=self.slots[:, -count:], positions=self.positions[:, -count:], _masks={}, _biases={})
 
-    def computed(self, length: Tensor, masks: dict[int | None, Tensor]) -> "AttentionMetadata":
-        """Return the same metadata with `length` and masks, by sliding window, that were computed before."""
-        self.__dict__["length"] = length
-        self._masks.update(masks)
-        return self
-
     def mask(self, sliding_window: int | None = None) -> Tensor:
         """Return which slot each query may attend to, (R, W, V) bool."""
         if sliding_window not in self._masks:
@@ -76,7 +64,7 @@ class AttentionMetadata:
         slot = torch.arange(self.view, device=self.slots.device)
         query = self.positions[:, :, None]
         if self.sees is None:
-            mask = self.visible(query, slot)
+            mask = self._visible(query, slot)
             return mask if sliding_window is None else mask & (slot > query - sliding_window)
         fed, drafts = self.sees.shape
         draft = slot - self.base[:, None]  # (R, V): index of the draft token in this slot
@@ -87,9 +75,13 @@ class AttentionMetadata:
         else:
             draft_position = self.base[:, None] + self.offset[draft]
         position = torch.where(is_draft, draft_position[:, None], slot)  # (R, 1, V)
-        mask = self.visible(query, position) & (is_draft | (slot < self.base[:, None, None]))
+        mask = self._visible(query, position) & (is_draft | (slot < self.base[:, None, None]))
         mask[:, -fed:] = torch.where(is_draft, self.sees[:, draft].transpose(0, 1), mask[:, -fed:])
         return mask if sliding_window is None else mask & (position > query - sliding_window)
+
+    def _visible(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether a query position attends to a key position, both outside of drafts."""
+        return key <= query if self.block == 1 else key // self.block <= query // self.block
 
     def bias(self, group: int, sliding_window: int | None, dtype: torch.dtype) -> Tensor | None:
         """Return the mask as an additive term, (R, 1, group·W, V), with `group` query heads folded into the query axis.

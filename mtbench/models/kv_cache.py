@@ -56,6 +56,9 @@ class KVCache:
     def set_batch(self, metadata: AttentionMetadata) -> None:
         """Set the slots that the next forward pass writes and reads."""
         self.metadata = metadata
+        if metadata.index is not None:
+            self.index = metadata.index
+            return
         if len(metadata.slots) == 1 and metadata.rows is None:
             self.index = metadata.slots[0]
             return

@@ -1,7 +1,7 @@
 """Weights in oneDNN's blocked layout, which a CPU reads about as fast as its memory gives them.
 
 `F.linear` of torch 2.13 reached half of that for one row in float32, and a quarter for five rows (two cores of an AMD
-EPYC). torch.compile packs by the same functions of PyTorch.
+EPYC).
 """
 
 import copy
@@ -50,7 +50,7 @@ def packed_matrix(weight: Tensor) -> Tensor:
     return made
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the product of `x` (…, I) and a packed weight (O, I): (…, O)."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, None, "none", [], "")
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the product of `x` (…, I) and a packed weight (O, I), plus `bias` (O,): (…, O)."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
     return product

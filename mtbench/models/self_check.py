@@ -3,7 +3,7 @@
 The interpreter and the definitions in PyTorch do not show what a compiler, a driver and a GPU make of a kernel. So
 before a model decodes, its logits for few positions over a filled cache are computed three times: by what will decode,
 by transformers' modules with PyTorch's operations, and by these in a wider type. What will decode must be about as
-close to the wide logits as PyTorch is. Our kernels round less often than the modules do.
+close to the wide logits as PyTorch is.
 
 R = rows, W = positions fed, V = vocabulary.
 """
@@ -56,7 +56,7 @@ class Check:
         except Exception as error:  # modules of unknown architectures
             self.failure = f"nothing to compare with ({first_line(error)})"
 
-    def fault(self, logits: Logits, warm_up: Callable[[], None] | None = None) -> str | None:
+    def fault(self, logits: Logits) -> str | None:
         """Return what is wrong with a function's logits, or None. An exception is a fault too.
 
         Raises UserError if the GPU computes nothing more.
@@ -64,8 +64,6 @@ class Check:
         if self.failure:
             return self.failure
         try:
-            if warm_up is not None:
-                warm_up()
             with torch.inference_mode():
                 error = _largest_error([logits(*_inputs(self.model, *shape)) for shape in SHAPES], self.wide)
         except Exception as failure:
@@ -141,7 +139,7 @@ def _widened(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
 
 def check_modules(model: PreTrainedModel) -> None:
     """Switch our kernels off if transformers' modules, whose attention they compute on a GPU, fail the check."""
-    if model.device.type != "cuda" or kernels.off() is not None:
-        return
-    if fault := Check(model).fault(partial(modules_logits, model)):
+    if kernels.ours(model.get_input_embeddings().weight) and (
+        fault := Check(model).fault(partial(modules_logits, model))
+    ):
         kernels.switch_off(fault)

@@ -228,5 +228,5 @@ class TranslatedRunner(ModelRunner):
         width = int((ends - begins).max())
         slots = torch.maximum(ends[:, None] - width + torch.arange(width, device=ends.device), begins[:, None])
         view = -(-int(ends.max()) // ALIGNED) * ALIGNED
-        fed = AttentionMetadata(slots, slots, ends, view, visible=metadata.visible, rows=metadata.rows)
+        fed = AttentionMetadata(slots, slots, ends, view, block=metadata.block, rows=metadata.rows)
         super().forward(self.text(tokens, slots), fed, judged=1)

@@ -75,7 +75,6 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("Device and type", _device_text(results.cells)),
         ("Layers", listed(dict.fromkeys((session.layers or {}).values()))),
         ("mtbench's kernels", session.kernels_off and f"off: {session.kernels_off}"),
-        ("Dependent launch", session.dependent_launch_off and f"off: {session.dependent_launch_off}"),
         ("Threads", session.threads),
         ("Platform", used.platform),
         ("Versions", _versions_text(used)),

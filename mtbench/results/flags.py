@@ -128,12 +128,9 @@ def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[
 
 def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
     """Return a flag if slower code ran than is usual. `sampled`: the session of each sample."""
-    flags = [f"its compilation failed: {t.uncompiled}; it ran uncompiled" for t in data.samples if t.uncompiled][:1]
     ours = [session for session in sampled if is_ours(data.cell.engine)]
     off = [session.kernels_off for session in ours if session.kernels_off]
-    flags += [f"PyTorch's kernels ran, not mtbench's: {reason}" for reason in off[:1]]
-    apart = [s.dependent_launch_off for s in ours if s.dependent_launch_off and s.device == "cuda"]
-    return flags + [f"no kernel started before its predecessor ended: {reason}" for reason in apart[:1]]
+    return [f"PyTorch's kernels ran, not mtbench's: {reason}" for reason in off[:1]]
 
 
 def scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:

@@ -90,7 +90,7 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
             session = run.read("environment.json", Environment).sessions[-1]
-            for note in kernels.notes(session.kernels_off, session.dependent_launch_off):
+            for note in kernels.notes(session.kernels_off):
                 progress.note(note)
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
             if recovered:

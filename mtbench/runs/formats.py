@@ -3,14 +3,17 @@
 The plan is in mtbench/runs/plan.py.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, RootModel
 
 from mtbench.decoding.output import FinishReason
 from mtbench.records import (
+    DROPPED,
     ROOT,
     CellName,
+    Former,
     NotNull,
     Record,
     Share,
@@ -21,6 +24,7 @@ from mtbench.records import (
     StoredSeconds,
     StoredSize,
     TokenId,
+    Upgraded,
 )
 
 Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
@@ -77,11 +81,13 @@ class Disturbed(Record):
     reason: str = Field(description="why it does not count")
 
 
-class TimingLine(Record):
+class TimingLine(Upgraded):
     """A line of timings/<cell>.jsonl: one block in one round, from an idle device to an idle device.
 
     Times are in seconds. null: the value was not measured, or an outside engine does not tell it.
     """
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"uncompiled": DROPPED}
 
     session: StoredSize = Field(description="number of the session, an entry of environment.json, from 1")
     round: StoredSize = Field(description="number of the round, from 1")
@@ -123,9 +129,6 @@ class TimingLine(Record):
         None,
         validation_alias=REPORTED_BY,
         description="who reported drafts, drafted and accepted of each request; null: counters of the whole engine",
-    )
-    uncompiled: str | None = Field(
-        None, description="why a part of a step ran uncompiled that should not have; null: none did"
     )
     cpu_s: StoredSeconds | None = Field(
         None, description="processor time of the thread that decodes; older runs: of the process; in seconds"
@@ -256,8 +259,10 @@ class Machine(Sparse):
     gpu: GpuInfo | None = Field(None, description="GPU; null: none, or no driver answers")
 
 
-class SessionRecord(Machine):
+class SessionRecord(Machine, Upgraded):
     """One process that decoded."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"dependent_launch_off": DROPPED}
 
     device: str | None = Field(None, description="cpu or cuda")
     dtype: str | None = Field(None, description="number type of the weights")
@@ -266,9 +271,6 @@ class SessionRecord(Machine):
     synchronisation_s: StoredSeconds | None = Field(None, description="time of one synchronisation, in seconds")
     layers: dict[str, str] | None = Field(None, description="who computes the layers, by `checkpoint by engine`")
     kernels_off: str | None = Field(None, description="why PyTorch's kernels ran and not mtbench's; null: no reason")
-    dependent_launch_off: str | None = Field(
-        None, description="why no kernel started before its predecessor ended; null: nothing forbade it"
-    )
     converted: dict[str, str] | None = Field(
         None, description="checkpoints that were not stored as they ran, by source: from which file and type"
     )

@@ -272,7 +272,6 @@ class ModelPool:
             | {source: f"mtbench's, {runner.draft.format.name}" for (source, _), runner in self.drafts.items()}
             | self.serving,
             "kernels_off": kernels.off(),
-            "dependent_launch_off": kernels.dependent_launch_off(),
             "converted": {
                 source: made for source in self.checkpoints if (made := gguf.description(Path(locate(source))))
             },

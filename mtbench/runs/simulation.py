@@ -101,8 +101,9 @@ class Scripted(Method):
     def taps(self, runners: ModelRunners) -> Sequence[int]:
         return self.method.taps(runners)
 
-    def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        return self.method.visible(query_position, key_position)
+    @property
+    def own_cursors(self) -> bool:
+        return self.method.own_cursors
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         return {**self.method.start(rows, runners), CURSOR: torch.zeros_like(rows.prompt_len)}
