@@ -10,13 +10,13 @@ Its stages are commands of `mtbench`: the model's own answers to the prompts (ar
 what it has. The same command skips what is done and resumes what is not, also after a kill. After each stage `--out`
 gets train_mars.json and train_mars.md, with a row for each arm and batch size; NAME.txt is what a stage printed.
 
-It runs from a checkout, installed or not. torch, transformers, accelerate, scipy, rich, typer, pydantic and pandas must
-be there, for a GGUF file gguf; lm-eval and datasets need not. `--model` is a folder or a GGUF file; default: the family
-smollm2-135m. Lines of `--prompts` and `--test` have `prompt` or `question`, and `answer` where the suite `prompts`
-scores it; prompts of the test are left out of the training. More prompts are better than 20 passes over few: 9,000 are
-written by reports/2026-11-26_smollm2-135m_cpu_heads/prompts.py. With DIR they are GSM8K's (DIR/gsm8k/train.jsonl or .gz
-and test.jsonl), without examples as in the paper; a model of 135 M parameters solves a few percent. With neither they
-are the suite arithmetic's, which scores "The answer is N".
+It runs from a checkout, installed or not, and needs torch, transformers, accelerate, scipy, rich, typer, pydantic,
+pandas, httpx and httpx-sse, for a GGUF file gguf, but not lm-eval and datasets. `--model` is a folder or a GGUF file;
+default: the family smollm2-135m. Lines of `--prompts` and `--test` have `prompt` or `question`, and `answer` where the
+suite `prompts` scores it; the training leaves out prompts of the test. More prompts are better than 20 passes over few:
+reports/2026-11-26_smollm2-135m_cpu_heads/prompts.py writes 9,000. With DIR they are GSM8K's (DIR/gsm8k/train.jsonl or
+.gz, and test.jsonl), without examples as in the paper; a model of 135 M parameters solves a few percent. With neither
+they are those of the suite arithmetic, which scores "The answer is N".
 """
 
 import argparse
@@ -41,9 +41,7 @@ from mtbench.programs import processes
 ANSWERS, TRAINING = 0.2, 0.45  # shares of the time
 SIZES = (16, 8, 1)  # the largest first: it scores most items
 ARMS = ("ar", "ar:on=mars", "mars:tau=1|0.95|0.9|0.8")
-BASELINE = "ar@mars/graph"
 START_S = {False: 25.0, True: 8.0}  # of a run, for its imports, warm-up and report; in a dry run
-LEAST_S = 2.0  # a run does not start with less for its blocks
 MTBENCH = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import checkout, mtbench.__main__"
 REAL = """answers: --max-new-tokens 256; training: --epochs 20 --batch-size 64 --learning-rate 2e-4 --held-out 128;
 run: --max-new-tokens 256 --limit 256; arithmetic: --examples 20000"""
@@ -59,11 +57,15 @@ class Stage(NamedTuple):
     words: list[str]
     is_run: bool = False
 
+    def is_done(self) -> bool:
+        """Return whether the output is there; of a run, with all blocks."""
+        return self.output.exists() and '"partial"' not in (self.output.read_text() if self.is_run else "")
+
 
 def stages(args: argparse.Namespace) -> list[Stage]:
     """Return the stages in order."""
-    parts = (part.split(":") for part in (DRY if args.dry_run else REAL).split(";"))
-    size = {name.strip(): words.split() for name, words in parts}
+    parts = (part.partition(":") for part in (DRY if args.dry_run else REAL).split(";"))
+    size = {name.strip(): words.split() for name, _, words in parts}
     base = args.model or (str(TINY / "ar") if args.dry_run else FAMILIES["smollm2-135m"].checkpoint("ar"))
     answers, mars, data, suite = args.out / "answers.jsonl", args.out / "mars", ["arithmetic"], "arithmetic"
     if args.test:
@@ -78,8 +80,8 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     run += ["--rounds", "1", *(word for arm in ARMS for word in ("--method", arm))]
     run += ["--metric", args.metric] if args.metric else []
     first = [Stage("answers", answers, ["train", *ask]), Stage("training", mars, ["train", *learn])]
-    made = {n: args.out / f"batch-{n}" / "results.json" for n in SIZES}
-    return first + [Stage(f"batch-{n}", made[n], [*run, "--batch-size", str(n)], is_run=True) for n in SIZES]
+    made = ((f"batch-{n}", args.out / f"batch-{n}/results.json", [*run, "--batch-size", str(n)]) for n in SIZES)
+    return first + [Stage(*one, is_run=True) for one in made]
 
 
 def prompts(file: Path) -> Iterator[str]:
@@ -102,13 +104,13 @@ def write_prompts(args: argparse.Namespace) -> None:
 
 def call(stage: Stage, args: argparse.Namespace, limit_s: float) -> str:
     """Run a stage; return why it has no output, or nothing."""
-    log, variables = args.out / f"{stage.name}.txt", os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if args.dry_run else {})
-    command = [sys.executable, "-c", MTBENCH, *stage.words, "--offline"]
+    log, command = args.out / f"{stage.name}.txt", [sys.executable, "-c", MTBENCH, *stage.words, "--offline"]
+    variables = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if args.dry_run else {})
     with processes.started(command, variables, log, Path.cwd(), grace_s=2.0) as process:
         in_time = processes.has_ended(process, limit_s)
-    if stage.output.exists():
-        return ""
-    return f"failed: {processes.last_line(log)} ({log})" if in_time else "its time is over; the same command resumes it"
+    if in_time and not stage.output.exists():
+        return f"failed: {processes.last_line(log)} ({log})"
+    return "" if stage.is_done() else "its time is over; the same command resumes it"
 
 
 def shown(found: Mapping[str, Any] | None, scale: float = 1.0) -> str:
@@ -125,14 +127,14 @@ def report(args: argparse.Namespace, todo: Sequence[Stage], seconds: Mapping[str
     record = args.out / "mars" / "mtbench_training.json"
     training = json.loads(record.read_text()) if record.exists() else {}
     kept = {name: training.get(name) for name in ("steps", "tokens", "train_s", "tokens_per_s", "evaluation")}
-    runs = [json.loads(one.output.read_text()) for one in todo if one.is_run and one.output.exists()]
-    cells = [cell for run in runs for cell in run["cells"]]
+    made = [one.output.read_text() for one in todo if one.is_run and one.output.exists()]
+    cells = [cell for text in made for cell in json.loads(text)["cells"]]
     files.write_json(args.out / "train_mars.json", {"seconds": seconds, "training": kept, "cells": cells})
     lines = ["| batch | arm | accuracy, % | tokens per forward | speedup | tokens/s | items |", "|---" * 7 + "|"]
     for cell in cells:
         low, high = cell["tokens_per_forward_ci"] or (None, None)
         forward = {"value": cell["tokens_per_forward"], "ci_low": low, "ci_high": high}
-        speedup = next((one for one in cell["speedup"] or () if one["baseline"] == BASELINE), None)
+        speedup = next((one for one in cell["speedup"] or () if one["baseline"] == "ar@mars/graph"), None)
         figures = [shown(cell["accuracy"], 100), shown(forward), shown(speedup), shown(cell["tokens_per_s"])]
         lines.append(f"| {cell['batch_size']} | {cell['arm']} | {' | '.join(figures)} | {cell['items']} |")
     files.write_text(args.out / "train_mars.md", "\n".join(lines) + "\n")
@@ -144,21 +146,20 @@ def go_on(args: argparse.Namespace, deadline: float) -> int:
     todo, seconds, failed = stages(args), dict[str, float](), False
     for number, stage in enumerate(todo):
         began, left_s = time.monotonic(), deadline - time.monotonic()
-        if stage.output.exists():
+        if stage.is_done():
             print(f"{stage.name:<10}done before", flush=True)
             continue
         if stage.is_run:
             folder, budget_s = stage.output.parent, left_s / (len(todo) - number) - START_S[args.dry_run]
-            if budget_s < LEAST_S:
+            if budget_s < 1:
                 print(f"{stage.name:<10}no time left; the same command goes on there", flush=True)
                 break
             words = ["run", "--resume"] if (folder / "plan.json").exists() else stage.words
             stage = stage._replace(words=[*words, "-o", str(folder), "--time-budget", f"{budget_s:.0f}s"])
         problem = call(stage, args, left_s)
-        seconds[stage.name] = round(time.monotonic() - began, 1)
+        seconds[stage.name], failed = round(time.monotonic() - began), failed or problem.startswith("failed")
         report(args, todo, seconds)
-        print(f"{stage.name:<10}{seconds[stage.name]:.0f} s  {problem}", flush=True)
-        failed |= problem.startswith("failed")
+        print(f"{stage.name:<10}{seconds[stage.name]} s  {problem}", flush=True)
         if problem and not stage.is_run:
             break
     print(report(args, todo, seconds))
@@ -175,7 +176,7 @@ def main() -> None:
     parser.add_argument("--test", type=Path, help="JSONL to measure on")
     parser.add_argument("--metric", help="how answers of --test are scored; see `mtbench run --help`")
     parser.add_argument("--data-dir", type=Path, help="folder with gsm8k/, in the place of --prompts and --test")
-    parser.add_argument("--dry-run", action="store_true", help="the embedded model on a CPU, in less than a minute")
+    parser.add_argument("--dry-run", action="store_true", help="the embedded model on a CPU, in about a minute")
     args = parser.parse_args()
     args.minutes = args.minutes or (3.0 if args.dry_run else 10.0)
     deadline = time.monotonic() + 60 * args.minutes
@@ -188,12 +189,11 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         if args.test and not (args.out / "prompts.jsonl").exists():
             write_prompts(args)
-        code = go_on(args, deadline)
+        sys.exit(go_on(args, deadline))
     except (UserError, OSError, ValueError) as error:
         parser.exit(2, f"{error}\n")
     except KeyboardInterrupt:
         parser.exit(130, "\ninterrupted; the same command goes on\n")
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ def write_answers(
 
     An answer that reached `max_new_tokens` is left out, because a draft would learn to stop there; or, with `keep_cut`,
     it is marked, and a training learns it without an end token. Answers are kept beside `out` until all are there, so
-    the same call resumes after an interruption. A batch that would not end within `minutes` is not
-    begun, but for the first one, and `out` is written with the answers that are there. The dtype is that of `mtbench run --dtype auto`. Returns how many
-    conversations are written and how many of all reached the budget. Raises UserError if `out` exists, or if other
+    the same call resumes after an interruption. A batch that would not end within `minutes` is not begun, but for the
+    first one, and `out` has the answers that are there. The dtype is that of `mtbench run --dtype auto`. Returns how
+    many conversations are written and how many of all reached the budget. Raises UserError if `out` exists, or if other
     answers were begun there.
     """
     refuse_existing(out)
