@@ -8,8 +8,7 @@ Its stages are commands of `mtbench`: the model's own answers to the prompts (ar
 (arXiv 2604.07023; anchored blocks of 4), and runs at batch size 16, 8 and 1: plain decoding of both models, MARS at τ =
 1, 0.95, 0.9 and 0.8. Answers get a fifth of the time, training 45 %, runs the rest; each ends by its time and keeps
 what it has (the last report may take 30 s more). The same command skips what is done and resumes what is not, also
-after a kill. After each stage `--out` gets train_mars.json and train_mars.md, with a row for each arm and batch size;
-NAME.txt is what a stage printed.
+after a kill. After each stage `--out` gets train_mars.json and train_mars.md, with a row for each arm and batch size.
 
 It runs from a checkout, installed or not, and needs torch, transformers, accelerate, scipy, rich, typer, pydantic,
 pandas, httpx and httpx-sse, for a GGUF file gguf, but not lm-eval and datasets. `--model` is a folder or a GGUF file;
