@@ -152,6 +152,9 @@ def answers(
     keep_cut: Annotated[
         bool, Option("--keep-cut", help="Keep answers that reach the budget; they are learned without an end.")
     ] = False,
+    minutes: Annotated[
+        float | None, Option("--minutes", min=0.01, help="End after so many minutes with the answers so far.")
+    ] = None,
     seed: Annotated[int, Option("--seed", min=0)] = 42,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
@@ -167,6 +170,7 @@ def answers(
         file,
         max_new_tokens=max_new_tokens,
         keep_cut=keep_cut,
+        minutes=minutes,
         offline=offline,
     )
     warn(

@@ -4,6 +4,7 @@ Kim and Rush, arXiv 1606.07947. The answers are decoded greedily by the referenc
 """
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -35,17 +36,20 @@ def write_answers(
     *,
     max_new_tokens: int,
     keep_cut: bool = False,
+    minutes: float | None = None,
     offline: bool = False,
 ) -> tuple[int, int]:
     """Write the conversations to `out`, a JSONL of `messages`, with the teacher's answer as the last turn.
 
     An answer that reached `max_new_tokens` is left out, because a draft would learn to stop there; or, with `keep_cut`,
     it is marked, and a training learns it without an end token. Answers are kept beside `out` until all are there, so
-    the same call resumes after an interruption. The dtype is that of `mtbench run --dtype auto`. Returns how many
-    conversations are written and how many of all reached the budget. Raises UserError if `out` exists, or if other
+    the same call resumes after an interruption. A batch that would not end within `minutes` is not begun, but for the
+    first one, and `out` has the answers that are there. The dtype is that of `mtbench run --dtype auto`. Returns how
+    many conversations are written and how many of all reached the budget. Raises UserError if `out` exists, or if other
     answers were begun there.
     """
     refuse_existing(out)
+    ends_at = time.monotonic() + (float("inf") if minutes is None else 60 * minutes)
     partial, stream = out.with_name(out.name + ".partial"), iter(conversations)
     with files.write_errors(partial):
         _resume(partial, {"teacher": teacher, "max_new_tokens": max_new_tokens}, stream)
@@ -54,7 +58,7 @@ def write_answers(
             dtype = DTYPES[fastest_for(parameters(teacher, offline), device)]
             checkpoint = load(teacher, dtype=dtype, device=device, offline=offline)
             with partial.open("a", encoding="utf-8") as file:
-                for answer in answered(checkpoint, chain(waiting, stream), max_new_tokens):
+                for answer in answered(checkpoint, chain(waiting, stream), max_new_tokens, ends_at):
                     _write_line(file, answer._asdict())
                     file.flush()
         answers = [Answered(**json.loads(line)) for line in partial.read_text(encoding="utf-8").splitlines()[1:]]
@@ -97,14 +101,17 @@ def _write_line(file: TextIO, entry: Mapping[str, Any]) -> None:
     file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-def answered(checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_tokens: int) -> Iterator[Answered]:
-    """Yield the conversations with the checkpoint's answers."""
+def answered(
+    checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_tokens: int, ends_at: float
+) -> Iterator[Answered]:
+    """Yield the conversations with the checkpoint's answers, at least one batch of them, up to a time.monotonic()."""
     engine = ENGINES["graph"]()
     runners = ModelRunners("teacher", {"teacher": engine.runner(checkpoint)})
     methods = [METHODS[name] for name in METHODS]
     reference = next(method for method in methods if method.reference and not method.outside)()
-    stream = iter(conversations)
-    while chunk := list(islice(stream, CHUNK)):
+    stream, size = iter(conversations), min(ROWS, CHUNK)  # the first batch tells how long an answer takes
+    while chunk := list(islice(stream, size)):
+        began = time.monotonic()
         questions = [list(turns[:-1]) for turns in chunk]
         texts = [chat_template.render(checkpoint.tokenizer, turns, answer_follows=True) for turns in questions]
         prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
@@ -112,3 +119,6 @@ def answered(checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_
         answers, _ = decode(reference, runners, requests, rows=ROWS, make=engine.batch)
         for turns, answer in zip(questions, answers, strict=True):
             yield Answered([*turns, {"role": "assistant", "content": answer.text}], answer.finish_reason == "end")
+        now = time.monotonic()
+        left = (ends_at - now) * len(chunk) / (now - began)  # answers until then
+        size = CHUNK if left >= CHUNK else max(0, int(left / ROWS)) * ROWS

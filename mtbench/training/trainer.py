@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from mtbench.errors import UserError, is_out_of_memory
@@ -41,6 +42,9 @@ class Settings:
 
     learning_rate: float = option(5e-6, "peak learning rate of AdamW; a cosine decays it to 0", low=0, high=1)
     epochs: float = option(5.0, "passes over the data", low=0.001, high=1000)
+    minutes: float | None = option(
+        None, "end after so many minutes, if the passes take longer; the learning rate is 0 by then", low=0.01
+    )
     batch_size: int = option(384, "conversations per step", low=1)
     warmup: float = option(0.03, "share of the steps in which the learning rate rises", low=0, high=1)
     max_length: int = option(512, "tokens of a conversation; longer answers are cut on the right", low=2)
@@ -115,6 +119,8 @@ def fit(job: Job) -> Trained | None:
     """
     on_gpu = torch.cuda.is_available()
     args = _training_arguments(job, on_gpu)
+    if job.settings.minutes is not None and args.world_size > 1:  # they would end at different steps
+        raise UserError(f"--minutes is for one process, here are {args.world_size}; give `--epochs` alone.")
     training_examples, held_out_examples = job.data.split(job.settings.held_out)
     schedule = job.schedule(
         examples=training_examples,
@@ -133,7 +139,7 @@ def fit(job: Job) -> Trained | None:
     )
     if trainer.is_fsdp_enabled:  # it would round the weights of predictions and the loss to bfloat16, too
         trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = None
-    trainer.watch(schedule, job.request, job.progress)
+    trainer.watch(schedule, job.request, job.progress, job.settings)
     _run(trainer, job, schedule)
     figures = trainer.figures()
     if held_out_examples:
@@ -217,7 +223,9 @@ def _last_checkpoint(folder: Path) -> Path | None:
 class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not type-checked here
     """A Trainer that logs a loss with its parts, stops at NaN or infinity, and leaves only complete checkpoints."""
 
-    def watch(self, schedule: Schedule, request: Mapping[str, Any], progress: Progress | None) -> None:
+    def watch(
+        self, schedule: Schedule, request: Mapping[str, Any], progress: Progress | None, settings: Settings
+    ) -> None:
         """Set up logging. Called once, before training."""
         self.model_accepts_loss_kwargs = False  # the schedule has divided the loss already; see compute_loss
         self.remove_callback(PrinterCallback)
@@ -225,7 +233,33 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         self.unlogged: list[Tensor] = []  # per forward pass of this process: loss parts, tokens fed, tokens predicted
         self.rates: list[float] = []  # learning rate of each step since the last log
         self.norms: list[Any] = []  # gradient norm of each step since the last log
-        self.logged_at = time.perf_counter()
+        self.logged_at = self.started_at = time.perf_counter()
+        self.limit_s = None if settings.minutes is None else 60 * settings.minutes
+        self.warmup = settings.warmup
+        self.first_step_s: float | None = None  # of this process, with what it compiles and reads
+        self.tenths = 0  # of the time, that were over at the last step
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the schedule of the learning rate. With a limited time it follows the steps or the time."""
+        if self.limit_s is None:
+            return super().create_scheduler(num_training_steps, optimizer)
+
+        def rate(step: int) -> float:
+            done = min(1.0, max(step / num_training_steps, self._time_share()))
+            if done < self.warmup:
+                return done / self.warmup
+            return 0.5 + 0.5 * math.cos(math.pi * (done - self.warmup) / (1 - self.warmup))
+
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, rate)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _time_share(self) -> float:
+        """Return how much of the limited time is over; 0 until the end of this process's first step."""
+        if self.limit_s is None or self.first_step_s is None:
+            return 0.0
+        elapsed_s = self._last_point["train_s"] + time.perf_counter() - self.logged_at
+        return float((elapsed_s - self.first_step_s) / max(1e-3, self.limit_s - self.first_step_s))
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Tensor:
         """Return the batch's part of the step's loss, times the forward passes over which the Trainer takes a mean."""
@@ -244,7 +278,16 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         return self.norms[-1]
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Log before every save, so that a checkpoint has its whole curve and its loss was checked."""
+        """Log before every save, so that a checkpoint has its whole curve and its loss was checked.
+
+        A limited time is saved by tenths, and ends the training.
+        """
+        if self.limit_s is not None:
+            self.first_step_s = self.first_step_s or time.perf_counter() - self.started_at
+            tenths = int(10 * self._time_share())
+            self.control.should_save |= tenths > self.tenths
+            self.control.should_training_stop |= tenths >= 10
+            self.tenths = tenths
         self.control.should_log |= self.control.should_save
         super()._maybe_log_save_evaluate(*args, **kwargs)
 

@@ -65,6 +65,17 @@ def test_interrupted_answers_are_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     assert not partial.exists()
 
 
+def test_answers_end_when_their_minutes_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the answers so far: those of the batch that was at work."""
+    monkeypatch.setattr(distillation_data, "CHUNK", 4)
+    conversations = list(read_conversations("arithmetic", 10, 7))
+    teacher, out = family("tiny").checkpoint("ar"), tmp_path / "answers.jsonl"
+    assert write_answers(teacher, conversations, out, max_new_tokens=160, minutes=1e-9)[0] <= 4
+    asked = [json.loads(line)["messages"][0] for line in out.read_text().splitlines()]
+    assert [turns[0] for turns in conversations[:4] if turns[0] in asked] == asked != []
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
 def test_cut_answers_are_kept_and_end_nothing(tmp_path: Path) -> None:
     """A training learns the teacher's first tokens, and no end after them; whole answers keep their end."""
     conversations = list(read_conversations("arithmetic", 12, 7))

@@ -34,9 +34,9 @@ def test_the_family_is_what_the_recipe_makes() -> None:
         record = json.loads((TINY / name / RECORD).read_text())
         assert stage.objective is not None
         assert record["objective"] == stage.objective.name, name
-        given = {name: value for name, value in asdict(stage.objective).items() if value is not None}
-        assert given.items() <= record["options"].items(), name
-        assert asdict(stage.settings).items() <= record["settings"].items(), name
+        for part, entry in ((stage.objective, "options"), (stage.settings, "settings")):
+            given = {option: value for option, value in asdict(part).items() if value is not None}
+            assert given.items() <= record[entry].items(), name
         assert record["data"]["examples"] == stage.to_read(), name
         for source, sha256 in ((stage.base, "base_sha256"), (stage.teacher, "teacher_sha256")):
             if source in stages:

@@ -4,7 +4,9 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +127,28 @@ def test_the_curve_has_the_learning_rate_of_each_step(undisturbed: Path) -> None
     warm = math.ceil(0.2 * STEPS)
     cosine = [0.5 * (1 + math.cos(math.pi * (step - warm) / (STEPS - warm))) for step in range(warm, STEPS)]
     assert rates == pytest.approx([1e-2 * x for x in [*(step / warm for step in range(warm)), *cosine]])
+
+
+def test_a_training_ends_when_its_minutes_are_over(
+    base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learning rate follows the time: up, then down to 0. Killed, it resumes with the time that is left."""
+    ticks, out, watch = count(), tmp_path / "out", Watch()
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: 0.1 * next(ticks)))
+    limited = replace(USUAL, epochs=1000, minutes=0.2, save_steps=None)
+    with pytest.raises(Killed):
+        run(MARS, base, rows, limited, out, progress=Watch(20))
+    entries = record(run(MARS, base, rows, limited, out, progress=watch))
+    assert watch.started_at is not None
+    assert watch.steps[0] > watch.started_at[1] > 0
+    assert watch.steps[-1] == entries["steps"]
+    assert 12 <= entries["train_s"] < 14
+    rates = [point["learning_rate"] for point in entries["curve"]]
+    top = rates.index(max(rates))
+    assert 0 < top < len(rates) / 2
+    assert max(rates) == pytest.approx(1e-2, rel=0.1)
+    assert rates == [*sorted(rates[:top]), *sorted(rates[top:], reverse=True)]
+    assert rates[-1] < 1e-3
 
 
 @pytest.mark.parametrize("kill_at", [1, 5, STEPS])
