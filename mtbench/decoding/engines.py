@@ -8,7 +8,7 @@
   GPU; in half precision a CPU is refused.
 
 If the decoder does not support an architecture, its layers run as transformers' modules and are captured too. If our
-kernels fail their check on this GPU (mtbench/models/self_check.py, step.py), PyTorch's operations run in the same
+kernels fail their check on this GPU (mtbench/models/self_check.py, step_check.py), PyTorch's operations run in the same
 capture. A run's environment.json states what runs the layers, and why our kernels did not run.
 """
 
@@ -19,7 +19,7 @@ from mtbench import kernels
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
-from mtbench.decoding.step import check_kernels
+from mtbench.decoding.step_check import check_kernels
 from mtbench.errors import UserError
 from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build
 from mtbench.models.loading import Checkpoint

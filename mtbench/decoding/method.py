@@ -179,6 +179,11 @@ class Commit:
     stopped: Tensor | None = None  # (R,) 1: it held back more as unlikely, which counts as one rejected; None: 0
 
 
+def block_start(position: Tensor, block: int) -> Tensor:
+    """Return the first position of the block in which a position lies."""
+    return position if block == 1 else position // block * block
+
+
 class ModelRunners(dict[str, ModelRunner]):
     """Role -> model runner. `target` is the runner whose tokens are committed.
 
@@ -271,7 +276,7 @@ class Method:
 
     def base(self, state: State, rows: Rows) -> Tensor:
         """Return where guesses start, (R,): the first undecided position, or the start of its block."""
-        return rows.known if self.block == 1 else rows.known // self.block * self.block
+        return block_start(rows.known, self.block)
 
     def final(self, state: State, rows: Rows) -> Tensor:
         """Return how many leading tokens may be cached, (R,)."""

@@ -320,10 +320,9 @@ def test_the_kernels_pass_in_the_interpreter(mark: str) -> None:
 
 
 KERNELS = """
-from mtbench.decoding.step import case_differs
+from mtbench.decoding.step_check import case_differs
 from mtbench.kernels import Norm, triton_attention, triton_kernels
 from mtbench.kernels import triton_kernels as kernels
-from mtbench.decoding import step
 import mtbench.kernels
 gpu = triton_attention.Gpu(132, 232448 if ARCHITECTURE in (90, 100) else 166912, ARCHITECTURE // 10)
 triton_attention.gpu = lambda device: gpu

@@ -19,7 +19,7 @@ from small import small_checkpoint
 from thinned import one_in
 
 from mtbench import kernels
-from mtbench.decoding import step
+from mtbench.decoding import step, step_check
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.registry import METHODS
 from mtbench.models.runner import ModelRunner
@@ -45,7 +45,7 @@ DEVICE_OF = torch.device(DEVICE)
 def test_a_step_is_fed_and_committed_as_defined(seed: int, guesses: int, tree: bool, block: int) -> None:
     """Random cursors, ends, budgets, offers, paths and trees, with and without a sliding window."""
     with running(of_integers):
-        assert not step.case_differs(DEVICE_OF, seed, guesses, tree=tree and guesses > 0, block=block)
+        assert not step_check.case_differs(DEVICE_OF, seed, guesses, tree=tree and guesses > 0, block=block)
 
 
 @interpreted
@@ -89,25 +89,25 @@ FAULTS = {  # a text of the kernels, and what it is replaced by
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_planted_in_a_step_is_found_before_the_first_token(name: str, tmp_path: Path) -> None:
     """By the check on the device, which switches the kernels off."""
-    step._fault.cache_clear()
+    step_check._fault.cache_clear()
     with planted_step(Fault(name, "mtbench.decoding.triton_step", *FAULTS[name]), tmp_path):
-        step.check_kernels(DEVICE_OF)
+        step_check.check_kernels(DEVICE_OF)
         assert kernels.off() == "a kernel that feeds or commits does not give what its definition gives"
-    step._fault.cache_clear()
+    step_check._fault.cache_clear()
 
 
 @interpreted
 def test_right_kernels_stay_on() -> None:
-    step._fault.cache_clear()
+    step_check._fault.cache_clear()
     with running(of_integers):
-        step.check_kernels(DEVICE_OF)
+        step_check.check_kernels(DEVICE_OF)
         assert kernels.off() is None
 
 
 def test_without_our_kernels_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, and where they are switched off, plain decoding needs no Triton."""
     monkeypatch.setattr(step, "_triton", lambda: pytest.fail("a kernel runs on a CPU"))
-    step.check_kernels(torch.device("cpu"))
+    step_check.check_kernels(torch.device("cpu"))
     runner = ModelRunner(small_checkpoint())
     assert decode_prompts(ar(), on(runner), MANY[:2], 4, make=READ_LAG)[0]
 
