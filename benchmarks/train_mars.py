@@ -45,8 +45,8 @@ START_S = {False: 25.0, True: 8.0}  # of a run, for its imports, warm-up and rep
 MTBENCH = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import checkout, mtbench.__main__"
 REAL = """answers: --max-new-tokens 256; training: --epochs 20 --batch-size 64 --learning-rate 2e-4 --held-out 128;
 run: --max-new-tokens 256 --limit 256; arithmetic: --examples 20000"""
-DRY = """answers: --max-new-tokens 96; training: --epochs 1 --batch-size 8 --learning-rate 1e-3;
-run: --max-new-tokens 96 --limit 16; arithmetic: --examples 96"""
+DRY = """answers: --max-new-tokens 48; training: --epochs 1 --batch-size 8 --learning-rate 1e-3;
+run: --max-new-tokens 48 --limit 4; arithmetic: --examples 64"""
 
 
 class Stage(NamedTuple):
