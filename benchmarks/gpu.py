@@ -6,10 +6,10 @@
 It runs from a checkout, installed or not, without network, lm-eval or datasets. It needs torch, triton, transformers,
 pydantic (mtbench's records), scipy, rich, typer and nvidia-ml-py (the last for the clock and other processes).
 
-Steps run in order: first what decides whether figures can be trusted, then figures. Each prints one line and has its
-own file, DIR/STEP.json, which grows while the step runs; also there: doctor-findings.json, logs/ with what was printed,
+Steps run in order, checks before timings; in a dry run `run` comes last. Each prints one line and has its own file,
+ DIR/STEP.json, which grows while the step runs; also there: doctor-findings.json, logs/ with what was printed,
 and run/ with the page of `mtbench run`. A step that ends early says what it had and why, and the next ones run. The
-timed steps share a process, which loads one model of 7B shapes. The same command goes on with what has not ended well.
+timed steps share a process, which loads one model of 7B shapes. The same command goes on with what is not complete.
 
 Weights are random and acceptance is scripted (mtbench/runs/simulation.py), so this measures speed, not accuracy. Ratios
 and rates are ratios of totals with the t interval over blocks (benchmarks/race.py); the interval decides whether a bar,
@@ -20,6 +20,7 @@ import argparse
 import faulthandler
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -118,13 +119,17 @@ def run_command(name: str, args: argparse.Namespace, limit_s: float) -> runner.F
     words = [sys.executable, "-c", MTBENCH, *words, "--device", "cpu" if args.dry_run else "cuda"]
     found = runner.command(args.out, name, words, os.environ | {"COLUMNS": "150"}, limit_s, result)
     if name == "doctor" and found["found"]["exit_code"] == runner.CANNOT_RUN:
-        raise UserError(found["ended"])
+        raise UserError(f"{found['ended']}; --dry-run tests the script on a CPU.")
     return found
 
 
 def go_on(args: argparse.Namespace) -> int:
-    """Run the steps that have not ended well; return the exit code."""
+    """Run the steps that are not complete; return the exit code. Raises UserError for a folder of the other kind."""
     deadline = time.monotonic() + 60 * args.minutes
+    kind = {"dry_run": args.dry_run}
+    if runner.read(args.out / "kind.json") not in ({}, kind):
+        raise UserError(f"{args.out} has figures of {'a GPU' if args.dry_run else 'a dry run'}; choose another --out.")
+    runner.write(args.out / "kind.json", kind)
     chosen = [name for name in STEPS if not args.only or name in args.only]
     done = [] if args.only else [n for n in chosen if runner.is_complete(runner.read(runner.file_of(args.out, n)))]
     if done:
@@ -162,7 +167,8 @@ def closing_table(found: Mapping[str, runner.Found], *, toy: bool) -> None:
     """Print every figure; of one that is not there, the reason."""
     before = f"{FIRST_CONTACT['measured']['date']}, {FIRST_CONTACT['measured']['gpu']}"
     title = "stand-ins on a CPU, whatever the rows say" if toy else f"first contact: {before}"
-    table = Table("what", "asked", "found, 95 % interval", "beside", "first contact", "", title=title)
+    columns = ("what", "asked", "found, 95 % interval", "beside", "first contact", "verdict")
+    table = Table(*columns, title=title, caption=found["doctor"].get("said"))
     for name, step in found.items():
         shown = {figure["what"]: Figure(**figure) for figure in step.get("figures", ())}
         why = "not run" if not step else step["ended"] or "the step did not measure it"
@@ -183,6 +189,8 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)  # run these in this process
     parser.add_argument("--ends", type=float, help=argparse.SUPPRESS)  # when its time is over (time.monotonic)
     args = parser.parse_args()
+    if not args.steps:  # a process of steps prints where it is instead
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = work(args) if args.steps else go_on(args)
     except UserError as error:

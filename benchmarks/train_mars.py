@@ -129,7 +129,8 @@ def report(args: argparse.Namespace, todo: Sequence[Stage], seconds: Mapping[str
     kept = {name: training.get(name) for name in ("steps", "tokens", "train_s", "tokens_per_s", "evaluation")}
     made = [one.output.read_text() for one in todo if one.is_run and one.output.exists()]
     cells = [cell for text in made for cell in json.loads(text)["cells"]]
-    files.write_json(args.out / "train_mars.json", {"seconds": seconds, "training": kept, "cells": cells})
+    found = {"dry_run": args.dry_run, "seconds": seconds, "training": kept, "cells": cells}
+    files.write_json(args.out / "train_mars.json", found)
     lines = ["| batch | arm | accuracy, % | tokens per forward | speedup | tokens/s | items |", "|---" * 7 + "|"]
     for cell in cells:
         low, high = cell["tokens_per_forward_ci"] or (None, None)
@@ -142,8 +143,16 @@ def report(args: argparse.Namespace, todo: Sequence[Stage], seconds: Mapping[str
 
 
 def go_on(args: argparse.Namespace, deadline: float) -> int:
-    """Run the stages whose output is missing, until `deadline` (time.monotonic); return the exit code."""
-    todo, seconds, failed = stages(args), dict[str, float](), False
+    """Run the stages whose output is missing, until `deadline` (time.monotonic); return the exit code.
+
+    Raises UserError for the folder of a dry run that is to go on as none, or the reverse.
+    """
+    record = args.out / "train_mars.json"
+    before = json.loads(record.read_text()) if record.exists() else {}
+    if before.get("dry_run", args.dry_run) != args.dry_run:
+        raise UserError(f"{args.out} is of a {'real' if args.dry_run else 'dry'} run; choose another --out.")
+    todo, seconds, failed = stages(args), dict[str, float](before.get("seconds", {})), False
+    report(args, todo, seconds)
     for number, stage in enumerate(todo):
         began, left_s = time.monotonic(), deadline - time.monotonic()
         if stage.is_done():

@@ -79,7 +79,7 @@ class Mars(Method):
 
     @property
     def own_cursors(self) -> bool:
-        return self.cache != "cursor"
+        return self.cache != "cursor" or type(self) is not Mars
 
     def base(self, state: State, rows: Rows) -> Tensor:
         return state["base"] if self.cache == "block" else rows.known

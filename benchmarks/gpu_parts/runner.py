@@ -118,19 +118,24 @@ def work(out: Path, names: Sequence[str], words: Sequence[str], limit_s: float) 
     """
     log, left, in_time = _log(out, names[0]), list(names), False
     began_at = began_step_at = time.monotonic()
-    for name in names:
-        file_of(out, name).unlink(missing_ok=True)
+    earlier = {name: read(file_of(out, name)).get("started") for name in names}  # calls, whose figures stay until then
+
+    def own(name: str) -> Found:
+        """Return what this call found in a step; empty before it begins."""
+        found = read(file_of(out, name))
+        return {} if found.get("started") == earlier[name] else found
+
     with processes.started(words, os.environ, log, Path.cwd(), grace_s=GRACE_S) as process:
         while left and not in_time and time.monotonic() - began_at < limit_s:
             in_time = processes.has_ended(process, LOOK_S)
-            while left and (found := read(file_of(out, left[0]))).get("wall_s") is not None:
+            while left and (found := own(left[0])).get("wall_s") is not None:
                 began_step_at = time.monotonic()
                 yield left.pop(0), found
     code = process.returncode
     if left and in_time and code == CANNOT_RUN:
         raise UserError(processes.last_line(log))
     if left and code:
-        found = read(file_of(out, left[0])) or _begun(left[0])
+        found = own(left[0]) or _begun(left[0])
         found |= {"ended": _why(code, log, in_time, limit_s), "wall_s": time.monotonic() - began_step_at}
         write(file_of(out, left[0]), found)
         yield left[0], found

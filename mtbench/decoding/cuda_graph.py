@@ -2,8 +2,8 @@
 
 CUDA graphs: CUDA C++ Programming Guide, section "CUDA Graphs"; `torch.cuda.CUDAGraph`.
 
-A step is captured whole: the hooks of the method run as they are, and what Python decides in them is frozen. A hook may
-not read a value of the device, nor copy one from the host.
+A step is captured whole. The hooks of the method run as they are: what Python decides in them is decided once, at the
+capture. A hook may not read a value of the device, nor copy one from the host.
 """
 
 import dataclasses

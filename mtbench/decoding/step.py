@@ -46,7 +46,7 @@ def write(
 ) -> tuple[Tensor, ...]:
     """Cut at end token and budget, write the tokens, log the forward, move the cursors.
 
-    Return slots of the cache to copy from and to, (R, D) each, or nothing. `ends` (V,) bool: the end tokens.
+    Return slots of the cache to copy from and to, (R, D) each, or nothing. `ends` (vocabulary,) bool: the end tokens.
     `own_cursors`: the caller moves `base` and `cached`.
     """
     if kernels.ours(commit.tokens):

@@ -1,7 +1,7 @@
 """The check of a step's kernels on the device that runs them, against their definitions.
 
-They compute with integers, and choose and move what is there, so that results are equal exactly. The kernels of a
-forward pass are checked by its logits (mtbench/models/self_check.py).
+Cursors, ids, masks, choices and moved values must be equal. The kernels of a forward pass are checked by its logits
+(mtbench/models/self_check.py).
 """
 
 import dataclasses
@@ -50,16 +50,22 @@ def _fault(device: torch.device) -> str | None:
 
 
 def _choices_differ(device: torch.device) -> bool:
-    """Return whether the kernel chooses other tokens than its definition, greedy and sampled. No choice is a tie."""
-    place = torch.arange(3000, device=device)
+    """Return whether the kernel chooses other tokens than its definition, or gives other figures of the logits.
+
+    Greedy and sampled. The logits are numbers that differ from each other in their type, so that no choice is a tie.
+    """
     seed, position = torch.arange(3, device=device), torch.arange(6, device=device).view(3, 2)
-    logits = ((place * 7919 + 1009 * position[..., None]) % 3001) / 300
     temperature = torch.tensor([0.0, 0.7, 1.3], dtype=torch.double, device=device)
-    found = [kernels.choose_logsumexp(logits, each, seed, position) for each in (None, temperature)]
-    with kernels.plain():
-        expected = [kernels.choose_logsumexp(logits, each, seed, position) for each in (None, temperature)]
-    same = all(torch.equal(a[0], b[0]) for a, b in zip(found, expected, strict=True))
-    return not same or not all(torch.allclose(a[2], b[2]) for a, b in zip(found, expected, strict=True))
+    for dtype, prime in ((torch.float32, 3001), (torch.bfloat16, 251)):
+        token = torch.arange(prime - 1, device=device)
+        logits = ((token * 7919 + 1009 * position[..., None]) % prime / 16).to(dtype)
+        for each in (None, temperature):
+            found = kernels.choose_logsumexp(logits, each, seed, position)
+            with kernels.plain():
+                expected = kernels.choose_logsumexp(logits, each, seed, position)
+            if not torch.equal(found[0], expected[0]) or not all(map(torch.allclose, found[1:], expected[1:])):
+                return True
+    return False
 
 
 def _moves_differ(device: torch.device) -> bool:

@@ -6,6 +6,9 @@ not synchronise, so a CUDA graph can record them after a first call has compiled
 result does not depend on the other rows, bit by bit. Products are `torch.nn.functional.linear`, except in the engine
 `invariant`.
 
+A new one is a function with `@operation` here, a launcher of its name in triton_kernels.py, a case in
+mtbench/doctor/cases.py, and a launch in tests/kernels/test_kernels.py, which compiles it for three GPUs.
+
 R = rows, W = positions fed, N = R·W, V = slots in view, H = query heads, K = key heads, d = head size, C = hidden size.
 """
 
@@ -70,7 +73,7 @@ def refuse_lost_device(error: Exception) -> None:
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Run none of our kernels meanwhile."""
+    """Run none of our kernels in this context."""
     switch_off("PyTorch's are wanted")
     try:
         yield
@@ -112,8 +115,13 @@ def ours(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and _triton() is not None
 
 
+OPERATIONS: dict[str, Callable[..., Any]] = {}  # their definitions, by name
+
+
 def operation(definition: Operation) -> Operation:
-    """Return a function of tensors that runs the kernel of its name in place of its definition, where ours run."""
+    """Return a function that runs the kernel of its name in place of its definition, for tensors of which ours run."""
+
+    OPERATIONS[definition.__name__] = definition
 
     @wraps(definition)
     def run(x: Tensor, *arguments: Any) -> Any:
@@ -194,12 +202,12 @@ def attend_plain(
 def choose_logsumexp(
     logits: Tensor, temperature: Tensor | None, seed: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return choice, maximum and logsumexp of logits (R, n, V): (R, n) int64, float32, float32.
+    """Return choice, maximum and logsumexp of logits (R, n, vocabulary): (R, n) int64, float32, float32.
 
     With a `temperature` (R,), the choice is the argmax of `sampling.sampled`, by `seed` (R,) and `position` (R, n): a
-    sample from softmax(logits/T). It is the lowest id of equal scores, on a GPU by the kernel only. Suppressed ids have
-    logit −∞; a row of −∞ only gives id 0, −∞ and −∞. The kernels read the logits once and store neither noise nor
-    probabilities.
+    sample from softmax(logits/T). Of equal scores the lowest id is chosen; PyTorch on a GPU does not guarantee that.
+    Suppressed ids have logit −∞; a row of −∞ only gives id 0, −∞ and −∞. The kernels read the logits once and store
+    neither noise nor probabilities.
     """
     scores = logits if temperature is None else sampling.sampled(logits, temperature, seed, position)
     return scores.argmax(-1), logits.amax(-1).float(), logits.float().logsumexp(-1)
@@ -240,7 +248,7 @@ def add_norm(x: Tensor, added: Tensor, by: Norm) -> Tensor:
 
 @operation
 def swiglu(both: Tensor) -> Tensor:
-    """Return silu(gate)·up, (N, F), of gate and up beside each other, (N, 2·F)."""
+    """Return silu(gate)·up, (N, F), of gate and up concatenated, (N, 2·F). F: size of the MLP's inner layer."""
     gate, up = both.chunk(2, -1)
     return silu(gate) * up
 

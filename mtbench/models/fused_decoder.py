@@ -167,8 +167,8 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
 
     Compares the logits of decoder and transformers' modules on a small random model in float64. The model is narrow and
     has a small vocabulary, but all layers, since layers may differ. Norms and biases are random too; a newly
-    initialised model has ones and zeros, which would hide errors. The weights keep the size of what passes them: larger
-    ones let thirty layers amplify the rounding of norms to 1e-2.
+    initialised model has ones and zeros, which would hide errors. The weights keep the magnitude of activations: with
+    larger ones thirty layers amplify the rounding of norms to 1e-2.
     """
     settings = json.loads(configuration)
     heads = settings.get("num_attention_heads", 1)
@@ -230,7 +230,7 @@ def _is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return activation(gate)·up as a function of gate and up beside each other."""
+    """Return activation(gate)·up as a function of gate and up concatenated."""
 
     def activate(both: Tensor) -> Tensor:
         gate, up = both.chunk(2, -1)

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import unwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -54,8 +53,7 @@ def running(ours: Ours, triton: Any = None) -> Iterator[None]:
 
 def definition(name: str) -> Callable[..., Any]:
     """Return what defines an operation."""
-    found: Callable[..., Any] = unwrap(getattr(kernels, name))
-    return found
+    return kernels.OPERATIONS[name]
 
 
 def use_definitions(patch: pytest.MonkeyPatch, **replaced: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from interpreted import DEVICE, HALF, Fault, definition, definitions, kernel_fau
 from thinned import one_in
 
 from mtbench.doctor.cases import PRECISION, SMALL, Noise, Sizes, cases
+from mtbench.kernels import OPERATIONS
 
 NAMES = ["embed", "norm", "add_norm", "swiglu", "rotate", "rotate, norms", "attend ×1", "attend ×7", "linear"]
 NAMES += ["greedy", "sampled"]
@@ -124,3 +125,10 @@ def test_a_fault_planted_in_a_kernel_is_named(fault: Fault, names: set[str], tmp
     with running(of_floats, SimpleNamespace(**own)):
         made = [case for case in cases(Noise(HALF, torch.device(DEVICE)), 5, FEW) if case.name.startswith((*names,))]
         assert {case.name.split()[0].strip(",") for case in made if not case.error() <= PRECISION[HALF]} == names
+
+
+def test_each_operation_has_a_kernel_and_a_case() -> None:
+    """One that is forgotten would fail on a GPU only, or be wrong there unseen."""
+    launchers = pytest.importorskip("mtbench.kernels.triton_kernels")
+    checked = {name.split()[0].strip(",") for name in NAMES} | {"choose_logsumexp"}
+    assert [name for name in OPERATIONS if not hasattr(launchers, name) or name not in checked] == []
