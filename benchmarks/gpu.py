@@ -168,7 +168,7 @@ def closing_table(found: Mapping[str, runner.Found], *, toy: bool) -> None:
     before = f"{FIRST_CONTACT['measured']['date']}, {FIRST_CONTACT['measured']['gpu']}"
     title = "stand-ins on a CPU, whatever the rows say" if toy else f"first contact: {before}"
     columns = ("what", "asked", "found, 95 % interval", "beside", "first contact", "verdict")
-    table = Table(*columns, title=title, caption=found["doctor"].get("said"))
+    table = Table(*columns, title=title, caption=found.get("doctor", {}).get("said"))
     for name, step in found.items():
         shown = {figure["what"]: Figure(**figure) for figure in step.get("figures", ())}
         why = "not run" if not step else step["ended"] or "the step did not measure it"

@@ -134,6 +134,15 @@ def test_a_second_call_runs_only_what_is_asked_again(dry: Call) -> None:
 
 
 @pytest.mark.whole
+def test_figures_of_a_dry_run_are_not_taken_for_a_gpus(tmp_path: Path) -> None:
+    (tmp_path / "kind.json").write_text('{"dry_run": true}')
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"{tmp_path} has figures of a dry run; choose another --out."
+
+
+@pytest.mark.whole
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a GPU")
 def test_without_a_gpu_nothing_is_tried(tmp_path: Path) -> None:
     """It says why, once."""
