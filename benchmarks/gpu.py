@@ -119,7 +119,8 @@ def run_command(name: str, args: argparse.Namespace, limit_s: float) -> runner.F
     words = [sys.executable, "-c", MTBENCH, *words, "--device", "cpu" if args.dry_run else "cuda"]
     found = runner.command(args.out, name, words, os.environ | {"COLUMNS": "150"}, limit_s, result)
     if name == "doctor" and found["found"]["exit_code"] == runner.CANNOT_RUN:
-        raise UserError(f"{found['ended']}; --dry-run tests the script on a CPU.")
+        advice = "; --dry-run tests the script on a CPU." if "no GPU" in found["ended"] else ""
+        raise UserError(found["ended"] + advice)
     return found
 
 
@@ -129,7 +130,6 @@ def go_on(args: argparse.Namespace) -> int:
     kind = {"dry_run": args.dry_run}
     if runner.read(args.out / "kind.json") not in ({}, kind):
         raise UserError(f"{args.out} has figures of {'a GPU' if args.dry_run else 'a dry run'}; choose another --out.")
-    runner.write(args.out / "kind.json", kind)
     chosen = [name for name in STEPS if not args.only or name in args.only]
     done = [] if args.only else [n for n in chosen if runner.is_complete(runner.read(runner.file_of(args.out, n)))]
     if done:
@@ -143,6 +143,7 @@ def go_on(args: argparse.Namespace) -> int:
         name, module = todo[0], STEPS[todo[0]].module
         if not module:
             show(name, run_command(name, args, min(STEPS[name].limit_s, left_s)))
+            runner.write(args.out / "kind.json", kind)
             todo.remove(name)
             continue
         # In a dry run all steps have one process as far as it gets: importing torch takes longer than a stand-in.
@@ -151,6 +152,7 @@ def go_on(args: argparse.Namespace) -> int:
         words = [sys.executable, *sys.argv, "--ends", str(time.monotonic() + limit_s), "--steps", *names]
         for name, found in runner.work(args.out, names, words, limit_s + LEAST_S):
             show(name, found)
+            runner.write(args.out / "kind.json", kind)
             todo.remove(name)
     files = {name: runner.read(runner.file_of(args.out, name)) for name in STEPS}
     closing_table(files, toy=args.dry_run)
@@ -189,10 +191,16 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)  # run these in this process
     parser.add_argument("--ends", type=float, help=argparse.SUPPRESS)  # when its time is over (time.monotonic)
     args = parser.parse_args()
+    if not 0 < args.minutes < 1e6:
+        parser.error(f"--minutes {args.minutes:g} is not a time; give a number above 0.")
     if not args.steps:  # a process of steps prints where it is instead
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        code = work(args) if args.steps else go_on(args)
+        if args.steps:
+            code = work(args)
+        else:
+            with runner.alone(args.out):
+                code = go_on(args)
     except UserError as error:
         parser.exit(2, f"\n{error}\n")
     except KeyboardInterrupt:

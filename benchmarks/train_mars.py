@@ -23,6 +23,7 @@ import argparse
 import gzip
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,9 +88,14 @@ def stages(args: argparse.Namespace) -> list[Stage]:
 def prompts(file: Path) -> Iterator[str]:
     """Yield the prompts of a JSONL file, gzipped or not. Raises UserError for a line without one."""
     with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
-        for row in map(json.loads, lines):
-            if not isinstance(text := row.get("prompt", row.get("question")), str):
-                raise UserError(f"a line of {file} has no text `prompt` or `question`; add one.")
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                text = row.get("prompt", row.get("question"))
+            except (ValueError, AttributeError):
+                text = None
+            if not isinstance(text, str):
+                raise UserError(f"{file}, line {number}: no JSON object with a text `prompt` or `question`; add one.")
             yield text
 
 
@@ -97,6 +103,8 @@ def write_prompts(args: argparse.Namespace) -> None:
     """Write prompts.jsonl, in random order: each prompt once, and none of the test."""
     seen, asked = set(prompts(args.test)), chain.from_iterable(map(prompts, args.prompts))
     texts = [text for text in dict.fromkeys(asked) if text not in seen]
+    if not texts or not seen:
+        raise UserError(f"--prompts has {len(texts)} prompts that --test has not, and --test {len(seen)}; give others.")
     Random(0).shuffle(texts)
     lines = (json.dumps({"prompt": text, "completion": "-"}) + "\n" for text in texts)
     files.write_text(args.out / "prompts.jsonl", "".join(lines))
@@ -129,7 +137,7 @@ def report(args: argparse.Namespace, todo: Sequence[Stage], seconds: Mapping[str
     kept = {name: training.get(name) for name in ("steps", "tokens", "train_s", "tokens_per_s", "evaluation")}
     made = [one.output.read_text() for one in todo if one.is_run and one.output.exists()]
     cells = [cell for text in made for cell in json.loads(text)["cells"]]
-    found = {"dry_run": args.dry_run, "seconds": seconds, "training": kept, "cells": cells}
+    found = {"inputs": inputs(args), "seconds": seconds, "training": kept, "cells": cells}
     files.write_json(args.out / "train_mars.json", found)
     lines = ["| batch | arm | accuracy, % | tokens per forward | speedup | tokens/s | items |", "|---" * 7 + "|"]
     for cell in cells:
@@ -142,15 +150,21 @@ def report(args: argparse.Namespace, todo: Sequence[Stage], seconds: Mapping[str
     return "\n".join(lines)
 
 
+def inputs(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what results depend on."""
+    found = {"dry_run": args.dry_run, "model": args.model, "metric": args.metric, "mask_token": args.mask_token}
+    return found | {"prompts": [str(file) for file in args.prompts or ()], "test": str(args.test or "")}
+
+
 def go_on(args: argparse.Namespace, deadline: float) -> int:
     """Run the stages whose output is missing, until `deadline` (time.monotonic); return the exit code.
 
-    Raises UserError for the folder of a dry run that is to go on as none, or the reverse.
+    Raises UserError for a folder of other inputs, such as a dry run's.
     """
     record = args.out / "train_mars.json"
     before = json.loads(record.read_text()) if record.exists() else {}
-    if before.get("dry_run", args.dry_run) != args.dry_run:
-        raise UserError(f"{args.out} is of a {'real' if args.dry_run else 'dry'} run; choose another --out.")
+    if before.get("inputs", inputs(args)) != inputs(args):
+        raise UserError(f"{args.out} has results of other inputs ({before['inputs']}); choose another --out.")
     todo, seconds, failed = stages(args), dict[str, float](before.get("seconds", {})), False
     report(args, todo, seconds)
     for number, stage in enumerate(todo):
@@ -187,11 +201,16 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder with gsm8k/, in the place of --prompts and --test")
     parser.add_argument("--dry-run", action="store_true", help="the embedded model on a CPU, in about a minute")
     args = parser.parse_args()
-    args.minutes = args.minutes or (3.0 if args.dry_run else 10.0)
+    args.minutes = args.minutes if args.minutes is not None else 3.0 if args.dry_run else 10.0
+    if not 0 < args.minutes < 1e6:
+        parser.error(f"--minutes {args.minutes:g} is not a time; give a number above 0.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     deadline = time.monotonic() + 60 * args.minutes
     if args.data_dir:
         args.prompts = sorted(args.data_dir.glob("gsm8k/train.jsonl*"))[:1]
         args.test = args.data_dir / "gsm8k/test.jsonl"
+        if not args.prompts or not args.test.exists():
+            parser.error(f"--data-dir {args.data_dir} has no gsm8k/train.jsonl and gsm8k/test.jsonl")
     if bool(args.prompts) != bool(args.test):
         parser.error("give both --prompts and --test, or --data-dir DIR with DIR/gsm8k, or none of them")
     try:

@@ -472,6 +472,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "odd: window().sees is of shape (1, 1) and torch.bool, not (2, 2) and torch.bool",
     ),
     "claims the moon": ({"claims": "the moon"}, "odd: claims is 'the moon', not one of lossless, distribution, lossy"),
+    "a hook of earlier versions": ({"visible": None}, "odd: visible is no hook any more; state `block`"),
     "block raises": ({"block": property(raises)}, "odd: RuntimeError: this is broken (in raises, line "),
     "refuse raises": ({"refuse": raises}, "odd: RuntimeError: this is broken (in raises, line "),
 }

@@ -4,17 +4,19 @@ A step writes what it finds to DIR/NAME.json while it runs, and prints into DIR/
 second process on the GPU would make every timed batch a shared one.
 """
 
+import fcntl
 import json
 import os
 import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mtbench import files
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 from mtbench.programs import processes
 
 RESERVE_S = 6.0  # of a step's time, for what follows its last measurement
@@ -32,8 +34,11 @@ def file_of(out: Path, name: str) -> Path:
 
 
 def read(file: Path) -> Found:
-    """Return the contents of a file; empty without one."""
-    return dict(json.loads(file.read_text())) if file.exists() else {}
+    """Return the contents of a file; empty without one. Raises UserError for one that this script did not write."""
+    try:
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({first_line(error)}); remove it, or choose another --out.") from None
 
 
 def write(file: Path, value: Any) -> None:
@@ -86,7 +91,7 @@ def _begun(step: str) -> Found:
 
 def is_complete(found: Found) -> bool:
     """Return whether a step ran to its end."""
-    return bool(found) and found["ended"] is None
+    return bool(found) and found.get("ended", "") is None
 
 
 def command(
@@ -144,9 +149,24 @@ def work(out: Path, names: Sequence[str], words: Sequence[str], limit_s: float) 
 def _log(out: Path, name: str) -> Path:
     """Return the empty log of a process whose first step is this one."""
     log = out / "logs" / f"{name}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")
+    with files.write_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("")
     return log
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the folder: two calls would disturb each other's times. Raises UserError if another one holds it."""
+    with files.write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        handle = (out / "lock").open("w")
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another call works in {out}; wait for it, or choose another --out.") from None
+        yield
 
 
 def _why(code: int, log: Path, in_time: bool, limit_s: float) -> str:

@@ -1,6 +1,7 @@
 """`mtbench doctor`: run the checks, print and store each finding as it is found, and remember machines that passed."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,11 +62,12 @@ def doctor(
     steps = map(cleaned, examine(subject, machine.environment(sys.argv), checks))
     found = next(steps)
     try:
+        _store(file, found)
         while found.not_reached:
-            _store(file, found)
             line.show(f"running: {found.not_reached[0]}")
             with line:
                 found = next(steps)
+            _store(file, found)
             console.print(_row(found.checks[-1], max(len(entry.name) for entry in checks)))
     except KeyboardInterrupt:
         session.ignore_interrupts()
@@ -98,7 +100,7 @@ def _store(file: Path | None, found: "Diagnosis", *, last: bool = False) -> None
     """Write what has been found to the file of `--json`, atomically; to a stream only the `last` time."""
     from mtbench.records import dump
 
-    if file is not None and str(file) != "-" and (file.is_file() or not file.exists()):
+    if file is not None and str(file) != "-" and (os.path.isfile(file) or not os.path.exists(file)):
         files.write_json(file, dump(found), advice="choose another file for --json.")
     elif last:
         session.write_json(file, json.dumps(dump(found), indent=1, allow_nan=False) + "\n")

@@ -153,7 +153,7 @@ def answers(
         bool, Option("--keep-cut", help="Keep answers that reach the budget; they are learned without an end.")
     ] = False,
     minutes: Annotated[
-        float | None, Option("--minutes", min=0.01, help="End after so many minutes with the answers so far.")
+        float | None, Option("--minutes", min=0.01, max=1e6, help="End after so many minutes with the answers so far.")
     ] = None,
     seed: Annotated[int, Option("--seed", min=0)] = 42,
     data_dir: DataDirOption = None,

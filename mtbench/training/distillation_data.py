@@ -90,9 +90,12 @@ def _resume(partial: Path, request: dict[str, Any], stream: Iterator[Messages]) 
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:
         partial.write_bytes(whole)
-    first, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
-    same = first == request
-    same &= all(line["messages"][:-1] == list(turns[:-1]) for line, turns in zip(lines, stream, strict=False))
+    try:
+        first, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
+        pairs = zip(lines, stream, strict=False)
+        same = first == request and all(line["messages"][:-1] == list(turns[:-1]) for line, turns in pairs)
+    except (ValueError, KeyError, TypeError):
+        same = False
     if not same:
         raise UserError(f"{partial} holds answers to another request; repeat its command, or remove it to start again")
 

@@ -43,7 +43,7 @@ class Settings:
     learning_rate: float = option(5e-6, "peak learning rate of AdamW; a cosine decays it to 0", low=0, high=1)
     epochs: float = option(5.0, "passes over the data", low=0.001, high=1000)
     minutes: float | None = option(
-        None, "end after so many minutes, if the passes take longer; the learning rate is 0 by then", low=0.01
+        None, "end after so many minutes, if the passes take longer; the learning rate is 0 by then", low=0.01, high=1e6
     )
     batch_size: int = option(384, "conversations per step", low=1)
     warmup: float = option(0.03, "share of the steps in which the learning rate rises", low=0, high=1)
@@ -238,6 +238,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         self.warmup = settings.warmup
         self.first_step_s: float | None = None  # of this process, with what it compiles and reads
         self.tenths = 0  # of the time, that were over at the last step
+        self.saved_step = -1
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule of the learning rate. With a limited time it follows the steps or the time."""
@@ -367,7 +368,12 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         }
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint to the folder `writing`, rename it, then remove the one before."""
+        """Write a checkpoint to the folder `writing`, rename it, then remove the one before.
+
+        transformers may ask twice after the last step of an epoch.
+        """
+        if self.state.global_step == self.saved_step:
+            return
         resume_folder = Path(self.args.output_dir)
         self.args.output_dir = str(resume_folder / "writing")
         try:
@@ -389,3 +395,4 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         written.rename(resume_folder / written.name)
         for folder in previous:
             shutil.rmtree(folder)
+        self.saved_step = self.state.global_step
