@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -196,11 +197,8 @@ def main() -> None:
     if not args.steps:  # a process of steps prints where it is instead
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if args.steps:
-            code = work(args)
-        else:
-            with runner.alone(args.out):
-                code = go_on(args)
+        with nullcontext() if args.steps else runner.alone(args.out):
+            code = work(args) if args.steps else go_on(args)
     except UserError as error:
         parser.exit(2, f"\n{error}\n")
     except KeyboardInterrupt:

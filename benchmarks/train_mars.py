@@ -95,7 +95,7 @@ def prompts(file: Path) -> Iterator[str]:
             except (ValueError, AttributeError):
                 text = None
             if not isinstance(text, str):
-                raise UserError(f"{file}, line {number}: no JSON object with a text `prompt` or `question`; add one.")
+                raise UserError(f"{file}, line {number}: no JSON object with a text `prompt` or `question`; mend it.")
             yield text
 
 
@@ -152,8 +152,7 @@ def report(args: argparse.Namespace, todo: Sequence[Stage], seconds: Mapping[str
 
 def inputs(args: argparse.Namespace) -> dict[str, Any]:
     """Return what results depend on."""
-    found = {"dry_run": args.dry_run, "model": args.model, "metric": args.metric, "mask_token": args.mask_token}
-    return found | {"prompts": [str(file) for file in args.prompts or ()], "test": str(args.test or "")}
+    return {name: str(value) for name, value in vars(args).items() if name not in ("minutes", "out")}
 
 
 def go_on(args: argparse.Namespace, deadline: float) -> int:
