@@ -97,12 +97,13 @@ class _Filled(KVCache):
 def _inputs(model: PreTrainedModel, rows: int, width: int) -> tuple[Tensor, AttentionMetadata, KVCache]:
     """Return random ids (R, W), behind contexts of different lengths, and a new cache that holds these."""
     generator, device = torch.Generator().manual_seed(rows * width), model.device
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(vocabulary, (rows, width), generator=generator, device="cpu").to(device)
-    base = SLOTS - width - 37 * torch.arange(rows, device=device) % (SLOTS - width)
+    config = model.config.get_text_config()
+    most = min(SLOTS, getattr(config, "max_position_embeddings", None) or SLOTS)  # a table of positions may end there
+    ids = torch.randint(config.vocab_size, (rows, width), generator=generator, device="cpu").to(device)
+    base = most - width - 37 * torch.arange(rows, device=device) % (most - width)
     slots = base[:, None] + torch.arange(width, device=device)
-    metadata, cache = AttentionMetadata(slots, slots, base, SLOTS), _Filled(model.dtype)
-    cache.shape(rows, SLOTS)
+    metadata, cache = AttentionMetadata(slots, slots, base, most), _Filled(model.dtype)
+    cache.shape(rows, most)
     cache.set_batch(metadata)
     return ids, metadata, cache
 

@@ -26,7 +26,7 @@ from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder, _attention_arguments, build
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
-from mtbench.models.self_check import Check, modules_logits
+from mtbench.models.self_check import Check, _inputs, modules_logits
 
 EPS = 0.3  # large, so that a norm without it differs
 two_layers = partial(small_config, num_hidden_layers=2)
@@ -243,3 +243,12 @@ def test_the_plain_check_leaves_the_weights_as_they_were() -> None:
     model.model.layers[1].mlp.register_forward_pre_hook(raised(ValueError("no such layer")))
     assert Check(model).failure == "nothing to compare with (no such layer)"
     assert [(parameter.data_ptr(), parameter.dtype) for parameter in model.parameters()] == before
+
+
+def test_the_plain_check_stays_within_the_positions_of_a_model() -> None:
+    """A table of positions that is read behind its end would lose the GPU."""
+    model = checkpoint().model
+    model.config.max_position_embeddings = 64
+    _, metadata, _ = _inputs(model, 16, 33)
+    assert int(metadata.positions.max()) == 63
+    assert int(metadata.positions.min()) >= 0
