@@ -47,7 +47,7 @@ def write(file: Path, value: Any) -> None:
 
 
 class StepFile:
-    """The file of the step that runs in this process: what is kept and said is in it at once."""
+    """The file of the step that runs in this process. Each result and each message is written at once."""
 
     def __init__(self, out: Path) -> None:
         self.out = out

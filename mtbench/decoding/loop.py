@@ -252,8 +252,9 @@ class Batch:
 
     def feed(self, guess: Tensor, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
         """Return the ids of a step's forward, (R, P + G), and their metadata. `guess` (R, G)."""
-        rows, window = self.rows, self.windows[shape.variant]
-        places = self.method.places(self.state, rows, rows.base[:, None] + self.arange[: guess.shape[1]])
+        rows, window, places = self.rows, self.windows[shape.variant], guess
+        if guess.shape[1]:
+            places = self.method.places(self.state, rows, rows.base[:, None] + self.arange[: guess.shape[1]])
         ids, metadata = feed(rows, guess, places, window, shape, self.method.block, self.target.sliding_windows)
         if self.tight and not window.guesses and self.width == 1:
             metadata = replace(metadata, view_is_full=True)
