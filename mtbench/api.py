@@ -177,8 +177,6 @@ def _sorted_out(
     of_call: dict[str, Any] = {}
     for argument, value in given.items():
         if argument not in fields:
-            if (former := getattr(request, "FORMER", {}).get(argument)) is not None:
-                raise UserError(f"{argument!r} of mtbench.{name} is now {former.now!r}; see help(mtbench.{name}).")
             raise unknown(f"option of mtbench.{name}", argument, fields, f"help(mtbench.{name})")
         kind, field = fields[argument]
         (asked if kind is request else of_call)[field] = value

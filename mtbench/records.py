@@ -8,9 +8,9 @@ the field, the value found and the values allowed. A JSON number stored as an in
 holds a float; nothing else is converted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,7 +23,6 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     model_serializer,
-    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
@@ -83,25 +82,6 @@ def _refuse_null(value: Any) -> Any:
     return value
 
 
-class Former(NamedTuple):
-    """What a field of an earlier file is now."""
-
-    now: str  # empty: it is left out
-    convert: Callable[[Any], Any] = lambda value: value
-
-
-DROPPED = Former("")
-
-
-def points(share: Any) -> Any:
-    """Return a share of 1 in points of 100. Another value is returned unchanged: validation refuses it.
-
-    >>> points(0.02)
-    2.0
-    """
-    return round(100 * share, 10) if isinstance(share, float) else share
-
-
 class Record(BaseModel):
     """A JSON object with a fixed set of keys. It cannot be changed once made.
 
@@ -114,24 +94,6 @@ class Record(BaseModel):
     def changed(self, **changes: Any) -> Self:
         """A copy in which some fields have other values. The copy is validated."""
         return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
-
-
-class Upgraded(Record):
-    """A record whose fields had other names, or units, in earlier files. Both are read; today's are written."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _upgrade(cls, stored: Any) -> Any:
-        if not isinstance(stored, dict) or cls.FORMER.keys().isdisjoint(stored):
-            return stored
-        today = {name: value for name, value in stored.items() if name not in cls.FORMER}
-        for name in cls.FORMER.keys() & stored.keys():
-            former = cls.FORMER[name]
-            if former.now:
-                today.setdefault(former.now, former.convert(stored[name]))
-        return today
 
 
 ROOT = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)  # of a record that is a mapping with free keys

@@ -11,33 +11,22 @@ import freeze
 import pytest
 
 import mtbench
-from mtbench.records import points
 from mtbench.runs.directory import RunDirectory
 
-RENAMED: dict[str, str] = {"live": "interleave", "too_late": "misses_slo"}  # key of the results -> its name today
-IN_REQUEST = {"arm": "method", "rates": "request_rate", "rows": "max_num_seqs"}  # the same of a request's keys
 DIGITS = 12  # processors differ in the last ones: each sums the numbers of a vector in its own order
 
 
 def comparable(text: str) -> str:
-    """Return JSON with today's keys, one value a line, its numbers rounded."""
+    """Return JSON, one value a line, its numbers rounded."""
     return json.dumps(_comparable(json.loads(text)), indent=1)
 
 
 def _comparable(value: Any) -> Any:
     if isinstance(value, dict):
-        if "request" in value:
-            value = value | {"request": _of_request(value["request"])}
-        return {RENAMED.get(key, key): _comparable(entry) for key, entry in value.items()}
+        return {key: _comparable(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_comparable(entry) for entry in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _of_request(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with today's keys; its accepted loss was a share and is in points."""
-    today = {IN_REQUEST.get(key, key): entry for key, entry in stored.items() if key != "accuracy_margin"}
-    return today | ({"max_loss": points(stored["accuracy_margin"])} if "accuracy_margin" in stored else {})
 
 
 @pytest.mark.parametrize("experiment", freeze.EXPERIMENTS)
@@ -64,7 +53,7 @@ def test_a_half_finished_run_goes_on(experiment: str, tmp_path: Path) -> None:
     for file in folder.glob("timings/*.jsonl"):
         lines = file.read_text().splitlines(keepends=True)
         file.write_text("".join(lines[: len(lines) // 2]))
-    (folder / "left.jsonl").unlink(missing_ok=True)
+    (folder / "eliminated.jsonl").unlink(missing_ok=True)
     resume = mtbench.run if experiment == "run" else mtbench.choose
     resume(out=folder, resume=True)
     for file in files:

@@ -21,19 +21,6 @@ from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.experiments.registry import KINDS
 from mtbench.version import __version__
 
-RENAMED = {  # options of earlier versions -> today's; they go with the next release
-    "--accept": "--simulate-acceptance",
-    "--accuracy-margin": "--max-loss, in points (2, not 0.02)",
-    "--arm": "--method",
-    "--candidates": "--method",
-    "--duration-s": "--duration, such as 30s",
-    "--fixed-length": "--ignore-eos",
-    "--live": "--interleave",
-    "--rates": "--request-rate",
-    "--request-timeout-s": "--request-timeout, such as 90s",
-    "--rows": "--max-num-seqs",
-    "--template-option": "--chat-template-kwargs",
-}
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -151,20 +138,13 @@ def _execute() -> Any:
     except UserError as error:
         return _complain(str(error))
     except UsageError as error:
-        return _complain_of_usage(_renamed(error) or error.format_message())
+        return _complain_of_usage(error.format_message())
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}; {_how_to_resume()}")
         if not is_out_of_memory(error):
             raise
         return _complain(f"out of memory ({first_line(error)}); free memory and try again. {_how_to_resume()}")
-
-
-def _renamed(error: Any) -> str | None:
-    """Return what an unknown option is called today; None if it is no former option of this command."""
-    today = RENAMED.get(getattr(error, "option_name", ""))
-    known = {option for parameter in error.ctx.command.params for option in parameter.opts} if today else ()
-    return f"{error.option_name} is now {today}" if today and today.partition(",")[0] in known else None
 
 
 def _started() -> list[Any]:

@@ -85,7 +85,7 @@ def serve(
         family=family,
         model=model,
         checkpoint=checkpoint,
-        engine=engine,
+        engine=(engine,),
         dtype=dtype,
         device=device,
         offline=offline,

@@ -3,12 +3,11 @@
 mtbench/results/decision.py makes recommendations from the cells of results.json, experiments/choose the decision.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from mtbench.records import DROPPED, Count, Former, Record, Seconds, Share, Size, Upgraded, VersionOne
+from mtbench.records import Count, Record, Seconds, Share, Size, VersionOne
 from mtbench.results.figure_formats import Estimate
 from mtbench.runs.plan import Batching
 
@@ -28,10 +27,8 @@ class AccuracyCost(Record):
     batch_size: Size = Field(description="batch size at which it was measured: the one with the most items")
 
 
-class Choice(Upgraded):
+class Choice(Record):
     """An arm that can be used in place of plain decoding: what it gains and what it costs."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"tokens_per_forward": DROPPED, "same_tokens": DROPPED}
 
     arm: str = Field(description="arm: method:options@role/engine")
     speedup: Estimate = Field(description="wall time of the baseline over that of the arm; the interval has `level`")
@@ -42,13 +39,8 @@ class Choice(Upgraded):
     accuracy: AccuracyCost | None = Field(description="what it costs in accuracy; null: not scored")
 
 
-class Recommendation(Upgraded):
+class Recommendation(Record):
     """What to use on a suite at a batch size, by what was measured there."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {
-        "too_late": Former("misses_slo"),
-        **dict.fromkeys(("runner_up", "blocks_needed", "items_needed"), DROPPED),
-    }
 
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     batch_size: Size = Field(description="requests decoded side by side")
@@ -105,10 +97,8 @@ class RaceCost(Record):
     decoding_full_s: Seconds = Field(description="time of the full grid, in seconds, estimated in the same way")
 
 
-class Decision(Upgraded):
+class Decision(Record):
     """decision.json: what to use at each batch size."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("objective", "least", "left", "levels", "command"), DROPPED)
 
     schema_version: VersionOne = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run")

@@ -1,14 +1,11 @@
 """Single figures of results.json as records: estimates, comparisons, acceptance, the parts of a speedup."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, StringConstraints
 
 from mtbench.records import (
-    DROPPED,
     Count,
-    Former,
     Interval,
     NonNegative,
     NotNull,
@@ -17,7 +14,6 @@ from mtbench.records import (
     Share,
     Size,
     Sparse,
-    Upgraded,
 )
 from mtbench.runs.formats import REPORTED_BY, Grade
 from mtbench.runs.plan import Batching
@@ -94,10 +90,8 @@ class SameItems(Record):
     there: Share = Field(description="mean score there of these n items")
 
 
-class AccuracyComparison(Sparse, Upgraded):
+class AccuracyComparison(Sparse):
     """The accuracy of the arm less that of a baseline, on the items that both answered."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("ci90_low", "n_needed_at"), DROPPED)
 
     baseline: str = Field(description="arm of the baseline")
     difference: float | None = Field(description="accuracy of the arm less that of the baseline, as a share")
@@ -212,13 +206,11 @@ class TaskSpeedup(Record):
     verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
 
 
-class DerivedAcceptance(Sparse, Upgraded):
+class DerivedAcceptance(Sparse):
     """Acceptance as other projects compute it: owner and formula. mtbench/results/acceptance.py computes it.
 
     null: the figure cannot be computed from what the run stores.
     """
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"aiperf_token_weighted": DROPPED}  # vLLM's
 
     vllm: NonNegative | None = Field(
         description="vLLM; aiperf, token-weighted: 1 + accepted / drafts, accepted after the answer's end included"
@@ -290,13 +282,11 @@ class Finish(Record):
     length: Count = Field(description="answers that the budget of tokens cut")
 
 
-class Degenerate(Upgraded):
+class Degenerate(Record):
     """Answers that the budget cut and whose last 64 tokens repeat with a period of at most 16, and the other answers.
 
     mtbench/results/degenerate.py holds the rule.
     """
-
-    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("acceptance_length", "acceptance_rate"), DROPPED)
 
     answers: Count = Field(description="degenerate answers")
     share: Share = Field(description="their share of all answers")

@@ -4,17 +4,14 @@ A value is never NaN; null is what was not measured. An interval is a 95 % inter
 its bounds are null where there are too few units. mtbench/statistics.py holds every definition.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
 from mtbench.decoding.method import Claims
 from mtbench.records import (
-    DROPPED,
     CellName,
     Count,
-    Former,
     Interval,
     NonNegative,
     Price,
@@ -24,7 +21,6 @@ from mtbench.records import (
     Share,
     Size,
     Sparse,
-    Upgraded,
     VersionOne,
 )
 from mtbench.results.figure_formats import (
@@ -64,10 +60,8 @@ class Eliminated(Record):
     rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
 
 
-class ResultCell(Sparse, Upgraded):
+class ResultCell(Sparse):
     """One cell: what ran, what came out, how fast it was and how it compares. Times are in seconds."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = dict.fromkeys(("decode_tokens_per_s", "host_gap_s"), DROPPED)
 
     cell: CellName = Field(description=CELL_ID)
     status: Status = Field(

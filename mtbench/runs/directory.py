@@ -37,7 +37,6 @@ from mtbench.records import M, dump
 JsonObject = dict[str, Any]
 LOCK = ".lock"
 _locked: set[Path] = set()  # run directories that this process has locked
-FORMER_NAMES = {"eliminated.jsonl": "left.jsonl"}  # of files of earlier versions, which are read and go on
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
 
@@ -150,11 +149,6 @@ class RunDirectory:
                     kind = "a link" if stat.S_ISLNK(mode) else "no regular file"
                     raise UserError(f"{path} is {kind}; a run directory holds files and folders only. Remove it.")
 
-    def _file(self, name: str) -> Path:
-        """Return a file, or that of an earlier version if the run has it."""
-        former = self.path / FORMER_NAMES.get(name, name)
-        return former if former.is_file() else self.path / name
-
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
 
@@ -171,7 +165,7 @@ class RunDirectory:
 
         Raises UserError with the number of the first line that is not such a record.
         """
-        return records.read_lines(self._file(name), kind)
+        return records.read_lines(self.path / name, kind)
 
     def write_json(self, name: str, data: Any, *, indent: int | None = 1) -> None:
         """For people to read; without an indent, for what is too much to be read, and ten times as fast."""
@@ -186,7 +180,7 @@ class RunDirectory:
 
     def append(self, name: str, records: Iterable[JsonObject]) -> None:
         """Add lines and see them to the disk. A torn last line, which a crash of the machine left, is cut off first."""
-        path = self._file(name)
+        path = self.path / name
         with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -201,6 +195,6 @@ class RunDirectory:
     def keep_lines(self, name: str, records: Sequence[BaseModel]) -> None:
         """Rewrite a JSONL file with these records only, unless it holds just them."""
         data = "".join(json.dumps(dump(record), allow_nan=False) + "\n" for record in records).encode()
-        path = self._file(name)
+        path = self.path / name
         if (files.read_bytes(path) if path.is_file() else b"") != data:
             self.write_bytes(path.name if path.parent == self.path else name, data)

@@ -3,17 +3,14 @@
 The plan is in mtbench/runs/plan.py.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, RootModel
 
 from mtbench.decoding.output import FinishReason
 from mtbench.records import (
-    DROPPED,
     ROOT,
     CellName,
-    Former,
     NotNull,
     Record,
     Share,
@@ -24,7 +21,6 @@ from mtbench.records import (
     StoredSeconds,
     StoredSize,
     TokenId,
-    Upgraded,
 )
 
 Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
@@ -81,13 +77,11 @@ class Disturbed(Record):
     reason: str = Field(description="why it does not count")
 
 
-class TimingLine(Upgraded):
+class TimingLine(Record):
     """A line of timings/<cell>.jsonl: one block in one round, from an idle device to an idle device.
 
     Times are in seconds. null: the value was not measured, or an outside engine does not tell it.
     """
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"uncompiled": DROPPED}
 
     session: StoredSize = Field(description="number of the session, an entry of environment.json, from 1")
     round: StoredSize = Field(description="number of the round, from 1")
@@ -175,7 +169,6 @@ Slo = dict[LimitName, StoredSeconds]  # limits of 95th percentiles
 class Race(Record):
     """race.json: that cells may leave the run, and when it is looked at. Groups are named by suite and batch size."""
 
-    objective: Literal["speed", "latency"] = Field("speed", description="the same in a race of today")
     max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
     slo_s: Slo = Field(
         description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"
@@ -210,7 +203,6 @@ class GpuInfo(Sparse):
     memory_bytes: StoredCount | None = Field(None, description="memory of the GPU, in bytes")
     power_cap_w: StoredQuantity | None = Field(None, description="power cap, in W")
     max_clock_mhz: StoredCount | None = Field(None, description="highest clock, in MHz")
-    mig: bool | None = Field(None, description="of earlier versions: the run had a MIG part of the GPU")
 
 
 class ProbeFigures(Record):
@@ -259,10 +251,8 @@ class Machine(Sparse):
     gpu: GpuInfo | None = Field(None, description="GPU; null: none, or no driver answers")
 
 
-class SessionRecord(Machine, Upgraded):
+class SessionRecord(Machine):
     """One process that decoded."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"dependent_launch_off": DROPPED}
 
     device: str | None = Field(None, description="cpu or cuda")
     dtype: str | None = Field(None, description="number type of the weights")

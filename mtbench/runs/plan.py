@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -22,7 +22,7 @@ from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.evaluation.registry import SUITES
-from mtbench.records import CellName, Former, Record, Sha256, Share, StoredCount, TokenId, Upgraded, VersionOne
+from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.formats import Committed
 from mtbench.runs.options import MOST_NEW_TOKENS, MOST_ROWS
 from mtbench.runs.options import Batching as Batching
@@ -135,10 +135,8 @@ class Simulated(Record):
     note: str | None = Field(description="remark on the simulated acceptance; null: no remark")
 
 
-class Cell(Upgraded):
+class Cell(Record):
     """One arm on one suite at one batch size, with one way of batching."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"held_to": Former("lossless_reference")}
 
     cell: CellName = Field(description=CELL_ID)
     suite: str = Field(description="suite as it was asked for, name or name:rest")

@@ -3,13 +3,13 @@
 Light: the command line makes its help of this file without torch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
-from mtbench.records import Former, Record, Upgraded, points
+from mtbench.records import Record
 from mtbench.runs import options
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
@@ -22,13 +22,8 @@ REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at it
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
-class DecodingRequest(Upgraded):
+class DecodingRequest(Record):
     """The options that a run and a race share: what is decoded, how, and how it is scored."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {
-        "template_option": Former("chat_template_kwargs"),
-        "engine": Former("engine", lambda stored: (stored,) if isinstance(stored, str) else stored),
-    }
 
     suite: options.Suites = (DEMONSTRATION,)
     family: options.Family = None
@@ -55,12 +50,6 @@ class DecodingRequest(Upgraded):
 class PlanRequest(DecodingRequest):
     """What a plan is asked for. `limit` is None for all items."""
 
-    FORMER: ClassVar[Mapping[str, Former]] = {
-        **DecodingRequest.FORMER,
-        "accept": Former("simulate_acceptance"),
-        "fixed_length": Former("ignore_eos"),
-    }
-
     method: options.Methods = ()
     batching: options.Batchings = ("static",)
     limit: Annotated[
@@ -78,11 +67,6 @@ class PlanRequest(DecodingRequest):
 
 class RunRequest(PlanRequest):
     """What a run is asked for."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {
-        **PlanRequest.FORMER,
-        "accuracy_margin": Former("max_loss", points),
-    }
 
     apart: options.Apart = False
     time_budget_s: options.TimeBudget = None

@@ -319,13 +319,6 @@ def test_arms_over_a_limit_are_on_the_page(race: RunDirectory, tmp_path: Path) -
     assert says_what_was_decided(run).over_slo
 
 
-def test_a_decision_of_november_2026_is_read() -> None:
-    """What nothing reads today is left out, such as what was chosen for another objective than speed."""
-    decision = made_decision(made_results([result_cell()]))
-    stored = dump(decision) | {"objective": "speed", "least": [], "left": [], "levels": {}, "command": []}
-    assert Decision.model_validate(stored) == decision
-
-
 @pytest.mark.whole
 def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
     """Folded, behind the tables; the command that repeats it is that of the library's options."""

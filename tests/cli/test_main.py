@@ -11,9 +11,7 @@ import pytest
 from made_records import made_results, result_cell
 from typer.testing import CliRunner
 
-import mtbench
 from mtbench.cli import main
-from mtbench.errors import UserError
 from mtbench.experiments.run import EXPERIMENT
 from mtbench.runs import executor, options
 from mtbench.runs.directory import RunDirectory
@@ -164,29 +162,3 @@ def test_an_output_that_cannot_be_written_is_one_line(
         2,
         "error: cannot write the output: No space left on device; nothing was started\n",
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "today"),
-    [
-        (["choose", "--candidates", "mars"], "--candidates is now --method"),
-        (["run", "--accuracy-margin", "0.02"], "--accuracy-margin is now --max-loss, in points"),
-        (["load", "--rates=1,2"], "--rates is now --request-rate"),
-        (["ls", "--rows", "2"], "No such option: --rows"),
-    ],
-)
-def test_a_former_option_names_the_one_of_today(
-    words: list[str], today: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["mtbench", *words])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {today}")
-    assert line.endswith(f"See `mtbench {words[0]} --help`.")
-
-
-def test_a_former_argument_names_the_one_of_today() -> None:
-    with pytest.raises(UserError, match=r"'fixed_length' of mtbench\.run is now 'ignore_eos'; see"):
-        mtbench.run(fixed_length=True)

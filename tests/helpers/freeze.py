@@ -160,7 +160,7 @@ MEASURES = {"run": measure_run, "choose": measure_choose, "gate": measure_gate, 
 MEASURES |= {"reproduce": measure_reproduce, "training": measure_training}
 EXPERIMENTS: Mapping[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # what computes which files
     "run": (report, ("results.json", "report.md", "report.html")),
-    "choose": (race, ("results.json", "decision.json", "left.jsonl", "report.md", "report.html")),
+    "choose": (race, ("results.json", "decision.json", "eliminated.jsonl", "report.md", "report.html")),
     "gate": (gate, ("gate.json", "gate.md", "gate.html")),
     "load": (load, ("load.json", "load.md", "load.html")),
     "reproduce": (reproduce, ("reproduction.json", "reproduction.md", "reproduction.html")),
@@ -225,7 +225,7 @@ def clean(folder: Path) -> None:
     for name in ("figures", "tables", "tokenizer", "work", "expected"):
         for found in [*folder.rglob(name)]:
             shutil.rmtree(found)
-    computed = {name for _, names in EXPERIMENTS.values() for name in names} - {"gate.json", "left.jsonl"}
+    computed = {name for _, names in EXPERIMENTS.values() for name in names} - {"gate.json", "eliminated.jsonl"}
     for file in [*folder.rglob("*")]:
         if file.name in computed or file.suffix in {".xml", ".lock"} or file.name == ".lock" or file.match("be*.json"):
             file.unlink()

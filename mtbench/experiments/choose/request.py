@@ -4,12 +4,11 @@ Light: the command line makes its help of this file without torch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, get_args
 
 from pydantic import Field
 
 from mtbench.errors import UserError
-from mtbench.records import Former
 from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.formats import LimitName
@@ -27,8 +26,6 @@ AUTO = "auto"  # of `--method`
 
 class RaceRequest(DecodingRequest):
     """What is raced, and by what it is judged."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {**DecodingRequest.FORMER, "candidates": Former("method")}
 
     method: Annotated[
         Sequence[str],

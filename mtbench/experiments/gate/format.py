@@ -5,21 +5,18 @@ A gate compares two builds, **base** and **head**, in three stages: `comparable`
 the pair: two processes of one build differ by more than the blocks inside a process.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, StringConstraints
 
 from mtbench.records import (
     CellName,
     Count,
-    Former,
     NonNegative,
     Record,
     Seconds,
     Sha256,
     Size,
-    Upgraded,
     VersionOne,
 )
 
@@ -89,10 +86,8 @@ class CellFloor(Record):
     pair_sd_high: NonNegative = Field(description="its upper bound, one-sided, 80 %")
 
 
-class NoiseFloor(Upgraded):
+class NoiseFloor(Record):
     """An entry of floor.json: the noise of one machine on one plan, from pairs of processes of one build."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"live": Former("interleave")}
 
     key: Key = Field(description="what it holds for")
     measured: UtcTime = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
@@ -111,10 +106,8 @@ class FloorFile(Record):
     floors: list[NoiseFloor] = Field(description="one entry per key")
 
 
-class GateRequest(Upgraded):
+class GateRequest(Record):
     """What was asked of the gate."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"live": Former("interleave")}
 
     base: str | None = Field(description="environment of the base build; null: that of the gate itself")
     head: str | None = Field(description="environment of the head build; null: that of the gate itself")

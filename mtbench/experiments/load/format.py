@@ -4,8 +4,7 @@ An **arm** is a server: one that this command starts for a method, or a given UR
 number of concurrent requests. A **point** is one arm at one level in one round: one process of the client.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -14,16 +13,13 @@ from mtbench.experiments.load.request import LoadRequest as LoadRequest
 from mtbench.experiments.load.request import Positive
 from mtbench.experiments.load.request import Slo as Slo
 from mtbench.records import (
-    DROPPED,
     Count,
-    Former,
     NonNegative,
     Record,
     Sha256,
     Size,
     StoredSeconds,
     Text,
-    Upgraded,
     VersionOne,
 )
 from mtbench.runs.formats import Environment
@@ -33,10 +29,8 @@ SCHEMA_VERSION: Literal[1] = 1
 Outcome = Literal["ok", "rejected", "failed"]
 
 
-class ArmPlan(Upgraded):
+class ArmPlan(Record):
     """A server that gets load."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"adaptive": DROPPED}
 
     name: Text = Field(description="name of the arm")
     method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
@@ -90,10 +84,8 @@ class LoadPlan(Record):
         return next(arm for arm in self.arms if arm.name == name)
 
 
-class RequestLine(Upgraded):
+class RequestLine(Record):
     """A request as the client saw it, with what the server said about it."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {"queued_s": DROPPED, "options": DROPPED}
 
     position: Count = Field(description="its place in the point's items")
     item: Text = Field(description="name of the item")

@@ -4,13 +4,13 @@ Light: the command line makes its help of this file without torch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from mtbench.errors import UserError
-from mtbench.records import Former, Record, Size, Upgraded, points
+from mtbench.records import Record, Size
 from mtbench.runs import option_texts as texts
 from mtbench.runs import options
 from mtbench.runs.options import COMPARED, LOAD, SERVER, option
@@ -38,16 +38,8 @@ def _shown_slo(slo: Slo) -> str:
     return texts.shown_limits({name: limit_s for name, limit_s in limits.items() if limit_s is not None})
 
 
-class LoadRequest(Upgraded):
+class LoadRequest(Record):
     """What is sent to which servers."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {
-        "arm": Former("method"),
-        "rates": Former("request_rate"),
-        "rows": Former("max_num_seqs"),
-        "accuracy_margin": Former("max_loss", points),
-        "engine": Former("engine", lambda stored: (stored,) if isinstance(stored, str) else stored),
-    }
 
     suite: options.Suite = DEMONSTRATION
     method: Annotated[
