@@ -49,11 +49,6 @@ COMMANDS = _EXPERIMENTS | {
         COMPARE,
         "Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items.",
     ),
-    "import": Entry(
-        "mtbench.cli.imports",
-        COMPARE,
-        "Lay results of other tools side by side, each figure under its owner's definition.",
-    ),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites, families or engines, or describe one of them."),
     "fetch": Entry("mtbench.cli.fetch", COMPARE, "Install a serving engine, or use an installation of yours."),
     "schemas": Entry("mtbench.cli.schemas", COMPARE, "Write the JSON Schemas of the files that mtbench writes."),

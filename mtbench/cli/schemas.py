@@ -18,7 +18,6 @@ from mtbench.records import Record
 from mtbench.results.across_runs import Comparison
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
-from mtbench.results.imports.format import Imported
 from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Plan
 
@@ -32,7 +31,6 @@ SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and 
     "floor": (FloorFile, "floor.json: the noise of machines, calibrated for the gate"),
     "gate": (Gate, "gate.json: one build against another"),
     "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),
-    "imported": (Imported, "Results of other tools, as `mtbench import --json` writes them"),
     "load": (Load, "load.json: servers under load"),
     "load_plan": (LoadPlan, "plan.json of a load"),
     "load_point": (PointLine, "A line of points.jsonl of a load"),

@@ -17,8 +17,7 @@ from pydantic_core import from_json
 
 from mtbench import files
 from mtbench.errors import UserError, first_line, printable
-from mtbench.results.imports.importer import has, shown, within
-from mtbench.results.imports.registry import LARGEST_FILE
+from mtbench.results.imports.importer import LARGEST_FILE, has, shown, within
 
 FORMATS = (
     "lm-eval's samples_*.jsonl, vLLM's `bench serve --save-detailed` JSON, guidellm's benchmarks.json, aiperf's "
