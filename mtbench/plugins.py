@@ -1,12 +1,13 @@
 """A registry of classes by name, one file for each class.
 
-The registries are METHODS in mtbench/decoding/registry.py and SUITES in mtbench/evaluation/registry.py.
+The registries are METHODS and SERVING_ENGINES in mtbench/decoding/registry.py and SUITES in
+mtbench/evaluation/registry.py.
 
-The files of methods/ and suites/ register their classes when imported. Others add classes in two ways:
+The files of methods/, suites/ and engines/ register their classes when imported. Others add classes in two ways:
 
-- An installed package uses the entry-point groups `mtbench.methods` and `mtbench.suites`; an entry names a module that
-  registers on import (examples/ has one). If such a module fails, its entry is listed in `broken` with the reason, and
-  everything else works.
+- An installed package uses the entry-point groups `mtbench.methods`, `mtbench.suites` and `mtbench.engines`; an entry
+  names a module that registers on import (examples/ has one). If such a module fails, its entry is listed in `broken`
+  with the reason, and everything else works.
 - A command names a file: `--plugin FILE.py`. The file may import installed packages, but no other file beside it. A
   plan holds the SHA-256 of each file that it needs, and a command that reads the plan must name the same file: a plan
   is untrusted input, and a plugin is code.

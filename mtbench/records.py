@@ -1,7 +1,7 @@
 """Records: the base class of what mtbench stores as JSON, how a file becomes records, and how records become JSON.
 
-The models themselves are in mtbench/runs/formats.py (what a run writes), mtbench/results/format.py (results.json) and
-experiments/reproduce/format.py (published tables and reproductions). `mtbench schemas DIR` writes their JSON Schemas.
+The records themselves are beside what writes them: mtbench/runs/plan.py and formats.py (a run), results/format.py
+(results.json), the format.py of each experiment. `mtbench schemas DIR` writes their JSON Schemas.
 
 A reader gets a record of the right shape or one UserError in one line, which names the file, the line of a JSONL file,
 the field, the value found and the values allowed. A JSON number stored as an integer is read as a float where a field

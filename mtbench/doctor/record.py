@@ -42,7 +42,7 @@ def unproven(device: str) -> str | None:
     """
     if device != "cuda" or _file(fingerprint(device)).is_file():
         return None
-    return "mtbench has not been checked on this GPU: run `mtbench doctor` first; it takes less than a minute."
+    return "mtbench has not been checked on this GPU: run `mtbench doctor` first (it takes less than a minute)."
 
 
 def _file(identity: dict[str, str | None]) -> Path:

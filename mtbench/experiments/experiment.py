@@ -29,7 +29,7 @@ R = TypeVar("R", bound=Record)
 S = TypeVar("S", bound=Session)
 P = TypeVar("P")
 F = TypeVar("F")
-# What an experiment leaves that stopped before it had begun: beginnings of plans, temporary files, the lock.
+# Files left by a run that stopped before its plan was written: beginnings of plans, temporary files, the lock.
 UNPLANNED = re.compile(r"(environment|race|plan)\.json|\.[a-z]+\.json\.[a-z0-9_]{8}\.tmp|\.lock")
 started: list[Path] = []  # directories of this process; the message on interruption names the last one
 
@@ -244,7 +244,7 @@ def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, sessi
     if stored is None:
         if fixed:
             flags = ", ".join(options.flag_of(name, known[name]) for name in fixed)
-            raise UserError(f"what began goes on with the same options, so {flags} cannot change; {again}.")
+            raise UserError(f"a resumed run keeps its options, so {flags} cannot change; {again}.")
         return asked
     before, now = dump(stored), dump(asked)
     for name in fixed:

@@ -73,7 +73,7 @@ def refuse_lost_device(error: Exception) -> None:
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Run none of our kernels in this context."""
+    """Disable mtbench's kernels inside this context."""
     switch_off("PyTorch's are wanted")
     try:
         yield

@@ -167,8 +167,7 @@ NOTES: Mapping[str, str] = {
         "The decision at the top is made from verdicts and intervals. An arm can be used if it is faster than plain "
         "decoding on the checkpoint that one would deploy, and has its tokens, or an accuracy that is shown to lose "
         "less than {accuracy_margin}. Of such arms the fastest is named. If no arm passes and one is undecided, "
-        "there is no conclusion. A race leaves out arms over its limits. A race for energy or memory names the arm "
-        "with the least of it, of those with the tokens or the accuracy."
+        "there is no conclusion. A race leaves out arms over its limits."
     ),
     "Speedup": (
         "Wall time of the baseline over that of the arm, on the same prompts: the gain that a user sees. Every rate "
@@ -216,6 +215,6 @@ NOTES: Mapping[str, str] = {
     ),
     "Void and note": (
         "A void arm cannot be trusted: it has no verdict, nor have arms whose baseline is void, and the summary leaves "
-        "it out. A note limits what the values of an arm mean."
+        "it out. A note says how to read an arm's values."
     ),
 }

@@ -55,7 +55,7 @@ class Eliminated(Record):
     """When a cell left a run in which cells leave, and why. It is compared on the blocks that it has."""
 
     block: Count = Field(description="blocks of its group, from the first on, that had ended")
-    lost: bool = Field(description="true: it is surely not the one to choose; false: nothing about it was left to show")
+    lost: bool = Field(description="true: it is surely not the one to choose; false: it needs no further measurement")
     reason: str = Field(description="why it left")
     rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
 
@@ -197,7 +197,7 @@ class ResultEnvironment(Environment):
 class Results(Sparse):
     """results.json: what the stored lines of a run add up to, cell by cell.
 
-    A value is never NaN; null is what was not measured. No key is renamed without a new schema_version.
+    A value is never NaN; null is what was not measured.
     """
 
     schema_version: VersionOne = Field(description="version of this format")

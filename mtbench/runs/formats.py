@@ -189,7 +189,7 @@ class Elimination(Record):
 
     cell: CellName = Field(description="name of the cell")
     block: StoredCount = Field(description="blocks of its group, from the first on, that had ended")
-    lost: bool = Field(description="true: it is surely not the one to choose; false: nothing about it was left to show")
+    lost: bool = Field(description="true: it is surely not the one to choose; false: it needs no further measurement")
     reason: str = Field(description="why it left")
     rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
 

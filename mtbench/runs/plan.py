@@ -80,7 +80,7 @@ class SuitePlan(Record):
         return stored
 
     def prompt(self, index: int, said: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
-        """What is read for an item. `said`: answers to earlier turns, by item; one not there yet counts as empty."""
+        """Return the prompt of an item. `said`: answers to earlier turns, by item; a missing one counts as empty."""
         item = self.items[index]
         if item.follows is None:
             return item.prompt_ids
@@ -253,7 +253,7 @@ class Plan(Record):
         ]
         if asked := set(self.request.subtask):
             whole = [s.suite for s in self.suites if asked.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
-            said += [f"{suite}: asked whole, for --subtask names nothing of it" for suite in whole]
+            said += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
         if "refill" not in self.request.batching:
             return said
         if 1 in self.request.batch_size:

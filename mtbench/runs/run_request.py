@@ -103,9 +103,8 @@ class RunSession(Session):
 def default_limit(batch_size: Sequence[int], batching: Sequence[str], blocks: int = TIMED_BLOCKS) -> int:
     """Return the items per suite or subtask of a command without `--limit`, whatever the suite.
 
-    They fill so many blocks of the largest batch size; by default as many as every round times: more items would make
-    the accuracy more precise and no time, since later rounds repeat these blocks. A verdict on accuracy takes more;
-    the results say how many.
+    The default fills the blocks that every round times, at the largest batch size. More items narrow accuracy
+    intervals, not those of time. A verdict on accuracy takes more; the results say how many.
     """
     prompts_per_row = REFILLS if "refill" in batching else 1
     return blocks * max(1, *batch_size) * prompts_per_row

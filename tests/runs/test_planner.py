@@ -242,7 +242,7 @@ def test_subtasks_are_those_of_any_suite_and_the_others_are_said_to_be_whole(
     monkeypatch.setattr(Riddle, "subtasks", ("riddle", "other"))
     request = RunRequest(suite=("riddle", "talk"), subtask=("riddle",), checkpoint=checkpoints, method=("ar",))
 
-    assert "talk: asked whole, for --subtask names nothing of it" in make_plan(request).warnings()
+    assert "talk runs completely: --subtask names no subtask of it" in make_plan(request).warnings()
     with pytest.raises(UserError, match=r"'ridle'.*riddle.*other"):
         make_plan(request.changed(subtask=("ridle",)))
     with pytest.raises(UserError, match=r"--subtask 'x': talk has no choice of a subtask"):

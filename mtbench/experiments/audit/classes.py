@@ -250,7 +250,7 @@ class Class(NamedTuple):
 CLASSES: Mapping[str, Class] = {
     "same": Class("The same tokens and, where both have one, the same score."),
     "near-tie": Class("Both tokens are within the noise of the arithmetic."),
-    "rounding": Class("Both tokens are within the differences that the engine has from itself, or of coarser logits."),
+    "rounding": Class("Both tokens are within the engine's own numerical variation, or that of coarser logits."),
     "template/tokenizer": Class("The prompts, or the same text, have other tokens."),
     "stop/budget": Class("One answer ends earlier, by another rule."),
     "sampling": Class("The tokens are chosen by another rule: temperature, penalty, filter or seed."),

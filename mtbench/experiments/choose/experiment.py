@@ -70,7 +70,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         return plan_of(request)
 
     def warnings(self, planned: RacePlan) -> list[str]:
-        """Return what is known to end without a verdict or a grade."""
+        """Return the suites that cannot get a verdict or a grade."""
         return warnings(planned.plan)
 
     def dry_run(self, planned: RacePlan, given: Collection[str], console: Terminal, notes: Terminal) -> None:

@@ -14,8 +14,8 @@ them. When nothing is open, all arms leave. An arm over a limit of its latency b
 blocks.
 
 Errors. The time of an arm over that of another has a one-sided bound at level 2.5 % / (looks · other arms), from
-`statistics.shared_ratio` on the blocks of both. The best allowed arm b leaves wrongly, or an arm more than 2 %
-slower than b wrongly counts as close to it, only if such a bound between b and another arm fails at some look. By the
+`statistics.shared_ratio` on the blocks of both. Let b be the best allowed arm. There are two errors: b leaves, or an
+arm more than 2 % slower than b counts as close to it. Each needs a wrong bound between b and another arm. By the
 union bound over looks and arms this has probability 2.5 % at most. A bound between an arm and plain decoding is shared
 by the looks only: b is one arm, and of these bounds only its own can be wrong to its harm. That is 2.5 % more.
 Simulated bounds keep these levels for uneven blocks, too (docs/error-rates.md). But no bound knows of a kind of block

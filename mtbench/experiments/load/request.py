@@ -70,8 +70,8 @@ class LoadRequest(Record):
         Sequence[str],
         option(
             "What a method runs in: graph, eager or invariant of mtbench's own server; or a serving engine, whose "
-            "server this command starts, for plain decoding without --method. Repeatable: every method in each. See "
-            "`mtbench ls engines`.",
+            "server this command starts; without --method it runs plain decoding. Repeatable: every method in each. "
+            "See `mtbench ls engines`.",
             COMPARED,
             min_length=1,
             flags=("--server", "--engine"),

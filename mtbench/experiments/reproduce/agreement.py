@@ -15,7 +15,7 @@ interval is too wide, never too narrow: `agrees` and `differs` are too rare, nev
 the published figure alone exceeds the margin, no n of ours suffices. A mean over benchmarks combines the intervals in
 the same way (Zou & Donner 2008, Statistics in Medicine 27:1693); with two terms this is Newcombe's interval.
 
-**A change of accuracy** between two arms is paired. Ours has a Bonett-Price interval. The published change has a
+**A change of accuracy** between two arms is paired. Ours has Tango's interval. The published change has a
 normal interval for the benchmark's n and our share of changed items, because the paper does not publish its own share.
 It is the difference of two rounded figures, so a whole unit of its last digit is uncertain.
 
