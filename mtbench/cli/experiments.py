@@ -12,31 +12,23 @@ from typing import Any
 
 import typer
 
-from mtbench.cli.parameters import given, load_plugins, parameters, was_given, with_parameters
+from mtbench.cli.parameters import given, load_plugins, parameters, with_parameters
 from mtbench.cli.session import beside_json, err, importing, say, warn, write_json
-from mtbench.errors import UserError
 from mtbench.experiments.registry import KINDS, experiment_of, options_of
 from mtbench.files import refuse_existing
 from mtbench.runs import options
 
 
 def command(name: str) -> typer.Typer:
-    """Return the command of an experiment; `gate` has a subcommand."""
+    """Return the command of an experiment."""
     app = typer.Typer()
-    if name == "gate":
-        app.callback(invoke_without_command=True)(_function(name))
-        app.command("calibrate")(_function("gate calibrate"))
-    else:
-        app.command(name)(_function(name))
+    app.command(name)(_function(name))
     return app
 
 
 def _function(name: str) -> Callable[..., Any]:
     def run(ctx: typer.Context, **_: Any) -> None:
-        if ctx.invoked_subcommand is not None:
-            _refuse_options_before(ctx)
-        else:
-            carry_out(name, ctx)
+        carry_out(name, ctx)
 
     run.__doc__ = KINDS[name].help
     return with_parameters(run, parameters(*options_of(name)))
@@ -70,14 +62,6 @@ def carry_out(name: str, ctx: typer.Context) -> None:
     if json_to is not None:
         written = job.path / experiment.result
         write_json(json_to, written.read_text(), f"all is complete, and {written} has the same.")
-    say(experiment.page_of(job), console)
+    say(job.path / experiment.page, console)
     if code := experiment.exit_code(found, session):
         raise typer.Exit(code)
-
-
-def _refuse_options_before(ctx: typer.Context) -> None:
-    """Raise UserError for an option that stands before the subcommand, which would not get it."""
-    before = sorted(f"--{name.replace('_', '-')}" for name in ctx.params if was_given(ctx, name))
-    if before:
-        word = ctx.invoked_subcommand
-        raise UserError(f"{', '.join(before)} stands before `{word}`; write `mtbench gate {word} OPTIONS`.")

@@ -36,9 +36,7 @@ class Entry(NamedTuple):
 EXPERIMENT = "mtbench.cli.experiments"
 COMPARE, STAGES, TRAIN, SERVE = "Compare", "Stages of a run", "Train", "Serve"
 _EXPERIMENTS = {
-    name: Entry(EXPERIMENT, COMPARE, " ".join(kind.help.partition("\n\n")[0].split()))
-    for name, kind in KINDS.items()
-    if " " not in name
+    name: Entry(EXPERIMENT, COMPARE, " ".join(kind.help.partition("\n\n")[0].split())) for name, kind in KINDS.items()
 }
 COMMANDS = _EXPERIMENTS | {
     "doctor": Entry(
@@ -155,8 +153,6 @@ def _how_to_resume() -> str:
     if not _started():
         return "nothing was started"
     resumed = command if command in ("choose", "reproduce", "gate", "load", "audit") else "run"
-    if sys.argv[1:3] == ["gate", "calibrate"]:
-        resumed = "gate calibrate"
     files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs
     again = f"mtbench {resumed} -o {_started()[-1]} --resume{files}"
     return f"complete results are kept; resume with `{again}`"

@@ -100,11 +100,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
 
     def folder(self, request: R) -> str:
         """Return the name that begins the default directory."""
-        return self.command.split()[-1]
-
-    def page_of(self, job: Job[R, S]) -> Path:
-        """Return the file that a person opens."""
-        return job.path / self.page
+        return self.command
 
     def listing(self, request: R) -> list[RenderableType]:
         """Return what is printed in place of an experiment that names nothing to do."""

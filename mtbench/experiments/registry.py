@@ -38,17 +38,11 @@ KINDS = {
     Then times are compared over pairs of processes, until the answer is known. The exit code is 0 for PASS, 1 for FAIL,
     2 for builds that cannot be compared, 3 for INCONCLUSIVE.
 
+    A gate of a build with itself measures the noise of this machine: floor.json, beside the folder, gets it and the
+    smallest slowdown that a gate with these options can find. It holds for this machine, torch and plan for 30 days.
+
     Without --method every method runs, which takes long on a CPU. A small start: --method ar --method mars:tau=0.9
     --batch-size 8 --limit 32 --blocks 4.
-    """,
-    ),
-    "gate calibrate": Kind(
-        "mtbench.experiments.gate.request:CalibrationOptions,GateSession",
-        "mtbench.experiments.gate.experiment:CALIBRATE",
-        """Measure how much the times of one build differ by chance on this machine.
-
-    Runs pairs of processes of one build. floor.json, beside the folder, gets the noise of every cell and the smallest
-    slowdown that a gate with the same options can find. It holds for this machine, torch and plan, for 30 days.
     """,
     ),
     "load": Kind(

@@ -44,7 +44,7 @@ def test_the_same_build_passes_at_the_first_look(gate: Callable[..., Gate]) -> N
     assert same.compared == [AR, MARS]
     assert not found(same)
     assert all(len(cell.base_s) == len(cell.head_s) == 6 for cell in same.timed)
-    assert {f.kind for f in same.findings} == {"environment"}  # not calibrated
+    assert {f.kind for f in same.findings} == {"environment"}  # without a floor
 
 
 def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) -> None:
@@ -325,8 +325,8 @@ def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
 
 def calibrated(tmp_path: Path, plan: Path, noise: float, **asked: Any) -> NoiseFloor:
     env = build(tmp_path / "calibrated", plan, noise=noise)
-    measured = a_gate(tmp_path / "runs" / "calibration", env, env, pairs=6, **asked).calibrate()
-    floor.add(tmp_path / "runs", measured)
+    measured = a_gate(tmp_path / "runs" / "calibration", env, env, pairs=6, **asked).run().floor
+    assert measured is not None
     return measured
 
 
@@ -338,7 +338,7 @@ def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, pla
     assert judged.floor == measured
     assert judged.looks[-1] < 40
     assert judged.looks == list(decision.looks(max(cell.pair_sd for cell in measured.cells), 0.02))
-    assert not any("not calibrated" in finding.text for finding in judged.findings)
+    assert not any("floor.json" in finding.text for finding in judged.findings)
 
 
 @pytest.mark.slow

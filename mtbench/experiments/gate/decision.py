@@ -42,7 +42,7 @@ Differences = Mapping[str, Values]  # by cell, log(head's time / base's time) of
 def looks(pair_sd: float | None, margin: float, last: int | None = None) -> tuple[int, ...]:
     """Return the numbers of pairs at which the times are tested: at most five, geometric, from 6 pairs to `last`.
 
-    By default the last is ⌈(5.5 · pair_sd / margin)²⌉ + 6; without a calibrated `pair_sd` it is 40.
+    By default the last is ⌈(5.5 · pair_sd / margin)²⌉ + 6; without a measured `pair_sd` it is 40.
     """
     if last is None and pair_sd is not None:
         distance = min(REACH * pair_sd / math.log1p(margin), FARTHEST)

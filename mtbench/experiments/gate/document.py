@@ -49,7 +49,7 @@ def document(gate: Gate, *, drawn: bool = True) -> Document:
 
 
 def noise(floor: NoiseFloor) -> Table:
-    """Return the calibrated noise of every cell, in percent."""
+    """Return the noise of every cell, in percent."""
     rows = [
         Row(cell.cell, [Entry(f"{number(100 * sd, 2)}%") for sd in (cell.pair_sd, cell.pair_sd_high)])
         for cell in floor.cells

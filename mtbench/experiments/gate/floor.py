@@ -20,7 +20,8 @@ FILE = "floor.json"
 HOLDS_S = 30 * 24 * 3600.0
 BOUND_LEVEL = 0.8  # of the upper bound of a standard deviation
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-ADVICE = "delete it and calibrate again with `mtbench gate calibrate`."
+ADVICE = "delete it; a gate of a build with itself, `mtbench gate --base ENV --head ENV`, measures it again."
+PAIRS, FEWEST_PAIRS = 10, 3  # of one build: by default, and at least
 
 
 def read(folder: Path) -> list[NoiseFloor]:
@@ -37,7 +38,7 @@ def find(floors: list[NoiseFloor], key: Key, *, interleave: bool) -> tuple[Noise
             recent = floor.measured >= time.strftime(TIME, time.gmtime(oldest))
             return (floor, None) if recent else (None, f"the floor of {floor.measured} is too old")
     if not of_kind:
-        return None, "this machine is not calibrated for this plan"
+        return None, "floor.json has no noise of this machine and plan"
     latest = max(of_kind, key=lambda floor: floor.measured)
     changes = [name for name in Key.model_fields if getattr(latest.key, name) != getattr(key, name)]
     return None, f"the floor of {latest.measured} does not hold: other {', '.join(changes)}"

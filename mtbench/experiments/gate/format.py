@@ -100,7 +100,7 @@ class NoiseFloor(Record):
 
 
 class FloorFile(Record):
-    """floor.json: the floors of the machines and plans that were calibrated."""
+    """floor.json: the floors of the machines and plans that were measured."""
 
     schema_version: VersionOne = Field(description="version of this format")
     floors: list[NoiseFloor] = Field(description="one entry per key")
@@ -115,7 +115,7 @@ class GateRequest(Record):
     engine: str | None = Field(None, description="serving engine whose releases pip: names; null: none")
     margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")
     blocks: Size = Field(description="blocks of each group that are timed")
-    pairs: Size | None = Field(description="pairs at the last look; null: by the calibrated noise, at most 40")
+    pairs: Size | None = Field(description="pairs at the last look; null: by the noise in floor.json, at most 40")
     interleave: bool = Field(description="true: the processes of a pair take turns, block by block")
     counts_only: bool = Field(description="true: nothing is timed")
     allow_changed: bool = Field(description="true: head may emit other tokens")
@@ -200,7 +200,7 @@ class Gate(Record):
     looks: list[Size] = Field(description="numbers of pairs at which the times are tested")
     pairs: Count = Field(description="pairs of processes that were timed")
     confirmation_pairs: Count = Field(description="fresh pairs that tested a FAIL once more; 0: none")
-    floor: NoiseFloor | None = Field(description="calibrated noise of this machine on this plan; null: not calibrated")
+    floor: NoiseFloor | None = Field(description="noise of this machine on this plan; null: not measured")
     findings: list[Finding] = Field(description="what was found, in the order of the stages")
     compared: list[CellName] = Field(description="cells whose tokens and counts were compared")
     timed: list[TimedCell] = Field(description="times by cell; empty: nothing was timed")

@@ -1,4 +1,4 @@
-"""What a gate or a calibration is asked for: the options of a plan, and their own.
+"""What a gate is asked for: the options of a plan, and its own.
 
 Light: the command line makes its help of this file without torch.
 """
@@ -17,8 +17,8 @@ MOST_PAIRS = 1000
 ENV = "the folder of a virtual environment, git:REV, or a release of the engine of --engine, pip:NAME==VERSION"
 
 
-class BuildsRequest(PlanRequest):
-    """What processes of builds decode, and how long they may take."""
+class GateOptions(PlanRequest):
+    """The options of `mtbench gate`."""
 
     limit: Annotated[
         options.ItemLimit,
@@ -47,11 +47,6 @@ class BuildsRequest(PlanRequest):
             show=texts.shown_seconds,
         ),
     ] = 7200.0
-
-
-class GateOptions(BuildsRequest):
-    """The options of `mtbench gate`."""
-
     base: Annotated[str | None, option(f"Build to compare with: {ENV}.", BUILDS)] = None
     head: Annotated[str | None, option("Build to judge; default: this environment.", BUILDS)] = None
     base_plugin: Annotated[
@@ -66,8 +61,8 @@ class GateOptions(BuildsRequest):
     pairs: Annotated[
         int | None,
         option(
-            "Pairs of processes at the last look; default: by the calibrated noise, at most 40. Fresh "
-            "pairs that test a FAIL once more come on top.",
+            "Pairs of processes at the last look; default: by the noise in floor.json, at most 40; of a build with "
+            "itself 10. Fresh pairs that test a FAIL once more come on top.",
             GATE,
             ge=2,
             le=MOST_PAIRS,
@@ -83,13 +78,6 @@ class GateOptions(BuildsRequest):
         ),
     ] = False
     allow_torch: Annotated[bool, option("The builds may have different versions of torch.", BUILDS)] = False
-
-
-class CalibrationOptions(BuildsRequest):
-    """The options of `mtbench gate calibrate`."""
-
-    base: Annotated[str | None, option(f"Build: {ENV}; default: this environment.", BUILDS)] = None
-    pairs: Annotated[int, option("Pairs of processes.", GATE, ge=3, le=MOST_PAIRS)] = 10
 
 
 class GateSession(Session):

@@ -71,8 +71,10 @@ class GateRun:
     def run(self) -> Gate:
         """Run the stages that are missing; return what they decide. gate.json has the beginning until then.
 
-        Raises UserError if the builds cannot be compared or base cannot decode.
+        A gate of a build with itself measures the machine's noise, which it adds to floor.json. Raises UserError if the
+        builds cannot be compared or base cannot decode.
         """
+        floor.read(self.directory.parent)  # a floor.json that cannot be kept is refused before hours of pairs
         compared = self.comparable()
         gate = self._resumed(compared) if (self.directory / FILE).is_file() else self._begun(compared)
         if gate.word != "INCONCLUSIVE":
@@ -82,36 +84,27 @@ class GateRun:
         if cells and not self.request.counts_only and not _levels(gate, "fail"):
             runner = PairRunner(self.request, (self.base, self.head), compared.planned, replayed, self.note)
             gate = TimedStage(self.directory, runner, gate.looks, self.deadline).run(gate, cells)
+        if self._is_calibration and (measured := self._noise(compared)):
+            floor.add(self.directory.parent, measured)
+            gate = gate.changed(floor=measured)
         return conclude(gate)
 
-    def calibrate(self) -> NoiseFloor:
-        """Run the pairs that are missing of a build with itself, and return the floor.
+    @property
+    def _is_calibration(self) -> bool:
+        return self.base == self.head
 
-        Raises UserError if the build cannot decode, and if the deadline ends the calibration: `--resume` goes on.
-        """
-        compared = self.comparable()
-        cells = [cell.cell for cell in compared.cells]
-        runner = PairRunner(self.request, (self.base, self.head), compared.planned, {}, self.note)
-        folder, wanted = self.directory / "pairs", self.request.pairs or 0
-        while len(done := read_pairs(folder)) < wanted:
-            if time.monotonic() > self.deadline:
-                raise UserError(
-                    f"the time budget ended the calibration after {len(done)} of {wanted} pairs; go on with "
-                    f"`mtbench gate calibrate -o {self.directory} --resume`."
-                )
-            self.note(f"pair {len(done) + 1} of {wanted}")
-            try:
-                runner.run(folder, len(done) + 1, cells)
-            except BuildFailed as failure:
-                raise UserError(f"the build cannot decode: {failure}.") from None
-        noise = [floor.noise_of(cell, d) for cell, d in differences(done, cells).items() if len(d) > 2]
+    def _noise(self, compared: Comparable) -> NoiseFloor | None:
+        """Return the noise that the pairs of one build show; None after too few pairs."""
+        pairs = read_pairs(self.directory / "pairs")
+        found = differences(pairs, [cell.cell for cell in compared.cells])
+        noise = [floor.noise_of(cell, d) for cell, d in found.items() if len(d) >= floor.FEWEST_PAIRS]
         if not noise:
-            raise UserError("no cell has valid times in 3 pairs or more; see the failures in the folder of a pair.")
+            return None
         return NoiseFloor(
             key=compared.key,
             measured=time.strftime(floor.TIME, time.gmtime()),
             interleave=self.request.interleave,
-            pairs=len(done),
+            pairs=len(pairs),
             smallest_detectable=decision.smallest_detectable(max(cell.pair_sd for cell in noise)),
             cells=noise,
         )
@@ -119,14 +112,17 @@ class GateRun:
     def _begun(self, compared: Comparable) -> Gate:
         """Return the gate before its first process decodes. Raises UserError if the margin is below the floor."""
         found, findings = None, [*compared.findings]
-        if not self.request.counts_only:
+        if not self.request.counts_only and not self._is_calibration:
             found, why = floor.find(floor.read(self.directory.parent), compared.key, interleave=self.request.interleave)
             if why is not None:
-                where = self.directory.parent / "calibration"
-                command = f"`mtbench gate calibrate -o {where}` with the gate's other options measures its noise"
-                findings.insert(0, _remark(f"{why}; {command}"))
+                build = self.request.base
+                command = f"`mtbench gate --base {build} --head {build} -o {self.directory.parent / 'calibration'}`"
+                findings.insert(0, _remark(f"{why}; {command} with the gate's other options measures its noise"))
             self._refuse_small_margin(found)
         worst = None if found is None else max((cell.pair_sd for cell in found.cells), default=None)
+        looks = decision.looks(worst, self.request.margin, self.request.pairs)
+        if self._is_calibration:
+            looks = (self.request.pairs or floor.PAIRS,)
         return Gate(
             schema_version=SCHEMA_VERSION,
             word="INCONCLUSIVE",
@@ -137,7 +133,7 @@ class GateRun:
             head=compared.builds[1],
             same_build=same_build(*compared.builds),
             key=compared.key,
-            looks=list(decision.looks(worst, self.request.margin, self.request.pairs)),
+            looks=list(looks),
             pairs=0,
             confirmation_pairs=0,
             floor=found,
