@@ -9,7 +9,6 @@ from pathlib import Path
 
 from mtbench import plugins
 from mtbench.clients.serving_engine import ServingEngine, Setting
-from mtbench.decoding import method_checks
 from mtbench.decoding.arms import (
     Arm,
     baselines,
@@ -17,7 +16,6 @@ from mtbench.decoding.arms import (
     engine_baselines,
     is_ours,
     is_served,
-    parse_arms,
     reference_arm,
 )
 from mtbench.decoding.method import Claims, Method
@@ -26,16 +24,15 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
-from mtbench.models import families, token_map
-from mtbench.models.drafts.loading import inspect_draft
-from mtbench.models.families import SHAPES, Family
-from mtbench.models.loading import Inspected, inspect
+from mtbench.models import token_map
+from mtbench.models.families import Family
+from mtbench.models.loading import Inspected
 from mtbench.models.vocabularies import vocabulary_flags
-from mtbench.options import build, roles_of
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.engine_arms import engine_flags, is_there, refuse_in_engine, refuse_made_up
+from mtbench.runs.engine_arms import engine_flags, refuse_made_up
 from mtbench.runs.formats import Race
+from mtbench.runs.lineup import Entrant, Lineup, line_up, refuse_simulated
 from mtbench.runs.plan import (
     APART,
     SCHEMA_VERSION,
@@ -63,10 +60,10 @@ from mtbench.statistics import UNITS_NEEDED
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
 
-def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) -> Plan:
+def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, lineup: Lineup | None = None) -> Plan:
     """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request.
 
-    opened: the suites of the request, if they are open already.
+    opened: the suites of the request, if they are open already. lineup: its arms, if they are resolved already.
     """
     _refuse_two_sources(request)
     _refuse_unknown_engines(request)
@@ -76,22 +73,21 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
             f"{UNITS_NEEDED['round']}` or more."
         )
     acceptance = None if request.simulate_acceptance is None else Acceptance.of(request.simulate_acceptance)
-    contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
+    known: dict[str, Inspected] = {}
+    lineups = {spec: lineup or line_up(spec, request, acceptance, known) for spec in request.suite}
     opened = opened or open_suites(request)
-    inspected: dict[str, Inspected] = {}
     suites: list[SuitePlan] = []
     cells: list[Cell] = []
     groups: list[Group] = []
-    for spec, (family, arms) in contestants.items():
-        sources = inspect_checkpoints(family, arms, inspected, offline=request.offline)
-        reading = [inspected[source] for source in _readers(family, arms)]
-        suite_plan = plan_suite(spec, opened[spec], family, [inspected[source] for source in sources], request, reading)
+    for spec, chosen in lineups.items():
+        refuse_simulated(spec, chosen.family, request)
+        suite_plan = plan_suite(spec, opened[spec], chosen.family, chosen.checkpoints, request, chosen.readers)
         suites.append(suite_plan)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
-            chosen = _batched(arms, size, batching)
-            if not chosen:
+            entrants = _batched(chosen.entrants, size, batching)
+            if not entrants:
                 continue
-            planner = _GroupPlanner(suite_plan, family, inspected, chosen, size, batching, request, acceptance)
+            planner = _GroupPlanner(suite_plan, chosen.family, entrants, size, batching, request, acceptance)
             cells_of_group = planner.cells()
             cells += cells_of_group
             groups.append(planner.group(cells_of_group))
@@ -101,7 +97,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
             "mtbench's loop; add `--batching static,refill` or `--batch-size 8`."
         )
     _refuse_twins(cells)
-    used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in contestants]
+    used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in lineups]
     used += [SERVING_ENGINES[cell.engine] for cell in cells if cell.engine in list(SERVING_ENGINES)]
     return Plan(
         schema_version=SCHEMA_VERSION,
@@ -152,150 +148,11 @@ def _refuse_twins(cells: Sequence[Cell]) -> None:
             raise UserError(f"two cells have the name {name!r}: a suite is given twice under two spellings.")
 
 
-def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) -> tuple[Family, list[Arm]]:
-    """Return the family and the arms of a suite. Raises UserError for what is known to fail before any download."""
-    suite = SUITES[spec.partition(":")[0]]
-    family = _family(request, suite)
-    if suite.metric is not None:
-        _refuse_simulated(spec, family, request)
-    if acceptance is not None:
-        named = request.family or request.model or request.checkpoint or request.weights
-        if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
-            raise UserError(
-                f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
-                f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
-            )
-    arms = _arms(request, family, acceptance)
-    if request.apart and (ours := [str(arm) for arm in arms if not is_served(arm.engine)]):
-        raise UserError(
-            f"{ours[0]!r} decodes in mtbench's process, and --apart is for servers that do not fit together; leave "
-            "--apart out, or give only arms in serving engines (`--engine vllm`)."
-        )
-    return family, arms
-
-
-def _refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
-    """Raise UserError if a suite with a metric would run simulated: a simulation has no accuracy."""
-    simulated = [f"weights {source!r}" for source in family.roles.values() if source.startswith(families.RANDOM)]
-    if request.simulate_acceptance is not None:
-        simulated = [f"--simulate-acceptance {request.simulate_acceptance}"]
-    if simulated:
-        speed_only = ", ".join(name for name in SUITES if SUITES[name].metric is None)
-        raise UserError(
-            f"suite {suite!r} scores accuracy, and {simulated[0]} has none; choose a suite that measures speed only: "
-            f"{speed_only}. See `mtbench ls suites`."
-        )
-
-
-def family_of(request: RunRequest) -> Family:
-    """Return the requested checkpoints, else those of the first suite."""
-    return _family(request, SUITES[request.suite[0].partition(":")[0]])
-
-
-def _family(request: RunRequest, suite: type[Suite]) -> Family:
-    """Return the requested checkpoints, else the suite's own. Random weights fill every role that a method names."""
-    methods = [METHODS[name] for name in METHODS]
-    named = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
-    roles = [role for role in named if not role.startswith(families.PART)]
-    return families.family(
-        request.family or suite.family, request.model, request.checkpoint, weights=request.weights, roles=roles
-    )
-
-
-def _arms(request: RunRequest, family: Family, acceptance: Acceptance | None) -> list[Arm]:
-    """Return the requested arms. Default: the default arms of every method whose checkpoints the family has.
-
-    If these are references only, every method that needs no training is added. References come first. Raises UserError
-    for an arm that cannot run as requested.
-    """
-    if request.method:
-        arms = parse_arms(request.method, request.engine)
-        for arm in arms:
-            refuse_arm(arm, request, family)
-        return arms
-    methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
-    arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
-    arms = [
-        arm
-        for arm in arms
-        if all(role in family.roles for role in arm.roles) and is_there(arm, request, family, acceptance)
-    ]
-    if arms and all(METHODS[arm.method].reference for arm in arms):
-        inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
-        there = {arm.method for arm in arms}
-        more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
-        arms += [arm for arm in parse_arms(more, request.engine) if is_there(arm, request, family, acceptance)]
-    return arms
-
-
-def _untrained(method: type[Method]) -> bool:
-    """Return whether the method runs on any checkpoint alone: it needs no mask token, draft, heads or server."""
-    references = [METHODS[name].roles for name in METHODS if METHODS[name].reference]
-    alone = method.roles in references and not roles_of(method, {})
-    return alone and method.needs_weights and not method.needs_mask
-
-
-def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
-    """Raise UserError for an arm that cannot run as requested."""
-    if is_served(arm.engine):
-        refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
-    if arm.on in arm.roles[1:]:
-        raise UserError(
-            f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint a "
-            f"second role: `--checkpoint draft={family.checkpoint(arm.on)}`."
-        )
-    checkpoint, part = families.split_part(family.checkpoint(arm.on))
-    if part:
-        raise UserError(
-            f"{str(arm)!r}: {part!r} is a part of {checkpoint!r} that drafts, and a whole model is needed; leave out "
-            f"`{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
-        )
-    if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:
-        raise UserError(
-            f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
-            "leave that `--method` or `--simulate-acceptance` out."
-        )
-    if request.temperature and arm.engine is None:
-        raise UserError(
-            f"{str(arm)!r} decodes greedily: an external engine would sample with its own random numbers; leave that "
-            "`--method` or `--temperature` out."
-        )
-
-
-def inspect_checkpoints(
-    family: Family, arms: Sequence[Arm], inspected: dict[str, Inspected], *, offline: bool
-) -> list[str]:
-    """Add what is not inspected yet of the checkpoints that the arms use; return their sources."""
-    masked = {family.checkpoint(arm.on) for arm in arms if METHODS[arm.method].needs_mask}
-    sources: dict[str, None] = {}
-    for target, *drafts in dict.fromkeys(tuple(family.checkpoints(arm.roles).values()) for arm in arms):
-        if target not in inspected:
-            inspected[target] = inspect(target, offline=offline, needs_mask=target in masked)
-        for draft in drafts:
-            found = inspect_draft(draft, inspected[target], offline=offline)
-            if found is not None or draft not in inspected:
-                inspected[draft] = found or inspect(draft, offline=offline, needs_mask=draft in masked)
-        sources |= dict.fromkeys((target, *drafts))
-    return list(sources)
-
-
-def _readers(family: Family, arms: Sequence[Arm]) -> set[str]:
-    """Return the sources of the checkpoints that read the target's token ids."""
-    read = set()
-    for arm in arms:
-        translates = METHODS[arm.method](**arm.options).translates
-        roles = family.checkpoints(arm.roles)
-        read |= {source for role, source in roles.items() if role == arm.on or not translates}
-    return read
-
-
-def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
+def _batched(entrants: Sequence[Entrant], size: int, batching: str) -> list[Entrant]:
     """Return the arms that can be batched so: refill needs mtbench's own loop and at least two slots."""
     if batching == "static":
-        return list(arms)
-    if size == 1:
-        return []
-    return [arm for arm in arms if is_ours(arm.engine)]
+        return list(entrants)
+    return [entrant for entrant in entrants if size > 1 and is_ours(entrant.arm.engine)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +161,7 @@ class _GroupPlanner:
 
     suite: SuitePlan
     family: Family
-    inspected: Mapping[str, Inspected]  # by source
-    arms: Sequence[Arm]
+    entrants: Sequence[Entrant]
     batch_size: int
     batching: Batching
     request: RunRequest
@@ -313,7 +169,7 @@ class _GroupPlanner:
 
     def cells(self) -> list[Cell]:
         """Return one cell per arm."""
-        return [self._cell(arm) for arm in self.arms]
+        return [self._cell(entrant) for entrant in self.entrants]
 
     def group(self, cells: Sequence[Cell]) -> Group:
         """Return the group of these cells with its blocks and rounds."""
@@ -329,14 +185,10 @@ class _GroupPlanner:
             cells=[cell.cell for cell in cells],
         )
 
-    def _cell(self, arm: Arm) -> Cell:
-        spec = self.suite.suite
+    def _cell(self, entrant: Entrant) -> Cell:
+        spec, arms = self.suite.suite, [other.arm for other in self.entrants]
+        arm, method, inspected, fault = entrant.arm, entrant.method, entrant.checkpoints, entrant.fault
         checkpoints = self.family.checkpoints(arm.roles)
-        method, untrained = build(METHODS[arm.method], arm.options, self.family.training(arm.on))
-        inspected = {role: self.inspected[source] for role, source in checkpoints.items()}
-        fault = method_checks.fault(method, inspected)
-        if fault is None and not method.outside:
-            method_checks.refuse_too_wide(str(arm), method)
         claims: Claims = "lossy" if fault else method.claims
         if claims == "lossless" and self.request.temperature and is_served(arm.engine):
             engine: ServingEngine = SERVING_ENGINES[arm.engine]()
@@ -347,7 +199,7 @@ class _GroupPlanner:
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
-        flags = [*self.suite.flags, *untrained, *_mask_flags(arm, inspected[arm.on])]
+        flags = [*self.suite.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
         if method.translates and fault is None:
             flags += vocabulary_flags(inspected, arm.on)
         if method.token_map is not None and fault is None:
@@ -359,7 +211,7 @@ class _GroupPlanner:
             suite=spec,
             arm=str(arm),
             method=arm.method,
-            options=dataclasses.asdict(method),  # methods are dataclasses by contract
+            options=dataclasses.asdict(method),  # type: ignore[call-overload]  # methods are dataclasses by contract
             on=arm.on,
             engine=arm.engine,
             family=self.family.name,
@@ -368,9 +220,9 @@ class _GroupPlanner:
             length="fixed" if ignore_eos else "natural",
             batching=self.batching,
             flags=flags + flags_of(simulated),
-            baselines=baselines(arm, self.arms),
-            engine_baselines=engine_baselines(arm, self.arms),
-            lossless_reference=None if simulated else reference_arm(arm, claims, self.arms),
+            baselines=baselines(arm, arms),
+            engine_baselines=engine_baselines(arm, arms),
+            lossless_reference=None if simulated else reference_arm(arm, claims, arms),
             claims=claims,
             demonstration=self.family.domain is not None,
             accept=script,

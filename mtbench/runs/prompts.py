@@ -65,9 +65,9 @@ def plan_suite(
     family: Family,
     checkpoints: Sequence[Inspected],
     request: RunRequest,
-    readers: Collection[Inspected],
+    readers: Collection[str],
 ) -> SuitePlan:
-    """Return the suite's prompts in the first checkpoint's tokens. `readers`: the checkpoints that read these.
+    """Return the suite's prompts in the first checkpoint's tokens. `readers`: sources of those that read these.
 
     Raise UserError if there are none, if the readers tokenise them differently, or if one is too long.
     """
@@ -78,7 +78,7 @@ def plan_suite(
     for item in items:
         if not item.prompt_ids:
             raise UserError(f"{item.item} is an empty prompt; there is nothing to continue.")
-    for other in [other for other in checkpoints[1:] if other in readers]:
+    for other in [other for other in checkpoints[1:] if other.source in readers]:
         _refuse_other_tokens(checkpoints[0], other, prompts[0], items[0])
     plan = SuitePlan(
         suite=spec,

@@ -4,21 +4,18 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, parse_arms
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method
-from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import families
 from mtbench.models.families import Family
-from mtbench.options import build, check_value, per_request
+from mtbench.options import check_value, per_request
+from mtbench.runs.lineup import Lineup
 from mtbench.runs.model_pool import ModelPool, fastest_dtype, use_threads
-from mtbench.runs.planner import inspect_checkpoints, refuse_arm
 from mtbench.runs.run_request import RunRequest
 
 LONGEST = 4096  # positions of a row, unless the user asks for more
@@ -63,14 +60,10 @@ def load(request: RunRequest, method: str, rows: int, max_length: int | None = N
     """Load what `request` names and check that `method` runs on it. Raises UserError for any mistake."""
     arm = _one_arm(method, request.engine)
     family = families.family(request.family or DEFAULT_FAMILY, request.model, request.checkpoint)
-    refuse_arm(arm, request, family)
-    inspected: dict[str, Any] = {}
-    inspect_checkpoints(family, [arm], inspected, offline=request.offline)
-    checkpoints = family.checkpoints(arm.roles)
-    chosen, _ = build(METHODS[arm.method], arm.options, family.training(arm.on))
-    if fault := method_checks.fault(chosen, {role: inspected[source] for role, source in checkpoints.items()}):
-        raise UserError(f"{str(arm)!r} cannot be served: {fault}.")
-    method_checks.refuse_too_wide(str(arm), chosen)
+    entrant = Lineup(family, request).entrant(arm)
+    if entrant.fault is not None:
+        raise UserError(f"{str(arm)!r} cannot be served: {entrant.fault}.")
+    checkpoints, chosen = family.checkpoints(arm.roles), entrant.method
     pool = ModelPool(request.changed(dtype=fastest_dtype(request, checkpoints.values())))
     runners = pool.runners_for(arm.on, checkpoints, arm.engine, chosen.token_map)
     use_threads(pool)

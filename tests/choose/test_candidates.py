@@ -1,6 +1,7 @@
 """Which arms can be raced on some checkpoints, and why the others cannot."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import save_small
@@ -8,14 +9,19 @@ from small import save_small
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
+from mtbench.experiments.choose.experiment import plan_of
+from mtbench.experiments.choose.request import RaceRequest
+from mtbench.options import build
+from mtbench.runs import lineup
 from mtbench.runs.run_request import RunRequest
 
 
 def test_the_embedded_family_serves_nearly_all_methods() -> None:
     """Plain decoding is the reference on the checkpoint that one would deploy; it is no candidate."""
     found = candidates(RunRequest(family="tiny"))
-    assert str(found.plain) == "ar@ar/graph"
-    methods = {arm.method for arm in found.arms}
+    plain, *arms = found.lineup.arms
+    assert str(plain) == "ar@ar/graph"
+    methods = {arm.method for arm in arms}
     assert {"mars", "eagle", "medusa", "speculative", "prompt-lookup", "block-diffusion"} <= methods
     assert methods | found.refused.keys() | {"ar"} == set(METHODS)
     assert set(found.refused) == {"hf-generate", "openai", "mtp", "fast-dllm-v2"}
@@ -24,14 +30,14 @@ def test_the_embedded_family_serves_nearly_all_methods() -> None:
 def test_a_model_alone_serves_what_needs_no_training(tmp_path: Path) -> None:
     """The reasons name the role that is missing."""
     found = candidates(RunRequest(model=str(save_small(tmp_path / "model", 1))))
-    assert {arm.method for arm in found.arms} == {"jacobi", "lookahead", "prompt-lookup", "suffix"}
+    assert {arm.method for arm in found.lineup.arms[1:]} == {"jacobi", "lookahead", "prompt-lookup", "suffix"}
     assert "--checkpoint eagle=PATH_OR_ID" in found.refused["eagle"]
     assert "'mars'" in found.refused["mars"]
 
 
 def test_named_candidates_are_raced_or_refused() -> None:
     found = candidates(RunRequest(family="tiny", method=("ar", "mars:tau=0.9|0.5")))
-    assert [str(arm) for arm in found.arms] == ["mars:tau=0.9@mars/graph", "mars:tau=0.5@mars/graph"]
+    assert [str(arm) for arm in found.lineup.arms[1:]] == ["mars:tau=0.9@mars/graph", "mars:tau=0.5@mars/graph"]
     with pytest.raises(UserError, match="cannot be raced: it runs in another engine"):
         candidates(RunRequest(family="tiny", method=("hf-generate:prompt_lookup=3",)))
     with pytest.raises(UserError, match="'ar@mars/graph' cannot be raced: every arm is compared with ar@ar/graph"):
@@ -45,3 +51,17 @@ def test_a_checkpoint_in_a_role_that_no_arm_has_is_refused(tmp_path: Path) -> No
         candidates(RunRequest(family="tiny", checkpoint=named))
     with pytest.raises(UserError, match="cannot be raced: checkpoint"):
         candidates(RunRequest(family="tiny", checkpoint=named, method=("speculative:draft=daft",)))
+
+
+def test_each_arm_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the list of what can be raced, and for the plan at every batch size."""
+    built = []
+
+    def counted(*arguments: Any) -> Any:
+        built.append(str(arguments))
+        return build(*arguments)
+
+    monkeypatch.setattr(lineup, "build", counted)
+    planned = plan_of(RaceRequest(family="tiny", batch_size=(1, 2), limit=4))
+    assert len(planned.plan.cells) == 2 * len(planned.found.lineup.arms)
+    assert len(built) == len(set(built))

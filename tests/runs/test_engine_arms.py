@@ -133,10 +133,6 @@ def test_sampled_answers_of_another_distribution_are_lossy(monkeypatch: pytest.M
     assert plan(method=["ar"], engine=[TOOLBOX], temperature=0.7).cells[0].claims == "lossy"
 
 
-def test_an_earlier_file_has_one_engine_as_text() -> None:
-    assert RunRequest.model_validate({"engine": "eager"}).engine == ("eager",)
-
-
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

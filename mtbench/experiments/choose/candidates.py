@@ -10,29 +10,25 @@ from typing import NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, is_served, parse_arms
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, unknown
 from mtbench.models.families import PART, Family
-from mtbench.models.loading import Inspected
-from mtbench.options import build
-from mtbench.runs.planner import family_of, inspect_checkpoints, refuse_arm
+from mtbench.runs.lineup import Lineup, family_of
 from mtbench.runs.run_request import RunRequest
 
 
 class Candidates(NamedTuple):
-    """The arms of a race. plain: plain decoding on the checkpoint that one would deploy."""
+    """The arms of a race: first plain decoding on the checkpoint that one would deploy."""
 
-    plain: Arm
-    arms: list[Arm]
+    lineup: Lineup
     refused: dict[str, str]  # method -> why none of its arms can be raced
 
     def tables(self) -> list[Table]:
         """Return the arms that can be raced, and the methods that cannot with the reason."""
         can = Table("arm", title="Can be raced", box=None, title_justify="left")
-        for arm in (self.plain, *self.arms):
+        for arm in self.lineup.arms:
             can.add_row(escape(str(arm)))
         if not self.refused:
             return [can]
@@ -50,65 +46,53 @@ def candidates(request: RunRequest) -> Candidates:
     Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
     that no arm has.
     """
-    family, inspected = family_of(request), dict[str, Inspected]()
+    lineup = Lineup(family_of(request, request.suite[0]), request)
     named = parse_arms(list(dict.fromkeys(request.method)), request.engine) if request.method else []
     _refuse_unknown_roles(request, named)
-    plain = _plain(family, named, request)
-    if reason := why_not(plain, request, family, inspected):
+    plain = _plain(lineup.family, named, request)
+    if reason := why_not(plain, lineup):
         raise UserError(f"plain decoding cannot run: {reason}")
     for arm in named:
         if _is_reference(arm) and str(arm) != str(plain):
             raise UserError(
                 f"{str(arm)!r} cannot be raced: every arm is compared with {plain}; `mtbench run` has both."
             )
-        if reason := why_not(arm, request, family, inspected):
+        if reason := why_not(arm, lineup):
             raise UserError(f"{str(arm)!r} cannot be raced: {reason}")
         if arm.engine != plain.engine:
             raise UserError(
                 f"{str(arm)!r} cannot be raced: all arms have the engine of plain decoding; give `--engine "
                 f"{arm.engine}`."
             )
-    if named:
-        return Candidates(plain, [arm for arm in named if not _is_reference(arm)], {})
-    arms: list[Arm] = []
+    lineup.arms = [plain, *(arm for arm in named if not _is_reference(arm))]
     refused: dict[str, str] = {}
-    for method in (METHODS[name] for name in METHODS):
+    for method in (METHODS[name] for name in METHODS if not named):
         reasons = []
         for arm in _arms(method, request.engine):
-            reason = why_not(arm, request, family, inspected)
+            reason = why_not(arm, lineup)
             if reason is not None:
                 reasons.append(reason)
             elif not _is_reference(arm):
-                arms.append(arm)
-        if reasons and not any(arm.method == method.name for arm in arms):
+                lineup.arms.append(arm)
+        if reasons and not any(arm.method == method.name for arm in lineup.arms):
             refused[method.name] = reasons[0]
-    return Candidates(plain, arms, refused)
+    return Candidates(lineup, refused)
 
 
-def why_not(arm: Arm, request: RunRequest, family: Family, inspected: dict[str, Inspected]) -> str | None:
-    """Return why an arm cannot be raced on the checkpoints of a family, in one line; None if it can.
-
-    inspected: checkpoints by source; those that are read are added.
-    """
+def why_not(arm: Arm, lineup: Lineup) -> str | None:
+    """Return why an arm cannot be raced on the checkpoints of a family, in one line; None if it can."""
     method = METHODS[arm.method]
     if is_served(arm.engine) and arm.method not in SERVING_ENGINES[arm.engine].methods:
         return f"{SERVING_ENGINES[arm.engine].title} does not have it"
     if method.outside:
         return "it runs in another engine, so its speedup includes the engine; use `mtbench run`"
     for role in arm.roles:
-        if role.partition(PART)[0] not in ("", *family.roles):
+        if role.partition(PART)[0] not in ("", *lineup.family.roles):
             return f"it needs a checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"
     try:
-        refuse_arm(arm, request, family)
-        inspect_checkpoints(family, [arm], inspected, offline=request.offline)
-        checkpoints = family.checkpoints(arm.roles)
-        built, _ = build(method, arm.options, family.training(arm.on))
-        fault = method_checks.fault(built, {role: inspected[source] for role, source in checkpoints.items()})
-        if fault is None:
-            method_checks.refuse_too_wide(str(arm), built)
+        return lineup.entrant(arm).fault
     except UserError as error:
         return str(error).rstrip(".")
-    return fault
 
 
 def _arms(method: type[Method], engines: Sequence[str]) -> Sequence[Arm]:

@@ -150,7 +150,7 @@ def plan_of(request: RaceRequest) -> RacePlan:
     asked = request.run_request()
     opened = open_suites(asked)
     found = candidates(asked)
-    if not found.arms:
+    if len(found.lineup.arms) == 1:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
     max_loss = request.max_loss / 100
     plan = plan_race(asked, found, max_loss, opened)

@@ -35,8 +35,9 @@ def plan_race(
 
     The largest has all items, so the accuracies are known when the smaller sizes start.
     """
-    arms = [_spec(arm) for arm in (found.plain, *found.arms)]
-    plan = make_plan(request.changed(method=arms, rounds=1, max_loss=round(100 * max_loss, 10)), opened)
+    arms = [_spec(arm) for arm in found.lineup.arms]
+    asked = request.changed(method=arms, rounds=1, max_loss=round(100 * max_loss, 10))
+    plan = make_plan(asked, opened, found.lineup)
     groups = sorted(plan.groups, key=lambda group: -group.batch_size)
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 

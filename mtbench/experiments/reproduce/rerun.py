@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.decoding.arms import Arm, parse_arms, safe
-from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce.format import AskedFile, AskedPart, Published, PublishedRow, ReproduceRequest
 from mtbench.models import families
-from mtbench.models.drafts.loading import inspect_draft
-from mtbench.models.families import PART
-from mtbench.models.loading import inspect
 from mtbench.records import dump, read_json
 from mtbench.report import pipeline
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress
+from mtbench.runs.lineup import Lineup
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
@@ -172,34 +169,13 @@ def arm_of(spec: str, engines: Sequence[str]) -> Arm:
 def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
     """Return the arms that cannot run because a checkpoint is missing or unfit, with the reasons."""
     assert request.family is not None
-    family = families.family(request.family, checkpoints=request.checkpoint)
-    unfit: dict[tuple[str, str, bool], str | None] = {}
-    missing = {}
+    lineup, missing = Lineup(families.family(request.family, checkpoints=request.checkpoint), request), {}
     for spec in specs:
-        arm = arm_of(spec, request.engine)
-        absent = [role for role in arm.roles if role.partition(PART)[0] not in ("", *family.roles)]
-        if absent:
-            advice = f"add `--checkpoint {absent[0]}=PATH_OR_ID`"
-            missing[spec] = f"family {family.name!r} has no checkpoint in the role {absent[0]!r}: {advice}"
-            continue
-        target, *drafts = family.checkpoints(arm.roles).values()
-        for source in (target, *drafts):
-            key = source, target, METHODS[arm.method].needs_mask and source == target
-            if key not in unfit:
-                unfit[key] = _unfit(*key, offline=request.offline)
-            if (why := unfit[key]) is not None:
-                missing.setdefault(spec, why)
+        try:
+            lineup.entrant(arm_of(spec, request.engine))
+        except UserError as error:
+            missing[spec] = str(error)
     return missing
-
-
-def _unfit(source: str, target: str, needs_mask: bool, *, offline: bool) -> str | None:
-    """Return why a checkpoint, a target or a draft for it, cannot be used; None if it can."""
-    try:
-        if source == target or inspect_draft(source, inspect(target, offline=offline), offline=offline) is None:
-            inspect(source, offline=offline, needs_mask=needs_mask)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def specs_of(rows: Sequence[PublishedRow]) -> list[str]:
