@@ -50,8 +50,8 @@ KINDS = {
         "mtbench.experiments.load.experiment:EXPERIMENT",
         """Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.
 
-    Each arm is a server: `mtbench serve` with a method, started by this command, or a given URL. aiperf or guidellm
-    sends the prompts at every rate, arm by arm, in rounds. The answers are scored by the suite. A small start:
+    Each arm is a server: `mtbench serve` with a method, started by this command, or a given URL. aiperf sends
+    the prompts at every rate, arm by arm, in rounds. The answers are scored by the suite. A small start:
     --method ar --method mars:tau=0.95 --request-rate 2,8 --duration 10s --rounds 1.
     """,
     ),

@@ -85,7 +85,7 @@ def _command(python: Path, sending: Sending, folder: Path) -> list[str]:
     return [str(python), "-S", load_client.__file__, "prompts.jsonl", aiperf.EXPORT, sending.url, body]
 
 
-CLIENT = Client("aiperf", aiperf.VERSION, False, aiperf.FORMULAS, _command, aiperf.read, {})
+CLIENT = Client("aiperf", aiperf.VERSION, aiperf.FORMULAS, _command, aiperf.read, {})
 PYTHON = Path(sys.executable)
 
 

@@ -13,7 +13,7 @@ from made_loads import CLIENT, PYTHON
 from tool_files import RECORDED
 
 from mtbench.errors import UserError
-from mtbench.experiments.load import aiperf, guidellm
+from mtbench.experiments.load import aiperf
 from mtbench.experiments.load.clients import Sending, forwards_of, with_key
 from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.programs import environments
@@ -46,12 +46,6 @@ def of_aiperf(tmp_path: Path) -> Path:
     (tmp_path / aiperf.EXPORT).mkdir()
     for name in (aiperf.RECORDS, aiperf.RAW):
         shutil.copy(RECORDED / f"aiperf.{name}", tmp_path / aiperf.EXPORT / name)
-    return tmp_path
-
-
-@pytest.fixture
-def of_guidellm(tmp_path: Path) -> Path:
-    shutil.copy(RECORDED / f"guidellm.{guidellm.EXPORT}", tmp_path / guidellm.EXPORT)
     return tmp_path
 
 
@@ -102,31 +96,13 @@ def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
         assert figures["spec_decode_accepted_draft_tokens"] == (line.tokens or 0) - (line.forwards or 0)
 
 
-def test_guidellm(of_guidellm: Path) -> None:
-    """Answers are found by their prompts: guidellm's processes do not keep the order."""
-    lines = guidellm.read(sending(), of_guidellm)
-    assert [line.item for line in lines] == list(ITEMS)
-    assert [line.outcome for line in lines] == ["rejected", "rejected", "ok", "rejected", "ok", "rejected"]
-    answered = lines[2]
-    assert answered.text == "Well, he has 140 pens. First, by spending some this makes 140-52"
-    assert (answered.tokens, answered.forwards) == (24, 13)
-    assert answered.e2e_s == pytest.approx(0.524443, rel=1e-5)
-    assert answered.ttft_s == pytest.approx(0.279365, rel=1e-5)
-    assert min(line.start_s for line in lines) == 0
-
-
-@pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
-def test_an_export_without_all_requests_is_refused(client: Any, of_aiperf: Path, of_guidellm: Path) -> None:
+def test_an_export_without_all_requests_is_refused(of_aiperf: Path) -> None:
     more = sending(prompts=[*PROMPTS, "one more"], items=[*ITEMS, "x"])
     with pytest.raises(UserError, match="6 of 7 requests"):
-        client.read(more, of_aiperf if client.name == "aiperf" else of_guidellm)
+        aiperf.read(more, of_aiperf)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"benchmarks": [{"requests": 3}]}'])
-def test_an_export_that_is_none(tmp_path: Path, content: str) -> None:
-    (tmp_path / guidellm.EXPORT).write_text(content)
-    with pytest.raises(UserError):
-        guidellm.read(sending(), tmp_path)
+def test_an_export_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="wrote no"):
         aiperf.read(sending(), tmp_path)
 
@@ -144,11 +120,6 @@ def test_what_clients_are_told(tmp_path: Path, rate: float | None, poisson: bool
     command = " ".join(aiperf.command(Path("python"), asked, tmp_path))
     assert all(word in command for word in [*words, "--request-count 6", '"max_tokens": 24', '"stop": ["Q:"]'])
     assert json.loads((tmp_path / aiperf.PROMPTS).read_text().splitlines()[1])["text"] == PROMPTS[1]
-    command = " ".join(guidellm.command(Path("python"), asked, tmp_path))
-    kind = "concurrent" if rate is None else "poisson" if poisson else "constant"
-    assert f'"kind": "{kind}"' in command
-    assert "count=6" in command
-    assert json.loads((tmp_path / guidellm.PROMPTS).read_text().splitlines()[1])["prompt"] == PROMPTS[1]
 
 
 @pytest.mark.parametrize("metrics", [None, 3, {}, {"mtbench": 7}, {"mtbench": {"forwards": -1}}])
@@ -162,13 +133,12 @@ def test_a_client_that_fails_says_why(tmp_path: Path) -> None:
         CLIENT.send(PYTHON, sending(url="http://127.0.0.1:9/v1"), tmp_path / "point")
 
 
-@pytest.mark.parametrize("client", [aiperf, guidellm])
-def test_a_key_is_in_no_command_line(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_in_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's process puts it in after its start; without a key nothing is sent."""
     monkeypatch.setenv("THE_KEY", "sk-secret")
     (tmp_path / "told.py").write_text("import json, sys\nprint(json.dumps(sys.argv))")
-    assert "key" not in json.dumps(client.command(Path(sys.executable), sending(), tmp_path)).lower().replace("_", "-")
-    command = client.command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
+    assert "key" not in json.dumps(aiperf.command(Path(sys.executable), sending(), tmp_path)).lower().replace("_", "-")
+    command = aiperf.command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
     command = with_key([*command[:2], "told", *command[3:]], "THE_KEY")
     assert "sk-secret" not in json.dumps(command)
     told = subprocess.run(

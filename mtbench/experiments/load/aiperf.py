@@ -120,4 +120,4 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"wrote {path.name}, which cannot be read: {error}") from None
 
 
-CLIENT = Client("aiperf", VERSION, False, FORMULAS, command, read, VARIABLES)
+CLIENT = Client("aiperf", VERSION, FORMULAS, command, read, VARIABLES)

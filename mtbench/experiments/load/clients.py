@@ -1,16 +1,12 @@
-"""The clients: programs of others that send the requests, each in an environment of its own.
+"""The client: a program of others that sends the requests, in an environment of its own (ai-dynamo/aiperf).
 
-    aiperf 0.13.0     ai-dynamo/aiperf; needs no torch
-    guidellm 0.8.1    vllm-project/guidellm; needs torch, and gets the version of this environment
-
-The environment is made once in the cache folder. Versions are pinned, because their exports and formulas change.
+The environment is made once in the cache folder. The version is pinned, because exports and formulas change.
 """
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +64,6 @@ class Client:
 
     name: ClientName
     version: str
-    needs_torch: bool
     formulas: Mapping[str, str]
     command: Callable[[Path, Sending, Path], list[str]]  # its Python, what to send, folder
     read: Callable[[Sending, Path], list[RequestLine]]
@@ -98,8 +93,6 @@ class Client:
         return installed(folder, self.label, "", self._install, note)
 
     def _install(self, pip: Pip) -> None:
-        if self.needs_torch:
-            pip("install", f"torch=={version('torch')}")
         pip("install", f"{self.name}=={self.version}")
 
     def send(self, python: Path, sending: Sending, folder: Path) -> list[RequestLine]:

@@ -10,7 +10,7 @@ from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.load import aiperf, guidellm, planning
+from mtbench.experiments.load import aiperf, planning
 from mtbench.experiments.load.clients import Client
 from mtbench.experiments.load.document import document, plan_document
 from mtbench.experiments.load.format import ClientName, Load, LoadPlan
@@ -22,7 +22,7 @@ from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import refuse_engine_options
 
-CLIENTS: dict[ClientName, Client] = {client.name: client for client in (aiperf.CLIENT, guidellm.CLIENT)}
+CLIENTS: dict[ClientName, Client] = {"aiperf": aiperf.CLIENT}
 INCOMPLETE = 3  # exit code: the time budget ended the load
 
 

@@ -16,7 +16,7 @@ from mtbench.runs import options
 from mtbench.runs.options import COMPARED, LOAD, SERVER, option
 from mtbench.runs.run_request import DEMONSTRATION, TimedSession
 
-ClientName = Literal["aiperf", "guidellm"]
+ClientName = Literal["aiperf"]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
 
@@ -116,7 +116,7 @@ class LoadRequest(Record):
             show=_shown_slo,
         ),
     ] = Field(default_factory=Slo)
-    client: Annotated[ClientName, option("Program that sends the requests: aiperf or guidellm.", LOAD)] = "aiperf"
+    client: ClientName = Field("aiperf", description="program that sends the requests")
     limit: Annotated[options.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
         None
     )
