@@ -359,15 +359,161 @@ def test_file_of_a_load_client(honest: Path, tmp_path: Path) -> None:
 
 
 def test_messages_of_a_load_client(tmp_path: Path) -> None:
-    """A chat is read as its messages, an answer in one document too, and a failed request is left out."""
-    asked = [{"role": "user", "content": "What is 2+3?"}]
+    """A chat is read as its messages, an answer in one document too, and a failed request has no answer."""
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is 2+3?"}], "name": None}]
     answer = {"choices": [{"message": {"content": "5"}}]}
     whole = {"metadata": {}, "payload": {"messages": asked}, "responses": [{"text": json.dumps(answer)}]}
     failed = {"metadata": {}, "payload": {"messages": asked}, "responses": [], "error": {"code": 500}}
     file = tmp_path / "raw.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in (failed, whole)))
-    [said] = read_answers(file).answers
-    assert (said.prompt, said.text) == (asked, "5")
+    file.write_text("\ufeff" + "".join(json.dumps(line) + "\n" for line in (failed, whole)), encoding="utf-8")
+    [left_out, said] = read_answers(file).answers
+    assert (left_out.text, left_out.lacks) == ("", "failed")
+    assert (said.prompt, said.text, said.lacks) == ([{"role": "user", "content": "What is 2+3?"}], "5", None)
+
+
+def aiperf(said: Callable[[str], Any], **first: Any) -> Callable[[list[str]], str]:
+    """Records of aiperf without prompts, in other order; `said`: the deltas, or the message, of a text."""
+
+    def record(place: int, text: str) -> dict[str, Any]:
+        told = said(text)
+        events = [{"delta": delta} for delta in told] if isinstance(told, list) else [{"message": told}]
+        packets = [{"name": "data", "value": json.dumps({"choices": [event]})} for event in events]
+        return {"metadata": {"conversation_id": f"s{place}", "session_num": place}, "responses": [{"packets": packets}]}
+
+    def write(texts: list[str]) -> str:
+        records = [record(*numbered) for numbered in enumerate(texts)]
+        records[0] |= first
+        return "".join(json.dumps(line) + "\n" for line in reversed(records))
+
+    return write
+
+
+def streamed(*events: dict[str, Any]) -> dict[str, Any]:
+    return {"responses": [{"packets": [{"name": "data", "value": json.dumps(event)} for event in events]}]}
+
+
+def vllm(change: Callable[[list[Any]], list[Any]] = list, **more: Any) -> Callable[[list[str]], str]:
+    return lambda texts: json.dumps({"generated_texts": change(texts), **more})
+
+
+def guidellm(said: Callable[[str], dict[str, Any]], **errored: Any) -> Callable[[list[str]], str]:
+    """Requests in an order of their own; `errored`: of the one that is queued first."""
+
+    def write(texts: list[str]) -> str:
+        told = [{"info": {"timings": {"queued": place}}} | said(text) for place, text in enumerate(texts)]
+        failed = [told.pop(0) | errored] if errored else []
+        return json.dumps({"benchmarks": [{"requests": {"successful": told[::-1], "errored": failed}}]})
+
+    return write
+
+
+BETWEEN = [{"role": "assistant", "content": ""}]
+CALL = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
+BEGUN = {"choices": [{"delta": {"content": "Well"}}]}
+CLEAN: list[str] = []
+FAILS = ["1 request of B failed and is left out."]
+FILES: dict[str, tuple[Callable[[list[str]], str], str, list[str]]] = {  # with the sentence and the notes
+    "no prompts": (vllm(), "B equals A in all 8 answers.", CLEAN),
+    "reasoning": (
+        aiperf(lambda t: [*BETWEEN, {"reasoning_content": t[:5]}, {"reasoning_content": t[5:9]}, {"content": t[9:]}]),
+        "B equals A in all 8 answers.",
+        CLEAN,
+    ),
+    "reasoning by two names": (
+        aiperf(lambda t: [{"reasoning": t[:9], "reasoning_content": t[:9]}, {"content": t[9:]}]),
+        "B equals A in all 8 answers.",
+        CLEAN,
+    ),
+    "only reasoning": (aiperf(lambda t: {"content": None, "reasoning": t}), "B equals A in all 8 answers.", CLEAN),
+    "reasoning in a part": (
+        aiperf(
+            lambda t: {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": t[:9]}]},
+                    {"type": "text", "text": t[9:]},
+                ]
+            }
+        ),
+        "B equals A in all 8 answers.",
+        CLEAN,
+    ),
+    "reasoning of guidellm": (
+        guidellm(lambda t: {"output": t[9:], "reasoning_output": t[:9], "tool_calls": None}),
+        "B equals A in all 8 answers.",
+        CLEAN,
+    ),
+    "tool calls": (
+        aiperf(lambda t: [{"content": t}], **streamed(CALL)),
+        "B equals A in all 7 answers.",
+        ["1 request of B got tool_calls in place of text and is left out."],
+    ),
+    "a refusal": (
+        aiperf(lambda t: [{"content": t}], **streamed({"choices": [{"delta": {"refusal": "No."}}]})),
+        "B equals A in all 7 answers.",
+        ["1 request of B got refusal in place of text and is left out."],
+    ),
+    "an error in a stream": (
+        aiperf(lambda t: [{"content": t}], **streamed(BEGUN, {"error": {"message": "no"}})),
+        "B equals A in all 7 answers.",
+        FAILS,
+    ),
+    "vLLM's errors": (
+        vllm(lambda texts: ["", *texts[1:]], errors=["503", *[""] * 7]),
+        "B equals A in all 7 answers.",
+        FAILS,
+    ),
+    "null": (vllm(lambda texts: [None, *texts[1:]]), "B equals A in all 7 answers.", FAILS),
+    "no tokens": (
+        vllm(lambda texts: ["", *texts[1:]], output_lens=[0, *[9] * 7]),
+        "B equals A in all 7 answers.",
+        FAILS,
+    ),
+    "errored": (guidellm(lambda t: {"output": t}, output=None), "B equals A in all 7 answers.", FAILS),
+    "an empty text": (
+        vllm(lambda texts: ["", *texts[1:]]),
+        "B differs from A in 1 of 8 answers: 1 unexplained at item arithmetic/0/0, token 0.",
+        CLEAN,
+    ),
+    "reasoning that is lost": (
+        vllm(lambda texts: [text[9:] for text in texts]),
+        "B differs from A in 8 of 8 answers: 8 unexplained, the first at item arithmetic/0/0, token 0.",
+        CLEAN,
+    ),
+    "other reasoning": (
+        aiperf(lambda t: [{"reasoning": "Zebra"}, {"content": t[9:]}]),
+        "B differs from A in 8 of 8 answers: 8 unexplained, the first at item arithmetic/0/0, token 0.",
+        CLEAN,
+    ),
+}
+
+
+def texts_of(run: Path) -> list[str]:
+    """Return the answers of a run in the order of its items."""
+    found = map(json.loads, (run / f"generations/{AR}.b4.jsonl").read_text().splitlines())
+    texts = {line["item"]: line["text"] for line in found}
+    return [texts[item["item"]] for item in json.loads((run / "plan.json").read_text())["suites"][0]["items"]]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_text_that_is_not_all_there_has_no_other_cause(name: str, honest: Path, tmp_path: Path) -> None:
+    """Reasoning belongs to the answer, a failed request is left out, and what is lost is not the model's doing."""
+    make, sentence, notes = FILES[name]
+    file = tmp_path / "answers.json"
+    file.write_text(make(texts_of(honest)))
+    record = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
+    assert (record["sentence"], record["notes"]) == (sentence, notes)
+    lost = {"an empty text": "B has no answer"}.get(name, "B lacks reasoning text")
+    assert all(finding["evidence"].startswith(lost) for finding in record["findings"])
+
+
+def test_tokens_around_reasoning_text_are_those_of_the_other_side(honest: Path, tmp_path: Path) -> None:
+    """A server's parser takes them out, with the white space beside them."""
+    texts = texts_of(honest)
+    whole, parted = tmp_path / "whole.json", tmp_path / "parted.jsonl"
+    whole.write_text(vllm(lambda _: [f"<|im_start|>\n{text[:5]}\n<|im_end|>\n\n{text[5:]}" for text in texts])(texts))
+    parted.write_text(aiperf(lambda t: [{"reasoning": t[:5]}, {"content": f"\n\n{t[5:]}"}])(texts))
+    record = audited(whole, parted, tmp_path, ran_in="float32", model="embedded:tiny/ar")
+    assert record["sentence"] == "B equals A in all 8 answers."
 
 
 def test_a_method_decodes_what_the_run_of_the_other_side_asks(honest: Path, tmp_path: Path) -> None:
@@ -409,6 +555,8 @@ REFUSED = {
     "another model": ("{a}:ar", "{b}/model:ar", "another model"),
     "a cut line": ("{a}:ar", "{b}/cut.jsonl", "line 2: not JSON"),
     "an empty file": ("{a}:ar", "{b}/empty.jsonl", "empty"),
+    "another number of answers": ("{a}:ar", "{b}/seven.json", "7 answers without prompts, and .* has 8; give"),
+    "no answer at all": ("{a}:ar", "{b}/none.json", "has 8 requests, and an answer to none of them"),
 }
 
 
@@ -446,6 +594,8 @@ def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = lm_eval_samples(honest, folder / "cut.jsonl", lambda text: text).read_text()
     (folder / "cut.jsonl").write_text(whole[: whole.index("\n") + 40])
     (folder / "empty.jsonl").write_text("")
+    (folder / "seven.json").write_text(vllm()(["5"] * 7))
+    (folder / "none.json").write_text(vllm(errors=["503"] * 8)([""] * 8))
     return folder
 
 

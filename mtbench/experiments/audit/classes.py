@@ -68,6 +68,12 @@ def _metric(case: Case) -> str | None:
     return f"the same tokens, scores {case.a.score:g} and {case.b.score:g}" + (f": {because}" if because else "")
 
 
+def _lacking(case: Case) -> str | None:
+    """A text that is not, or not all, there."""
+    why = [said.lacks or (None if said.tokens else "has no answer") for said in (case.a, case.b)]
+    return "; ".join(f"{side} {lacks}" for side, lacks in zip("AB", why, strict=True) if lacks) or None
+
+
 RULES = {"end": "an end token", "stop": "a stop string", "length": "the budget of tokens", None: "an unknown rule"}
 
 
@@ -76,21 +82,17 @@ def _stop(case: Case) -> str | None:
     ends = ", ".join(f"{RULES.get(o.finish, o.finish)} ended {name} after {len(o.tokens)} tokens" for name, o in said)
     if case.is_prefix:
         return f"same tokens up to the end of the shorter: {ends}"
-    if (case.known.a.texts or case.known.b.texts) and _begins(case.a.text, case.b.text):
+    one, other = case.a.text, case.b.text
+    if (case.known.a.texts or case.known.b.texts) and (one.startswith(other) or other.startswith(one)):
         return f"the same text up to the end of the shorter; a text does not have its end tokens: {ends}"
     for letter in LETTERS:
-        side, other = case.of(letter), case.said(OTHER[letter])
-        ended_there = case.judged is not None and len(other.tokens) == case.judged.first + 1
-        if side is None or not side.short or not ended_there or other.finish != "end":
+        side, ended = case.of(letter), case.said(OTHER[letter])
+        ended_there = case.judged is not None and len(ended.tokens) == case.judged.first + 1
+        if side is None or not side.short or not ended_there or ended.finish != "end":
             continue
         if side.endless is not None and side.endless <= case.known.bound:
             return f"{letter.upper()} goes on as the model does if end tokens are ignored: {ends}"
     return None
-
-
-def _begins(one: str, other: str) -> bool:
-    """Return whether one text begins with the other."""
-    return one.startswith(other) or other.startswith(one)
 
 
 def _near_tie(case: Case) -> str | None:
@@ -232,7 +234,7 @@ def _everywhere(case: Case) -> str | None:
 
 def _unexplained(case: Case) -> str | None:
     if case.judged is None:
-        return "nothing could be judged: no side has the prompt, or an answer is empty"
+        return "nothing could be judged: no side has the prompt"
     sides = " and ".join(letter.upper() for letter in case.off)
     return (
         f"{sides}: tokens up to {max(case.at_first):.3g} below the model's choice; {len(case.known.trials)} changes of "
@@ -266,6 +268,7 @@ TESTS: Sequence[tuple[str, Test]] = (  # in the order in which they are made
     ("template/tokenizer", _template),
     ("metric", _metric),
     ("same", _same),
+    ("unexplained", _lacking),
     ("stop/budget", _stop),
     ("sampling", _temperatures),
     ("near-tie", _near_tie),

@@ -38,6 +38,7 @@ class Compared(NamedTuple):
 
     pairs: list[Pair]
     model: str
+    notes: Sequence[str]
 
 
 class AuditPlan(NamedTuple):
@@ -83,7 +84,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         noises = self._noises(job, planned, judge) if lines else {}
         known = known_of(planned.pairs, lines, noises, lambda ids: str(tokenizer.decode(list(ids))))
         self._try(job, known, judge)
-        found = audit(job.request, planned.model if lines else None, known, [])
+        found = audit(job.request, planned.model if lines else None, known, planned.notes)
         job.directory.write_json(self.result, dump(found))
         write(job.path, "audit", document(found, known))
         return found
@@ -162,13 +163,16 @@ def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
         raise UserError("neither A nor B says which model decoded; give it with `--model`.")
     judge = inspect(model, offline=request.offline)
     a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
-    paired = sides.pairs(texts.same_items(a, b), texts.same_items(b, a))
+    a = texts.same_items(a, b)
+    b = texts.same_items(b, a)
+    (a, notes), (b, more) = texts.left_out("A", a), texts.left_out("B", b)
+    paired = sides.pairs(a, b)
     found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
     for side in {side.name: side for pair in found for side in pair[:2]}.values():
         sides.refuse_unknown_ids(side, judge.vocabulary)
         if side.model not in (None, model):
             sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
-    return Compared(found, model)
+    return Compared(found, model, [*notes, *more])
 
 
 def _read(text: str, request: AuditRequest) -> Named:

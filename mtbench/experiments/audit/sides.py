@@ -37,6 +37,8 @@ class Said:
     block: int | None = None
     row: int | None = None
     asked: Prompt | None = None  # the prompt, of an answer without `prompt`
+    parts: Sequence[str] = ()  # of a text with reasoning: the texts between which tokens were taken out
+    lacks: str | None = None  # why its text is not, or not all, there
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ A text that begins as the other side's answer does gets that answer's tokens as 
 first difference of tokens is where the texts differ.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +14,22 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mtbench.decoding.output import text_of
+from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
 from mtbench.experiments.audit.sides import Named, Pair, Said, Side
 from mtbench.models.chat_template import render
 from mtbench.results.imports.answers import read_answers
 
+LOST = "lacks reasoning text, or the tokens around it; ask a server without a reasoning parser"
+
 
 def of_file(path: Path, ran_in: str) -> Named:
     """Return the side that a file of answers is, without tokens. `ran_in`: the number type of its answers."""
     read = read_answers(path)
+    if all(one.lacks for one in read.answers):
+        raise UserError(f"{path} has {counted(len(read.answers), 'request')}, and an answer to none of them.")
     answers = {
-        one.item: Said(prompt=None, tokens=[], text=one.text, finish=None, score=one.score, asked=one.prompt)
+        one.item: Said(None, [], one.text, None, one.score, asked=one.prompt, parts=one.parts, lacks=one.lacks)
         for one in read.answers
     }
     side = Side(
@@ -67,18 +74,38 @@ def _conversation(tokenizer: Any, messages: Sequence[Any], side: Side, item: str
 
 
 def same_items(ours: Named, theirs: Named) -> Named:
-    """Return a file's side with the names of the other's items, found by their prompts where no name is shared."""
+    """Return a file's side with the names of the other's items, if they share none: found by the prompts, or by order.
+
+    Raises UserError if a file without prompts has another number of answers.
+    """
     by_prompt = {tuple(said.prompt): item for s in theirs.meant for item, said in s.answers.items() if said.prompt}
-    named = {item for side in theirs.meant for item in side.answers}
+    names = dict.fromkeys(item for side in theirs.meant for item in side.answers)
 
     def renamed(side: Side) -> Side:
-        if not side.texts or not named.isdisjoint(side.answers):
+        said, asked = side.answers, any(one.asked for one in side.answers.values())
+        if side.texts and not asked and len(said) != len(names):
+            raise UserError(
+                f"other items: {side.name} has {counted(len(said), 'answer')} without prompts, and {theirs.text} has "
+                f"{len(names):,}; give answers to the same prompts."
+            )
+        if not side.texts or names.keys() & said.keys():
             return side
-        found = {by_prompt.get(tuple(said.prompt or ()), item): said for item, said in side.answers.items()}
-        return replace(side, answers=found)
+        found = [by_prompt.get(tuple(one.prompt or ()), item) for item, one in said.items()] if asked else names
+        return replace(side, answers=dict(zip(found, said.values(), strict=True)))
 
     sides = [renamed(side) for side in ours.meant]
     return ours._replace(all=sides, meant=sides) if any(side.texts for side in ours.meant) else ours
+
+
+def left_out(letter: str, named: Named) -> tuple[Named, list[str]]:
+    """Return a file's side without the requests that have no whole answer, and a sentence for each reason."""
+    counts = Counter(said.lacks for side in named.meant for said in side.answers.values() if said.lacks)
+    if not counts:
+        return named, []
+    sides = [replace(s, answers={i: one for i, one in s.answers.items() if not one.lacks}) for s in named.meant]
+    are = "are", "is"
+    said = [f"{counted(n, 'request')} of {letter} {why} and {are[n == 1]} left out." for why, n in counts.items()]
+    return named._replace(all=sides, meant=sides), said
 
 
 def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
@@ -95,14 +122,23 @@ def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
 
 
 def _told(said: Said, other: Said, tokenizer: Any, *, known: bool) -> Said:
-    """Return an answer with tokens. `known`: the other one has some."""
-    prompt = said.prompt or other.prompt
-    if known and said.text == other.text:
+    """Return an answer with tokens, and what it lacks. `known`: the other one has some."""
+    prompt, parted = said.prompt or other.prompt, bool(said.parts or other.parts)
+    same = said.text == other.text or (parted and _parts(said, tokenizer) == _parts(other, tokenizer))
+    if known and same:
         return replace(said, prompt=prompt, tokens=other.tokens, finish=other.finish)
     shared = _shared(other.tokens, said.text, tokenizer) if known else []
     rest = said.text[len(text_of(tokenizer, shared)) :]
     own: list[int] = tokenizer(rest, add_special_tokens=False)["input_ids"] if rest else []
-    return replace(said, prompt=prompt, tokens=[*shared, *own])
+    cut = other.text.endswith(said.text) and not other.text.startswith(said.text)
+    lacks = LOST if not same and (said.parts or cut) else None
+    return replace(said, prompt=prompt, tokens=[*shared, *own], lacks=lacks)
+
+
+def _parts(said: Said, tokenizer: Any) -> list[str]:
+    """Return the texts between the tokens that a server takes out where there is reasoning text."""
+    taken = "|".join(map(re.escape, sorted(tokenizer.get_added_vocab(), key=len, reverse=True))) or "(?!)"
+    return [part.strip() for text in said.parts or (said.text,) for part in re.split(taken, text) if part.strip()]
 
 
 def _shared(tokens: Sequence[int], text: str, tokenizer: Any) -> list[int]:

@@ -2,14 +2,17 @@
 
 - lm-eval, `--log_samples`: samples_<task>_<date>.jsonl, a line for each item and filter; of several filters the first.
 - vLLM, `vllm bench serve --save-detailed`: `generated_texts` in the order of the requests, without their prompts.
-- guidellm: `requests.successful` of each benchmark, in their order, with the request if it is there.
+- guidellm: `requests` of each benchmark, in the order of the queue, with the prompt if it is there.
 - aiperf, `--export-level raw`: profile_export_raw.jsonl, a line for each request, with its responses, and its payload
   if it is there.
 """
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +27,22 @@ FORMATS = (
     "profile_export_raw.jsonl"
 )
 Prompt = str | list[dict[str, Any]]  # a text, or the messages of a conversation
+REASONING = ("reasoning_content", "reasoning", "reasoning_output", "thinking")  # a server may send a text by two names
+TEXT = ("text", "delta", "message", "content", "output")
+NO_TEXT = ("tool_calls", "function_call", "refusal", "audio", "image_url")  # what a model says in place of text
+CUT = ("content_filter", "error", "abort")  # values of finish_reason
 
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """One answer. None: the file does not have it."""
+    """One request and its answer. None: the file does not have it."""
 
     item: str
     prompt: Prompt | None
     text: str
     score: float | None = None
+    parts: Sequence[str] = ()  # of a text with reasoning: the texts between which a server takes tokens out
+    lacks: str | None = None  # why its text is not, or not all, there
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class TextAnswers:
 
 def read_answers(path: Path) -> TextAnswers:
     """Return the answers in a file. Raises UserError in one line for a file without any, or one that is cut off."""
-    where, data = printable(str(path)), files.read_bytes(path, LARGEST_FILE)
+    where, data = printable(str(path)), files.read_bytes(path, LARGEST_FILE).removeprefix(codecs.BOM_UTF8)
     try:
         documents = [from_json(data)]
     except ValueError:
@@ -59,11 +68,11 @@ def read_answers(path: Path) -> TextAnswers:
     if has(first, "doc_id", "resps", "arguments"):
         return _lm_eval(documents, path, where)
     if isinstance(within(first, "generated_texts"), list):
-        return _vllm(first, where)
+        return TextAnswers("vLLM", None, list(_vllm(first, where)), {})
     if isinstance(within(first, "benchmarks"), list):
-        return _guidellm(first, where)
+        return TextAnswers("guidellm", None, list(_guidellm(first, where)), {})
     if has(first, "metadata", "responses"):
-        return _aiperf(documents, where)
+        return TextAnswers("aiperf", None, list(_aiperf(documents, where)), {})
     raise UserError(f"{where} has no answers; an audit reads {FORMATS}.")
 
 
@@ -74,10 +83,16 @@ def _line(line: bytes, where: str) -> Any:
         raise UserError(f"{where}: not JSON ({first_line(error)}): the file is cut off or no result file.") from None
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{where} is {shown(value)}; it must be a text.")
-    return value
+def _answer(where: str, item: str, prompt: Prompt | None, said: Any, failed: Any = False) -> TextAnswer:
+    """Return an answer. `said`: what `pieces` reads; nothing: the request has failed."""
+    if not isinstance(said, str | list | dict | None):
+        raise UserError(f"{where} is {shown(said)}; it must be a text.")
+    found = list(pieces(said))
+    lost = next((f"got {kind} in place of text" for kind, _ in found if kind not in ("text", "reasoning")), None)
+    told = [piece for piece in found if piece[1]]
+    parts = ["".join(text for _, text in group) for _, group in groupby(told, itemgetter(0))]
+    lacks = "failed" if failed or not found else lost
+    return TextAnswer(item, prompt, "".join(parts), parts=parts if "reasoning" in dict(told) else (), lacks=lacks)
 
 
 def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
@@ -91,18 +106,16 @@ def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
         if sample.get("filter") != rule:
             continue
         given = next(iter(sample["arguments"].values()), None) if isinstance(sample["arguments"], dict) else None
+        if not isinstance(prompt := within(given, "arg_0"), str):
+            raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {shown(prompt)}; it must be a text.")
         resp = sample["resps"]
         while isinstance(resp, list) and resp:
             resp = resp[0]
         metric = next(iter(sample.get("metrics") or []), None)
         score = sample.get(metric) if isinstance(metric, str) else None
         item = f"{task}/{sample['doc_id']}/0"
-        answers[item] = TextAnswer(
-            item=item,
-            prompt=_text(within(given, "arg_0"), f"{at}: arguments.gen_args_0.arg_0"),
-            text=_text(resp, f"{at}: resps"),
-            score=float(score) if isinstance(score, int | float) else None,
-        )
+        answer = _answer(f"{at}: resps", item, prompt, resp)
+        answers[item] = replace(answer, score=float(score) if isinstance(score, int | float) else None)
     shots = _shots(path)
     settings = {"filter": rule} | ({} if shots is None else {"num_fewshot": shots})
     return TextAnswers("lm-eval", task, [*answers.values()], settings)
@@ -119,26 +132,27 @@ def _shots(path: Path) -> Any:
         return None
 
 
-def _vllm(document: Mapping[str, Any], where: str) -> TextAnswers:
-    texts = document["generated_texts"]
-    answers = [TextAnswer(str(n), None, _text(text, f"{where}: generated_texts[{n}]")) for n, text in enumerate(texts)]
-    return TextAnswers("vLLM", None, answers, {})
+def _vllm(document: Mapping[str, Any], where: str) -> Iterator[TextAnswer]:
+    """Yield the answers. `errors` says why a request failed; some failed ones have no tokens, and no reason."""
+    told = [value if isinstance(value := document.get(name), list) else [] for name in ("errors", "output_lens")]
+    for n, (text, error, tokens) in enumerate(zip_longest(document["generated_texts"], *told)):
+        yield _answer(f"{where}: generated_texts[{n}]", str(n), None, text, error or tokens == 0)
 
 
-def _guidellm(document: Mapping[str, Any], where: str) -> TextAnswers:
-    answers = []
+def _guidellm(document: Mapping[str, Any], where: str) -> Iterator[TextAnswer]:
     for number, benchmark in enumerate(document["benchmarks"]):
-        for place, request in enumerate(within(benchmark, "requests", "successful") or []):
-            text = _text(
-                within(request, "output"), f"{where}: benchmarks[{number}].requests.successful[{place}].output"
-            )
-            answers.append(TextAnswer(f"{number}/{place}", _asked(request), text))
-    if not answers:
-        raise UserError(f"{where} has no answers: guidellm wrote it without requests; an audit reads {FORMATS}.")
-    return TextAnswers("guidellm", None, answers, {})
+        groups = [(name, within(benchmark, "requests", name)) for name in ("successful", "errored", "incomplete")]
+        stored = [(request, name != "successful") for name, group in groups for request in group or ()]
+        stored.sort(key=lambda entry: _number(within(entry[0], "info", "timings", "queued")))
+        for place, (request, failed) in enumerate(stored):
+            yield _answer(f"{where}: a request", f"{number}/{place}", asked(request), request, failed)
 
 
-def _asked(request: Any) -> Prompt | None:
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0
+
+
+def asked(request: Any) -> Prompt | None:
     """Return the prompt that guidellm sent."""
     arguments = within(request, "request_args")
     if isinstance(arguments, str):
@@ -153,26 +167,31 @@ def _prompt(body: Any) -> Prompt | None:
     """Return what the body of a request to an OpenAI-compatible server asks: a completion, or a chat."""
     prompt, messages = within(body, "prompt"), within(body, "messages")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        return messages
+        return [_turn(message) for message in messages]
+    prompt = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else prompt
     return prompt if isinstance(prompt, str) else None
 
 
-def _aiperf(documents: Sequence[Any], where: str) -> TextAnswers:
-    answers = []
-    for number, raw in enumerate(documents, start=1):
+def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with its text as one, and without what is null."""
+    parts = list(pieces(content := message.get("content")))
+    text = "".join(text for _, text in parts) if parts and {*dict(parts)} == {"text"} else content
+    return {name: field for name, field in {**message, "content": text}.items() if field is not None}
+
+
+def _aiperf(documents: Sequence[Any], where: str) -> Iterator[TextAnswer]:
+    lines = enumerate(documents, start=1)
+    for number, raw in sorted(lines, key=lambda line: _number(within(line[1], "metadata", "session_num"))):
         if not has(raw, "metadata", "responses"):
             raise UserError(f"{where}, line {number} is {shown(raw)}, and no record of aiperf.")
-        if raw.get("error"):
-            continue  # a request without an answer
-        item = within(raw, "metadata", "conversation_id")
+        item, at = within(raw, "metadata", "conversation_id"), f"{where}, line {number}: a response"
         try:
-            text = "".join(map(text_of, messages_of(raw["responses"])))
+            messages = list(messages_of(raw["responses"]))
         except ValueError as error:
-            raise UserError(f"{where}, line {number}: a response is not JSON ({first_line(error)}).") from None
-        answers.append(TextAnswer(str(number - 1 if item is None else item), _prompt(raw.get("payload")), text))
-    if not answers:
-        raise UserError(f"{where} has no answers: every request of aiperf failed; an audit reads {FORMATS}.")
-    return TextAnswers("aiperf", None, answers, {})
+            raise UserError(f"{at} is not JSON ({first_line(error)}).") from None
+        failed = raw.get("error") or within(raw, "metadata", "was_cancelled") or any(m.get("error") for m in messages)
+        said = [message.get("choices") for message in messages]
+        yield _answer(at, str(number - 1 if item is None else item), _prompt(raw.get("payload")), said, failed)
 
 
 def messages_of(responses: Any) -> Iterator[dict[str, Any]]:
@@ -190,8 +209,24 @@ def messages_of(responses: Any) -> Iterator[dict[str, Any]]:
                     yield message
 
 
+def pieces(said: Any, kind: str = "text") -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text of each piece of an answer, in the order in which a model says them.
+
+    `said`: a text; an object with texts, such as a message, a choice or a part of one; a list of these. The kinds are
+    `text`, `reasoning`, and the names of what is no text, or cuts it off.
+    """
+    if isinstance(said, str):
+        yield kind, said
+    elif isinstance(said, list):
+        for part in said:
+            yield from pieces(part, kind)
+    elif isinstance(said, dict):
+        for names, of in ((REASONING, "reasoning"), (TEXT, kind)):
+            yield from pieces(max((said.get(name) for name in names), key=lambda v: (bool(v), v is not None)), of)
+        yield from ((name, "") for name in NO_TEXT if said.get(name))
+        yield from ((cut, "") for cut in CUT if said.get("finish_reason") == cut)
+
+
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text in a message of a completion or a chat, streamed or whole."""
-    places = (("text",), ("delta", "content"), ("message", "content"))
-    said = [[within(choice, *place) for place in places] for choice in message.get("choices") or ()]
-    return "".join(next((text for text in each if isinstance(text, str)), "") for each in said)
+    """Return the text in a message of a completion or a chat, streamed or whole, with its reasoning."""
+    return "".join(text for _, text in pieces(message.get("choices")))
