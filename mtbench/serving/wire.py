@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
@@ -24,7 +24,10 @@ from mtbench.serving.served import Served
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "cache_salt", "cache_prompt", "request_id", "rid", "priority"),
     *("parallel_tool_calls", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    "return_spec_tokens_details",
+    *("return_spec_tokens_details", "return_tokens_as_token_ids", "prediction"),
+    *("include_reasoning", "separate_reasoning", "stream_reasoning"),
+    # of a message, or a part of one:
+    *("type", "id", "annotations", "cache_control", "reasoning_details", "provider_specific_fields"),
 }
 # Fields that change nothing at these values; null always does. Those of sampling change nothing in greedy decoding.
 OFF: Sequence[Any] = (False, 0, "", [], {})
@@ -56,33 +59,39 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class StreamOptions(_Record):
-    """What a stream's messages contain beside text."""
+class _Told(_Record):
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        """Leave out the fields that change nothing."""
+        if not isinstance(value, dict):
+            return value
+        kept = {name: field for name, field in value.items() if field is not None}
+        return {n: v for n, v in kept.items() if n in cls.model_fields or not (n in IGNORED or v in OFF)}
 
-    model_config = ConfigDict(extra="ignore")
 
-    include_usage: bool = False
-
-
-class Part(_Record):
+class Part(_Told):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Record):
-    """A message of a conversation."""
+class Message(_Told):
+    """A message of a conversation. The chat template gets all of it."""
 
     role: str
     content: str | list[Part]
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+STOPS = "at most 16 strings, none empty, none over 256 characters"
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -96,9 +105,9 @@ class Body(_Record):
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=HOTTEST)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = Field(None, description=STOPS)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
 
@@ -110,7 +119,7 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
 
     def prompt_ids(self, served: Served) -> list[int]:
-        messages = [{"role": message.role, "content": message.text} for message in self.messages]
+        messages = [{**message.model_dump(exclude_none=True), "content": message.text} for message in self.messages]
         options = self.chat_template_kwargs or {}
         if served.tokenizer.chat_template is None:
             return _tokenise(served, "\n\n".join(message["content"] for message in messages))
@@ -193,7 +202,7 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
         ),
         chat=chat,
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=bool(body.stream_options and body.stream_options.get("include_usage")),
         token_ids=bool(body.return_token_ids),
     )
 
@@ -202,17 +211,17 @@ def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatB
     try:
         return kind.model_validate(json.loads(raw))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if not _is_type(part))
-        param = str(first["loc"][0]) if first["loc"] else None
-        raise BadRequestError(f"{place or 'the body'}: {first['msg']}", param) from None
+        # Of alternatives, the one that fits furthest.
+        found = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
+        place = ".".join(str(part) for part in found["loc"] if part not in ("str", "int") and "[" not in str(part))
+        param = str(found["loc"][0]) if found["loc"] else None
+        if found["type"] == "extra_forbidden":
+            raise BadRequestError(f"{place} is not supported; null is allowed.", param) from None
+        rule = kind.model_fields[param].description if param in kind.model_fields else None
+        said = f"{param}: {rule}" if rule else f"{place or 'the body'}: {found['msg']}"
+        raise BadRequestError(said, param) from None
     except (ValueError, RecursionError):
         raise BadRequestError("the body is not JSON.") from None
-
-
-def _is_type(part: Any) -> bool:
-    """Return whether a part of an error's place names a type among alternatives, not a field."""
-    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
 
 
 def _check_others(body: Body, served: Served) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The server over real HTTP, on a small model: the same answers, the protocol, and what goes wrong."""
 
+import copy
 import http.client
 import json
 import socket
@@ -21,7 +22,7 @@ from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method
 from mtbench.models.runner import ModelRunner
-from mtbench.serving import app
+from mtbench.serving import app, wire
 
 BUDGET = 20
 TAUS = [1.0, 0.3, 0.05, 0.6]
@@ -193,6 +194,48 @@ NEUTRAL = {"n": 1, "repetition_penalty": 1, "presence_penalty": 0.0, "cache_salt
 def test_fields_that_change_nothing_are_accepted(mars_server: Running, body: dict[str, Any]) -> None:
     plain = mars_server.complete(prompt=[3, 4], max_tokens=6)["choices"]
     assert mars_server.complete(prompt=[3, 4], max_tokens=6, **body)["choices"] == plain
+
+
+MESSAGES: list[tuple[dict[str, Any], str | None]] = [  # a message, and what refuses it; None: it is as "a b"
+    ({"content": "a b", "type": "text", "name": None, "refusal": None, "tool_calls": [], "annotations": [{}]}, None),
+    ({"content": [{"type": "text", "text": "a b", "cache_control": {"type": "ephemeral"}, "x": None}]}, None),
+    ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}], "audio": None}, None),
+    ({"content": "a b", "id": "m1", "reasoning_content": "c"}, None),
+    ({"content": None, "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls is not supported; null is allowed."),
+    ({"content": "a b", "tool_call_id": "1"}, "messages.0.tool_call_id is not supported; null is allowed."),
+    ({"content": [{"type": "image_url", "image_url": {}}]}, "messages.0.content.0.type: Input should be 'text'"),
+    ({"content": 5}, "messages.0.content: Input should be a valid string"),
+]
+
+
+@pytest.mark.parametrize(("message", "refused"), MESSAGES, ids=str)
+def test_fields_of_a_message_are_accepted_if_they_change_nothing(
+    mars_server: Running, message: dict[str, Any], refused: str | None
+) -> None:
+    with mars_server.client() as client:
+        asked = [{"messages": [{"role": "user"} | one], "max_tokens": 6} for one in ({"content": "a b"}, message)]
+        plain, answer = (client.post("/chat/completions", json=body).json() for body in asked)
+    if refused is None:
+        assert answer["choices"] == plain["choices"]
+    else:
+        assert answer["error"]["message"] == refused
+
+
+def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
+    """It writes it, or not: so the next turn reads what the model was trained with."""
+    tokenizer = copy.deepcopy(mars_server.service.served.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.reasoning_content }} {{ m.content }}{% endfor %}"
+    said = {"role": "assistant", "reasoning_content": "a b", "content": "c"}
+    served = replace(mars_server.service.served, tokenizer=tokenizer)
+    asked = wire.parse(json.dumps({"messages": [said]}).encode(), served, chat=True, max_new_tokens=1)
+    assert list(asked.request.prompt_ids) == tokenizer("a b c")["input_ids"]
+
+
+@pytest.mark.parametrize("stop", [[""], "", ["x"] * 17, 5])
+def test_a_wrong_stop_string_is_told_the_rule(mars_server: Running, stop: Any) -> None:
+    with mars_server.client() as client:
+        answer = client.post("/completions", json={"prompt": [3], "stop": stop})
+    assert answer.json()["error"]["message"] == f"stop: {wire.STOPS}"
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b'{"prompt": ' + b"[" * 100_000])
