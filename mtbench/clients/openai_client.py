@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
@@ -37,6 +38,7 @@ ERROR_BYTES = 64 * 1024  # of an error's body; the rest is not read
 SPARE_TOKENS = 16  # an answer may have so many more than were asked
 SHOWN = 100  # characters of a server's text that an error repeats
 CONNECT_S = 10.0  # longest time to connect
+BUSY = (429, 503)
 TRIES = 5  # of a request to a busy server
 LONGEST_WAIT_S = 60.0  # before one of them
 FIRST_WAIT_S = 1.0  # if the server names no number of seconds; doubled each time
@@ -94,6 +96,7 @@ class Usage(Received):
 class Choice(Received):
     index: Annotated[int, Field(ge=0, le=0)] = 0  # one answer was asked
     text: str | None = None
+    delta: Any = None  # of a chat
     token_ids: list[Number] | None = None  # vLLM's name
     finish_reason: str | None = None
     stop_reason: Number | str | None = None  # vLLM's and SGLang's name for the end token or stop string
@@ -274,6 +277,11 @@ class Server:
         if event.error:
             said = self.clean(message_of(data))
             raise ServerError(f"{self.url} stopped with an error: {said}; see the server's log", again=True)
+        if any(choice.delta is not None and choice.text is None for choice in event.choices or ()):
+            raise ServerError(
+                f"{self.url} answers completions as a chat, which reads another prompt; give a url= whose /completions "
+                "continues the prompt"
+            )
         reply.add(event)
 
     def check_text(self, text: str) -> None:
@@ -334,9 +342,12 @@ class Server:
         """Raise ServerError for a status other than 200, if the answer is needed."""
         if (status := response.status_code) != 200 and path != METRICS:
             message = self.clean(message_of(await beginning(response)))
+            remedy = "check url= and model=, or add plain=true"
+            if status in BUSY:
+                asked = self.clean(response.headers.get("retry-after", "no time"))[:40]
+                remedy = f"it is busy (Retry-After: {asked}); try again later, or give a smaller --batch-size"
             raise ServerError(
-                f"{self.url} answers {status} to {path}: {message}; check url= and model=, or add plain=true",
-                again=status == 429 or status >= 500,
+                f"{self.url} answers {status} to {path}: {message}; {remedy}", again=status == 429 or status >= 500
             )
 
     def _failed(self, path: str, error: Exception) -> ServerError:
@@ -395,7 +406,7 @@ def prepare(response: httpx.Response, most: int) -> None:
     assert isinstance(response.stream, httpx.AsyncByteStream)
     response.stream = Limited(response.stream, most)
     response.headers.pop("content-encoding", None)
-    response.encoding = "utf-8"
+    response.encoding = "utf-8-sig"  # a stream may begin with a byte order mark
 
 
 async def events(response: httpx.Response) -> AsyncIterator[str]:
@@ -444,7 +455,9 @@ def message_of(answer: str) -> str:
 def _wait_s(response: httpx.Response, tries: int) -> float | None:
     """Return how long to wait before a busy server is asked again; None if it is not busy, or for too long."""
     asked = response.headers.get("retry-after", "")
-    if response.status_code not in (429, 503) or tries == TRIES:
+    if response.status_code not in BUSY or tries == TRIES:
         return None
-    wait_s = float(asked) if asked.isdecimal() else FIRST_WAIT_S * 2 ** (tries - 1)
-    return wait_s if wait_s <= LONGEST_WAIT_S else None
+    wait_s = FIRST_WAIT_S * 2 ** (tries - 1)
+    with suppress(ValueError, OverflowError):
+        wait_s = float(asked) if asked[:1].isdecimal() else parsedate_to_datetime(asked).timestamp() - time.time()
+    return max(wait_s, 0.0) if wait_s <= LONGEST_WAIT_S else None

@@ -208,10 +208,18 @@ def busy(status: str, retry: str | None, times: int) -> Acts:
 BUSY_SERVERS: list[tuple[str, Acts, str | None, str | None, tuple[float, float]]] = [
     ("429 once", busy("429 Too Many", "0", 1), None, AGAIN, PATIENT),
     ("503 twice", busy("503 Unavailable", "0", 2), None, AGAIN, PATIENT),
-    ("429 for ever", busy("429 No", "0", 99), "answers 429 to completions: busy; check", None, PATIENT),
+    ("429 until a date", busy("429 Too Many", "Wed, 21 Oct 2015 07:28:00 GMT", 1), None, AGAIN, PATIENT),
+    ("429 for a part of a second", busy("429 Too Many", "0.1", 1), None, AGAIN, PATIENT),
+    (
+        "429 for ever",
+        busy("429 No", "0", 99),
+        r"429 to completions: busy; it is busy \(Retry-After: 0\); try",
+        None,
+        PATIENT,
+    ),
     *(
         (f"429 with {text[:9]!r}", busy("429 No", text, 99), "answers 429 to completions: busy", None, PATIENT)
-        for text in ("3600", "9" * 5000)
+        for text in ("3600", "9" * 5000, "Wed, 21 Oct 2115 07:28:00 GMT")
     ),
     *((f"429 with {text!r}", busy("429 No", text, 99), LATE, None, ENDLESS) for text in ("soon", "-1", "2")),
 ]
@@ -258,6 +266,9 @@ sends("another charset", http(GOOD, kind="text/event-stream; charset=utf-16"), N
 sends("no content type", http(GOOD, kind=None), "with no type, not a stream")
 sends("an error as 200", http(b'{"error": "full"}', kind="application/json"), r"not a stream \(full\)")
 sends("a good answer", http(GOOD), None)
+sends("a byte order mark", http(b"\xef\xbb\xbf" + GOOD), None)
+DELTA = {"choices": [{"index": 0, "delta": {"content": "1"}, "finish_reason": "length"}]}
+sends("a chat", http(sse(DELTA, "[DONE]")), "answers completions as a chat, .* give a url= whose /completions")
 sends("a good answer in chunks", chunked(GOOD[:50], GOOD[50:], b""), None)
 sends("a good answer that ends with the connection", OPEN + GOOD, None)
 sends("a chunk size that is none", chunked(GOOD) + b"zz\r\nx\r\n0\r\n\r\n", BROKEN, again=True)
