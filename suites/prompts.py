@@ -1,6 +1,7 @@
 """The user's own prompts: `prompts:FILE.jsonl`. Speed, agreement, and accuracy where the file has answers.
 
-Each line of FILE is one prompt, rendered by the checkpoint's chat template. In `FILE.txt` a line is the prompt itself.
+Each line of FILE is one prompt, rendered by the checkpoint's chat template; FILE may be a JSON array of these or of
+texts. In `FILE.txt` a line is the prompt itself.
 
     {"prompt": "Why is the sky blue?"}
     {"id": "sky-2", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]}
@@ -8,9 +9,10 @@ Each line of FILE is one prompt, rendered by the checkpoint's chat template. In 
     {"prompt": "How many continents are there?", "reference": [7, "seven"]}
     {"question": "Natalia sold 48 clips, and then half as many. How many?", "answer": "48 + 24 = 72\\n#### 72"}
 
-Fields that are read, the first one that a line has: `messages`, `prompt`, `question`, `problem`, `instruction`, `text`
-for the prompt (a line with both of the first two is refused); `answer`, `reference`, `target` for the answer; `id`
-(default: the line number). `input` is added to an `instruction`. Other fields are ignored.
+Fields that are read, the first one that a line has: `messages`, `conversations` (ShareGPT's), `prompt`, `question`,
+`problem`, `instruction`, `text` for the prompt (a line with two of the first three is refused); `answer`, `reference`,
+`target` for the answer; `id` (default: the line number). `input` is added to an `instruction`. Other fields are
+ignored, null is no field. A conversation is read up to the user's last turn; one of ShareGPT without any is left out.
 
 A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer that ends with
 `#### 72`, as in GSM8K, the number behind `####` counts. `--metric` says how: `exact`, `contains`, `number`, or `none`
@@ -25,11 +27,14 @@ for no scores. The default is `number` for a file whose answers all end so, and 
     mtbench run --suite prompts:mine.jsonl --metric contains
 """
 
+import codecs
 import hashlib
 import io
+import json
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -49,6 +54,13 @@ ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
 MARKED = re.compile(rf"####\s*\$?({NUMBER.pattern})\s*\.?\s*$")  # the result of an answer that has its reasoning
 NONE = "none"  # of `--metric`: nothing is scored
 ROLES = ("system", "user", "assistant")
+SHAREGPT = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")}  # its names of roles
+TOOLS = ("tool_calls", "function_call", "tool_call_id")
+OF_REQUESTS = {  # fields that a server would honour
+    *("stop", "temperature", "top_p", "top_k", "min_p", "seed", "n", "logit_bias", "ignore_eos", "tools", "functions"),
+    *("max_tokens", "max_completion_tokens", "max_new_tokens", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "tool_choice", "response_format", "schema", "json_schema", "structured_outputs", "system"),
+}
 
 
 def normalised(text: str) -> str:
@@ -111,13 +123,21 @@ class Prompts(Suite):
         self._references: dict[str, list[str]] = {}  # item -> answers of which one must match
         self._marked = 0  # items whose answers are all MARKED
         self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
+        ignored: dict[str, None] = {}
+        left_out = 0
         try:
             for number, entry in _entries(self.file, self._data):
+                if isinstance(entry, dict) and not _is_asked(entry.get("conversations")):
+                    left_out += 1
+                    continue
                 self._add(number, entry)
+                ignored |= dict.fromkeys(name for name in entry if name in OF_REQUESTS and entry[name] is not None)
         except RowError as error:
             raise self._line_error(error.number, f'{error.reason}; a line is like {{"prompt": "…"}}') from None
         if not self._conversations:
             raise UserError(f"suite 'prompts': {self.file} has no prompts")
+        self.flags = [f"not read in {self.file.name}: {', '.join(ignored)}"] if ignored else []
+        self.flags += [f"left out of {self.file.name}: {left_out:,} without a question"] if left_out else []
         if self._references:
             self._chosen = self._chosen or ("number" if self._marked == len(self._references) else "exact")
             self.metric = "exact_match" if self._chosen == "exact" else self._chosen
@@ -154,6 +174,7 @@ class Prompts(Suite):
         """Add the conversation in a line of the file. Raise UserError if there is none."""
         if not isinstance(entry, dict):
             raise self._line_error(number, 'not an object like {"prompt": "…"}')
+        entry = _without_nulls(entry)
         name = entry.get("id", number)
         if type(name) not in (str, int) or not str(name).strip() or "/" in str(name):
             raise self._line_error(number, f"id {name!r} is not a number or a text without '/'")
@@ -196,7 +217,16 @@ def _read_file(variant: str) -> tuple[Path, bytes]:
 def _entries(file: Path, data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the number (from 1) and the value of each line that is not blank; of a text file it is a prompt."""
     if file.suffix != ".txt":
-        yield from read_json_lines(io.BytesIO(data))
+        data = data.removeprefix(codecs.BOM_UTF8)
+        found: Any = None
+        with suppress(ValueError, RecursionError):
+            found = json.loads(data)  # one value: an array, or an object on several lines
+        if isinstance(found, dict) and b"\n" in data.strip():
+            found = [found]
+        if not isinstance(found, list):
+            yield from read_json_lines(io.BytesIO(data))
+            return
+        yield from enumerate(({"prompt": entry} if isinstance(entry, str) else entry for entry in found), 1)
         return
     for number, line in enumerate(data.split(b"\n"), 1):
         try:
@@ -231,21 +261,51 @@ def references(entry: Mapping[str, Any]) -> list[str]:
 
 
 def conversation(entry: Mapping[str, Any]) -> Messages:
-    """Return the turns in one line of the file. Raise ValueError if they are not valid."""
-    if "messages" in entry and "prompt" in entry:
-        raise ValueError("has both 'prompt' and 'messages'; leave one out")
-    messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": _text(entry)}]
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("'messages' is not a list of turns")
-    for turn in messages:
-        if not isinstance(turn, dict) or turn.get("role") not in ROLES:
-            raise ValueError(f"a turn's 'role' is not one of {', '.join(ROLES)}")
-        if not isinstance(turn.get("content"), str) or not turn["content"].strip():
+    """Return the turns in one line of the file, up to the user's last one. Raise ValueError if they are not valid."""
+    keys = [key for key in ("prompt", "messages", "conversations") if key in entry]
+    if len(keys) > 1:
+        raise ValueError(f"has both {keys[0]!r} and {keys[1]!r}; leave one out")
+    given = entry[keys[0]] if keys else None
+    if keys in ([], ["prompt"]) and not isinstance(given, list):
+        given = [{"role": "user", "content": _text(entry)}]
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{keys[0]!r} is not a list of turns")
+    turns = [_turn(turn) for turn in given]
+    while turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    if not turns or turns[-1]["role"] != "user":
+        raise ValueError("the last turn is not the user's")
+    for turn in turns:
+        if not isinstance(turn["content"], str) or not turn["content"].strip():
             raise ValueError("the prompt or a turn's 'content' is empty or not a text")
         turn["content"].encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
-    if messages[-1]["role"] != "user":
-        raise ValueError("the last turn is not the user's")
-    return [{"role": turn["role"], "content": turn["content"]} for turn in messages]
+    return turns
+
+
+def _is_asked(turns: Any) -> bool:
+    """Return whether a conversation of ShareGPT has a turn of a user. Its files have some without."""
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        return True  # it is none, or a fault
+    return any(turn.get("from", turn.get("role")) in ("human", "user") for turn in turns)
+
+
+def _turn(given: Any) -> dict[str, Any]:
+    """Return role and content of a turn, as OpenAI's API or ShareGPT has it. Raise ValueError for another one."""
+    turn = _without_nulls(given) if isinstance(given, dict) else {"role": None}
+    role = turn.get("role", SHAREGPT.get(str(turn.get("from")), turn.get("from")))
+    if role in ("tool", "function", "function_call", "observation") or any(turn.get(name) for name in TOOLS):
+        raise ValueError("tool calls are not supported; leave the line out")
+    if role not in ROLES:
+        raise ValueError(f"a turn's 'role' is not one of {', '.join(ROLES)}")
+    content = turn.get("content", turn.get("value"))
+    if isinstance(content, list):  # of parts
+        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        content = "".join(map(str, texts)) if len(texts) == len(content) and None not in texts else None
+    return {"role": role, "content": content}
+
+
+def _without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _text(entry: Mapping[str, Any]) -> Any:

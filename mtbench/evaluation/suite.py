@@ -57,6 +57,7 @@ class Suite:
     max_new_tokens: int = 256  # token budget of an answer, unless the user gives another
     metric: str | None = None  # name of the score; None: the suite measures speed and agreement only
     metrics: ClassVar[tuple[str, ...]] = ()  # names that `--metric` may choose from
+    flags: Sequence[str] = ()  # remarks on the data that the report repeats
     task: Mapping[str, Any] = {}  # describes the task in results.json: name, num_fewshot, chat_template, filter, …
     subtasks: ClassVar[tuple[str, ...]] = ()  # names of the parts, if any; each is the `<task>` of its items
     local: ClassVar[str] = ""  # for a suite that needs no data of others: its name in `--suite`, such as NAME:FILE

@@ -245,6 +245,7 @@ class Plan(Record):
         """What is known beforehand to end without a verdict."""
         few = [] if self.request.apart else [group for group in self.groups if len(group.blocks) < MIN_BLOCKS]
         said = [self._too_few_blocks(group) for group in few]
+        said += [f"{suite.suite}: {flag}" for suite in self.suites for flag in suite.flags]
         said += [
             f"{suite.suite}: {without} of {len(suite.items)} items have no answer to compare with: they are timed, and "
             "accuracy is that of the others"

@@ -87,6 +87,7 @@ def plan_suite(
         metric=suite.metric,
         max_new_tokens=request.max_new_tokens or suite.max_new_tokens,
         flags=[
+            *suite.flags,
             *(["out of domain"] if family.domain not in (None, suite.name) else []),
             *_flags_of_template(suite, checkpoints[0], request),
         ],

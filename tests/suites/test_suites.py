@@ -436,6 +436,41 @@ def test_a_text_file_has_one_prompt_a_line(tmp_path: Path) -> None:
         SUITES["prompts"](str(file), Source())
 
 
+SHAREGPT = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]
+OPENAI = [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}, {"role": "assistant", "tool_calls": None}]
+FORMS: dict[str, tuple[str, list[str], list[str]]] = {  # content of the file, names of its prompts "Why?", flags
+    "null is no field": ('{"prompt": null, "messages": null, "question": "Why?", "id": null}', ["1"], []),
+    "null beside messages": (json.dumps({"prompt": None, "messages": OPENAI}), ["1"], []),
+    "an array": (json.dumps([{"prompt": "Why?"}, {"id": "x", "question": "Why?"}], indent=1), ["1", "x"], []),
+    "texts": ('["Why?", "Why?"]', ["1", "2"], []),
+    "ShareGPT": (
+        json.dumps([{"id": "a", "conversations": SHAREGPT}, {"id": "b", "conversations": SHAREGPT[1:]}]),
+        ["a"],
+        ["left out of mine.jsonl: 1 without a question"],
+    ),
+    "one of ShareGPT": (json.dumps({"id": "a", "conversations": SHAREGPT}, indent=1), ["a"], []),
+    "lines of ShareGPT": (json.dumps({"conversations": [*SHAREGPT[:1]]}) + "\n", ["1"], []),
+    "a request": (
+        json.dumps({"messages": OPENAI, "stop": ["x"], "temperature": 0.5, "top_p": None, "tools": [{}]}),
+        ["1"],
+        ["not read in mine.jsonl: stop, temperature, tools"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte order mark"])
+def test_the_files_that_people_have_are_read(name: str, mark: str, tmp_path: Path) -> None:
+    """Tables with null, arrays, ShareGPT's conversations and OpenAI's requests, with a byte order mark or without."""
+    content, names, flags = FORMS[name]
+    file = tmp_path / "mine.jsonl"
+    file.write_text(mark + content, encoding="utf-8")
+    suite = SUITES["prompts"](str(file), Source())
+    expected = [(f"prompts/{name}/0", "<user>Why?</><assistant>") for name in names]
+    assert [(prompt.item, prompt.text) for prompt in suite.prompts(chat, None)] == expected
+    assert suite.flags == flags
+
+
 def test_the_prompt_is_the_first_known_field(tmp_path: Path) -> None:
     """So files of other benchmarks can be used; an instruction has its input below it."""
     lines = [
@@ -486,7 +521,11 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ('{"messages": [{"role": "human", "content": "Why?"}]}', "'role' is not one of system, user, assistant"),
         ('{"messages": [{"role": "assistant", "content": "Why?"}]}', "the last turn is not the user's"),
         ('{"prompt": "Why?", "id": "a/b"}', "id 'a/b'"),
-        ('{"prompt": "Why?", "id": null}', "id None"),
+        ('{"prompt": [{"role": "user", "content": null, "tool_calls": [{}]}]}', "tool calls are not supported"),
+        ('{"messages": [{"role": "tool", "content": "4"}]}', "tool calls are not supported"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "empty or not a text"),
+        ('{"conversations": [{"from": "human", "value": ""}]}', "empty or not a text"),
+        ('{"conversations": [{"from": "human"}], "messages": []}', "has both 'messages' and 'conversations'"),
         ('{"prompt": "Why?", "id": 1}', "id 1 is already that of line 1"),
         ('{"prompt": "\\ud800"}', "surrogates not allowed"),
     ],
