@@ -360,7 +360,7 @@ def test_file_of_a_load_client(honest: Path, tmp_path: Path) -> None:
 
 def test_messages_of_a_load_client(tmp_path: Path) -> None:
     """A chat is read as its messages, an answer in one document too, and a failed request has no answer."""
-    asked = [{"role": "user", "content": [{"type": "text", "text": "What is 2+3?"}], "name": None}]
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is 2+3?"}]}]
     answer = {"choices": [{"message": {"content": "5"}}]}
     whole = {"metadata": {}, "payload": {"messages": asked}, "responses": [{"text": json.dumps(answer)}]}
     failed = {"metadata": {}, "payload": {"messages": asked}, "responses": [], "error": {"code": 500}}

@@ -10,6 +10,7 @@
 import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -155,11 +156,8 @@ def _number(value: Any) -> float:
 def asked(request: Any) -> Prompt | None:
     """Return the prompt that guidellm sent."""
     arguments = within(request, "request_args")
-    if isinstance(arguments, str):
-        try:
-            arguments = from_json(arguments)
-        except ValueError:
-            return None
+    with suppress(ValueError):
+        arguments = from_json(arguments) if isinstance(arguments, str) else arguments
     return _prompt(within(arguments, "body"))
 
 
@@ -167,16 +165,11 @@ def _prompt(body: Any) -> Prompt | None:
     """Return what the body of a request to an OpenAI-compatible server asks: a completion, or a chat."""
     prompt, messages = within(body, "prompt"), within(body, "messages")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        return [_turn(message) for message in messages]
+        parts = [m.get("content") for m in messages]
+        texts = [{"content": "".join(text for _, text in pieces(of))} if isinstance(of, list) else {} for of in parts]
+        return [message | text for message, text in zip(messages, texts, strict=True)]
     prompt = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else prompt
     return prompt if isinstance(prompt, str) else None
-
-
-def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its text as one, and without what is null."""
-    parts = list(pieces(content := message.get("content")))
-    text = "".join(text for _, text in parts) if parts and {*dict(parts)} == {"text"} else content
-    return {name: field for name, field in {**message, "content": text}.items() if field is not None}
 
 
 def _aiperf(documents: Sequence[Any], where: str) -> Iterator[TextAnswer]:
