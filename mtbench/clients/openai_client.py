@@ -278,10 +278,7 @@ class Server:
             said = self.clean(message_of(data))
             raise ServerError(f"{self.url} stopped with an error: {said}; see the server's log", again=True)
         if any(choice.delta is not None and choice.text is None for choice in event.choices or ()):
-            raise ServerError(
-                f"{self.url} answers completions as a chat, which reads another prompt; give a url= whose /completions "
-                "continues the prompt"
-            )
+            raise ServerError(f"{self.url} answers completions as a chat; give a url= whose /completions returns text")
         reply.add(event)
 
     def check_text(self, text: str) -> None:

@@ -70,8 +70,12 @@ def _metric(case: Case) -> str | None:
 
 def _lacking(case: Case) -> str | None:
     """A text that is not, or not all, there."""
-    why = [said.lacks or (None if said.tokens else "has no answer") for said in (case.a, case.b)]
-    return "; ".join(f"{side} {lacks}" for side, lacks in zip("AB", why, strict=True) if lacks) or None
+    for side, said in (("A", case.a), ("B", case.b)):
+        if not said.tokens:
+            return f"{side} has no answer"
+        if not said.whole:
+            return f"{side} may lack reasoning text, or the tokens around it; ask a server without a reasoning parser"
+    return None
 
 
 RULES = {"end": "an end token", "stop": "a stop string", "length": "the budget of tokens", None: "an unknown rule"}

@@ -165,14 +165,13 @@ def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
     a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
     a = texts.same_items(a, b)
     b = texts.same_items(b, a)
-    (a, notes), (b, more) = texts.left_out("A", a), texts.left_out("B", b)
     paired = sides.pairs(a, b)
     found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
     for side in {side.name: side for pair in found for side in pair[:2]}.values():
         sides.refuse_unknown_ids(side, judge.vocabulary)
         if side.model not in (None, model):
             sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
-    return Compared(found, model, [*notes, *more])
+    return Compared(found, model, [*texts.left_out("A", a), *texts.left_out("B", b)])
 
 
 def _read(text: str, request: AuditRequest) -> Named:

@@ -28,7 +28,7 @@ def all_pairs(pairs: Sequence[Pair]) -> list[Pair]:
 def to_judge(pair: Pair, item: str) -> bool:
     """Return whether two answers to one prompt differ, so that the judge can say of what."""
     a, b = pair.a.answers[item], pair.b.answers[item]
-    return a.tokens != b.tokens and a.prompt == b.prompt is not None and not (a.lacks or b.lacks)
+    return a.tokens != b.tokens and a.prompt == b.prompt is not None and a.whole and b.whole
 
 
 def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine], decode: Decode) -> list[Known]:

@@ -38,7 +38,8 @@ class Said:
     row: int | None = None
     asked: Prompt | None = None  # the prompt, of an answer without `prompt`
     parts: Sequence[str] = ()  # of a text with reasoning: the texts between which tokens were taken out
-    lacks: str | None = None  # why its text is not, or not all, there
+    lacks: str | None = None  # why it is left out: its text is not, or not all, there
+    whole: bool = True  # False: reasoning text, or the tokens around it, seem to be missing
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Pair(NamedTuple):
     @property
     def items(self) -> list[str]:
         """Items that both have answered, in the order of A."""
-        return [item for item in self.a.answers if item in self.b.answers]
+        answered = [{item for item, said in side.answers.items() if not said.lacks} for side in self[:2]]
+        return [item for item in self.a.answers if item in answered[0] & answered[1]]
 
 
 class Named(NamedTuple):

@@ -20,14 +20,13 @@ from mtbench.experiments.audit.sides import Named, Pair, Said, Side
 from mtbench.models.chat_template import render
 from mtbench.results.imports.answers import read_answers
 
-LOST = "lacks reasoning text, or the tokens around it; ask a server without a reasoning parser"
-
 
 def of_file(path: Path, ran_in: str) -> Named:
     """Return the side that a file of answers is, without tokens. `ran_in`: the number type of its answers."""
     read = read_answers(path)
     if all(one.lacks for one in read.answers):
-        raise UserError(f"{path} has {counted(len(read.answers), 'request')}, and an answer to none of them.")
+        why = " and ".join({f": they {one.lacks}": None for one in read.answers})
+        raise UserError(f"{path} has no answer to its {counted(len(read.answers), 'request')}{why}.")
     answers = {
         one.item: Said(None, [], one.text, None, one.score, asked=one.prompt, parts=one.parts, lacks=one.lacks)
         for one in read.answers
@@ -97,15 +96,11 @@ def same_items(ours: Named, theirs: Named) -> Named:
     return ours._replace(all=sides, meant=sides) if any(side.texts for side in ours.meant) else ours
 
 
-def left_out(letter: str, named: Named) -> tuple[Named, list[str]]:
-    """Return a file's side without the requests that have no whole answer, and a sentence for each reason."""
+def left_out(letter: str, named: Named) -> list[str]:
+    """Return a sentence for each reason why requests have no answer, or no whole one."""
     counts = Counter(said.lacks for side in named.meant for said in side.answers.values() if said.lacks)
-    if not counts:
-        return named, []
-    sides = [replace(s, answers={i: one for i, one in s.answers.items() if not one.lacks}) for s in named.meant]
     are = "are", "is"
-    said = [f"{counted(n, 'request')} of {letter} {why} and {are[n == 1]} left out." for why, n in counts.items()]
-    return named._replace(all=sides, meant=sides), said
+    return [f"{counted(n, 'request')} of {letter} {why} and {are[n == 1]} left out." for why, n in counts.items()]
 
 
 def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
@@ -122,7 +117,7 @@ def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
 
 
 def _told(said: Said, other: Said, tokenizer: Any, *, known: bool) -> Said:
-    """Return an answer with tokens, and what it lacks. `known`: the other one has some."""
+    """Return an answer with tokens, and whether it is whole. `known`: the other one has some."""
     prompt, parted = said.prompt or other.prompt, bool(said.parts or other.parts)
     same = said.text == other.text or (parted and _parts(said, tokenizer) == _parts(other, tokenizer))
     if known and same:
@@ -131,8 +126,7 @@ def _told(said: Said, other: Said, tokenizer: Any, *, known: bool) -> Said:
     rest = said.text[len(text_of(tokenizer, shared)) :]
     own: list[int] = tokenizer(rest, add_special_tokens=False)["input_ids"] if rest else []
     cut = other.text.endswith(said.text) and not other.text.startswith(said.text)
-    lacks = LOST if not same and (said.parts or cut) else None
-    return replace(said, prompt=prompt, tokens=[*shared, *own], lacks=lacks)
+    return replace(said, prompt=prompt, tokens=[*shared, *own], whole=same or not (said.parts or cut))
 
 
 def _parts(said: Said, tokenizer: Any) -> list[str]:

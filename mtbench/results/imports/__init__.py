@@ -1,1 +1,1 @@
-"""Results of other tools: their files become figures with their owners' definitions. Nothing here computes a ratio."""
+"""Result files of other tools."""

@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic_core import from_json
 
 from mtbench import files
 from mtbench.errors import UserError, first_line, printable
-from mtbench.results.imports.importer import LARGEST_FILE, has, shown, within
 
 FORMATS = (
     "lm-eval's samples_*.jsonl, vLLM's `bench serve --save-detailed` JSON, guidellm's benchmarks.json, aiperf's "
     "profile_export_raw.jsonl"
 )
+LARGEST_FILE = 1 << 27  # bytes: a report with every request of a long benchmark
 Prompt = str | list[dict[str, Any]]  # a text, or the messages of a conversation
 REASONING = ("reasoning_content", "reasoning", "reasoning_output", "thinking")  # a server may send a text by two names
 TEXT = ("text", "delta", "message", "content", "output")
@@ -77,6 +77,18 @@ def read_answers(path: Path) -> TextAnswers:
     raise UserError(f"{where} has no answers; an audit reads {FORMATS}.")
 
 
+def has(value: Any, *names: str) -> TypeGuard[dict[str, Any]]:
+    """Return whether a JSON value is an object with these keys."""
+    return isinstance(value, dict) and all(name in value for name in names)
+
+
+def within(value: Any, *path: str) -> Any:
+    """Return what lies in nested objects; None where one of them is missing or no object."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def _line(line: bytes, where: str) -> Any:
     try:
         return from_json(line)
@@ -87,7 +99,7 @@ def _line(line: bytes, where: str) -> Any:
 def _answer(where: str, item: str, prompt: Prompt | None, said: Any, failed: Any = False) -> TextAnswer:
     """Return an answer. `said`: what `pieces` reads; nothing: the request has failed."""
     if not isinstance(said, str | list | dict | None):
-        raise UserError(f"{where} is {shown(said)}; it must be a text.")
+        raise UserError(f"{where} is {said!r:.60}; it must be a text.")
     found = list(pieces(said))
     lost = next((f"got {kind} in place of text" for kind, _ in found if kind not in ("text", "reasoning")), None)
     told = [piece for piece in found if piece[1]]
@@ -103,12 +115,12 @@ def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
     for number, sample in enumerate(documents, start=1):
         at = f"{where}, line {number}"
         if not has(sample, "doc_id", "resps", "arguments"):
-            raise UserError(f"{at} is {shown(sample)}, and no sample of lm-eval.")
+            raise UserError(f"{at} is {sample!r:.60}, and no sample of lm-eval.")
         if sample.get("filter") != rule:
             continue
         given = next(iter(sample["arguments"].values()), None) if isinstance(sample["arguments"], dict) else None
         if not isinstance(prompt := within(given, "arg_0"), str):
-            raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {shown(prompt)}; it must be a text.")
+            raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {prompt!r:.60}; it must be a text.")
         resp = sample["resps"]
         while isinstance(resp, list) and resp:
             resp = resp[0]
@@ -144,13 +156,9 @@ def _guidellm(document: Mapping[str, Any], where: str) -> Iterator[TextAnswer]:
     for number, benchmark in enumerate(document["benchmarks"]):
         groups = [(name, within(benchmark, "requests", name)) for name in ("successful", "errored", "incomplete")]
         stored = [(request, name != "successful") for name, group in groups for request in group or ()]
-        stored.sort(key=lambda entry: _number(within(entry[0], "info", "timings", "queued")))
+        stored.sort(key=lambda e: t if isinstance(t := within(e[0], "info", "timings", "queued"), int | float) else 0)
         for place, (request, failed) in enumerate(stored):
             yield _answer(f"{where}: a request", f"{number}/{place}", asked(request), request, failed)
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else 0
 
 
 def asked(request: Any) -> Prompt | None:
@@ -174,9 +182,11 @@ def _prompt(body: Any) -> Prompt | None:
 
 def _aiperf(documents: Sequence[Any], where: str) -> Iterator[TextAnswer]:
     lines = enumerate(documents, start=1)
-    for number, raw in sorted(lines, key=lambda line: _number(within(line[1], "metadata", "session_num"))):
+    for number, raw in sorted(
+        lines, key=lambda e: n if isinstance(n := within(e[1], "metadata", "session_num"), int) else 0
+    ):
         if not has(raw, "metadata", "responses"):
-            raise UserError(f"{where}, line {number} is {shown(raw)}, and no record of aiperf.")
+            raise UserError(f"{where}, line {number} is {raw!r:.60}, and no record of aiperf.")
         item, at = within(raw, "metadata", "conversation_id"), f"{where}, line {number}: a response"
         try:
             messages = list(messages_of(raw["responses"]))
