@@ -91,6 +91,7 @@ class Message(_Told):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+VARIABLES = "an object of texts, numbers, true and false"
 STOPS = "at most 16 strings, none empty, none over 256 characters"
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -116,11 +117,11 @@ class ChatBody(Body):
     """The body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
-    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = Field(None, description=VARIABLES)
 
     def prompt_ids(self, served: Served) -> list[int]:
         messages = [{**message.model_dump(exclude_none=True), "content": message.text} for message in self.messages]
-        options = self.chat_template_kwargs or {}
+        options = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
         if served.tokenizer.chat_template is None:
             return _tokenise(served, "\n\n".join(message["content"] for message in messages))
         try:
@@ -134,7 +135,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(description="a text or token ids, or a list of one")
 
     def prompt_ids(self, served: Served) -> list[int]:
         prompt: Any = self.prompt

@@ -161,7 +161,7 @@ def as_conversation(row: Any) -> Messages | None:
     """
     if not isinstance(row, dict):
         raise UserError(f"a row must be an object, this is a {type(row).__name__}")
-    turns = row["messages"] if "messages" in row else _two_turns(row)
+    turns = row["messages"] if row.get("messages") is not None else _two_turns(row)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) and _is_turn(turn) for turn in turns):
         raise UserError("`messages` must be a list of objects with the texts `role` and `content`")
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
@@ -172,7 +172,7 @@ def as_conversation(row: Any) -> Messages | None:
 
 
 def _two_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    for user, assistant in PAIRS:
+    for user, assistant in sorted(PAIRS, key=lambda pair: row.get(pair[0]) is None):  # a table may have null columns
         if user in row and assistant in row:
             question = row[user]
             extra = row.get("input") if user == "instruction" else None

@@ -227,15 +227,27 @@ def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.reasoning_content }} {{ m.content }}{% endfor %}"
     said = {"role": "assistant", "reasoning_content": "a b", "content": "c"}
     served = replace(mars_server.service.served, tokenizer=tokenizer)
-    asked = wire.parse(json.dumps({"messages": [said]}).encode(), served, chat=True, max_new_tokens=1)
+    body = {"messages": [said], "chat_template_kwargs": {"enable_thinking": None}}
+    asked = wire.parse(json.dumps(body).encode(), served, chat=True, max_new_tokens=1)
     assert list(asked.request.prompt_ids) == tokenizer("a b c")["input_ids"]
 
 
-@pytest.mark.parametrize("stop", [[""], "", ["x"] * 17, 5])
-def test_a_wrong_stop_string_is_told_the_rule(mars_server: Running, stop: Any) -> None:
+RULES: list[tuple[str, Any, str]] = [
+    *(("stop", stop, f"stop: {wire.STOPS}") for stop in ([""], "", ["x"] * 17, 5)),
+    *(("prompt", prompt, "prompt: a text or token ids, or a list of one") for prompt in ([1, "a"], None, {})),
+    ("chat_template_kwargs", {"a": [1]}, f"chat_template_kwargs: {wire.VARIABLES}"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), RULES, ids=str)
+def test_a_wrong_value_is_told_the_rule_of_its_field(
+    mars_server: Running, field: str, value: Any, message: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    path, body = ("/chat/completions", chat) if field == "chat_template_kwargs" else ("/completions", {"prompt": [3]})
     with mars_server.client() as client:
-        answer = client.post("/completions", json={"prompt": [3], "stop": stop})
-    assert answer.json()["error"]["message"] == f"stop: {wire.STOPS}"
+        answer = client.post(path, json={**body, field: value})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b'{"prompt": ' + b"[" * 100_000])

@@ -100,6 +100,8 @@ def tokens_of(tokenizer: Any, conversation: Messages, **settings: Any) -> list[i
         {"instruction": "Q\n\nI", "output": "A"},
         {"instruction": "Q", "input": "I", "output": "A"},
         {"instruction": "Q\n\nI", "input": "", "output": "A"},
+        {"messages": None, "question": "Q\n\nI", "answer": "A"},
+        {"prompt": None, "completion": None, "instruction": "Q", "input": "I", "output": "A"},
     ],
 )
 def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
