@@ -234,7 +234,8 @@ def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
 
 RULES: list[tuple[str, Any, str]] = [
     *(("stop", stop, f"stop: {wire.STOPS}") for stop in ([""], "", ["x"] * 17, 5)),
-    *(("prompt", prompt, "prompt: a text or token ids, or a list of one") for prompt in ([1, "a"], None, {})),
+    ("prompt", [1, "a"], "prompt: a text or token ids, or a list of one"),
+    ("prompt", None, "prompt: a text or token ids, or a list of one"),
     ("chat_template_kwargs", {"a": [1]}, f"chat_template_kwargs: {wire.VARIABLES}"),
 ]
 
