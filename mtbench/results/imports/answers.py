@@ -158,10 +158,10 @@ def _guidellm(document: Mapping[str, Any], where: str) -> Iterator[TextAnswer]:
         stored = [(request, name != "successful") for name, group in groups for request in group or ()]
         stored.sort(key=lambda e: t if isinstance(t := within(e[0], "info", "timings", "queued"), int | float) else 0)
         for place, (request, failed) in enumerate(stored):
-            yield _answer(f"{where}: a request", f"{number}/{place}", asked(request), request, failed)
+            yield _answer(f"{where}: a request", f"{number}/{place}", _asked(request), request, failed)
 
 
-def asked(request: Any) -> Prompt | None:
+def _asked(request: Any) -> Prompt | None:
     """Return the prompt that guidellm sent."""
     arguments = within(request, "request_args")
     with suppress(ValueError):
