@@ -208,8 +208,8 @@ def busy(status: str, retry: str | None, times: int) -> Acts:
 BUSY_SERVERS: list[tuple[str, Acts, str | None, str | None, tuple[float, float]]] = [
     ("429 once", busy("429 Too Many", "0", 1), None, AGAIN, PATIENT),
     ("503 twice", busy("503 Unavailable", "0", 2), None, AGAIN, PATIENT),
-    ("429 until a date", busy("429 Too Many", "Wed, 21 Oct 2015 07:28:00 GMT", 1), None, AGAIN, PATIENT),
-    ("429 for a part of a second", busy("429 Too Many", "0.1", 1), None, AGAIN, PATIENT),
+    ("429 until a date", busy("429 Too Many", "Wed, 21 Oct 2015 07:28:00 GMT", 1), None, AGAIN, (5.0, 0.9)),
+    ("429 for a part of a second", busy("429 Too Many", "0.1", 1), None, AGAIN, (5.0, 0.9)),
     (
         "429 for ever",
         busy("429 No", "0", 99),
