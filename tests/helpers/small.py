@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
@@ -29,6 +29,28 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<|endoftext|>",
         extra_special_tokens=["<|mask|>"],
     )
+
+
+BEGIN = "<|endoftext|>"
+CHAT = "{% for turn in messages %}{% if loop.index is odd %}b {% endif %}{{ turn.content }} {% endfor %}"
+TEMPLATES = {  # of checkpoints, by whether and by whom the beginning of a text is written twice
+    "writes BOS": "{{ bos_token }}" + CHAT,
+    "writes no BOS": CHAT,
+    "named": {"default": "{{ bos_token }}" + CHAT, "tool_use": "x"},
+    "empty": "",
+    "none": None,
+}
+
+
+def beginning_tokenizer(template: Any = None, *, ends: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer that writes BOS before a text, as Llama's and Gemma's do, and with `ends` EOS behind it."""
+    tokenizer = small_tokenizer()
+    tokenizer.bos_token, tokenizer.chat_template = BEGIN, template
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A {'<|im_end|>' if ends else ''}".strip(),
+        special_tokens=[(BEGIN, PAD), ("<|im_end|>", END)],
+    )
+    return tokenizer
 
 
 def small_config(config: type[PretrainedConfig] = Qwen2Config, **changes: Any) -> PretrainedConfig:
