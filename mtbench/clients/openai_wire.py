@@ -40,9 +40,8 @@ def _body(request: Request, model: str, prompt: str | list[int]) -> dict[str, An
 
 
 def text_for(ids: Sequence[int], checkpoint: Inspected, written: Sequence[str] = (), *, special: bool = True) -> str:
-    """Return a text of which a server with the tokenizer makes these tokens. Raises ServerError if none.
-
-    `written`: texts to try first. `special`: the server adds the tokenizer's special tokens, as by default.
+    """Return a text of which the tokenizer makes these tokens as a server calls it, with special ones if not asked
+    otherwise. `written`: texts to try first. Raises ServerError if there is none.
     """
     tokenizer = checkpoint.tokenizer
     decoded = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -49,12 +49,10 @@ def render(
 
 
 def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
-    """Return the token ids of texts. To plain texts the tokenizer adds its special tokens, such as BOS.
-
-    Not plain are texts that a chat template wrote, with every special token, and those that continue another.
+    """Return the token ids of texts. To plain ones the tokenizer adds special tokens, such as BOS; a chat template has
+    written them already, and what continues a text needs none.
     """
-    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=plain)["input_ids"] if texts else []
-    return ids
+    return list(tokenizer(list(texts), add_special_tokens=plain)["input_ids"]) if texts else []
 
 
 def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:

@@ -87,12 +87,12 @@ def plan_suite(
     plan = SuitePlan(
         suite=spec,
         family=family.name,
-        task=_described(suite, request, rendered=rendered),
+        task=_described(suite, request, rendered),
         metric=suite.metric,
         max_new_tokens=request.max_new_tokens or suite.max_new_tokens,
         flags=[
             *(["out of domain"] if family.domain not in (None, suite.name) else []),
-            *_flags_of_prompts(items, checkpoints[0], request, rendered=rendered),
+            *_prompt_flags(items, checkpoints[0], request, rendered),
         ],
         items=items,
     )
@@ -115,14 +115,12 @@ def open_plan(run: RunDirectory, data_dir: str | None = None, *, offline: bool =
     return plan.changed(suites=suites)
 
 
-def prompt_texts(
-    suite: Suite, spec: str, checkpoint: Inspected, request: RunRequest
-) -> tuple[list[Prompt], bool | None]:
+def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest) -> tuple[list[Prompt], bool | None]:
     """Return the suite's prompts as texts, and whether the chat template wrote them; None: the suite has plain texts.
 
     Without a template, a conversation becomes paragraphs. Raise UserError for an option that is no variable of one.
     """
-    tokenizer, options = checkpoint.tokenizer, request.chat_template_kwargs
+    tokenizer, options = target.tokenizer, request.chat_template_kwargs
     rendered: bool | None = None
     chat_template.refuse_reserved(tokenizer, options)
 
@@ -155,39 +153,36 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     return complete
 
 
-def _described(suite: Suite, request: RunRequest, *, rendered: bool | None) -> dict[str, Any]:
+def _described(suite: Suite, request: RunRequest, rendered: bool | None) -> dict[str, Any]:
     """Return the suite's description of its task, with whether a chat template wrote its prompts, and its variables."""
     task = {name: bool(rendered) if name == "chat_template" else value for name, value in suite.task.items()}
     options = dict(request.chat_template_kwargs)
     return {**task, "template_options": options} if options and rendered else task
 
 
-def _flags_of_prompts(
-    items: Sequence[Item], checkpoint: Inspected, request: RunRequest, *, rendered: bool | None
-) -> list[str]:
+def _prompt_flags(items: Sequence[Item], target: Inspected, request: RunRequest, rendered: bool | None) -> list[str]:
     """Return a remark if there is no chat template, for each option of it that changes nothing, and for end tokens."""
     flags = ["raw prompts: the checkpoint has no chat template"] if rendered is False else []
     names = list(request.chat_template_kwargs)
-    names = chat_template.ignored(checkpoint.tokenizer, names) if rendered else names
+    names = chat_template.ignored(target.tokenizer, names) if rendered else names
     flags += [f"the chat template does not read {name}" for name in names]
-    ended = sum(item.prompt_ids[-1] in checkpoint.end_ids for item in items)  # tokenizers with `add_eos_token` do so
+    ended = sum(item.prompt_ids[-1] in target.end_ids for item in items)  # tokenizers with `add_eos_token` do so
     return [*flags, f"{ended} of {len(items)} prompts end with an end token"] if ended else flags
 
 
 def _refuse_unknown_ids(prompts: Sequence[Prompt], items: Sequence[Item], tokenizer: Any, reader: Inspected) -> None:
     """Raise UserError for the first prompt with a token id that no row of the reader's embedding has."""
-    template = str(tokenizer.chat_template)
-    for variable in ("bos_token", "eos_token"):
-        template = template.replace(variable, str(getattr(tokenizer, variable)))
-    for prompt, item in zip(prompts, items, strict=True):
+    template = str(tokenizer.chat_template).replace("bos_token", str(tokenizer.bos_token))
+    template = template.replace("eos_token", str(tokenizer.eos_token))
+    for p, item in zip(prompts, items, strict=True):
         if (largest := max(item.prompt_ids)) >= reader.vocabulary:
             token = tokenizer.decode([largest])
-            written = token in template and not prompt.plain
-            place = "tokenizer" if token not in prompt.text else "chat template" if written else "prompt"
+            own = p.plain or token not in template
+            by = "tokenizer" if token not in p.text else "prompt" if own else "chat template"
             raise UserError(
-                f"{item.item} has the token id {largest}, {token!r:.40} of the {place}: the tokenizer has ids up to "
-                f"{max(tokenizer.get_vocab().values())}, the embedding of {reader.source!r} {reader.vocabulary} rows; "
-                "resize it (`resize_token_embeddings` of transformers), or give another checkpoint with `--model`."
+                f"{item.item} has the token id {largest}, {token!r:.40} of the {by}: the tokenizer has ids up to "
+                f"{max(tokenizer.get_vocab().values())}, the embedding {reader.vocabulary} rows; resize that of "
+                f"{reader.source!r} (transformers' `resize_token_embeddings`), or give another checkpoint by `--model`."
             )
 
 

@@ -100,9 +100,9 @@ NO_ROW = {"vocab_size": PAD, "eos_token_id": 1, "pad_token_id": None}  # PAD and
             TEMPLATES["writes BOS"],
             "a b",
             NO_ROW,
-            "of the chat template: the tokenizer has ids up to 38, the embedding of",
+            "of the chat template: the tokenizer has ids up to 38, the embedding 37 rows; resize that of",
         ),
-        ("{{ messages[0].content }}", f"a {BEGIN}", NO_ROW, "of the prompt: the tokenizer has .* 37 rows; resize it"),
+        ("{{ messages[0].content }}", f"a {BEGIN}", NO_ROW, "of the prompt: the tokenizer has .* 37 rows; resize that"),
         ({"rag": "x", "tool_use": "y"}, "a b", {}, "fails: ValueError: This model has multiple chat templates"),
         (
             "{{ raise_exception('only users') }}",
