@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from mtbench.models.loading import Checkpoint, prepare
 from mtbench.models.runner import ModelRunner
@@ -116,5 +116,15 @@ def save_small(folder: Path, seed: int = 0, **changes: Any) -> Path:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(small_config(max_position_embeddings=1024, **changes))
     model.save_pretrained(folder)
-    small_tokenizer().save_pretrained(folder)
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = "{{ messages | map(attribute='content') | join('\n\n') }}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_beginning(folder: Path, template: Any = None, *, ends: bool = False, **changes: Any) -> Path:
+    """A random checkpoint on disk whose tokenizer is `beginning_tokenizer`."""
+    save_small(folder, config=LlamaConfig, **changes)
+    (folder / "chat_template.jinja").unlink()
+    beginning_tokenizer(template, ends=ends).save_pretrained(folder)
     return folder

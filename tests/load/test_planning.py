@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from made_loads import request
-from small import TEMPLATES, beginning_tokenizer, save_small
-from transformers import AutoTokenizer, LlamaConfig
+from small import TEMPLATES, save_beginning
+from transformers import AutoTokenizer
 
 from mtbench.errors import UserError
 from mtbench.experiments.load import planning
@@ -57,8 +57,7 @@ def test_prompts_are_those_of_a_run() -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_server_makes_the_tokens_of_a_run_of_the_texts(name: str, ends: bool, tmp_path: Path) -> None:
     """It adds BOS, so the texts have none; where it would add what is not in the prompts, requests ask it not to."""
-    folder = save_small(tmp_path / "model", config=LlamaConfig)
-    beginning_tokenizer(TEMPLATES[name], ends=ends).save_pretrained(folder)
+    folder = save_beginning(tmp_path / "model", TEMPLATES[name], ends=ends)
     (tmp_path / "p.jsonl").write_text('{"prompt": "d e"}')
     planned = planning.plan(request(url=URLS, suite=f"prompts:{tmp_path}/p.jsonl", model=str(folder)))
     asked, tokenizer = planned.items[0].prompt, AutoTokenizer.from_pretrained(folder)

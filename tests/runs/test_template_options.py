@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import BEGIN, PAD, TEMPLATES, beginning_tokenizer, save_small
-from transformers import AutoTokenizer, LlamaConfig
+from small import BEGIN, PAD, TEMPLATES, save_beginning
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from mtbench.cli import main
@@ -59,8 +59,7 @@ def text(plan: Plan, model: Path) -> str:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_have_the_tokens_that_transformers_makes(name: str, ends: bool, tmp_path: Path) -> None:
     """Of a chat those of `apply_chat_template`, of plain text the tokenizer's: one BOS, and none in the middle."""
-    folder = save_small(tmp_path / "model", config=LlamaConfig)
-    beginning_tokenizer(TEMPLATES[name], ends=ends).save_pretrained(folder)
+    folder = save_beginning(tmp_path / "model", TEMPLATES[name], ends=ends)
     (tmp_path / "mt_bench").mkdir()
     asked = {"question_id": 1, "category": "writing", "turns": ["d e", "f g"]}
     (tmp_path / "mt_bench" / "question.jsonl").write_text(json.dumps(asked))
@@ -116,14 +115,13 @@ NO_ROW = {"vocab_size": PAD, "eos_token_id": 1, "pad_token_id": None}  # PAD and
 def test_a_prompt_that_cannot_be_is_refused_before_models_are_loaded(
     template: Any, prompt: str, config: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    """In one line and in a second: ids that no row of the embedding has, and templates that render nothing."""
-    folder = save_small(tmp_path / "model", config=LlamaConfig, **config)
-    beginning_tokenizer(template).save_pretrained(folder)
+    """In one line and in two seconds: ids that no row of the embedding has, and templates that render nothing."""
+    folder = save_beginning(tmp_path / "model", template, **config)
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": prompt}))
     words = ["run", "--suite", f"prompts:{tmp_path}/p.jsonl", "--model", str(folder), "--method", "ar", "-o"]
-    begun = time.perf_counter()
+    begun = time.process_time()
     done = CliRunner().invoke(main.app, [*words, str(tmp_path / "out"), "--max-new-tokens", "4"])
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 2
     assert isinstance(done.exception, UserError)
     assert re.search(says, str(done.exception))
     assert "\n" not in str(done.exception)
