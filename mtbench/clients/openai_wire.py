@@ -40,13 +40,11 @@ def _body(request: Request, model: str, prompt: str | list[int]) -> dict[str, An
 
 
 def text_for(ids: Sequence[int], checkpoint: Inspected, written: Sequence[str] = (), *, special: bool = True) -> str:
-    """Return a text of which the tokenizer makes these tokens as a server calls it, with special ones if not asked
-    otherwise. `written`: texts to try first. Raises ServerError if there is none.
-    """
+    """Return a text, if one will do of `written`, of which a server makes these tokens. Raises ServerError if none."""
     tokenizer = checkpoint.tokenizer
     decoded = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
     for text in (*written, decoded):
-        for candidate in (text, text.removeprefix(tokenizer.bos_token or "")):  # the server adds the first token again
+        for candidate in (text, text.removeprefix(tokenizer.bos_token or "")):  # `special`: the server adds it
             if tokenizer(candidate, add_special_tokens=special)["input_ids"] == list(ids):
                 return candidate
     raise ServerError("the server takes prompts as text only, and no text has the tokens of this prompt")

@@ -49,9 +49,7 @@ def render(
 
 
 def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
-    """Return the token ids of texts. To plain ones the tokenizer adds special tokens, such as BOS; a chat template has
-    written them already, and what continues a text needs none.
-    """
+    """Return the token ids of texts. The tokenizer adds special tokens to plain ones; a chat template wrote its own."""
     return list(tokenizer(list(texts), add_special_tokens=plain)["input_ids"]) if texts else []
 
 
