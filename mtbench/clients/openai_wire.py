@@ -39,13 +39,14 @@ def _body(request: Request, model: str, prompt: str | list[int]) -> dict[str, An
     return body | ({"stop": list(request.stop)} if request.stop else {})
 
 
-def text_for(ids: Sequence[int], checkpoint: Inspected) -> str:
-    """Return a text of which the tokenizer, as a server calls it, makes these tokens. Raises ServerError if none."""
+def text_for(ids: Sequence[int], checkpoint: Inspected, written: Sequence[str] = (), *, special: bool = True) -> str:
+    """Return a text, if one will do of `written`, of which a server makes these tokens. Raises ServerError if none."""
     tokenizer = checkpoint.tokenizer
-    text = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-    for candidate in (text, text.removeprefix(tokenizer.bos_token or "")):  # the server adds the first token again
-        if tokenizer(candidate)["input_ids"] == list(ids):
-            return candidate
+    decoded = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    for text in (*written, decoded):
+        for candidate in (text, text.removeprefix(tokenizer.bos_token or "")):  # `special`: the server adds it
+            if tokenizer(candidate, add_special_tokens=special)["input_ids"] == list(ids):
+                return candidate
     raise ServerError("the server takes prompts as text only, and no text has the tokens of this prompt")
 
 

@@ -39,11 +39,12 @@ class Prompt:
     """
 
     item: str  # unique id `<task>/<doc id>/<turn>`; does not depend on the limit
-    text: str  # after the chat template; tokenised without adding special tokens
+    text: str  # as the chat template writes it, or plain text
     stop: tuple[str, ...] = ()  # strings that end the answer, besides the checkpoint's end tokens
     tokens: int | None = None  # cut the prompt to this many tokens; None: keep all
     follows: str | None = None  # the item of the previous turn; None: this is a first turn
     scored: bool = True  # False: the item has no answer to compare with, so `score` does not get it
+    plain: bool = False  # no template wrote it, so the tokenizer adds its special tokens; set in planning
 
 
 class Suite:

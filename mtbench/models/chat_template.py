@@ -1,4 +1,4 @@
-"""Render conversations by a checkpoint's chat template, an untrusted program in Jinja's sandbox.
+"""Render conversations by a checkpoint's chat template, an untrusted program in Jinja's sandbox; make tokens of texts.
 
 The sandbox bounds what a template may touch, not how long it runs. Here it has a few seconds.
 """
@@ -30,8 +30,10 @@ def render(
     """Return the conversation as the tokenizer's template writes it, with the beginning of an answer if one follows.
 
     `options`: variables that the template may read, such as Qwen3's `enable_thinking`. Raises jinja2.TemplateError if
-    the template refuses the conversation, and UserError if it fails or takes too long.
+    the template refuses the conversation, and UserError if there is none, or it fails or takes too long.
     """
+    if not tokenizer.chat_template:  # an empty one would render nothing
+        raise _failed(tokenizer, "is missing (plain text, as for /v1/completions, needs none)")
     try:
         with _deadline(LONGEST_S):
             text = tokenizer.apply_chat_template(
@@ -44,6 +46,11 @@ def render(
     except Exception as error:  # a template may raise any
         raise _failed(tokenizer, f"fails: {type(error).__name__}: {first_line(error)}") from None
     return str(text)
+
+
+def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
+    """Return the token ids of texts. The tokenizer adds special tokens to plain ones; a chat template wrote its own."""
+    return list(tokenizer(list(texts), add_special_tokens=plain)["input_ids"]) if texts else []
 
 
 def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:
@@ -59,7 +66,7 @@ def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:
 
 def ignored(tokenizer: Any, names: Iterable[str]) -> list[str]:
     """Return the variables that do not occur in the tokenizer's template."""
-    template = str(tokenizer.chat_template or "")
+    template = tokenizer.get_chat_template()
     return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
 
 

@@ -31,7 +31,7 @@ from transformers.utils import logging
 from mtbench import network
 from mtbench.errors import UserError, first_line
 from mtbench.models.attention import ATTENTION
-from mtbench.models.checkpoint_files import Shapes, check_settings, check_sizes, stored_shapes
+from mtbench.models.checkpoint_files import CONFIG, Shapes, check_settings, check_sizes, stored_shapes
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, read_training_record
 
 MASK = "<|mask|>"
@@ -93,6 +93,7 @@ class Inspected:
     mask_id: int | None
     end_ids: tuple[int, ...]
     offline: bool  # use local files only
+    flags: tuple[str, ...] = ()  # remarks on its settings
 
     @property
     def objective(self) -> str | None:
@@ -167,8 +168,9 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
             "all in use); train one that has with `mtbench train … --mask-token TOKEN` (a reserved token of its "
             "tokenizer) or `--grow-vocabulary`, or give another with `--checkpoint ROLE=PATH_OR_ID`."
         )
-    end_ids = () if random else _end_ids(_generation_settings(source, config, offline), tokenizer)
-    return Inspected(source, tokenizer, config, mask_id, end_ids, offline)
+    settings, file = _generation_settings(source, config, offline)
+    end_ids, flags = ((), ()) if random else _end_ids(settings, tokenizer, config.get_text_config().vocab_size, file)
+    return Inspected(source, tokenizer, config, mask_id, end_ids, offline, flags)
 
 
 def pard_token(config: Any) -> int | None:
@@ -277,7 +279,7 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
         source=source,
         model=model,
         tokenizer=tokenizer,
-        end_ids=() if random else _end_ids(model.generation_config, tokenizer),
+        end_ids=() if random else _end_ids(model.generation_config, tokenizer, rows)[0],
         mask_id=mask_id,
         suppressed=torch.tensor(suppressed, dtype=torch.long, device=model.device),
         vocabulary=rows,
@@ -301,8 +303,13 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
         check_sizes(raw)
         if raw.get("model_type") in ALSO_QWEN2:
             raw = {k: v for k, v in raw.items() if k not in {"model_type", "auto_map", "architectures"}}
-            return Qwen2Config(**raw)
-        return AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+            config: Any = Qwen2Config(**raw)
+        else:
+            config = AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+        text = config.get_text_config()
+        if not -text.vocab_size <= (getattr(text, "pad_token_id", None) or 0) < text.vocab_size:
+            text.pad_token_id = None  # torch's embedding refuses such an id, which nothing here reads
+        return config
 
 
 def refuse_unserved(config: Any, source: str) -> None:
@@ -325,19 +332,20 @@ def refuse_unserved(config: Any, source: str) -> None:
         )
 
 
-def _generation_settings(source: str, config: Any, offline: bool) -> GenerationConfig:
-    """Return the generation settings that the loaded model would have."""
+def _generation_settings(source: str, config: Any, offline: bool) -> tuple[GenerationConfig, str]:
+    """Return the generation settings that the loaded model would have, and the file that they are in."""
     with explained(source, "generation settings", offline):
         try:
-            return GenerationConfig.from_pretrained(source, local_files_only=offline)
-        except OSError:  # no generation_config.json
-            return GenerationConfig.from_model_config(config)
+            return GenerationConfig.from_pretrained(source, local_files_only=offline), "generation_config.json"
+        except OSError:  # there is no such file
+            return GenerationConfig.from_model_config(config), CONFIG
 
 
-def _end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids that end an answer: the tokenizer's and those of the checkpoint's generation settings.
+def _end_ids(settings: Any, tokenizer: Any, rows: int, file: str = "") -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the ids that end an answer, the tokenizer's and those of the checkpoint's generation settings, and flags.
 
-    Decoding ignores all other generation settings (repetition penalty, temperature …).
+    An id that no row of the embedding has cannot be emitted: it is ignored with a flag, as `generate` of transformers
+    ignores it. `file`: where the settings are. All others are ignored, too (repetition penalty, temperature …).
     """
     configured = getattr(settings, "eos_token_id", None)
     if not isinstance(configured, list):
@@ -347,8 +355,11 @@ def _end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBa
             f"the generation settings of checkpoint {tokenizer.name_or_path!r} have the end token {wrong[0]!r:.60}, "
             f"which is no token id; give another with `{OTHER_CHECKPOINT}`."
         )
-    ids = {tokenizer.eos_token_id, *configured}
-    return tuple(sorted(i for i in ids if i is not None))
+    sources = {tokenizer.eos_token_id: "the tokenizer", **dict.fromkeys(configured, file)}
+    ids = sorted(i for i in sources if i is not None)
+    known = tuple(i for i in ids if 0 <= i < rows)
+    none = "" if known else "; no other is left, so no token ends an answer"
+    return known, tuple(f"end id {i} of {sources[i]} has no row: ignored{none}" for i in ids if i not in known)
 
 
 def downloaded(source: str, *, offline: bool) -> Path:

@@ -131,10 +131,11 @@ def spellings(
 ) -> list[list[int]]:
     """Return each target token in the draft's tokens, one at least; what it cannot spell is its unknown or end token.
 
-    A special token is the draft's special token of the same name, else its name is spelled.
+    A special token is the draft's special token of the same name, BOS its BOS; else its name is spelled.
     """
     one_to_one, texts = shared(target, rows, draft, width), token_bytes(target)
-    pieces, special = _by_bytes(draft, width), draft.get_vocab()
+    begin = {} if draft.bos_token_id is None else {target.bos_token: draft.bos_token_id}
+    pieces, special = _by_bytes(draft, width), {**draft.get_vocab(), **begin}
     longest = max(map(len, pieces), default=0)
     spare = [i for i in (draft.unk_token_id, draft.eos_token_id, 0) if i is not None][:1]
     names = target.convert_ids_to_tokens(list(range(rows)))

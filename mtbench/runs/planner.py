@@ -199,7 +199,7 @@ class _GroupPlanner:
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
-        flags = [*self.suite.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
+        flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
         if method.translates and fault is None:
             flags += vocabulary_flags(inspected, arm.on)
         if method.token_map is not None and fault is None:

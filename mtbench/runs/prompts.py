@@ -4,14 +4,16 @@ The plan stores the tokens, except of private suites (`Suite.private`): generati
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, suite_errors
+from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, suite_errors
 from mtbench.models import chat_template
 from mtbench.models.families import Family
+from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan
@@ -71,25 +73,27 @@ def plan_suite(
 
     Raise UserError if there are none, if the readers tokenise them differently, or if one is too long.
     """
-    prompts = prompt_texts(suite, spec, checkpoints[0], request)
+    prompts, rendered = prompt_texts(suite, spec, checkpoints[0], request)
     items = _tokenise(prompts, spec, checkpoints[0], request.protocol)
     if not items:
         raise UserError(f"suite {spec!r} has no items.")
     for item in items:
         if not item.prompt_ids:
             raise UserError(f"{item.item} is an empty prompt; there is nothing to continue.")
+    whole = [one for one in checkpoints if one.source in readers and not isinstance(one.config, DraftConfig)]
+    _refuse_unknown_ids(prompts, items, checkpoints[0].tokenizer, min(whole, key=lambda one: one.vocabulary))
     for other in [other for other in checkpoints[1:] if other.source in readers]:
         _refuse_other_tokens(checkpoints[0], other, prompts[0], items[0])
     plan = SuitePlan(
         suite=spec,
         family=family.name,
-        task=_described(suite, request),
+        task=_described(suite, request, rendered),
         metric=suite.metric,
         max_new_tokens=request.max_new_tokens or suite.max_new_tokens,
         flags=[
             *suite.flags,
             *(["out of domain"] if family.domain not in (None, suite.name) else []),
-            *_flags_of_template(suite, checkpoints[0], request),
+            *_prompt_flags(items, checkpoints[0], request, rendered),
         ],
         items=items,
     )
@@ -112,10 +116,25 @@ def open_plan(run: RunDirectory, data_dir: str | None = None, *, offline: bool =
     return plan.changed(suites=suites)
 
 
-def prompt_texts(suite: Suite, spec: str, checkpoint: Inspected, request: RunRequest) -> list[Prompt]:
-    """Return the suite's prompts as text, as `plan_suite` tokenises them."""
+def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest) -> tuple[list[Prompt], bool | None]:
+    """Return the suite's prompts as texts, and whether the chat template wrote them; None: the suite has plain texts.
+
+    Without a template, a conversation becomes paragraphs. Raise UserError for an option that is no variable of one.
+    """
+    tokenizer, options = target.tokenizer, request.chat_template_kwargs
+    rendered: bool | None = None
+    chat_template.refuse_reserved(tokenizer, options)
+
+    def render(messages: Messages) -> str:
+        nonlocal rendered
+        rendered = bool(tokenizer.chat_template)  # an empty one would render nothing
+        if not rendered:
+            return "\n\n".join(message["content"] for message in messages)
+        return chat_template.render(tokenizer, messages, answer_follows=True, options=options)
+
     with suite_errors(spec):
-        return suite.prompts(_chat_template(checkpoint, request), request.limit)
+        prompts = suite.prompts(render, request.limit)
+    return [replace(prompt, plain=not rendered and prompt.follows is None) for prompt in prompts], rendered
 
 
 def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run: RunDirectory) -> SuitePlan:
@@ -125,7 +144,7 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     source = next(source for cell in plan.cells if cell.suite == suite.suite for source in cell.checkpoints.values())
     checkpoint = inspect(source, offline=request.offline, needs_mask=False)
     opened = open_suite(suite.suite, request)
-    prompts = prompt_texts(opened, suite.suite, checkpoint, request)
+    prompts, _ = prompt_texts(opened, suite.suite, checkpoint, request)
     complete = suite.changed(items=_tokenise(prompts, suite.suite, checkpoint, request.protocol))
     if complete.digest() != suite.withheld:
         raise UserError(
@@ -135,35 +154,37 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     return complete
 
 
-def _described(suite: Suite, request: RunRequest) -> dict[str, Any]:
-    """Return the suite's description of its task, with the variables that the chat template gets."""
-    if not request.chat_template_kwargs or not suite.task.get("chat_template"):
-        return dict(suite.task)
-    return {**suite.task, "template_options": dict(request.chat_template_kwargs)}
+def _described(suite: Suite, request: RunRequest, rendered: bool | None) -> dict[str, Any]:
+    """Return the suite's description of its task, with whether a chat template wrote its prompts, and its variables."""
+    task = {name: bool(rendered) if name == "chat_template" else value for name, value in suite.task.items()}
+    options = dict(request.chat_template_kwargs)
+    return {**task, "template_options": options} if options and rendered else task
 
 
-def _flags_of_template(suite: Suite, checkpoint: Inspected, request: RunRequest) -> list[str]:
-    """Return a remark for each option of the chat template that changes nothing."""
+def _prompt_flags(items: Sequence[Item], target: Inspected, request: RunRequest, rendered: bool | None) -> list[str]:
+    """Return a remark if there is no chat template, for each option of it that changes nothing, and for end tokens."""
+    flags = ["raw prompts: the checkpoint has no chat template"] if rendered is False else []
     names = list(request.chat_template_kwargs)
-    if suite.task.get("chat_template"):
-        names = chat_template.ignored(checkpoint.tokenizer, names)
-    return [f"the chat template does not read {name}" for name in names]
+    names = chat_template.ignored(target.tokenizer, names) if rendered else names
+    flags += [f"the chat template does not read {name}" for name in names]
+    ended = sum(item.prompt_ids[-1] in target.end_ids for item in items)  # tokenizers with `add_eos_token` do so
+    return [*flags, f"{ended} of {len(items)} prompts end with an end token"] if ended else flags
 
 
-def _chat_template(checkpoint: Inspected, request: RunRequest) -> Template:
-    """Return the checkpoint's chat template; without one, a conversation becomes paragraphs.
-
-    Raise UserError for an option that is no variable of a template.
-    """
-    tokenizer, options = checkpoint.tokenizer, request.chat_template_kwargs
-    chat_template.refuse_reserved(tokenizer, options)
-
-    def render(messages: Messages) -> str:
-        if tokenizer.chat_template is None:
-            return "\n\n".join(message["content"] for message in messages)
-        return chat_template.render(tokenizer, messages, answer_follows=True, options=options)
-
-    return render
+def _refuse_unknown_ids(prompts: Sequence[Prompt], items: Sequence[Item], tokenizer: Any, reader: Inspected) -> None:
+    """Raise UserError for the first prompt with a token id that no row of the reader's embedding has."""
+    template = str(tokenizer.chat_template).replace("bos_token", str(tokenizer.bos_token))
+    template = template.replace("eos_token", str(tokenizer.eos_token))
+    for p, item in zip(prompts, items, strict=True):
+        if (largest := max(item.prompt_ids)) >= reader.vocabulary:
+            token = tokenizer.decode([largest])
+            own = p.plain or token not in template
+            by = "tokenizer" if token not in p.text else "prompt" if own else "chat template"
+            raise UserError(
+                f"{item.item} has the token id {largest}, {token!r:.40} of the {by}: the tokenizer has ids up to "
+                f"{max(tokenizer.get_vocab().values())}, the embedding {reader.vocabulary} rows; resize that of "
+                f"{reader.source!r} (transformers' `resize_token_embeddings`), or give another checkpoint by `--model`."
+            )
 
 
 def _refuse_other_tokens(first: Inspected, other: Inspected, prompt: Prompt, item: Item) -> None:
@@ -225,7 +246,10 @@ def _tokenise(prompts: Sequence[Prompt], suite: str, checkpoint: Inspected, prot
 def _token_ids(prompts: Sequence[Prompt], checkpoint: Inspected) -> list[list[int]]:
     """Return the token ids of each prompt. Raise UserError if a text has fewer tokens than `Prompt.tokens`."""
     texts = [prompt.text for prompt in prompts]
-    token_ids = checkpoint.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    token_ids = chat_template.tokenise(checkpoint.tokenizer, texts, plain=False)
+    if any(prompt.plain for prompt in prompts):
+        own = chat_template.tokenise(checkpoint.tokenizer, texts, plain=True)
+        token_ids = [(own if prompt.plain else token_ids)[place] for place, prompt in enumerate(prompts)]
     for prompt, ids in zip(prompts, token_ids, strict=True):
         if prompt.tokens is not None and len(ids) < prompt.tokens:
             raise UserError(

@@ -7,7 +7,7 @@ and SGLang's clients that change nothing are accepted, or accepted at the value 
 import json
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ OFF: Sequence[Any] = (False, 0, "", [], {})
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("echo", "suffix", "top_logprobs", "logit_bias", "min_tokens", "stop_token_ids", "bad_words"), OFF),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "use_beam_search", "tools", "functions"), OFF),
-    **dict.fromkeys(("add_special_tokens", "continue_final_message", "no_stop_trim"), OFF),
+    **dict.fromkeys(("continue_final_message", "no_stop_trim"), OFF),
     **dict.fromkeys(("include_stop_str_in_output", "logprobs"), (False,)),  # logprobs: 0 asks for one
     **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (1,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
@@ -111,6 +111,7 @@ class Body(_Record):
     stream_options: dict[str, Any] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None  # by the tokenizer; as in vLLM not to a chat, and to other texts by default
 
 
 class ChatBody(Body):
@@ -122,14 +123,12 @@ class ChatBody(Body):
     def prompt_ids(self, served: Served) -> list[int]:
         messages = [{**message.model_dump(exclude_none=True), "content": message.text} for message in self.messages]
         options = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
-        if served.tokenizer.chat_template is None:
-            return _tokenise(served, "\n\n".join(message["content"] for message in messages))
         try:
             chat_template.refuse_reserved(served.tokenizer, options)
             text = chat_template.render(served.tokenizer, messages, answer_follows=True, options=options)
         except (TemplateError, UserError) as error:
             raise BadRequestError(first_line(error), "messages") from None
-        return _tokenise(served, text)
+        return chat_template.tokenise(served.tokenizer, [text], plain=bool(self.add_special_tokens))[0]
 
 
 class CompletionBody(Body):
@@ -144,9 +143,7 @@ class CompletionBody(Body):
                 raise BadRequestError(f"prompt has {len(prompt)} prompts; one is allowed.", "prompt")
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return _tokenise(served, prompt)
-        if wrong := [number for number in prompt if not 0 <= number < served.vocabulary]:
-            raise BadRequestError(f"prompt has the token id {wrong[0]}; ids are below {served.vocabulary:,}.", "prompt")
+            return chat_template.tokenise(served.tokenizer, [prompt], plain=self.add_special_tokens is not False)[0]
         return list(prompt)
 
 
@@ -175,18 +172,19 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
             404,
         )
     options = _check_others(body, served)
-    prompt = body.prompt_ids(served)
+    prompt, place = body.prompt_ids(served), "messages" if chat else "prompt"
+    if wrong := [number for number in prompt if not 0 <= number < served.vocabulary]:
+        raise BadRequestError(f"the prompt has the token id {wrong[0]}; ids are below {served.vocabulary:,}.", place)
     if len(prompt) < served.method.block:
         raise BadRequestError(
-            f"the prompt has {len(prompt)} tokens; {served.arm} needs at least {served.method.block}.",
-            "messages" if chat else "prompt",
+            f"the prompt has {len(prompt)} tokens; {served.arm} needs at least {served.method.block}.", place
         )
     budget = body.max_completion_tokens or body.max_tokens
     room = served.max_length - len(prompt)
     if room < (budget or 1):
         raise BadRequestError(
             f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}.",
-            "messages" if chat else "prompt",
+            place,
             "context_length_exceeded",
             413,
         )
@@ -249,9 +247,3 @@ def _option(served: Served, name: str, value: Any) -> float:
         return served.option(name, value)
     except UserError as error:
         raise BadRequestError(str(error), name) from None
-
-
-def _tokenise(served: Served, text: str) -> list[int]:
-    tokenise: Callable[..., Any] = served.tokenizer
-    ids: list[int] = tokenise([text], add_special_tokens=False)["input_ids"][0]
-    return ids

@@ -117,7 +117,7 @@ def answered(
         began = time.monotonic()
         questions = [list(turns[:-1]) for turns in chunk]
         texts = [chat_template.render(checkpoint.tokenizer, turns, answer_follows=True) for turns in questions]
-        prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
+        prompts = chat_template.tokenise(checkpoint.tokenizer, texts, plain=False)
         requests = [Request(prompt_ids=prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
         answers, _ = decode(reference, runners, requests, rows=ROWS, make=engine.batch)
         for turns, answer in zip(questions, answers, strict=True):

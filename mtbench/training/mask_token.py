@@ -20,7 +20,7 @@ ROWS = 64  # a grown embedding has a multiple of it: products of other sizes are
 def reserved_tokens(tokenizer: Any) -> list[str]:
     """Return the special tokens that stand for nothing: no end, start or padding, and not in the chat template."""
     used = {MASK, *(getattr(tokenizer, role) for role in ROLES)}
-    template = tokenizer.chat_template or ""
+    template = str(tokenizer.chat_template)  # or several of them
     special = [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
     return [token for token in special if token not in used and token not in template]
 

@@ -176,6 +176,10 @@ def check(request: TrainingRequest) -> Checked:
     )
     if objective.needs_mask:
         refuse_mask_in_text(base, data.examples.ids)
+    if (largest := int(data.examples.ids.max())) >= base.vocabulary and not request.grow_vocabulary:
+        raise UserError(
+            f"the data have the token id {largest}, and {base.source!r} has {base.vocabulary} rows; give another base."
+        )
     record = _request_record(request, base, teacher, data)
     _refuse_other_request(request.resume_folder, record)
     return Checked(base, teacher, data, record)

@@ -14,6 +14,7 @@ import torch
 from planted_answers import AR, SPECULATIVE, decoded, faulty_run, honest_run, judge_runner, planted, told
 from planted_faults import Fault, sampled, without_layers
 from planted_loop_faults import late_rope, shifted_rope, stale_after_rejection, swapped_caches
+from small import BEGIN, PAD, beginning_tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,6 +22,8 @@ import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments.audit.judge import Judge
+from mtbench.experiments.audit.sides import Named, Said, Side
+from mtbench.experiments.audit.texts import with_prompts
 from mtbench.models.runner import ModelRunner
 from mtbench.results.imports.answers import read_answers
 from mtbench.runs.formats import GenerationLine
@@ -349,6 +352,16 @@ def aiperf_records(run: Path, path: Path) -> Path:
         lines.append(json.dumps(raw) + "\n")
     path.write_text("".join(lines))
     return path
+
+
+@pytest.mark.parametrize("asked", ["d e", f"{BEGIN} d e", [{"role": "user", "content": "d e"}]])
+def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
+    """A text without BOS gets it from the tokenizer, as a server did; one that has it, or a chat, has its own."""
+    tokenizer = beginning_tokenizer("{{ bos_token }}{{ messages[0].content }}")
+    said = Said(prompt=None, tokens=[], text="", finish=None, score=None, asked=asked)
+    side = Side(name="f", source="f", suite=None, arm="f", answers={"1": said}, texts=True)
+    [made] = with_prompts(Named("f", [side], [side], chosen=True), tokenizer).meant
+    assert made.answers["1"].prompt == [PAD, 3, 4]
 
 
 def test_file_of_a_load_client(honest: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from small import CHAT, beginning_tokenizer
 
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
@@ -21,7 +22,9 @@ from mtbench.serving.worker import Worker
 WAIT_S = 30.0  # longer than any test waits
 
 
-def small_served(method: Method, runner: ModelRunner, *, rows: int = 4, max_length: int = 96) -> Served:
+def small_served(
+    method: Method, runner: ModelRunner, *, rows: int = 4, max_length: int = 96, template: str | None = CHAT
+) -> Served:
     runners = ModelRunners("any", {"any": runner})
     return Served(
         name="small",
@@ -31,7 +34,7 @@ def small_served(method: Method, runner: ModelRunner, *, rows: int = 4, max_leng
         max_length=max_length,
         vocabulary=runner.checkpoint.vocabulary,
         end_ids=runner.checkpoint.end_ids,
-        tokenizer=runner.checkpoint.tokenizer,
+        tokenizer=beginning_tokenizer(template),
         make=lambda: Batch(method, runners, rows, max_length),
     )
 

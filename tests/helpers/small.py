@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from mtbench.models.loading import Checkpoint, prepare
 from mtbench.models.runner import ModelRunner
@@ -29,6 +29,28 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<|endoftext|>",
         extra_special_tokens=["<|mask|>"],
     )
+
+
+BEGIN = "<|endoftext|>"
+CHAT = "{% for turn in messages %}{% if loop.index is odd %}b {% endif %}{{ turn.content }} {% endfor %}"
+TEMPLATES = {  # of checkpoints, by whether and by whom the beginning of a text is written twice
+    "writes BOS": "{{ bos_token }}" + CHAT,
+    "writes no BOS": CHAT,
+    "named": {"default": "{{ bos_token }}" + CHAT, "tool_use": "x"},
+    "empty": "",
+    "none": None,
+}
+
+
+def beginning_tokenizer(template: Any = None, *, ends: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer that writes BOS before a text, as Llama's and Gemma's do, and with `ends` EOS behind it."""
+    tokenizer = small_tokenizer()
+    tokenizer.bos_token, tokenizer.chat_template = BEGIN, template
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A {'<|im_end|>' if ends else ''}".strip(),
+        special_tokens=[(BEGIN, PAD), ("<|im_end|>", END)],
+    )
+    return tokenizer
 
 
 def small_config(config: type[PretrainedConfig] = Qwen2Config, **changes: Any) -> PretrainedConfig:
@@ -94,5 +116,15 @@ def save_small(folder: Path, seed: int = 0, **changes: Any) -> Path:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(small_config(max_position_embeddings=1024, **changes))
     model.save_pretrained(folder)
-    small_tokenizer().save_pretrained(folder)
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = "{{ messages | map(attribute='content') | join('\n\n') }}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_beginning(folder: Path, template: Any = None, *, ends: bool = False, **changes: Any) -> Path:
+    """A random checkpoint on disk whose tokenizer is `beginning_tokenizer`."""
+    save_small(folder, config=LlamaConfig, **changes)
+    (folder / "chat_template.jinja").unlink()
+    beginning_tokenizer(template, ends=ends).save_pretrained(folder)
     return folder

@@ -1,10 +1,13 @@
 """The plan of a load: the same requests for every arm, points in rounds, and what is refused before anything starts."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from made_loads import request
+from small import TEMPLATES, save_beginning
+from transformers import AutoTokenizer
 
 from mtbench.errors import UserError
 from mtbench.experiments.load import planning
@@ -48,6 +51,27 @@ def test_prompts_are_those_of_a_run() -> None:
     assert planned.items[0].prompt.startswith("<|im_start|>")
     assert planned.arms[0].method == "mars:tau=0.95,on=mars,engine=graph"
     assert planned.room >= planned.max_new_tokens + max(item.prompt_tokens for item in planned.items)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_server_makes_the_tokens_of_a_run_of_the_texts(name: str, ends: bool, tmp_path: Path) -> None:
+    """It adds BOS, so the texts have none; where it would add what is not in the prompts, requests ask it not to."""
+    folder = save_beginning(tmp_path / "model", TEMPLATES[name], ends=ends)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "d e"}')
+    planned = planning.plan(request(url=URLS, suite=f"prompts:{tmp_path}/p.jsonl", model=str(folder)))
+    asked, tokenizer = planned.items[0].prompt, AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(asked, **planned.fields).input_ids
+    wanted = tokenizer("d e").input_ids
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "d e"}]
+        wanted = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    assert (ids, len(ids)) == (wanted, planned.items[0].prompt_tokens)
+    needed = bool(tokenizer.chat_template) and (ends or name == "writes no BOS")
+    assert planned.fields == ({"add_special_tokens": False} if needed else {})
+    assert [flag.partition(" ")[0] for flag in planned.flags][:1] == (
+        ["raw"] if not tokenizer.chat_template else ["requests"] if needed else []
+    )
 
 
 def test_arms_are_those_of_a_run() -> None:

@@ -59,6 +59,16 @@ def test_a_whole_load(tmp_path: Path) -> None:
         validator("load_point").validate(json.loads(text))
 
 
+def test_every_request_has_the_fields_of_the_plan(tmp_path: Path) -> None:
+    """The warm-up's, too: a server must not compile or cache another prompt."""
+    with answering(lambda prompt: (200, "The answer is 7.")) as server:
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rounds=1))
+        load_run(run, planned.changed(fields={"add_special_tokens": False}, flags=["remark"])).send(PYTHON)
+        assert {body["add_special_tokens"] for body in server.asked} == {False}
+    found = summarise(run, planned.changed(flags=["remark"]), CLIENTS["aiperf"])
+    assert {cell.flags[0] for cell in found.cells} == {"remark"}
+
+
 def test_scores_are_the_suites(tmp_path: Path) -> None:
     odd, even = "The answer is 7.", "The answer is 12. Q: And?"
     with answering(lambda prompt: (200, odd if len(prompt) % 2 else even)) as server:

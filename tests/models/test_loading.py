@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,51 @@ def test_suppressed_ids_and_end_tokens(tmp_path: Path) -> None:
     checkpoint = load(str(path))
     assert checkpoint.suppressed.tolist() == [MASK, VOCABULARY - 1]
     assert checkpoint.end_ids == (7, END)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends", "flags"),
+    [
+        ({}, {"eos_token_id": [END, 7, 100]}, (7, END), ["end id 100 of generation_config.json has no row: ignored"]),
+        ({}, {"eos_token_id": -1}, (END,), ["end id -1 of generation_config.json has no row: ignored"]),
+        ({"eos_token_id": [7, 100]}, None, (7, END), ["end id 100 of config.json has no row: ignored"]),
+        ({"vocab_size": END}, {"eos_token_id": 7}, (7,), [f"end id {END} of the tokenizer has no row: ignored"]),
+        (
+            {"vocab_size": END},
+            {"eos_token_id": [END + 1]},
+            (),
+            [
+                f"end id {i} of {source} has no row: ignored; no other is left, so no token ends an answer"
+                for i, source in ((END, "the tokenizer"), (END + 1, "generation_config.json"))
+            ],
+        ),
+        ({"pad_token_id": 100, "bos_token_id": 100}, {"eos_token_id": 7, "pad_token_id": 100}, (7, END), []),
+        ({"pad_token_id": -3}, {"eos_token_id": None, "suppress_tokens": [100]}, (END,), []),
+    ],
+)
+def test_an_id_that_no_row_has_is_ignored(
+    config: dict[str, Any], generation: dict[str, Any] | None, ends: tuple[int, ...], flags: list[str], tmp_path: Path
+) -> None:
+    """As `generate` of transformers ignores an end id that is never emitted; a plan says so, and the model decodes."""
+    path = save_small(tmp_path / "model", pad_token_id=None, vocab_size=config.get("vocab_size", VOCABULARY))
+    stored = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**stored, "eos_token_id": 7, **config}))
+    (path / "generation_config.json").unlink()
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    inspected = inspect(str(path))
+    assert (inspected.end_ids, list(inspected.flags)) == (ends, flags)
+    checkpoint = load(str(path))
+    assert checkpoint.end_ids == ends
+    assert run(ar(), ModelRunner(checkpoint), [[1, 2]], budget=4)
+
+
+@pytest.mark.parametrize("ends", ["2", 2.0, True, [[2]], [2, None, "x"]])
+def test_an_end_token_that_is_no_id_is_refused(ends: Any, tmp_path: Path) -> None:
+    path = save_small(tmp_path / "model")
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(UserError, match=r"have the end token .*, which is no token id; give another"):
+        inspect(str(path))
 
 
 def test_a_tokenizer_without_a_mask_gets_the_next_free_id(tmp_path: Path) -> None:

@@ -89,6 +89,16 @@ def test_a_token_that_only_one_has_is_spelled_by_the_longest_of_the_others_token
     assert spelled[-2:] == [[theirs("<unk>")]] * 2  # rows of the embedding that no token stands for
 
 
+def test_the_beginning_of_a_text_is_the_drafts_own() -> None:
+    """Whatever it is called; a draft that has none reads its name."""
+    target, draft = (byte_level(["Ġthe"], ["<eos>", name], []) for name in ("<bos>", "<s>"))
+    target.bos_token = "<bos>"
+    begin, sizes = target.bos_token_id, (len(target), draft, len(draft))
+    assert len(spellings(target, *sizes)[begin]) == len("<bos>")
+    draft.bos_token = "<s>"
+    assert spellings(target, *sizes)[begin] == [draft.bos_token_id]
+
+
 def test_a_vocabulary_with_more_words_is_no_other_one() -> None:
     """Nor is one with other special tokens; one id of another word makes it another."""
     words = ["Ġthe", "Ġhous"]

@@ -1,11 +1,18 @@
-"""`--chat-template-kwargs`: variables of the chat template reach the prompts, and the plan and the results say so."""
+"""Prompts have the tokens that transformers makes; variables of the chat template (`--chat-template-kwargs`)."""
 
+import json
+import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small import BEGIN, PAD, TEMPLATES, save_beginning
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
@@ -46,6 +53,80 @@ def text(plan: Plan, model: Path) -> str:
         plan.suites[0].items[0].prompt_ids
     )
     return decoded
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_have_the_tokens_that_transformers_makes(name: str, ends: bool, tmp_path: Path) -> None:
+    """Of a chat those of `apply_chat_template`, of plain text the tokenizer's: one BOS, and none in the middle."""
+    folder = save_beginning(tmp_path / "model", TEMPLATES[name], ends=ends)
+    (tmp_path / "mt_bench").mkdir()
+    asked = {"question_id": 1, "category": "writing", "turns": ["d e", "f g"]}
+    (tmp_path / "mt_bench" / "question.jsonl").write_text(json.dumps(asked))
+    request = RunRequest(suite=("mt-bench", "synthetic:2x1"), model=str(folder), method=("ar",), data_dir=str(tmp_path))
+    chat, plain = make_plan(request.changed(max_new_tokens=4, limit=1)).suites
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    first, later = (item.prompt_ids for item in chat.items)
+    assert plain.items[0].prompt_ids[:1] == [PAD]
+    assert later.count(PAD) == 0
+    if tokenizer.chat_template:
+        turn = [{"role": "user", "content": "d e"}]
+        assert first == tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]
+        assert (chat.flags, chat.task["chat_template"]) == ([], True)
+    else:
+        assert first == tokenizer("d e")["input_ids"]
+        assert later == tokenizer("f g", add_special_tokens=False)["input_ids"]
+        ended = ["1 of 2 prompts end with an end token"] if ends else []
+        assert chat.flags == ["raw prompts: the checkpoint has no chat template", *ended]
+        assert chat.task["chat_template"] is False
+    assert "no chat template" not in "".join(plain.flags)
+
+
+NO_ROW = {"vocab_size": PAD, "eos_token_id": 1, "pad_token_id": None}  # PAD and the ids behind it have no row
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "config", "says"),
+    [
+        (
+            None,
+            "a b",
+            NO_ROW,
+            rf"prompts/1/0 has the token id {PAD}, '<\|endoftext\|>' of the tokenizer: the tokenizer has",
+        ),
+        (
+            TEMPLATES["writes BOS"],
+            "a b",
+            NO_ROW,
+            "of the chat template: the tokenizer has ids up to 38, the embedding 37 rows; resize that of",
+        ),
+        ("{{ messages[0].content }}", f"a {BEGIN}", NO_ROW, "of the prompt: the tokenizer has .* 37 rows; resize that"),
+        ({"rag": "x", "tool_use": "y"}, "a b", {}, "fails: ValueError: This model has multiple chat templates"),
+        (
+            "{{ raise_exception('only users') }}",
+            "a b",
+            {},
+            "line 1: the checkpoint's chat template rejects it .only users",
+        ),
+        ("{% if %}", "a b", {}, "the checkpoint's chat template rejects it"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused_before_models_are_loaded(
+    template: Any, prompt: str, config: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    """In one line and in two seconds: ids that no row of the embedding has, and templates that render nothing."""
+    folder = save_beginning(tmp_path / "model", template, **config)
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": prompt}))
+    words = ["run", "--suite", f"prompts:{tmp_path}/p.jsonl", "--model", str(folder), "--method", "ar", "-o"]
+    begun = time.process_time()
+    done = CliRunner().invoke(main.app, [*words, str(tmp_path / "out"), "--max-new-tokens", "4"])
+    assert time.process_time() - begun < 2
+    assert isinstance(done.exception, UserError)
+    assert re.search(says, str(done.exception))
+    assert "\n" not in str(done.exception)
+    assert "loading the models" not in done.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_variable_reaches_the_prompt_and_is_recorded(model: Path, tmp_path: Path) -> None:

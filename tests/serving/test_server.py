@@ -16,7 +16,7 @@ import pytest
 import torch
 from decoding_cases import MANY, ar, mars, on, requests_for
 from live_server import WAIT_S, Running, events, serving, small_served, spec, text_of_events
-from small import VOCABULARY, small_checkpoint
+from small import CHAT, MASK, PAD, TEMPLATES, VOCABULARY, small_checkpoint
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
@@ -154,6 +154,41 @@ def test_openais_client_reads_chats_streams_and_errors(mars_server: Running) -> 
             client.chat.completions.create(**asked | {"model": "other"})
         with pytest.raises(openai.BadRequestError, match="tau"):
             client.chat.completions.create(**asked | {"extra_body": {"tau": 2}})
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "ids"),
+    [
+        (None, {"prompt": "b c"}, [PAD, 1, 2]),
+        (None, {"prompt": ["b c"], "add_special_tokens": True}, [PAD, 1, 2]),
+        (None, {"prompt": "b c", "add_special_tokens": False}, [1, 2]),
+        (None, {"prompt": [1, 2], "add_special_tokens": True}, [1, 2]),
+        (CHAT, {"messages": [{"role": "user", "content": "c"}]}, [1, 2]),
+        (CHAT, {"messages": [{"role": "user", "content": "c"}], "add_special_tokens": True}, [PAD, 1, 2]),
+        (TEMPLATES["writes BOS"], {"messages": [{"role": "user", "content": "c"}]}, [PAD, 1, 2]),
+        (None, {"messages": [{"role": "user", "content": "c"}]}, "template .* is missing .*/v1/completions"),
+        ("", {"messages": [{"role": "user", "content": "c"}]}, "template .* is missing"),
+        (None, {"prompt": "b <|mask|>"}, r"token id 38; ids are below 38"),
+        (CHAT, {"messages": [{"role": "user", "content": "<|mask|>"}]}, r"token id 38; ids are below 38"),
+        (None, {"prompt": "b c", "add_special_tokens": 1}, "add_special_tokens"),
+    ],
+)
+def test_a_prompt_has_the_tokens_that_vllm_makes(
+    template: str | None, body: dict[str, Any], ids: list[int] | str, runner: ModelRunner
+) -> None:
+    """Special tokens are the tokenizer's own, except of a chat, where the template writes them."""
+    served = replace(small_served(ar(), runner, template=template), vocabulary=MASK)
+
+    def read() -> list[int]:
+        return list(
+            wire.parse(json.dumps(body).encode(), served, chat="messages" in body, max_new_tokens=4).request.prompt_ids
+        )
+
+    if isinstance(ids, list):
+        assert read() == ids
+    else:
+        with pytest.raises(wire.BadRequestError, match=ids):
+            read()
 
 
 BAD: list[tuple[dict[str, Any], int, str | None]] = [

@@ -1,5 +1,6 @@
 """What is wrong with a request is said before weights are loaded, by the dry run, too."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_options_are_refused_before_weights_are_loaded(
 
 @pytest.mark.usefixtures("without_weights")
 def test_a_base_is_refused_before_weights_are_loaded(base: str, rows: str, tmp_path: Path) -> None:
-    """One that is missing, has no chat template, no list of layers, or too few."""
+    """One that is missing, has no chat template, no list of layers, or too few, too few rows."""
 
     def refuse(source: str, reason: str, objective: Objective) -> None:
         both_refuse(requested(objective, source, rows, USUAL, tmp_path / "out"), reason)
@@ -53,6 +54,11 @@ def test_a_base_is_refused_before_weights_are_loaded(base: str, rows: str, tmp_p
     shutil.copytree(base, untemplated)
     (untemplated / "chat_template.jinja").unlink()
     refuse(str(untemplated), "the tokenizer has no chat template", Ar())
+    clipped = tmp_path / "clipped"
+    shutil.copytree(base, clipped)
+    config = json.loads((clipped / "config.json").read_text())
+    (clipped / "config.json").write_text(json.dumps(config | {"vocab_size": 100, "pad_token_id": None}))
+    refuse(str(clipped), r"the data have the token id \d+, and '.*clipped' has 100 rows; give", Ar())
     gpt2 = saved(tmp_path / "gpt2", base, GPT2Config(vocab_size=SHAPE["vocab_size"], n_embd=16, n_layer=1, n_head=2))
     refuse(gpt2, r"has no `base_model\.layers` \(gpt2\)", Ar())
     refuse(base, "eagle reads layers before the last, and the base has one", Eagle())

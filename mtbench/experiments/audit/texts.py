@@ -17,7 +17,7 @@ from mtbench.decoding.output import text_of
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
 from mtbench.experiments.audit.sides import Named, Pair, Said, Side
-from mtbench.models.chat_template import render
+from mtbench.models.chat_template import render, tokenise
 from mtbench.results.imports.answers import read_answers
 
 
@@ -55,7 +55,9 @@ def with_prompts(named: Named, tokenizer: Any) -> Named:
             return side
         asked = {item: said.asked for item, said in side.answers.items() if said.asked}
         told = {i: a if isinstance(a, str) else _conversation(tokenizer, a, side, i) for i, a in asked.items()}
-        ids = {i: tokenizer(text, add_special_tokens=False)["input_ids"] for i, text in told.items()}
+        begin = tokenizer.bos_token or "\0"  # a text that has it was written by a chat template
+        plain = {i: isinstance(asked[i], str) and not text.startswith(begin) for i, text in told.items()}
+        ids = {i: tokenise(tokenizer, [text], plain=plain[i])[0] for i, text in told.items()}
         return replace(side, answers={i: replace(said, prompt=ids.get(i)) for i, said in side.answers.items()})
 
     sides = {side.name: made(side) for side in named.all}
@@ -64,8 +66,6 @@ def with_prompts(named: Named, tokenizer: Any) -> Named:
 
 def _conversation(tokenizer: Any, messages: Sequence[Any], side: Side, item: str) -> str:
     """Return messages as the judge's chat template writes them. Raises UserError."""
-    if tokenizer.chat_template is None:
-        raise UserError(f"{side.name} has messages, and the judge has no chat template to make a prompt of them.")
     try:
         return render(tokenizer, messages, answer_follows=True)
     except TemplateError as error:

@@ -43,7 +43,7 @@ class LoadItem(Record):
     """A prompt of the suite."""
 
     item: Text = Field(description="name of the item: <task>/<doc id>/<turn>")
-    prompt: Text = Field(description="text that the server continues, after the chat template")
+    prompt: Text = Field(description="text that the server continues: it adds the tokenizer's special tokens")
     prompt_tokens: Size = Field(description="its tokens")
     cut: list[str] = Field(description="strings that cut the answer when it is scored")
     scored: bool = Field(True, description="false: the item has no answer to compare with, so it has no score")
@@ -74,6 +74,8 @@ class LoadPlan(Record):
     stop: list[str] = Field(description="strings that end every answer; empty: none, or they differ by item")
     arms: list[ArmPlan] = Field(min_length=1, description="the servers, the one to compare with first")
     items: list[LoadItem] = Field(min_length=1, description="the prompts")
+    fields: dict[str, bool] = Field(default_factory=dict, description="what every request has beside prompt and budget")
+    flags: list[str] = Field(default_factory=list, description="remarks that hold for every arm")
     points: list[PointPlan] = Field(min_length=1, description="the points")
     plugins: dict[str, Sha256] = Field(
         default_factory=dict, description="SHA-256 of each file that registered a method or the suite, by path"

@@ -7,18 +7,22 @@ seeded order; during its turn an arm's levels come in a seeded order, too.
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 
+from mtbench.clients.openai_client import ServerError
+from mtbench.clients.openai_wire import text_for
 from mtbench.decoding.arms import ENGINES, Arm, is_served, parse_arms, safe
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
-from mtbench.evaluation.suite import Suite
+from mtbench.evaluation.suite import Prompt, Suite
 from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
-from mtbench.models.loading import inspect
+from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.plan import RunRequest, SuitePlan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite, prompt_texts
 
 MOST_REQUESTS = 100_000  # of a point
+NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, as SGLang's, reads more tokens"
 
 
 def plan(request: LoadRequest) -> LoadPlan:
@@ -46,7 +50,8 @@ def plan(request: LoadRequest) -> LoadPlan:
     suite = open_suite(request.suite, run_request)
     _refuse_suite(suite, suite_plan)
     checkpoint = inspect(source, offline=request.offline, needs_mask=False)
-    texts = {prompt.item: prompt.text for prompt in prompt_texts(suite, request.suite, checkpoint, run_request)}
+    prompts, _ = prompt_texts(suite, request.suite, checkpoint, run_request)
+    texts, fields = _sent(suite_plan, prompts, checkpoint)
     stops = {tuple(item.stop) for item in suite_plan.items}
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
@@ -60,12 +65,23 @@ def plan(request: LoadRequest) -> LoadPlan:
         stop=list(next(iter(stops))) if len(stops) == 1 else [],
         arms=chosen,
         items=[
-            LoadItem(item=i.item, prompt=texts[i.item], prompt_tokens=len(i.prompt_ids), cut=i.stop, scored=i.scored)
-            for i in suite_plan.items
+            LoadItem(item=i.item, prompt=text, prompt_tokens=len(i.prompt_ids), cut=i.stop, scored=i.scored)
+            for i, text in zip(suite_plan.items, texts, strict=True)
         ],
+        fields=fields,
+        flags=[*suite_plan.flags, *checkpoint.flags, *([NO_SPECIAL] if fields else [])],
         points=_points(request, chosen, sizes, len(suite_plan.items)),
         plugins=planned.plugins,
     )
+
+
+def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) -> tuple[list[str], dict[str, bool]]:
+    """Return the text of each item of which a server makes its tokens, and the fields of requests that it needs."""
+    asked = [(item.prompt_ids, checkpoint, [prompt.text]) for item, prompt in zip(planned.items, prompts, strict=True)]
+    for fields in ({}, {"add_special_tokens": False}):
+        with suppress(ServerError):
+            return [text_for(*each, special=not fields) for each in asked], fields
+    raise UserError(f"suite {planned.suite!r}: no texts have the tokens of its prompts, and a load sends texts.")
 
 
 def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> list[ArmPlan]:

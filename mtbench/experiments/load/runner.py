@@ -90,6 +90,7 @@ class LoadRun:
         items = self.planned.items
         with servers.running(self.planned, self.planned.arm(arm), self.run.path / WORK / "server") as running:
             self._write_server(arm, running)
+            running = running._replace(fields={**running.fields, **self.planned.fields})
             body = {"temperature": 0, "max_tokens": self.planned.max_new_tokens}
             prompts = [items[place % len(items)].prompt for place in range(self.planned.request.max_num_seqs)]
             servers.warm_up(running, prompts, body)

@@ -101,7 +101,7 @@ def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
         max_new_tokens=planned.max_new_tokens,
         client=client.facts,
         arms=[known[arm.name] for arm in planned.arms if arm.name in known],
-        cells=[cell(sent) for at_level in cells.values() for sent in at_level],
+        cells=[cell(sent, planned.flags) for at_level in cells.values() for sent in at_level],
         comparisons=[
             comparison
             for at_level in cells.values()
@@ -117,8 +117,8 @@ def is_good(line: RequestLine, slo: Slo) -> bool:
     return line.outcome == "ok" and all(limit is None or value is None or value <= limit for value, limit in measured)
 
 
-def cell(sent: Sent) -> LoadCell:
-    """Return the figures of an arm at a level."""
+def cell(sent: Sent, flags: Sequence[str] = ()) -> LoadCell:
+    """Return the figures of an arm at a level. `flags`: remarks that hold for every arm."""
     outcomes = Counter(line.outcome for line in sent.requests)
     sizes = {"ok": outcomes["ok"], "rejected": outcomes["rejected"], "failed": outcomes["failed"]}
     scored = sent.is_scored
@@ -143,7 +143,7 @@ def cell(sent: Sent) -> LoadCell:
         items=len(items),
         tokens_per_forward=_tokens_per_forward(sent),
         j_per_token=_energy(sent),
-        flags=_flags(sent, sizes),
+        flags=[*flags, *_flags(sent, sizes)],
     )
 
 
