@@ -18,7 +18,7 @@ from mtbench.experiments.load.clients import Sending, forwards_of, with_key
 from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.programs import environments
 from mtbench.results import acceptance
-from mtbench.results.imports.answers import messages_of, read_answers
+from mtbench.results.answers import messages_of, read_answers
 
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 

@@ -14,7 +14,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.models.loading import Inspected
 from mtbench.models.vocabularies import other_token
-from mtbench.results.imports.answers import Prompt
+from mtbench.results.answers import Prompt
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores
 from mtbench.runs.plan import Cell, Plan

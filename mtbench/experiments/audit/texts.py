@@ -18,7 +18,7 @@ from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
 from mtbench.experiments.audit.sides import Named, Pair, Said, Side
 from mtbench.models.chat_template import render, tokenise
-from mtbench.results.imports.answers import read_answers
+from mtbench.results.answers import read_answers
 
 
 def of_file(path: Path, ran_in: str) -> Named:

@@ -13,7 +13,7 @@ from mtbench import files
 from mtbench.errors import UserError
 from mtbench.experiments.load.clients import KEY, Client, Sending, forwards_of, outcome_of, write_lines
 from mtbench.experiments.load.format import RequestLine
-from mtbench.results.imports.answers import messages_of, text_of
+from mtbench.results.answers import messages_of, text_of
 
 VERSION = "0.13.0"
 PROMPTS, EXPORT = "prompts.jsonl", "export"

@@ -1,1 +1,0 @@
-"""Result files of other tools."""
