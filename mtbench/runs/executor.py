@@ -10,7 +10,7 @@ import random
 import shlex
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from mtbench import kernels
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import counted
 from mtbench.errors import UserError
-from mtbench.hardware.machine import NO_PROCESSOR
 from mtbench.models import token_map
 from mtbench.options import options_of
 from mtbench.records import dump
@@ -98,7 +98,10 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages), deadline)
-            if not all(stage.run_blocks(sessions, deadline, execution) for stage in stages):
+            whole = all(stage.run_blocks(sessions, deadline, execution) for stage in stages)
+            for reason, n in sum((stage.again for stage in stages), Counter[str]()).items():
+                progress.note(f"the machine was disturbed: {reason}; {counted(n, 'block')} decoded again")
+            if not whole:
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
@@ -174,6 +177,7 @@ class Stage:
         self.visit, self.visiting = 0, self.cells  # those that decode now
         self.whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
         self.repeats = 0  # batches that may still be decoded again
+        self.again = Counter[str]()  # batches that were, by reason
         self.done = self._keep_finished_blocks()
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
         self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
@@ -327,18 +331,14 @@ class Stage:
             outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
             if isinstance(outcome, Failed):
                 return outcome
-            conditions, wall_s = outcome.conditions, outcome.timing.wall_s
+            conditions = outcome.conditions
             reason, more = conditions["dropped"], len(void) < REPEATS and self.repeats > 0
             if not (reason and more and time.monotonic() <= deadline):
                 return outcome._replace(conditions=conditions | {"disturbed": void or None})
             self.repeats -= 1
-            void.append({"wall_s": wall_s, "cpu_s": conditions["cpu_s"], "reason": reason})
-            computed = (
-                f" (it computed for {conditions['cpu_s']:.2g} of {wall_s:.2g} s)" if reason == NO_PROCESSOR else ""
-            )
-            self.progress.note(
-                f"the machine was disturbed: {reason}; {cell.cell} decodes block {block} again{computed}"
-            )
+            self.again[reason] += 1
+            took = {"cpu_s": conditions["cpu_s"], "wanted_s": conditions["wanted_s"]}
+            void.append({"wall_s": outcome.timing.wall_s, **took, "reason": reason})
 
     def _write(
         self, session: WorkerSession, cell: Cell, round_: int, block: int, place: int, outcome: Done | Failed

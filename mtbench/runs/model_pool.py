@@ -207,6 +207,12 @@ class ModelPool:
             self.servers[cell.arm] = EngineServer(engine, self.programs[engine.name], serving, cell.arm, log)
         return self.servers[cell.arm]
 
+    def server_groups(self, cell: Cell) -> list[int] | None:
+        """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
+        if not is_served(cell.engine):
+            return None
+        return self.servers[cell.arm].groups if cell.arm in self.servers else []
+
     def close_servers(self) -> None:
         """End all servers."""
         for server in self.servers.values():

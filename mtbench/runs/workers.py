@@ -117,7 +117,7 @@ class LocalWorker:
 
     def decode(self, task: Task) -> Done | Failed:
         cell = self.cells[task.cell]
-        before = machine.sample(self.pool.device)
+        before = machine.sample(self.pool.device, self.pool.server_groups(cell))
         try:
             generations, timing = self.pool.decode(cell, task.requests, room=task.room, visit=task.visit)
         except UserError as error:
@@ -138,8 +138,9 @@ class LocalWorker:
             return Failed(str(error))
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
-        after = machine.sample(self.pool.device)  # before anything else changes the device's state
-        computes = self.pool.device == "cpu" and cell.computes_here
+        # before anything else changes the device's state
+        after = machine.sample(self.pool.device, self.pool.server_groups(cell))
+        computes = (self.pool.device == "cpu" and cell.computes_here) or after.machine_s is not None
         whose, usual = None if computes else cell.cell, None
         if not timing.preparation_s:  # a compiler runs in other processes
             usual = self.shares.usual(whose)

@@ -46,6 +46,7 @@ def test_an_undisturbed_window_is_valid() -> None:
     end = {"nvmlDeviceGetTotalEnergyConsumption": 1_300_000, "nvmlDeviceGetClockInfo": 1755}
     assert over(2.0, {}, end) == {
         "cpu_s": 1.5,
+        "wanted_s": None,
         "clock_mhz": 1755,
         "temperature_c": 45,
         "power_w": 650.0,
@@ -126,6 +127,27 @@ def shares_of(cell: str | None, *shares: float) -> machine.ProcessorShares:
     for share in shares:
         seen.add(cell, Sample(at_s=5.0, cpu_s=1.0), Sample(at_s=15.0, cpu_s=1.0 + 10 * share))
     return seen
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "delayed_s", "machine_s", "wanted_s"),
+    [
+        (4.0, 0.0, 8.0, 4.0),  # two threads; another program has other cores
+        (2.0, 2.0, 4.0, 4.0),  # they had half of the processor that they wanted
+        (4.0, 4.0, 4.0, 4.0),  # four threads on two cores wait for each other only
+        (1.0, 4.0, 3.0, 3.0),  # they also wait for each other
+        (0.5, 0.0, 9.0, 0.5),  # they sleep
+        (-1.0, -1.0, 3.0, 0.0),  # a process of the server has ended
+    ],
+)
+def test_a_server_wants_the_processor_while_it_computes_or_waits_for_others(
+    cpu_s: float, delayed_s: float, machine_s: float, wanted_s: float
+) -> None:
+    """On two cores in two seconds."""
+    before = Sample(at_s=0.0, cpu_s=1.0, delayed_s=5.0, machine_s=7.0)
+    after = Sample(at_s=2.0, cpu_s=1.0 + cpu_s, delayed_s=5.0 + delayed_s, machine_s=7.0 + machine_s)
+    window = machine.window(before, after)
+    assert (window["cpu_s"], window["wanted_s"]) == (max(0.0, cpu_s), wanted_s)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ if script.get("ignores_sigterm"):
 if script.get("hangs") == "at start":
     time.sleep(1000)
 if script.get("child"):  # a process of its own, as an engine's core
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    child = subprocess.Popen([sys.executable, "-c", script.get("computes", "import time; time.sleep(1000)")])
     open(script["child"], "w").write(str(child.pid))
 
 class Handler(http.server.BaseHTTPRequestHandler):
