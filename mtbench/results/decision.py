@@ -235,9 +235,9 @@ def _arms(
 
 def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
     """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
-    if verdict_words.disturbed(speedup.verdict):
+    if verdict_words.withheld(speedup.verdict):
         return Bounds(None, None)
-    if speedup.verdict.startswith("faster") or verdict_words.withheld(speedup.verdict):
+    if speedup.verdict.startswith("faster"):
         return Bounds(speedup.ci_low, speedup.ci_high)
     return verdict_words.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain, tested=True)
 
