@@ -92,7 +92,8 @@ def _speedups(scene: Scene) -> Figure | None:
         accuracy = None if cell.accuracy is None else cell.accuracy.value
         if scored:
             axes.text(1 + 86 * unit, row, f"{percent(accuracy)}%", ha="right", color=MUTED, **beside)
-        texts.append(f"{scene.name(cell.arm)} {_told(speedup, 2)}")
+        shown_as = told(times(speedup.value, 2), interval(bounds(speedup), digits=2), speedup.verdict)
+        texts.append(f"{scene.name(cell.arm)} {shown_as or 'no verdict'}")
     low, high = min(value for value in reach if value > 0), max(reach)
     space = max(1.04, (high / low) ** 0.04)
     plots.factor_axis(axes, min(0.9, low / space), max(1.1, high * space))
@@ -212,8 +213,8 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
                 axes.plot([size], [speedup.value or 1.0], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
                 reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
             ends += [(size, s.value or 1.0, str(scene.numbers[entry.arm]), INK) for size, s in [*curve.items()][-1:]]
-            values = listed(f"{_told(speedup)} at {size}" for size, speedup in curve.items())
-            texts.append(f"{scene.name(entry.arm)}: {values}")
+            values = [told(times(s.value), interval(bounds(s)), s.verdict) or "no verdict" for s in curve.values()]
+            texts.append(f"{scene.name(entry.arm)}: {listed(map('{} at {}'.format, values, curve))}")
         ticks = sorted({size for entry in entries for size in entry.swept})
         axes.set_xscale("log", base=2)
         axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.35)
@@ -230,12 +231,6 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
             "through points are 95% intervals.",
             alt=f"{title}, {subtitle}. {'; '.join(texts)}.",
         )
-
-
-def _told(speedup: Speedup, digits: int | None = None) -> str:
-    """Return a speedup for the text of a figure."""
-    shown = told(times(speedup.value, digits), interval(bounds(speedup), digits=digits), speedup.verdict)
-    return shown or "no verdict"
 
 
 def _curve(cells: Sequence[ResultCell], entry: BreakEven) -> dict[int, Speedup]:

@@ -337,6 +337,8 @@ def _ungraded(cell: ResultCell) -> str:
     """Return what a grade takes if too few tokens were generated for one."""
     if cell.lossless is None or cell.lossless.grade != "inconclusive" or cell.lossless.epsilon is not None:
         return ""
+    if cell.lossless.why:
+        return f" ({cell.lossless.why})"
     return f" ({statistics.EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding)"
 
 

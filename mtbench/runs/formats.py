@@ -311,7 +311,7 @@ class RescoringRecord(Record):
     items: dict[str, dict[str, StoredQuantity]] = Field(
         description="by item and token index, how far the token's logit lies below the largest; 0 is left out"
     )
-    why: str | None = Field(None, description="of an arm that breaks its promise: what an audit found; null: no audit")
+    why: str | None = Field(None, description="why it could not be re-scored, or what an audit found; null: neither")
 
 
 class MemoryRecord(RootModel[dict[str, StoredCount | None]]):

@@ -111,7 +111,7 @@ def test_a_disturbed_sample_is_decoded_again_at_once_and_not_for_ever(
     """At most twice in a row, and a tenth of the stage or four; what stays disturbed is dropped."""
     run, decoded, said = start(tmp_path / "run", REQUEST), disturb(disturbed), list[str]()
     progress = Quiet()
-    progress.note = said.append  # type: ignore[method-assign]
+    progress.note = said.append  # type: ignore[assignment, method-assign]
     generate(run, progress, Execution(timed_only=True))
     again = "1 block" if decodings == 17 else f"{decodings - 16} blocks"
     assert said == [f"the machine was disturbed: the process did not get the processor; {again} decoded again"]
