@@ -126,9 +126,8 @@ def processor_times(group: int) -> tuple[float, float]:
         with suppress(OSError):  # it has ended
             used_s += time.clock_gettime(~pid << 3 | 2)  # the id of its clock: clock_getcpuclockid(3)
             used_s += sum(map(int, stat[13:15])) / os.sysconf("SC_CLK_TCK")  # of children that have ended
-            delayed_ns += sum(
-                int(file.read_text().split()[1]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")
-            )
+            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                delayed_ns += int(thread.read_text().split()[1])
     return used_s, delayed_ns * 1e-9
 
 

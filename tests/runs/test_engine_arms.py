@@ -366,18 +366,24 @@ SPINS = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); [0 
 def test_a_server_whose_child_does_not_get_the_processor_is_told(
     usual: float | None, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As in mtbench's own loop, by the rules for it. usual: the share of earlier windows, as on a quiet machine."""
+    """As in mtbench's own loop, by the rules for it. usual: the share of earlier windows, as on a quiet machine.
+
+    The other programs have sessions of their own: the kernel shares a core between sessions.
+    """
     monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.75)  # tests/conftest.py has none of these rules
     monkeypatch.setattr(flags, "PROCESSOR_SHARE", 0.95)
     monkeypatch.setattr(machine.ProcessorShares, "usual", lambda self, cell: None if cell else usual)
-    SCRIPT.update(child=str(tmp_path / "child"), computes=f"import os; os.nice(19); {SPINS}", takes_s=0.1)
+    SCRIPT.update(child=str(tmp_path / "child"), computes=SPINS, takes_s=0.1)
     planned = plan(method=["ar"], engine=[TOOLBOX], batch_size=[1])
     run = begin_run(tmp_path / "run", planned, ["mtbench"])
-    with subprocess.Popen([sys.executable, "-S", "-c", SPINS]) as other:
-        try:
-            generate(run, Quiet(), Execution(timed_only=True))
-        finally:
+    spin = [sys.executable, "-S", "-c", SPINS]
+    others = [subprocess.Popen(spin, start_new_session=True) for _ in range(5)]
+    try:
+        generate(run, Quiet(), Execution(timed_only=True))
+    finally:
+        for other in others:
             other.kill()
+            other.wait()
     lines = stored_lines(run, f"timings/{planned.cells[0].cell}.jsonl")
     assert [line["dropped"] for line in lines] == [usual and machine.NO_PROCESSOR] * 2
     assert all(0 < line["cpu_s"] < 0.5 * line["wanted_s"] for line in lines)
