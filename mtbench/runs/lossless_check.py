@@ -268,9 +268,9 @@ def grade(
         epsilon, worst = rescored.epsilon, max(short, default=0.0)
         of_others = max((shortfall for item in others for shortfall in rescored.items[item].values()), default=0.0)
         near_ties = len(short) / sum(len(lines[item].token_ids) for item in judged)
-    failed = worst is None and rescored is not None and rescored.why is not None
+    shown = dtype if rescored is None or worst is not None else ""  # a judge that could not run shows nothing
     return Graded(
-        grade=_grade(worst, of_others, identical=not others, epsilon=epsilon, dtype="" if failed else dtype),
+        grade=_grade(worst, of_others, identical=not others, epsilon=epsilon, dtype=shown),
         items=len(common),
         identical=len(common) - len(divergences),
         first_divergence=min(divergences, default=None),
