@@ -249,7 +249,7 @@ def test_a_draft_in_the_targets_own_checkpoint_has_no_role(with_more: type[Scrip
         {"ar": folder, "#mtp": f"{folder}#mtp"},
         {"ar": folder, "ar#mtp": f"{folder}#mtp"},
     ]
-    assert "mtp:ahead=2" in [str(arm).partition("@")[0] for arm in candidates(RunRequest(**asked)).arms]
+    assert "mtp:ahead=2" in [str(arm).partition("@")[0] for arm in candidates(RunRequest(**asked)).lineup.arms]
     run = begin_run(tmp_path / "run", planned, ["mtbench"])
     generate(run, Quiet(), Execution(timed_only=True))
     assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
@@ -266,7 +266,7 @@ def test_a_method_without_its_package_is_refused_or_left_out_when_planning(with_
         plan(**asked, method=["ar", "suffix"])
     assert [cell.method for cell in plan(**asked, method=["ar", "lookahead"]).cells] == ["ar", "lookahead"]
     found = candidates(RunRequest(**asked))
-    assert {"lookahead", "prompt-lookup"} <= {arm.method for arm in found.arms}
+    assert {"lookahead", "prompt-lookup"} <= {arm.method for arm in found.lineup.arms}
     assert mends in found.refused["suffix"]
 
 
