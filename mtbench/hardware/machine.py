@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,7 +63,7 @@ class Sample:
 
     at_s: float
     cpu_s: float  # processor time of this thread, or of this process and a server, total
-    delayed_s: float = 0.0  # time in which the server's threads waited for a processor, total
+    threads: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a server (`processor_times`)
     machine_s: float | None = None  # processor time of all programs, total; only beside a server
     clock_mhz: int | None = None
     temperature_c: int | None = None
@@ -149,22 +149,26 @@ def sample(device: str, servers: Collection[int] | None = None) -> Sample:
     state = Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if found is None else found.sample()
     if servers is None or not Path("/proc/stat").exists():
         return state
-    used_s, delayed_s = map(sum, zip((time.process_time(), 0.0), *map(processor_times, servers), strict=True))
+    times = [(time.process_time(), {}), *map(processor_times, servers)]
+    threads = {name: spent for _, of_group in times for name, spent in of_group.items()}
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
     machine_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-    return replace(state, cpu_s=used_s, delayed_s=delayed_s, machine_s=machine_s)
+    return replace(state, cpu_s=sum(used_s for used_s, _ in times), threads=threads, machine_s=machine_s)
 
 
 def processor(before: Sample, after: Sample) -> tuple[float, float]:
     """Return the processor time between two samples, and the time in which the processor was wanted.
 
-    A thread that decodes wants it all the time. A server's threads sleep, too: they want it while they compute, and
-    while they wait because other programs have it. That they wait for each other is the server's own affair.
+    A thread that decodes wants it all the time. In a server that is the thread which computed and waited longest: in
+    its proportion the server's time is what the server wanted. But at most what other programs had is missing, since
+    its threads also wait for each other.
     """
     cpu_s = max(0.0, after.cpu_s - before.cpu_s)  # that of a process which has ended is missing
     if (used_s := _growth(before.machine_s, after.machine_s)) is None:
         return cpu_s, after.at_s - before.at_s
-    return cpu_s, cpu_s + max(0.0, min(after.delayed_s - before.delayed_s, used_s - cpu_s))
+    grown = [(c - c0, w - w0) for t, (c, w) in after.threads.items() for c0, w0 in [before.threads.get(t, (0, 0))]]
+    computed, waited = max(grown, key=sum, default=(1, 0))
+    return cpu_s, cpu_s + max(0.0, min(cpu_s * waited / max(computed, 1), used_s - cpu_s))
 
 
 class ProcessorShares:

@@ -116,19 +116,20 @@ def listens(group: int, port: int) -> bool:
     return not tables
 
 
-def processor_times(group: int) -> tuple[float, float]:
-    """Return for how long the processes of a group and their children computed, and waited for a processor.
+def processor_times(group: int) -> tuple[float, dict[str, tuple[int, int]]]:
+    """Return the processor time of a group's processes and their children, in seconds.
 
-    In seconds, since they started; 0 where /proc does not tell.
+    Also for how long each of their threads computed and waited for a processor, in nanoseconds, where /proc tells.
     """
-    used_s, delayed_ns = 0.0, 0
+    used_s, threads = 0.0, dict[str, tuple[int, int]]()
     for pid, stat in _members(group).items():
         with suppress(OSError):  # it has ended
             used_s += time.clock_gettime(~pid << 3 | 2)  # the id of its clock: clock_getcpuclockid(3)
             used_s += sum(map(int, stat[13:15])) / os.sysconf("SC_CLK_TCK")  # of children that have ended
-            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                delayed_ns += int(thread.read_text().split()[1])
-    return used_s, delayed_ns * 1e-9
+            for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                computed, waited, _ = map(int, file.read_text().split())
+                threads[file.parent.name] = computed, waited
+    return used_s, threads
 
 
 def _members(group: int) -> dict[int, list[str]]:

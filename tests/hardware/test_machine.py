@@ -130,22 +130,26 @@ def shares_of(cell: str | None, *shares: float) -> machine.ProcessorShares:
 
 
 @pytest.mark.parametrize(
-    ("cpu_s", "delayed_s", "machine_s", "wanted_s"),
+    ("cpu_s", "threads", "machine_s", "wanted_s"),
     [
-        (4.0, 0.0, 8.0, 4.0),  # two threads; another program has other cores
-        (2.0, 2.0, 4.0, 4.0),  # they had half of the processor that they wanted
-        (4.0, 4.0, 4.0, 4.0),  # four threads on two cores wait for each other only
-        (1.0, 4.0, 3.0, 3.0),  # they also wait for each other
-        (0.5, 0.0, 9.0, 0.5),  # they sleep
-        (-1.0, -1.0, 3.0, 0.0),  # a process of the server has ended
+        (4.0, [(2, 0), (2, 0)], 8.0, 4.0),  # another program has other cores
+        (2.0, [(1, 1), (1, 1)], 4.0, 4.0),  # they had half of the processor that they wanted
+        (4.0, [(1, 1), (1, 1), (1, 1), (1, 1)], 4.0, 4.0),  # they wait for each other only
+        (2.0, [(1, 3), (1, 3)], 5.0, 5.0),  # they also wait for each other
+        (1.25, [(1, 1), (0, 1), (0.25, 0.5)], 9.0, 2.5),  # one decodes; beside it others wait shortly for its answers
+        (0.5, [(0.5, 0)], 9.0, 0.5),  # they sleep
+        (0.5, [(0, 2)], 2.5, 2.5),  # only the client had the processor
+        (-1.0, [], 3.0, 0.0),  # a process of the server has ended
     ],
 )
 def test_a_server_wants_the_processor_while_it_computes_or_waits_for_others(
-    cpu_s: float, delayed_s: float, machine_s: float, wanted_s: float
+    cpu_s: float, threads: list[tuple[float, float]], machine_s: float, wanted_s: float
 ) -> None:
-    """On two cores in two seconds."""
-    before = Sample(at_s=0.0, cpu_s=1.0, delayed_s=5.0, machine_s=7.0)
-    after = Sample(at_s=2.0, cpu_s=1.0 + cpu_s, delayed_s=5.0 + delayed_s, machine_s=7.0 + machine_s)
+    """threads: seconds in which each computed and waited."""
+    spent = {str(n): (round(1e9 * (5 + c)), round(1e9 * (3 + w))) for n, (c, w) in enumerate(threads)}
+    known = dict.fromkeys(spent, (5_000_000_000, 3_000_000_000))
+    before = Sample(at_s=0.0, cpu_s=1.0, machine_s=7.0, threads=known)
+    after = Sample(at_s=2.0, cpu_s=1.0 + cpu_s, machine_s=7.0 + machine_s, threads=spent)
     window = machine.window(before, after)
     assert (window["cpu_s"], window["wanted_s"]) == (max(0.0, cpu_s), wanted_s)
 
