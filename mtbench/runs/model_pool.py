@@ -209,9 +209,8 @@ class ModelPool:
 
     def server_groups(self, cell: Cell) -> list[int] | None:
         """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
-        if not is_served(cell.engine):
-            return None
-        return self.servers[cell.arm].groups if cell.arm in self.servers else []
+        server = self.servers.get(cell.arm)
+        return None if not is_served(cell.engine) else [] if server is None else server.groups
 
     def close_servers(self) -> None:
         """End all servers."""
