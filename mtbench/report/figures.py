@@ -16,7 +16,7 @@ from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, WIDTH
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell
-from mtbench.results.verdict_words import withheld
+from mtbench.results.verdict_words import told, withheld
 
 SPEEDUPS = "speedups"  # name of the figure that a page starts with
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
@@ -92,7 +92,8 @@ def _speedups(scene: Scene) -> Figure | None:
         accuracy = None if cell.accuracy is None else cell.accuracy.value
         if scored:
             axes.text(1 + 86 * unit, row, f"{percent(accuracy)}%", ha="right", color=MUTED, **beside)
-        texts.append(f"{scene.name(cell.arm)} {times(speedup.value, 2)} {interval(bounds(speedup), digits=2) or ''}")
+        shown_as = told(times(speedup.value, 2), interval(bounds(speedup), digits=2), speedup.verdict)
+        texts.append(f"{scene.name(cell.arm)} {shown_as or 'no verdict'}")
     low, high = min(value for value in reach if value > 0), max(reach)
     space = max(1.04, (high / low) ** 0.04)
     plots.factor_axis(axes, min(0.9, low / space), max(1.1, high * space))
@@ -104,7 +105,7 @@ def _speedups(scene: Scene) -> Figure | None:
         name=SPEEDUPS,
         title=title,
         caption=caption,
-        alt=f"{title}, {subtitle}. {'; '.join(text.strip() for text in texts)}.",
+        alt=f"{title}, {subtitle}. {'; '.join(texts)}.",
     )
 
 
@@ -212,8 +213,8 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
                 axes.plot([size], [speedup.value or 1.0], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
                 reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
             ends += [(size, s.value or 1.0, str(scene.numbers[entry.arm]), INK) for size, s in [*curve.items()][-1:]]
-            values = listed(f"{times(speedup.value)} at {size}" for size, speedup in curve.items())
-            texts.append(f"{scene.name(entry.arm)}: {values}")
+            values = [told(times(s.value), interval(bounds(s)), s.verdict) or "no verdict" for s in curve.values()]
+            texts.append(f"{scene.name(entry.arm)}: {listed(map('{} at {}'.format, values, curve))}")
         ticks = sorted({size for entry in entries for size in entry.swept})
         axes.set_xscale("log", base=2)
         axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.35)

@@ -204,7 +204,7 @@ NOTES: Mapping[str, str] = {
         "A grade says whether the tokens are those of the arm that is promised. Every emitted token is fed back to the "
         "plain model. Exact: the same tokens. Near-tie: other tokens, each within rounding error of the largest logit. "
         "Divergent: a token beyond that. Inconclusive: other tokens, and nothing to judge them by, since there are too "
-        "few positions to measure the rounding error or re-scoring ran out of memory. The floor next to a grade is the "
+        "few positions to measure the rounding error or re-scoring could not run. The floor next to a grade is the "
         "effect of batching alone: the promised arm at the smallest against the largest batch size of the run. Arms "
         "that are lossy by design, and arms that promise the same distribution and not the same tokens, have no grade."
     ),

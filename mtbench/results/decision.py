@@ -235,9 +235,9 @@ def _arms(
 
 def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
     """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
-    if verdict_words.disturbed(speedup.verdict):
+    if verdict_words.withheld(speedup.verdict):
         return Bounds(None, None)
-    if speedup.verdict.startswith("faster") or verdict_words.withheld(speedup.verdict):
+    if speedup.verdict.startswith("faster"):
         return Bounds(speedup.ci_low, speedup.ci_high)
     return verdict_words.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain, tested=True)
 
@@ -337,6 +337,8 @@ def _ungraded(cell: ResultCell) -> str:
     """Return what a grade takes if too few tokens were generated for one."""
     if cell.lossless is None or cell.lossless.grade != "inconclusive" or cell.lossless.epsilon is not None:
         return ""
+    if cell.lossless.why:
+        return f" ({cell.lossless.why})"
     return f" ({statistics.EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding)"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.results.decision_format import Choice, Decision, Recommendation
+from mtbench.results.verdict_words import told
 from mtbench.statistics import SPEED_MARGIN, decimals
 
 DEMONSTRATION = "On this demonstration"
@@ -57,7 +58,8 @@ def beside(found: Recommendation) -> list[str]:
     if found.word == "use" and found.undecided is not None:
         beaten = found.within_loss is not None and _value(found.undecided) <= _value(found.within_loss)
         may = "may be faster than plain decoding with the same tokens" if beaten else "may be faster still"
-        parts.append(f"{found.undecided.arm} {may} ({times(found.undecided)}): {found.doubt}.")
+        shown = times(found.undecided)
+        parts.append(f"{found.undecided.arm} {may}{f' ({shown})' if shown else ''}: {found.doubt}.")
     if found.also_open:
         named, others = found.also_open[:MOST_NAMED], len(found.also_open) - MOST_NAMED
         parts.append(f"Also open: {', '.join(named)}{f' and {others} more' if others > 0 else ''}.")
@@ -93,14 +95,13 @@ def _why(found: Recommendation) -> str:
         return found.doubt or "no arm could be compared with plain decoding"
     if undecided is None:
         return "no sound arm was compared with plain decoding"
-    if undecided.speedup.value is None:
+    shown = times(undecided)
+    if shown is None:
         gain = f"{undecided.arm} is open"
-    elif undecided.speedup.value < 1:
-        gain = (
-            f"no open arm was faster than plain decoding; the nearest, {undecided.arm}, is {times(undecided)} as fast"
-        )
+    elif _value(undecided) < 1:
+        gain = f"no open arm was faster than plain decoding; the nearest, {undecided.arm}, is {shown} as fast"
     else:
-        gain = f"{undecided.arm} is {times(undecided)} as fast as plain decoding"
+        gain = f"{undecided.arm} is {shown} as fast as plain decoding"
     return f"{gain}; {found.doubt}. Until then, keep plain decoding"
 
 
@@ -142,13 +143,12 @@ def _value(choice: Choice) -> float:
     return choice.speedup.value or 0.0
 
 
-def times(choice: Choice) -> str:
-    """Return a speedup by its interval, or by its value if it has none."""
-    speedup = choice.speedup
-    if speedup.ci_low is None or speedup.ci_high is None:
-        return f"{speedup.value:.{decimals(speedup.value or 0.0)}f} times"
-    places = decimals(speedup.ci_high)
-    return f"{speedup.ci_low:.{places}f} to {speedup.ci_high:.{places}f} times ({100 * choice.level:.4g} %)"
+def times(choice: Choice) -> str | None:
+    """Return a speedup by its interval; None if it has none."""
+    low, high = choice.speedup.ci_low, choice.speedup.ci_high
+    places = decimals(high or 0.0)
+    between = None if low is None or high is None else f"{low:.{places}f} to {high:.{places}f}"
+    return told(between or "", between and f"times ({100 * choice.level:.4g} %)")
 
 
 def _cost(choice: Choice) -> str:

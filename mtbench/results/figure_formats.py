@@ -335,4 +335,4 @@ class Lossless(Record):
     worst_margin: float | None = Field(description="largest distance of a token's logit below the largest logit")
     near_ties: float | None = Field(description="share of the tokens that are not the judge's choice")
     floor: Floor | None = Field(description="agreement of that arm with itself; null: one batch size")
-    why: str | None = Field(None, description="what an audit found of tokens that break the promise; null: no audit")
+    why: str | None = Field(None, description="why it could not be re-scored, or what an audit found; null: neither")

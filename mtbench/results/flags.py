@@ -12,9 +12,7 @@ from mtbench.results.comparisons import Comparisons
 from mtbench.results.figure_formats import Finish, Lossless
 from mtbench.results.samples import CellData, FarOff
 from mtbench.results.subtasks import Summary
-from mtbench.runs.formats import (
-    SessionRecord,
-)
+from mtbench.runs.formats import Disturbed, SessionRecord, TimingLine
 from mtbench.runs.plan import Cell, SuitePlan
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
@@ -63,16 +61,20 @@ def disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
         flags.append(f"{len(lines)} of {len(data.timings)} samples dropped: {reason}")
         if reason == NO_PROCESSOR:
             longest = max(lines, key=lambda line: line.wall_s)
-            how_long = f"block {longest.block}: {longest.cpu_s or 0.0:.2g} of {longest.wall_s:.3g} s"
-            flags[-1] += f" ({how_long})"
+            flags[-1] += f" (block {longest.block}: {_had(longest)})"
             if len(lines) > FEW_DROPPED * len(data.timings):
                 flags[-1] = f"{statistics.DISTURBED}: {flags[-1]}; end other programs, or measure again"
     again = [(one, t.block) for t in data.timings for one in t.disturbed or ()]
     if again:
         one, block = max(again, key=lambda pair: pair[0].wall_s)
         times = f"decoded again {len(again)} times" if len(again) > 1 else "decoded again once"
-        flags.append(f"{times}, since {one.reason} (block {block}: {one.cpu_s:.2g} of {one.wall_s:.3g} s)")
+        flags.append(f"{times}, since {one.reason} (block {block}: {_had(one)})")
     return flags
+
+
+def _had(line: TimingLine | Disturbed) -> str:
+    """Return for how long a decoding had the processor, and for how long it wanted it."""
+    return f"{line.cpu_s or 0.0:.2g} of {line.wanted_s or line.wall_s:.3g} s"
 
 
 def measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
@@ -115,12 +117,12 @@ def _engine_flags(data: CellData) -> list[str]:
 
 
 def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
-    """Return a flag if the process had to share the processor: on a CPU it computes all the time."""
+    """Return a flag if the arm had to share the processor: on a CPU a thread that decodes wants it all the time."""
     on_cpu = [t for t in data.samples if t.session <= len(sessions) and sessions[t.session - 1].device == "cpu"]
-    known = [(t.cpu_s, t.wall_s) for t in on_cpu if t.cpu_s is not None]
-    if not known or not data.cell.computes_here:
+    known = [(t.cpu_s, t.wanted_s or t.wall_s) for t in on_cpu if t.cpu_s is not None]
+    if not known or not (data.cell.computes_here or any(t.wanted_s for t in on_cpu)):
         return []
-    share = sum(cpu_s for cpu_s, _ in known) / sum(wall_s for _, wall_s in known)
+    share = sum(cpu_s for cpu_s, _ in known) / sum(wanted_s for _, wanted_s in known)
     if share >= PROCESSOR_SHARE:
         return []
     return [f"shared processor: the arm waited for it in {1 - share:.0%} of its time; end other programs"]

@@ -119,6 +119,11 @@ def withheld(verdict: str) -> bool:
     return verdict.startswith(f"{INCONCLUSIVE}: ") and OVERRULED not in verdict
 
 
+def told(figure: str, interval: str | None, verdict: str = "") -> str | None:
+    """Return a figure with its interval, for a sentence; None where measurements are missing: no sentence has it."""
+    return None if interval is None or withheld(verdict) else f"{figure} {interval}".strip()
+
+
 class Bounds(NamedTuple):
     """An interval of a ratio, and its level."""
 

@@ -39,8 +39,8 @@ def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family, dtype: 
         raise UserError(
             f"{str(arm)!r}: {engine.title} does not compute in {dtype}; give one of {', '.join(engine.dtypes)}."
         )
-    for role in arm.roles:
-        source = family.checkpoint(role)
+    engine.refuse_missing(arm.method)
+    for role, source in family.checkpoints(arm.roles).items():
         if source.startswith(families.RANDOM):
             raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")
         if not role.startswith(families.PART):

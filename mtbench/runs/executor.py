@@ -10,7 +10,7 @@ import random
 import shlex
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from mtbench import kernels
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import counted
 from mtbench.errors import UserError
-from mtbench.hardware.machine import NO_PROCESSOR
 from mtbench.models import token_map
 from mtbench.options import options_of
 from mtbench.records import dump
@@ -38,6 +38,7 @@ HERE = Execution()  # in this process, as the plan says
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
+JUDGED_SHARE = 0.1  # of a time budget, that is kept for re-scoring
 REPEATS = 2  # most times that a sample is decoded again because the machine was disturbed
 REPEATED_SHARE = 0.1  # of a stage's batches, that are decoded again at most
 
@@ -72,12 +73,13 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
     pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
+    until = deadline - (0.0 if budget_s is None or execution.timed_only else JUDGED_SHARE * budget_s)
     failed, may_pass = _failed_cells(run, plan)
     left = {line.cell for line in run.read_lines("eliminated.jsonl", Elimination)}
     stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
-        progress.begin(len(plan.cells), 0, deadline)
+        progress.begin(len(plan.cells), 0, until)
     else:
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
         _refuse_other_servers(due, execution.servers)
@@ -97,8 +99,11 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
                 _forget_failures(run, recovered)
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
-            progress.begin(len(plan.cells), sum(stage.work for stage in stages), deadline)
-            if not all(stage.run_blocks(sessions, deadline, execution) for stage in stages):
+            progress.begin(len(plan.cells), sum(stage.work for stage in stages), until)
+            whole = all(stage.run_blocks(sessions, until, execution) for stage in stages)
+            for reason, n in sum((stage.again for stage in stages), Counter[str]()).items():
+                progress.note(f"the machine was disturbed: {reason}; {counted(n, 'block')} decoded again")
+            if not whole:
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
@@ -174,6 +179,7 @@ class Stage:
         self.visit, self.visiting = 0, self.cells  # those that decode now
         self.whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
         self.repeats = 0  # batches that may still be decoded again
+        self.again = Counter[str]()  # batches that were, by reason
         self.done = self._keep_finished_blocks()
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
         self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
@@ -327,18 +333,14 @@ class Stage:
             outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
             if isinstance(outcome, Failed):
                 return outcome
-            conditions, wall_s = outcome.conditions, outcome.timing.wall_s
+            conditions = outcome.conditions
             reason, more = conditions["dropped"], len(void) < REPEATS and self.repeats > 0
             if not (reason and more and time.monotonic() <= deadline):
                 return outcome._replace(conditions=conditions | {"disturbed": void or None})
             self.repeats -= 1
-            void.append({"wall_s": wall_s, "cpu_s": conditions["cpu_s"], "reason": reason})
-            computed = (
-                f" (it computed for {conditions['cpu_s']:.2g} of {wall_s:.2g} s)" if reason == NO_PROCESSOR else ""
-            )
-            self.progress.note(
-                f"the machine was disturbed: {reason}; {cell.cell} decodes block {block} again{computed}"
-            )
+            self.again[reason] += 1
+            took = {name: conditions[name] for name in ("cpu_s", "wanted_s")}
+            void.append({"wall_s": outcome.timing.wall_s, "reason": reason, **took})
 
     def _write(
         self, session: WorkerSession, cell: Cell, round_: int, block: int, place: int, outcome: Done | Failed

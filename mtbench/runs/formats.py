@@ -74,6 +74,7 @@ class Disturbed(Record):
 
     wall_s: StoredSeconds = Field(description="wall time, in seconds")
     cpu_s: StoredSeconds = Field(description="processor time of the thread that decodes, in seconds")
+    wanted_s: StoredSeconds | None = Field(None, description="of a server: as in a line of timings; else it is wall_s")
     reason: str = Field(description="why it does not count")
 
 
@@ -125,7 +126,10 @@ class TimingLine(Record):
         description="who reported drafts, drafted and accepted of each request; null: counters of the whole engine",
     )
     cpu_s: StoredSeconds | None = Field(
-        None, description="processor time of the thread that decodes; older runs: of the process; in seconds"
+        None, description="processor time of the thread that decodes, or of server and client, in seconds"
+    )
+    wanted_s: StoredSeconds | None = Field(
+        None, description="of a server: cpu_s, and the time in which others had the processor; else it is wall_s"
     )
     clock_mhz: StoredCount | None = Field(description="clock of the GPU at the end, in MHz")
     temperature_c: StoredNumber | None = Field(description="temperature of the GPU at the end, in °C")
@@ -307,7 +311,7 @@ class RescoringRecord(Record):
     items: dict[str, dict[str, StoredQuantity]] = Field(
         description="by item and token index, how far the token's logit lies below the largest; 0 is left out"
     )
-    why: str | None = Field(None, description="of an arm that breaks its promise: what an audit found; null: no audit")
+    why: str | None = Field(None, description="why it could not be re-scored, or what an audit found; null: neither")
 
 
 class MemoryRecord(RootModel[dict[str, StoredCount | None]]):

@@ -3,7 +3,8 @@
 One forward pass of the same checkpoint over the finished text rescores every emitted token. A token is accepted if it
 is the argmax, or if its logit is within ε of the largest. So one flipped near-tie does not condemn the tokens after it.
 The judge is always transformers' modules (the engine `eager`), whichever engine the arm ran on: no engine judges
-itself.
+itself. It judges the answers of the reference arm, too: both arms could run on the same wrong engine. What an arm in a
+serving engine repeats from plain decoding there needs no judge: plain decoding of ours judges that engine.
 
 ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
 between the judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an
@@ -16,18 +17,21 @@ of the reference arm that other arms repeat: it needs no ε.
 - `near-tie`: other answers, and each of their tokens is within ε of the argmax: the arithmetic chose, not the method.
 - `divergent`: other answers, and one of their tokens is no near-tie. Or any token, even the same one, whose logit is
   further below the judge's largest than any ε allows: then both arms ran on an engine that computes something else.
-- `inconclusive`: other tokens that were not rescored.
+- `inconclusive`: other tokens that could not be rescored.
 """
 
+import copy
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mtbench import sampling
-from mtbench.errors import first_line
+from mtbench.decoding.arms import is_ours, is_served
+from mtbench.errors import UserError, first_line
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory
@@ -56,6 +60,8 @@ class Rescoring:
     plan: Plan
     pool: ModelPool
     note: Callable[[str], None]
+    show: Callable[[str], None] = lambda _: None
+    deadline: float = float("inf")  # by time.monotonic
     _logits: dict[tuple[str, str, str | None, int], list[float]] = field(default_factory=dict)
     _repeated: dict[tuple[str, str, str, tuple[int, ...]], Mapping[str, float]] = field(default_factory=dict)
 
@@ -65,25 +71,47 @@ class Rescoring:
         The judge is fed at the arm's width, too. `epsilon` is None if there are too few positions.
         """
         name = f"lossless/{cell.cell}.json"
-        lines = self._lines(cell)
-        if cell.claims != "lossless" or cell.lossless_reference is None or not lines:
-            return
-        if self.run.has(name) and len(self.run.read(name, RescoringRecord).items) == len(lines):
+        lines = self._judged(cell) if cell.claims == "lossless" and cell.lossless_reference is not None else []
+        due = {line.item for line in lines}
+        if not due or (self.run.has(name) and self.run.read(name, RescoringRecord).items.keys() >= due):
             return
         width = JUDGED_AT_ONCE
         if self.pool.dtype not in EXACT_EPSILON:
             width = max([2, *(g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed)])
         try:
+            self._refuse_late()
             epsilon = self._epsilon(cell, width)
             short = self._shortfalls(cell, lines, width)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self.note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
-            return
-        self.run.write_json(name, {"epsilon": epsilon, "items": short, "why": None})
+            self.run.write_json(name, {"epsilon": epsilon, "items": short, "why": None})
+        except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
+            kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
+            why = f"{kind}{first_line(error).rstrip('.')}"
+            self.run.write_json(name, {"epsilon": None, "items": {}, "why": why})
+            if not isinstance(error, TimeoutError):
+                self.note(f"{cell.cell} could not be re-scored: {why}")
+
+    def _judged(self, cell: Cell) -> list[GenerationLine]:
+        """Return the answers of a cell that need a judge."""
+        there = [c for c in self._references(cell) if is_served(c.engine) and c.engine == cell.engine]
+        plain = [line for c in there if c.batch_size == cell.batch_size for line in self._lines(c)]
+        repeated = {(line.item, *line.token_ids) for line in plain}
+        return [line for line in self._lines(cell) if (line.item, *line.token_ids) not in repeated]
+
+    def _judge(self, cell: Cell) -> ModelRunner:
+        """Return the judge of a cell. An id that only a serving engine may choose has its own logit there."""
+        judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
+        if is_served(cell.engine):
+            judge = copy.copy(judge)
+            judge.checkpoint = replace(judge.checkpoint, suppressed=judge.checkpoint.suppressed[:0])
+        return judge
+
+    def _refuse_late(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise TimeoutError("the time budget is spent; `--resume` does it")
 
     def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], width: int) -> dict[str, Mapping[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
-        judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
+        judge = self._judge(cell)
         given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
         found = {}
         for line, answer in zip(lines, self._answers(cell, lines), strict=True):
@@ -111,7 +139,9 @@ class Rescoring:
         key = (cell.suite, cell.lossless_reference, engine, width)
         if key not in self._logits:
             most = max(self._references(cell), key=lambda c: len(self._lines(c)))
-            runner = self.pool.runner(cell.on, cell.checkpoints[cell.on], engine)
+            runner = self._judge(cell)
+            if engine and is_ours(engine):
+                runner = self.pool.runner(cell.on, cell.checkpoints[cell.on], engine)
             logits: list[float] = []
             for answer in self._answers(most, self._lines(most)):
                 if len(logits) >= EPSILON_POSITIONS_NEEDED:
@@ -128,19 +158,19 @@ class Rescoring:
     def _lines(self, cell: Cell) -> list[GenerationLine]:
         return self.run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
 
-    def _answers(self, cell: Cell, lines: Sequence[GenerationLine]) -> list[Answer]:
-        """Return the answers of a cell's generation lines."""
-        suite = self.plan.suite(cell.suite)
+    def _answers(self, cell: Cell, lines: Sequence[GenerationLine]) -> Iterator[Answer]:
+        """Yield the answers of a cell's generation lines, within the time budget, and show which one is judged."""
+        suite, place = self.plan.suite(cell.suite), f"{self.plan.cells.index(cell) + 1}/{len(self.plan.cells)}"
         number = {item.item: i for i, item in enumerate(suite.items)}
-        return [
-            Answer(
+        for n, line in enumerate(lines, start=1):
+            self._refuse_late()
+            self.show(f"re-scoring: cell {place} {cell.cell}, answer {n}/{len(lines)}")
+            yield Answer(
                 line.prompt_ids or suite.prompt(number[line.item]),
                 line.token_ids,
                 self.plan.item_seed(number[line.item]),
                 self.pool.temperature,
             )
-            for line in lines
-        ]
 
 
 @torch.inference_mode()
@@ -232,13 +262,15 @@ def grade(
     others = {item for item, (ours, theirs) in zip(common, pairs, strict=True) if ours != theirs}
     divergences = [first_difference(ours, theirs) for ours, theirs in pairs if ours != theirs]
     epsilon = worst = of_others = near_ties = None
-    if rescored is not None and all(item in rescored.items for item in common):
-        short = [shortfall for item in common for shortfall in rescored.items[item].values()]
+    judged = [item for item in common if rescored is not None and item in rescored.items]
+    if rescored is not None and judged and others <= set(judged):
+        short = [shortfall for item in judged for shortfall in rescored.items[item].values()]
         epsilon, worst = rescored.epsilon, max(short, default=0.0)
         of_others = max((shortfall for item in others for shortfall in rescored.items[item].values()), default=0.0)
-        near_ties = len(short) / sum(len(ours) for ours, _ in pairs)
+        near_ties = len(short) / sum(len(lines[item].token_ids) for item in judged)
+    shown = dtype if rescored is None or worst is not None else ""  # a judge that could not run shows nothing
     return Graded(
-        grade=_grade(worst, of_others, identical=not others, epsilon=epsilon, dtype=dtype),
+        grade=_grade(worst, of_others, identical=not others, epsilon=epsilon, dtype=shown),
         items=len(common),
         identical=len(common) - len(divergences),
         first_divergence=min(divergences, default=None),

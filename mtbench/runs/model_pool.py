@@ -207,6 +207,11 @@ class ModelPool:
             self.servers[cell.arm] = EngineServer(engine, self.programs[engine.name], serving, cell.arm, log)
         return self.servers[cell.arm]
 
+    def server_groups(self, cell: Cell) -> list[int] | None:
+        """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
+        server = self.servers.get(cell.arm)
+        return None if not is_served(cell.engine) else [] if server is None else server.groups
+
     def close_servers(self) -> None:
         """End all servers."""
         for server in self.servers.values():

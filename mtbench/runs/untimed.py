@@ -30,11 +30,10 @@ class UntimedPasses:
     def execute(self, pool: ModelPool, note: Callable[[str], None], show: Callable[[str], None]) -> None:
         """Run the passes on the models of `pool`, as far as the deadline allows. show: is told what is done now."""
         run, plan, failed = self.run, self.plan, set(self.failed)
-        rescoring = Rescoring(run, plan, pool, note)
-        answered = [cell for cell in plan.cells if cell.cell not in failed]
-        for done, cell in enumerate(answered):
-            show(f"re-scoring: {done} of {len(answered)} cells done")
-            rescoring.check(cell)
+        rescoring = Rescoring(run, plan, pool, note, show, self.deadline)
+        for cell in plan.cells:
+            if cell.cell not in failed:
+                rescoring.check(cell)
         left_out = failed | self.lost
         show("measuring energy and peak memory")
         energy.measure(run, plan, pool, left_out, note, self.deadline)

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class LocalWorker:
 
     def __init__(self, pool: ModelPool, cells: Sequence[Cell]) -> None:
         self.pool, self.cells = pool, {cell.cell: cell for cell in cells}
-        self.shares = machine.ProcessorShares()
+        self.shares = defaultdict[bool, machine.ProcessorShares](machine.ProcessorShares)  # of servers, and ours
 
     def describe(self) -> JsonObject:
         self.pool.load(self.cells.values())
@@ -117,7 +118,7 @@ class LocalWorker:
 
     def decode(self, task: Task) -> Done | Failed:
         cell = self.cells[task.cell]
-        before = machine.sample(self.pool.device)
+        before = machine.sample(self.pool.device, self.pool.server_groups(cell))
         try:
             generations, timing = self.pool.decode(cell, task.requests, room=task.room, visit=task.visit)
         except UserError as error:
@@ -138,12 +139,14 @@ class LocalWorker:
             return Failed(str(error))
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
-        after = machine.sample(self.pool.device)  # before anything else changes the device's state
-        computes = self.pool.device == "cpu" and cell.computes_here
+        # before anything else changes the device's state
+        after = machine.sample(self.pool.device, self.pool.server_groups(cell))
+        known = after.machine_s is not None  # for how long a server waited for the processor
+        computes = known or (self.pool.device == "cpu" and cell.computes_here)
         whose, usual = None if computes else cell.cell, None
         if not timing.preparation_s:  # a compiler runs in other processes
-            usual = self.shares.usual(whose)
-            self.shares.add(whose, before, after)
+            usual = self.shares[known].usual(whose)
+            self.shares[known].add(whose, before, after)
         window = machine.window(before, after, usual_share=usual, processes=self.pool.processes)
         return Done(generations, timing, window)
 

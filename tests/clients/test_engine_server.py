@@ -184,6 +184,35 @@ def test_a_server_that_the_memory_does_not_hold_is_not_started(monkeypatch: pyte
     assert not (tmp_path / "log").exists()
 
 
+# a child that computes for 0.1 s of processor time and ends, then one in another session that computes on
+FAMILY = """
+import subprocess, sys, time
+spin = [sys.executable, "-S", "-c", "import time\\nwhile time.process_time() < float(%r): pass"]
+subprocess.run([*spin[:-1], spin[-1] % "0.1"])
+child = subprocess.Popen([*spin[:-1], spin[-1] % "100"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_processor_time_of_a_group_is_that_of_its_children_too() -> None:
+    """Of those that have ended, and of those that lead a group of their own. The group's leader only sleeps."""
+    leader = subprocess.Popen(
+        [sys.executable, "-S", "-c", FAMILY], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert leader.stdout is not None
+    child = int(leader.stdout.readline())
+    try:
+        first, _ = processes.processor_times(leader.pid)
+        assert first > 0.09
+        assert until(lambda: processes.processor_times(leader.pid)[0] > first + 0.05)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        leader.kill()
+        leader.communicate()
+
+
 PYDANTIC = """pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig
   Value error, the draft is too long [type=value_error, input_value=ArgsKwargs(())]
     For further information visit https://errors.pydantic.dev/2.12/v/value_error

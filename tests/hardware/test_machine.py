@@ -46,6 +46,7 @@ def test_an_undisturbed_window_is_valid() -> None:
     end = {"nvmlDeviceGetTotalEnergyConsumption": 1_300_000, "nvmlDeviceGetClockInfo": 1755}
     assert over(2.0, {}, end) == {
         "cpu_s": 1.5,
+        "wanted_s": None,
         "clock_mhz": 1755,
         "temperature_c": 45,
         "power_w": 650.0,
@@ -126,6 +127,31 @@ def shares_of(cell: str | None, *shares: float) -> machine.ProcessorShares:
     for share in shares:
         seen.add(cell, Sample(at_s=5.0, cpu_s=1.0), Sample(at_s=15.0, cpu_s=1.0 + 10 * share))
     return seen
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "threads", "machine_s", "wanted_s"),
+    [
+        (4.0, [(2, 0), (2, 0)], 8.0, 4.0),  # another program has other cores
+        (2.0, [(1, 1), (1, 1)], 4.0, 4.0),  # they had half of the processor that they wanted
+        (4.0, [(1, 1), (1, 1), (1, 1), (1, 1)], 4.0, 4.0),  # they wait for each other only
+        (2.0, [(1, 3), (1, 3)], 5.0, 5.0),  # they also wait for each other
+        (1.25, [(1, 1), (0, 1), (0.25, 0.5)], 9.0, 2.5),  # one decodes; beside it others wait shortly for its answers
+        (0.5, [(0.5, 0)], 9.0, 0.5),  # they sleep
+        (0.5, [(0, 2)], 2.5, 2.5),  # only the client had the processor
+        (-1.0, [], 3.0, 0.0),  # a process of the server has ended
+    ],
+)
+def test_a_server_wants_the_processor_while_it_computes_or_waits_for_others(
+    cpu_s: float, threads: list[tuple[float, float]], machine_s: float, wanted_s: float
+) -> None:
+    """threads: seconds in which each computed and waited."""
+    spent = {str(n): (round(1e9 * (5 + c)), round(1e9 * (3 + w))) for n, (c, w) in enumerate(threads)}
+    known = dict.fromkeys(spent, (5_000_000_000, 3_000_000_000))
+    before = Sample(at_s=0.0, cpu_s=1.0, machine_s=7.0, threads=known)
+    after = Sample(at_s=2.0, cpu_s=1.0 + cpu_s, machine_s=7.0 + machine_s, threads=spent)
+    window = machine.window(before, after)
+    assert (window["cpu_s"], window["wanted_s"]) == (max(0.0, cpu_s), wanted_s)
 
 
 @pytest.mark.parametrize(

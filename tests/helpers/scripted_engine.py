@@ -20,7 +20,7 @@ if script.get("ignores_sigterm"):
 if script.get("hangs") == "at start":
     time.sleep(1000)
 if script.get("child"):  # a process of its own, as an engine's core
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    child = subprocess.Popen([sys.executable, "-c", script.get("computes", "import time; time.sleep(1000)")])
     open(script["child"], "w").write(str(child.pid))
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -43,6 +43,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send_error(400)
         prompt = body["prompt"].encode() if isinstance(body["prompt"], str) else body["prompt"]
         tokens = [sum(prompt) % 50 + i for i in range(body["max_tokens"])]
+        if script.get("says"):
+            tokens = [script["says"][i % len(script["says"])] for i in range(body["max_tokens"])]
         usage = {"completion_tokens": script.get("counted", len(tokens))}
         told = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": script.get("accepted", 0)}
         told |= {"acceptance_histogram": [0, 2], "mean_acceptance_length": 1.0}

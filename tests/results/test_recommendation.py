@@ -248,6 +248,28 @@ def test_no_conclusion_says_what_one_takes() -> None:
     assert headline([found]).startswith("At batch size 1: no conclusion: l is 1.90 to 2.10 times (95 %) as fast as")
 
 
+@pytest.mark.parametrize("ends", [(None, None), (40.0, 60.0)], ids=["no interval", "an interval"])
+@pytest.mark.parametrize("value", [47.8, 0.478])
+@pytest.mark.parametrize(
+    "why",
+    ["1 block, 6 needed", "0.3 s timed, 1 s needed", "the machine was disturbed in block 3 of a", "the arm is void"],
+)
+def test_no_sentence_has_a_figure_without_a_verdict(
+    value: float, ends: tuple[float | None, float | None], why: str
+) -> None:
+    """Neither of an arm that is open alone, nor of one beside the arm to use."""
+    low, high = ends
+    times = speedup(baseline=PLAIN, value=value, ci_low=low, ci_high=high, verdict=f"inconclusive: {why}")
+    open_ = arm("a", value, speedup=[times])
+    alone, beside_ = one([plain(), open_]), one([plain(), arm("b", 0.3), open_])
+    for found in (alone, beside_):
+        text = found.text + headline([found])
+        assert f"its speed has no verdict ({why}" in text
+        assert not any(figure in text for figure in ("47", "0.48", "40.0", "60.0"))
+    assert alone.text.startswith("At batch size 1: no conclusion: a is open; its speed has no verdict")
+    assert "a may be faster still: its speed has no verdict" in beside_.text
+
+
 def test_the_interval_that_is_shown_agrees_with_the_word() -> None:
     """1.07 to 1.18 is no reason to ask for more blocks: where an adjusted level withholds a word, its interval is."""
     verdict = "inconclusive: faster if it were the only arm; adjusted for 7 arms, the 99.29% interval is [1.01, 1.24]"

@@ -109,8 +109,12 @@ def test_a_disturbed_sample_is_decoded_again_at_once_and_not_for_ever(
     disturb: Disturb, tmp_path: Path, disturbed: Callable[[int], bool], decodings: int, dropped: int
 ) -> None:
     """At most twice in a row, and a tenth of the stage or four; what stays disturbed is dropped."""
-    run, decoded = start(tmp_path / "run", REQUEST), disturb(disturbed)
-    generate(run, Quiet(), Execution(timed_only=True))
+    run, decoded, said = start(tmp_path / "run", REQUEST), disturb(disturbed), list[str]()
+    progress = Quiet()
+    progress.note = said.append  # type: ignore[assignment, method-assign]
+    generate(run, progress, Execution(timed_only=True))
+    again = "1 block" if decodings == 17 else f"{decodings - 16} blocks"
+    assert said == [f"the machine was disturbed: the process did not get the processor; {again} decoded again"]
     lines = [line for name in set(decoded) for line in timings(run, name)]
     assert len(lines) == 16
     assert len(decoded) == decodings

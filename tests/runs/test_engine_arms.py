@@ -1,6 +1,7 @@
 """Arms in serving engines, as they are planned: which arms there are, and what the engine's own options need."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,8 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from living import is_alive, until
+from mtp_checkpoints import save_headed
 from scripted_engine import PLUGIN, Scripted, install
+from small import save_small
 from stored import keep_lines, stored_lines
 from whole import Quiet
 
@@ -18,8 +22,13 @@ from mtbench.clients.serving_engine import Serving, Setting, Table
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
+from mtbench.experiments.choose.candidates import candidates
+from mtbench.hardware import machine
+from mtbench.report.main_table import notes_of
+from mtbench.results import flags
 from mtbench.results.aggregate import assemble
-from mtbench.runs import simulation
+from mtbench.results.figure_formats import Lossless
+from mtbench.runs import lossless_check, simulation
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import FailureLine, GenerationLine
@@ -27,6 +36,7 @@ from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import APART, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
+from mtbench.runs.untimed import UntimedPasses
 
 TOOLBOX = "toolbox"
 SCRIPT: dict[str, object] = {}  # of its servers
@@ -216,6 +226,160 @@ def test_only_the_servers_of_one_batch_size_run_at_a_time(monkeypatch: pytest.Mo
     assert len(alive) == 5
     assert len(pool.servers) == 2
     pool.close_servers()
+
+
+@pytest.fixture
+def with_more(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
+    """The engine, installed with pip in its environment, and with methods that need more than a checkpoint."""
+    chosen: type[Scripted] = SERVING_ENGINES[TOOLBOX]
+    more = dict.fromkeys(("mtp", "suffix", "lookahead"), lambda method, drafts: Setting(method.name))
+    monkeypatch.setattr(chosen, "methods", {**chosen.methods, **more})
+    monkeypatch.setattr(chosen, "needs", {"suffix": "no-such-package", "lookahead": "pip"})
+    monkeypatch.setattr(chosen, "installed", classmethod(lambda cls: Path(sys.executable)))
+    return chosen
+
+
+def test_a_draft_in_the_targets_own_checkpoint_has_no_role(with_more: type[Scripted], tmp_path: Path) -> None:
+    """`#mtp` is a part of the target's, in every engine and wherever arms are planned."""
+    folder = str(save_headed(tmp_path / "model", "deepseek").folder)
+    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "a b c"}\n')
+    asked: dict[str, Any] = {"suite": [f"prompts:{prompts}"], "model": folder, "engine": [TOOLBOX], "limit": 1}
+    planned = plan(**asked, method=["ar", "mtp", "mtp:draft=ar#mtp"], max_new_tokens=3)
+    assert [cell.checkpoints for cell in planned.cells[1:]] == [
+        {"ar": folder, "#mtp": f"{folder}#mtp"},
+        {"ar": folder, "ar#mtp": f"{folder}#mtp"},
+    ]
+    assert "mtp:ahead=2" in [str(arm).partition("@")[0] for arm in candidates(RunRequest(**asked)).lineup.arms]
+    run = begin_run(tmp_path / "run", planned, ["mtbench"])
+    generate(run, Quiet(), Execution(timed_only=True))
+    assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
+    bare = str(save_small(tmp_path / "bare", 1))
+    with pytest.raises(UserError, match=r"no .*mtp"):
+        plan(**asked | {"model": bare}, method=["ar", "mtp"])
+
+
+def test_a_method_without_its_package_is_refused_or_left_out_when_planning(with_more: type[Scripted]) -> None:
+    """By the metadata of the engine's environment. The command that would mend it is named."""
+    asked: dict[str, Any] = {"family": "tiny", "engine": [TOOLBOX]}
+    mends = f"needs the package 'no-such-package' for suffix; run `{sys.executable} -m pip install no-such-package`"
+    with pytest.raises(UserError, match=re.escape(mends)):
+        plan(**asked, method=["ar", "suffix"])
+    assert [cell.method for cell in plan(**asked, method=["ar", "lookahead"]).cells] == ["ar", "lookahead"]
+    found = candidates(RunRequest(**asked))
+    assert {"lookahead", "prompt-lookup"} <= {arm.method for arm in found.lineup.arms}
+    assert mends in found.refused["suffix"]
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, folder: Path, says: list[int]) -> tuple[RunDirectory, Plan, Path]:
+    """A run that is decoded, and the weights of its model. Plain decoding says 1 2 1 2 …, the method as is given."""
+    launch = SERVING_ENGINES[TOOLBOX].launch
+
+    def launched(self: Any, python: Path, serving: Serving, port: int) -> Any:
+        self.script["says"] = says if serving.setting.name else [1, 2]
+        return launch(self, python, serving, port)
+
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", launched)
+    (prompts := folder / "prompts.jsonl").write_text('{"prompt": "a b c"}\n{"prompt": "b c"}\n')
+    model, arms = save_small(folder / "model", 1), ["ar", "prompt-lookup"]
+    asked: dict[str, Any] = {"suite": [f"prompts:{prompts}"], "model": str(model), "method": arms, "dtype": "float32"}
+    planned = plan(**asked, engine=[TOOLBOX], max_new_tokens=6)
+    run = begin_run(folder / "run", planned, ["mtbench"])
+    generate(run, Quiet(), Execution(timed_only=True))
+    return run, planned, model / "model.safetensors"
+
+
+def judged(run: RunDirectory, planned: Plan, deadline: float = float("inf")) -> tuple[Lossless, list[str], list[str]]:
+    """The grade of the method, what was noted, and what was shown, after the passes behind the timed one."""
+    notes, shown = list[str](), list[str]()
+    passes = UntimedPasses(run, planned, set(), deadline, False)
+    passes.execute(ModelPool(planned.request), notes.append, shown.append)
+    graded = assemble(run).cells[1].lossless
+    assert graded is not None
+    assert "Infinity" not in "".join(file.read_text() for file in run.path.glob("lossless/*"))
+    return graded, notes, shown
+
+
+def test_the_tokens_of_plain_decoding_in_the_same_engine_need_no_judge(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, planned, weights = answered(monkeypatch, tmp_path, [1, 2])
+    weights.unlink()
+    graded, notes, _ = judged(run, planned)
+    assert (graded.grade, graded.identical, notes, graded.why) == ("exact", 2, [], None)
+
+
+def test_a_judge_that_cannot_run_costs_the_grade_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run is whole, and a later session judges it: neither arm has the model's tokens."""
+    run, planned, weights = answered(monkeypatch, tmp_path, [1, 3])
+    stored, late = weights.read_bytes(), "the time budget is spent; `--resume` does it"
+    for fault in ("model' has no weights", "RuntimeError: ", late):
+        with monkeypatch.context() as patch:
+            weights.unlink() if "weights" in fault else weights.write_bytes(stored)
+            if "Error" in fault:
+                patch.setattr(lossless_check, "shortfalls", lambda *_: torch.empty(1 << 60))
+            graded, notes, _ = judged(run, planned, 0.0 if fault == late else float("inf"))
+        assert (graded.grade, graded.items, graded.identical) == ("inconclusive", 2, 0)
+        assert graded.why is not None
+        assert fault in graded.why
+        assert notes == [f"{planned.cells[1].cell} could not be re-scored: {graded.why}"] * (fault != late)
+        cell = assemble(run).cells[1]
+        assert cell.void == []
+        assert ("flag", f"Other tokens have no grade: {graded.why}.") in notes_of(cell)
+    graded, _, shown = judged(run, planned)
+    assert (graded.grade, graded.why) == ("divergent", None)
+    assert [line.partition(" ")[2] for line in shown[:2]] == [
+        f"cell 2/2 {planned.cells[1].cell}, answer {n}/2" for n in (1, 2)
+    ]
+
+
+def test_an_id_that_only_an_engine_may_choose_is_judged_like_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last row of the model stands for no token: mtbench never chooses it, and its distance is finite."""
+    run, planned, _ = answered(monkeypatch, tmp_path, [1, 39])
+    graded, notes, _ = judged(run, planned)
+    assert (graded.grade, notes) == ("divergent", [])
+    assert graded.worst_margin is not None
+    assert 0 < graded.worst_margin < 1000
+
+
+SPINS = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); [0 for _ in iter(int, 1)]"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("usual", "told"),
+    [
+        (1.0, "the machine was disturbed: 2 of 2 samples dropped: the process did not get the processor"),
+        (None, "shared processor: the arm waited for it in "),
+    ],
+    ids=["disturbed", "always busy"],
+)
+def test_a_server_whose_child_does_not_get_the_processor_is_told(
+    usual: float | None, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in mtbench's own loop, by the rules for it. usual: the share of earlier windows, as on a quiet machine.
+
+    The other programs have sessions of their own: the kernel shares a core between sessions.
+    """
+    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.75)  # tests/conftest.py has none of these rules
+    monkeypatch.setattr(flags, "PROCESSOR_SHARE", 0.95)
+    monkeypatch.setattr(machine.ProcessorShares, "usual", lambda self, cell: None if cell else usual)
+    SCRIPT.update(child=str(tmp_path / "child"), computes=SPINS, takes_s=0.1)
+    planned = plan(method=["ar"], engine=[TOOLBOX], batch_size=[1])
+    run = begin_run(tmp_path / "run", planned, ["mtbench"])
+    spin = [sys.executable, "-S", "-c", SPINS]
+    others = [subprocess.Popen(spin, start_new_session=True) for _ in range(5)]
+    try:
+        generate(run, Quiet(), Execution(timed_only=True))
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    lines = stored_lines(run, f"timings/{planned.cells[0].cell}.jsonl")
+    assert [line["dropped"] for line in lines] == [usual and machine.NO_PROCESSOR] * 2
+    assert all(0 < line["cpu_s"] < 0.5 * line["wanted_s"] for line in lines)
+    assert any(flag.startswith(told) for flag in assemble(run).cells[0].flags)
 
 
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mtbench.document.console import Terminal
-from mtbench.errors import UserError
 from mtbench.experiments.audit.experiment import EXPERIMENT
 from mtbench.experiments.audit.format import Audit
 from mtbench.experiments.audit.request import AuditSession
@@ -35,7 +34,7 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
                 EXPERIMENT, given, AuditSession(out=str(out)), quiet, lambda _: None, ["mtbench", "audit", a, b]
             )
             found = carry_out(EXPERIMENT, job)
-    except UserError as error:
+    except Exception as error:  # also any fault of the model's code
         return f"`mtbench audit {a} {b}` cannot say why: {error}"
     what = "no fault" if found.explained else "a fault, or what nothing explains"
     return f"an audit finds {what}: {found.sentence} See {out.parent.name}/{out.name}/{EXPERIMENT.page}."

@@ -75,7 +75,7 @@ def candidates(request: RunRequest) -> Candidates:
             elif not _is_reference(arm):
                 lineup.arms.append(arm)
         if reasons and not any(arm.method == method.name for arm in lineup.arms):
-            refused[method.name] = reasons[0]
+            refused[method.name] = reasons[-1]  # the first arm may have a width that no engine has
     return Candidates(lineup, refused)
 
 

@@ -21,6 +21,7 @@ from mtbench.experiments.gate.format import (
     TimeTest,
     Verdict,
 )
+from mtbench.results.verdict_words import told
 
 NOT_COMPARED = "not compared"
 ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
@@ -70,8 +71,8 @@ def change_interval(test: TimeTest) -> str | None:
 
 
 def changed_by(test: TimeTest) -> str:
-    """Return a difference in percent with its interval."""
-    return " ".join(filter(None, (change(test), change_interval(test))))
+    """Return a difference in percent with its interval, for a sentence."""
+    return told(change(test), change_interval(test)) or "no interval"
 
 
 def _digits(test: TimeTest) -> int:

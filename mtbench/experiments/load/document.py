@@ -9,6 +9,7 @@ from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs,
 from mtbench.experiments.load.figures import draw
 from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, ServerFacts, Slo
 from mtbench.records import cleaned
+from mtbench.results.verdict_words import told
 
 COLUMNS = [
     ("answered", "requests that were answered, of those that were sent; rejected: the server was full"),
@@ -105,9 +106,10 @@ def _lead(load: Load) -> str:
     scored = [(cell, cell.correct_goodput or cell.goodput) for cell in cells]
     best, most = max(scored, key=lambda entry: entry[1].value or 0.0)
     what = "answered correctly within all limits" if best.correct_goodput else "answered within all limits"
-    rate = f"{_with_interval(most)} requests per second {what}"
-    told = f"At {_level(load, levels[-1])}, {best.arm} has the highest estimate: {rate}."
-    return told if load.complete else f"Points are missing. {told}"
+    rate = told(_number(most), interval(bounds(most)))
+    found = f"{best.arm} has the highest estimate: {rate} requests per second {what}"
+    text = f"At {_level(load, levels[-1])}, {found if rate else 'no estimate has an interval'}."
+    return text if load.complete else f"Points are missing. {text}"
 
 
 def _entries(cell: LoadCell) -> list[Entry]:
@@ -144,10 +146,6 @@ def _entry(estimate: Estimate | None, scale: float = 1.0, digits: int | None = N
 
 def _number(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> str:
     return NONE if estimate is None or estimate.value is None else number(estimate.value * scale, digits)
-
-
-def _with_interval(estimate: Estimate) -> str:
-    return " ".join(filter(None, (_number(estimate), interval(bounds(estimate)))))
 
 
 def _percentiles(latency: Latency) -> Entry:
