@@ -22,26 +22,15 @@ ENGINE = "graph"
 DEFAULT = next(iter(families.FAMILIES["tiny"].roles.values()))
 MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench's decoder and kernels"
 MOST_NAMED = 3
-ASK = "mend or replace what decodes by nothing, or pass `--model` with another folder, hub id or GGUF file"
+ASK = "mend what decodes by nothing, or pass `--model` with another folder, hub id or GGUF file"
 
 
 def _described(name: str, subject: Subject) -> dict[str, Any]:
-    """Return what decodes a checkpoint. `why`: the reason for slower code, or for none (code: None); None: no reason.
-
-    Code that is named has run here: mtbench's kernels have passed their check, and transformers' modules are what it
-    compares with.
-    """
+    """Return what has decoded a checkpoint here. `why`: the reason for slower code, or for none; None: no reason."""
     try:
         [source] = families.family("", name).roles.values()
-        request = RunRequest(
-            model=source,
-            method=plain_decoding(),
-            limit=1,
-            max_new_tokens=1,
-            rounds=1,
-            device=subject.device,
-            offline=source.startswith(families.EMBEDDED),
-        )
+        how = {"device": subject.device, "offline": source.startswith(families.EMBEDDED)}
+        request = RunRequest(model=source, method=plain_decoding(), limit=1, max_new_tokens=1, **how)
         dtype = fastest_dtype(request, [source])
         if draft := draft_config(source, offline=request.offline):
             return {"code": f"mtbench's modules of {draft.name}", "dtype": dtype, "why": None}

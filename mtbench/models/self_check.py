@@ -54,10 +54,7 @@ def _reference(model: PreTrainedModel, shapes: Sequence[tuple[int, int]] = SHAPE
 
 
 class Check:
-    """What the logits of a model are compared with. Needs memory for its largest weight in the wider type.
-
-    Raises UserError if transformers' modules do not run. `failure`: why they do not in the wider type.
-    """
+    """What the logits of a model are compared with. Needs memory for its largest weight in the wider type."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.failure = model, ""
@@ -152,7 +149,7 @@ def _widened(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_modules(model: PreTrainedModel) -> None:
-    """Switch our kernels off if transformers' modules, whose attention they compute on a GPU, fail the check.
+    """Switch our kernels off if transformers' modules, whose attention they compute, fail the check.
 
     Raises UserError if the modules do not run.
     """

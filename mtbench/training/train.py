@@ -212,10 +212,7 @@ def _check_options(request: TrainingRequest) -> None:
 
 
 def _refuse_other_layout(base: Inspected, objective: Objective) -> None:
-    """Raise UserError for a model without the list of layers `base_model.layers`, or that the objective cannot use.
-
-    Its attention must be able to be mtbench's, which the masks of a packed batch need.
-    """
+    """Raise UserError for a model without our attention or the list `base_model.layers`, or unfit for the objective."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(base.config)
     reason = "" if hasattr(model.base_model, "layers") else "it has no `base_model.layers`"
