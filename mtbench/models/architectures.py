@@ -56,7 +56,7 @@ def _attention_of(config_class: type[PretrainedConfig], settings: str) -> tuple[
                 apart = _apart(model, attention)
             if apart <= TOLERANCE:
                 return attention, "".join(reasons)
-            reasons.append(f"logits differ by {apart:.2g} (relative)")
+            reasons.append(f"with a KV cache its logits are wrong by {apart:.2g} (relative)")
         except Exception as error:
             reasons.append(first_line(error))
     return None, f"{reasons[0]}, and its own attention takes no mask of mtbench's ({reasons[1]})"
