@@ -29,7 +29,7 @@ def _described(name: str, subject: Subject) -> dict[str, Any]:
     """Return what has decoded a checkpoint here. `why`: the reason for slower code, or for none; None: no reason."""
     try:
         [source] = families.family("", name).roles.values()
-        how = {"device": subject.device, "offline": source.startswith(families.EMBEDDED)}
+        how: dict[str, Any] = {"device": subject.device, "offline": source.startswith(families.EMBEDDED)}
         request = RunRequest(model=source, method=plain_decoding(), limit=1, max_new_tokens=1, **how)
         dtype = fastest_dtype(request, [source])
         if draft := draft_config(source, offline=request.offline):
