@@ -18,6 +18,7 @@ from mtbench.decoding.method import Method, Window
 from mtbench.decoding.output import Generation, Timing, finish
 from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.models.attention import OWN
 from mtbench.models.loading import Checkpoint, Inspected
 
 _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
@@ -195,7 +196,7 @@ def stock(checkpoint: Checkpoint) -> PreTrainedModel:
         for module in plain.modules():
             module._forward_hooks.clear()
         softcapped = getattr(plain.config, "attn_logit_softcapping", None)  # Gemma 2: fused attention would omit it
-        plain.set_attn_implementation("eager" if softcapped else "sdpa")
+        plain.set_attn_implementation("sdpa" if plain._supports_sdpa and not softcapped else OWN)
         plain.generation_config = GenerationConfig()  # the checkpoint's own settings never apply
         _stock[checkpoint] = plain
     for ours, theirs in zip(model.modules(), _stock[checkpoint].modules(), strict=True):

@@ -9,28 +9,33 @@ from typing import Any
 
 from mtbench import kernels
 from mtbench.doctor.checks import NO_TRITON, Figures, Finding, Subject, check
+from mtbench.doctor.decoding import plain_decoding
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.models import families
 from mtbench.models.drafts.loading import draft_config
 from mtbench.runs.model_pool import ModelPool, fastest_dtype
+from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import RunRequest
 
 ENGINE = "graph"
 DEFAULT = next(iter(families.FAMILIES["tiny"].roles.values()))
 MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench's decoder and kernels"
 MOST_NAMED = 3
-ASK = "pass `--model` with a folder, hub id or GGUF file"
+ASK = "mend what decodes by nothing, or pass `--model` with another folder, hub id or GGUF file"
 
 
 def _described(name: str, subject: Subject) -> dict[str, Any]:
-    """Return what decodes a checkpoint. `why`: the reason for slower code, or for none; None: there is no reason."""
+    """Return what has decoded a checkpoint here. `why`: the reason for slower code, or for none; None: no reason."""
     try:
         [source] = families.family("", name).roles.values()
-        request = RunRequest(model=source, device=subject.device, offline=source.startswith(families.EMBEDDED))
+        how: dict[str, Any] = {"device": subject.device, "offline": source.startswith(families.EMBEDDED)}
+        request = RunRequest(model=source, method=plain_decoding(), limit=1, max_new_tokens=1, **how)
         dtype = fastest_dtype(request, [source])
         if draft := draft_config(source, offline=request.offline):
             return {"code": f"mtbench's modules of {draft.name}", "dtype": dtype, "why": None}
+        if not source.startswith(families.RANDOM):
+            make_plan(request)  # refuses what every run would
         with kernels.restored():
             return _loaded(source, request.changed(dtype=dtype))
     except Exception as error:
@@ -72,7 +77,7 @@ def checkpoints(found: Mapping[str, Mapping[str, Any]]) -> Finding:
         groups.setdefault(text + (f" ({by['why']})" if by["why"] else ""), []).append(source)
     text = "; ".join(f"{_names(sources)}: {by}" for by, sources in groups.items())
     if any(by["code"] is None for by in found.values()):
-        return Finding("warn", text, ASK)
+        return Finding("fail", text, ASK)
     if any(by["why"] for by in found.values()):
         return Finding("warn", text, "tokens are right, and it decodes slower than others; the page of a run says so")
     return Finding("pass", text)

@@ -85,10 +85,14 @@ def decoded(plan: Plan, pool: ModelPool, max_new_tokens: int) -> Iterator[tuple[
         yield cell, [g.token_ids for batch in batches for g in pool.decode(cell, batch, room=256)[0]]
 
 
+def plain_decoding() -> list[str]:
+    """Return the methods of plain decoding in mtbench's own loop."""
+    return [name for name in METHODS if METHODS[name].reference and not issubclass(METHODS[name], ExternalEngine)]
+
+
 def _tokens(subject: Subject) -> Figures:
-    plain = [name for name in METHODS if METHODS[name].reference and not issubclass(METHODS[name], ExternalEngine)]
     request = RunRequest(
-        method=[f"{name}:engine=eager|graph" for name in plain],
+        method=[f"{name}:engine=eager|graph" for name in plain_decoding()],
         batch_size=(PROMPTS,),
         limit=PROMPTS,
         rounds=1,

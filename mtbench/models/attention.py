@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from mtbench import kernels
 
 ATTENTION = "mtbench"
+OWN = "eager"  # transformers' name of the attention that each of its classes has
 ALIGNED = 16  # slots of a row and in view are a multiple of it: kernels then read the mask in whole words
 KERNEL_POSITIONS = 64  # per row; wider passes are prefills, for which PyTorch's attention is faster
 
@@ -92,10 +93,24 @@ class AttentionMetadata:
             return None
         key = (group, sliding_window)
         if key not in self._biases:
-            mask = self.mask(sliding_window)
-            bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-            self._biases[key] = bias.repeat(1, group, 1)[:, None]
+            self._biases[key] = self._additive(sliding_window, dtype).repeat(1, 1, group, 1)
         return self._biases[key]
+
+    def _additive(self, sliding_window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return the mask as an additive term, (R, 1, W, V)."""
+        mask = self.mask(sliding_window)[:, None]
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+    def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Return the keyword arguments by which transformers' modules attend so: by our function, or under masks."""
+        config: Any = model.config
+        if config._attn_implementation != OWN:
+            return {"metadata": self}
+        full = self._additive(None, model.dtype)
+        if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+            return {"attention_mask": full}
+        sliding = self._additive(config.sliding_window, model.dtype)
+        return {"attention_mask": {"full_attention": full, "sliding_attention": sliding}}
 
     def attend(
         self,
@@ -124,15 +139,24 @@ def windowed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None,
     *,
-    metadata: AttentionMetadata,
+    metadata: AttentionMetadata | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention under `metadata` and no attention weights. transformers' modules call this function."""
+    """Return attention under `metadata` and no attention weights. transformers' modules call this function.
+
+    Raises TypeError for what it would have to compute with and does not know: a mask of the class's own, or numbers
+    such as attention sinks (`s_aux`).
+    """
+    if metadata is None:
+        raise TypeError("its attention does not pass keyword arguments on")
+    for name, given in {"attention_mask": attention_mask, **others}.items():
+        if isinstance(given, Tensor) and given.is_floating_point():
+            raise TypeError(f"mtbench's attention takes no {name!r}")
     return metadata.attend(query, key, value, scaling, sliding_window, softcap), None
 
 

@@ -11,7 +11,6 @@ give the logits of transformers' modules in float64.
 R = rows, W = positions fed, N = R·W, C = hidden size, H = query heads, K = key heads, d = head size.
 """
 
-import json
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -20,12 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from mtbench import kernels
 from mtbench.errors import first_line
 from mtbench.kernels import Norm
 from mtbench.models import packed_weights
+from mtbench.models.architectures import attention_of, small_copy
 from mtbench.models.attention import ATTENTION, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.self_check import Check, modules_logits
@@ -143,7 +143,7 @@ def build(model: PreTrainedModel, *, invariant: bool = False) -> Decoder:
     for the process, and PyTorch's operations must pass it. `invariant`: use batch-invariant kernels in all passes.
     """
     config_class: Any = type(model.config)
-    if reason := _mismatch(config_class, model.config.to_json_string(use_diff=False)):
+    if reason := attention_of(model.config)[1] or _mismatch(config_class, model.config.to_json_string(use_diff=False)):
         raise UnsupportedArchitecture(reason)
     try:
         decoder = Decoder(model, _attention_arguments(model), invariant=invariant)
@@ -165,24 +165,12 @@ def build(model: PreTrainedModel, *, invariant: bool = False) -> Decoder:
 def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str | None:
     """Return why the decoder cannot compute an architecture, or None if it can.
 
-    Compares the logits of decoder and transformers' modules on a small random model in float64. The model is narrow and
-    has a small vocabulary, but all layers, since layers may differ. Norms and biases are random too; a newly
-    initialised model has ones and zeros, which would hide errors. The weights keep the magnitude of activations: with
-    larger ones thirty layers amplify the rounding of norms to 1e-2.
+    Compares the logits of decoder and transformers' modules on a small random copy in float64.
     """
-    settings = json.loads(configuration)
-    heads = settings.get("num_attention_heads", 1)
-    narrow = {"hidden_size": 8 * heads, "intermediate_size": 24, "vocab_size": 64, "head_dim": 8}
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     try:
-        config = config_class.from_dict(settings | narrow | ends | {"dtype": "float64"})
-        with torch.random.fork_rng([]), torch.inference_mode():
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="eager").eval()
-            for parameter in model.parameters():
-                vector = parameter.ndim == 1  # a norm or a bias
-                parameter.copy_(torch.randn_like(parameter) * (0.3 if vector else parameter.shape[-1] ** -0.5) + vector)
-            model.set_attn_implementation(ATTENTION)
+        model = small_copy(config_class, configuration, torch.float64)
+        model.set_attn_implementation(ATTENTION)
+        with torch.inference_mode():
             expected = modules_logits(model, *_check_inputs(model))
             logits = Decoder(model, _attention_arguments(model)).all_logits(*_check_inputs(model))
     except Exception as error:  # other architectures fail in many ways

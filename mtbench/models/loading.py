@@ -1,8 +1,9 @@
 """Load a checkpoint: any Hugging Face decoder with full or sliding attention, from safetensors, without remote code.
 
 `random:SHAPE` has no files: its weights are drawn on the device, to measure speed without a download.
-Models that cannot be decoded exactly are rejected: those with recurrent layers, which cannot undo a rejected token, and
-those with the rope types `dynamic` and `longrope`, whose angles depend on the longest row of the batch.
+Models that cannot be decoded exactly are rejected: those with recurrent layers, which cannot undo a rejected token,
+those with the rope types `dynamic` and `longrope`, whose angles depend on the longest row of the batch, and those whose
+attention cannot be ours (mtbench/models/architectures.py).
 """
 
 import os
@@ -30,7 +31,8 @@ from transformers.utils import logging
 
 from mtbench import network
 from mtbench.errors import UserError, first_line
-from mtbench.models.attention import ATTENTION
+from mtbench.models.architectures import attention_of
+from mtbench.models.attention import OWN
 from mtbench.models.checkpoint_files import CONFIG, Shapes, check_settings, check_sizes, stored_shapes
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, read_training_record
 
@@ -216,7 +218,7 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
             source,
             config=inspected.config,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation=OWN,
             use_safetensors=True,
             local_files_only=offline,
             trust_remote_code=False,
@@ -257,18 +259,18 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype, device: str) -> P
     gpus = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(gpus), torch.device(device):
         torch.manual_seed(RANDOM_SEED)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=OWN)
     return model.to(device)
 
 
 def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, source: str) -> Checkpoint:
-    """Return a loaded model ready to decode: our attention, end and mask tokens, suppressed ids.
+    """Return a loaded model ready to decode: its attention, end and mask tokens, suppressed ids.
 
     Random weights may emit every id but the mask, also ids unknown to the tokenizer, and have no end token.
     """
     random = source.startswith(RANDOM)
     refuse_unserved(model.config, source)
-    model.eval().set_attn_implementation(ATTENTION)
+    model.eval().set_attn_implementation(str(attention_of(model.config)[0]))
     rows = model.get_output_embeddings().weight.shape[0]
     mask_id = find_mask(tokenizer, rows, pard_token(model.config))
     decodable = set(range(rows) if random else tokenizer.get_vocab().values())
@@ -313,7 +315,7 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
 
 
 def refuse_unserved(config: Any, source: str) -> None:
-    """Raise UserError if a layer or rope type of `config` cannot be decoded exactly in rows of different lengths."""
+    """Raise UserError if a layer, rope type or attention of `config` cannot be decoded exactly in a batch."""
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if not hasattr(config, "num_attention_heads"):
         layers = {config.model_type}
@@ -329,6 +331,12 @@ def refuse_unserved(config: Any, source: str) -> None:
         raise UserError(
             f"checkpoint {source!r} uses rope type {', '.join(unserved)}, whose angles depend on the batch; "
             f"supported: {', '.join(sorted(SERVED_ROPES))}. See `mtbench ls families`."
+        )
+    attention, lacks = attention_of(config)
+    if attention is None:
+        raise UserError(
+            f"checkpoint {source!r} ({config.model_type}) cannot be decoded exactly: {lacks}. Give another with "
+            f"`{OTHER_CHECKPOINT}`; docs/troubleshooting.md names architectures that can be."
         )
 
 

@@ -139,7 +139,7 @@ class ModelRunner:
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=judged,
-                metadata=metadata,
+                **metadata.arguments(self.model),
             ).logits
         return logits
 

@@ -8,7 +8,7 @@ close to the wide logits as PyTorch is.
 R = rows, W = positions fed, V = vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mtbench import kernels
-from mtbench.errors import first_line
+from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 
@@ -34,11 +34,23 @@ Logits = Callable[[Tensor, AttentionMetadata, KVCache], Tensor]
 @torch.inference_mode()
 def modules_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> Tensor:
     """Return the logits (R, W, V) of transformers' modules."""
-    out = model(
-        input_ids=ids, position_ids=metadata.positions, past_key_values=cache, use_cache=True, metadata=metadata
-    )
-    logits: Tensor = out.logits
+    how = {"past_key_values": cache, "use_cache": True, **metadata.arguments(model)}
+    logits: Tensor = model(input_ids=ids, position_ids=metadata.positions, **how).logits
     return logits
+
+
+def _reference(model: PreTrainedModel, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Tensor]:
+    """Return the logits of transformers' modules with PyTorch's operations. Raises UserError if they do not run."""
+    try:
+        with kernels.plain():
+            return [modules_logits(model, *_inputs(model, *shape)) for shape in shapes]
+    except Exception as error:  # modules of unknown architectures
+        if is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"transformers' modules of {model.config.model_type!r} do not run ({type(error).__name__}: "
+            f"{first_line(error)}); give another checkpoint with `--checkpoint ROLE=PATH_OR_ID`."
+        ) from None
 
 
 class Check:
@@ -46,15 +58,14 @@ class Check:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.failure = model, ""
+        narrow = _reference(model)
         try:
-            with kernels.plain():
-                narrow = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
-                with _widened(model, torch.float64 if model.dtype == torch.float32 else torch.float32):
-                    self.wide = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
+            with kernels.plain(), _widened(model, torch.float64 if model.dtype == torch.float32 else torch.float32):
+                self.wide = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
             self.error = _largest_error(narrow, self.wide)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # modules of unknown architectures
+        except Exception as error:  # an operation may not know the wider type
             self.failure = f"nothing to compare with ({first_line(error)})"
 
     def fault(self, logits: Logits) -> str | None:
@@ -138,8 +149,11 @@ def _widened(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_modules(model: PreTrainedModel) -> None:
-    """Switch our kernels off if transformers' modules, whose attention they compute on a GPU, fail the check."""
-    if kernels.ours(model.get_input_embeddings().weight) and (
-        fault := Check(model).fault(partial(modules_logits, model))
-    ):
+    """Switch our kernels off if transformers' modules, whose attention they compute, fail the check.
+
+    Raises UserError if the modules do not run.
+    """
+    if not kernels.ours(model.get_input_embeddings().weight):
+        _reference(model, SHAPES[:1])
+    elif fault := Check(model).fault(partial(modules_logits, model)):
         kernels.switch_off(fault)

@@ -20,6 +20,7 @@ from transformers.utils import logging
 from mtbench import files
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
+from mtbench.models.architectures import attention_of
 from mtbench.models.attention import ATTENTION
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.loading import Inspected, downloaded, inspect
@@ -211,13 +212,14 @@ def _check_options(request: TrainingRequest) -> None:
 
 
 def _refuse_other_layout(base: Inspected, objective: Objective) -> None:
-    """Raise UserError for a model without the list of layers `base_model.layers`, or that the objective cannot use."""
+    """Raise UserError for a model without our attention or the list `base_model.layers`, or unfit for the objective."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(base.config)
-    if not hasattr(model.base_model, "layers"):
+    reason = "" if hasattr(model.base_model, "layers") else "it has no `base_model.layers`"
+    if reason := attention_of(base.config)[1] or reason:
         raise UserError(
-            f"checkpoint {base.source!r} has no `base_model.layers` ({base.config.model_type}), so mtbench cannot "
-            "train it; give another `--base`."
+            f"checkpoint {base.source!r} ({base.config.model_type}) cannot be trained by mtbench: {reason}; give "
+            "another `--base`."
         )
     with torch.device("meta"):
         objective.attach(model, Special(0, 0))

@@ -1,19 +1,21 @@
 """`mtbench doctor`: which code would decode a checkpoint here, and why by no faster one."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from interpreted import definition, use_definitions
-from small import save_small
-from transformers import HeliumConfig
+from small import save_small, small_tokenizer
+from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel, HeliumConfig
 from typer.testing import CliRunner
 
 from mtbench import kernels
 from mtbench.cli import main
 from mtbench.doctor import checks
 from mtbench.doctor.checks import Subject, all_checks
+from mtbench.errors import UserError
 
 [CHECK] = [check for check in all_checks() if check.name == "checkpoints"]
 
@@ -57,9 +59,31 @@ def test_other_layers_are_told_with_the_reason(tmp_path: Path) -> None:
     state, _, one = found("embedded:tiny/eagle")
     assert (state, one["code"]) == ("pass", "mtbench's modules of EAGLE-3, DeepSpec's format")
     state, text, one = found("./nowhere")
-    assert (state, one["code"]) == ("warn", None)
+    assert (state, one["code"]) == ("fail", None)
     assert "./nowhere: nothing (checkpoint" in text
     assert "does not exist" in text
+
+
+def test_what_a_plan_refuses_or_what_does_not_run_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The refusal is that of `mtbench run`, before weights are read: these are none. It names what is lacking."""
+    bloom, gpt2 = tmp_path / "bloom", save_small(tmp_path / "gpt2", config=GPT2Config, n_embd=32, n_head=4)
+    BloomConfig(vocab_size=40, hidden_size=32, n_head=4, n_layer=1).save_pretrained(bloom)
+    small_tokenizer().save_pretrained(bloom)
+    (bloom / "model.safetensors").write_text("no weights")
+    said = f"checkpoint '{bloom}' (bloom) cannot be decoded exactly: its attention does not use transformers' attention"
+    assert found(str(bloom))[0] == "fail"
+    assert said in found(str(bloom))[1]
+    started_at = time.monotonic()
+    done = CliRunner().invoke(main.app, ["run", "--model", str(bloom), "--method", "ar", "-o", str(tmp_path / "run")])
+    assert time.monotonic() - started_at < 2
+    assert isinstance(done.exception, UserError)
+    assert str(done.exception).startswith(said)
+    assert "loading" not in done.output
+    assert found(str(gpt2))[:1] == ("warn",)
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", lambda *_, **__: 1 / 0)
+    state, text, one = found(str(gpt2))
+    assert (state, one["code"]) == ("fail", None)
+    assert "transformers' modules of 'gpt2' do not run (ZeroDivisionError: division by zero)" in text
 
 
 def test_the_command_takes_several_and_writes_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,9 +91,9 @@ def test_the_command_takes_several_and_writes_what_it_found(monkeypatch: pytest.
     file = tmp_path / "found.json"
     words = ["--model", "embedded:tiny/ar", "--model", "random:qwen2.5-x", "--device", "cpu", "--json", str(file)]
     done = CliRunner().invoke(main.app, ["doctor", *words])
-    assert done.exit_code == 0
+    assert done.exit_code == 1
     [written] = json.loads(file.read_text())["checks"]
     told = written["figures"]["found"]
     assert list(told) == ["embedded:tiny/ar", "random:qwen2.5-x"]
     assert told["random:qwen2.5-x"]["code"] is None
-    assert "!  checkpoints" in done.stdout
+    assert "✗  checkpoints" in done.stdout

@@ -85,7 +85,7 @@ BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figur
     (
         "checkpoints",
         {"found": {"a": {"code": None, "dtype": None, "why": "no such folder"}}},
-        "warn",
+        "fail",
         "a: nothing (no such folder)",
         "--model",
     ),

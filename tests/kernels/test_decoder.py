@@ -240,8 +240,17 @@ def test_the_plain_check_leaves_the_weights_as_they_were() -> None:
     model = checkpoint(torch.float16).model
     before = [(parameter.data_ptr(), parameter.dtype) for parameter in model.parameters()]
     assert not Check(model).failure
-    model.model.layers[1].mlp.register_forward_pre_hook(raised(ValueError("no such layer")))
+
+    def no_such_layer(_: Any, __: Any, output: Tensor) -> None:
+        if output.dtype in wrong:
+            raise ValueError("no such layer")
+
+    wrong = {torch.float32}  # the wider type
+    model.model.layers[1].mlp.gate_proj.register_forward_hook(no_such_layer)
     assert Check(model).failure == "nothing to compare with (no such layer)"
+    wrong.add(torch.float16)
+    with pytest.raises(UserError, match=r"do not run .*no such layer"):
+        Check(model)
     assert [(parameter.data_ptr(), parameter.dtype) for parameter in model.parameters()] == before
 
 

@@ -1,20 +1,32 @@
 """Which checkpoints load, which are rejected, and what is read from them."""
 
+import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from decoding_cases import ar, run
-from small import END, MASK, VOCABULARY, save_small, small_config
+from decoding_cases import PROMPTS, ar, run
+from small import END, MASK, VOCABULARY, save_small, small_config, small_tokenizer
 from torch import Tensor
-from transformers import MambaConfig, Qwen2Config, Qwen3NextConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    MambaConfig,
+    Qwen2Config,
+    Qwen3NextConfig,
+)
 
+from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.attention import AttentionMetadata
+from mtbench.models.architectures import attention_of
+from mtbench.models.attention import AttentionMetadata, windowed_attention
 from mtbench.models.families import EMBEDDED, RANDOM, SHAPES, family
-from mtbench.models.loading import inspect, load, refuse_unserved
+from mtbench.models.loading import Checkpoint, inspect, load, prepare, refuse_unserved
 from mtbench.models.runner import Forwarded, ModelRunner
 
 
@@ -33,7 +45,8 @@ def test_rope_types_that_depend_on_the_batch_are_rejected(rope: dict[str, object
 def test_other_rope_types_are_accepted(rope: str) -> None:
     """Their angles depend on the position only."""
     config = small_config()
-    config.rope_parameters = {"rope_theta": 10000.0, "rope_type": rope}
+    factors = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+    config.rope_parameters = {"rope_theta": 10000.0, "rope_type": rope, **factors}
     refuse_unserved(config, "somewhere")
 
 
@@ -215,3 +228,99 @@ def test_a_shape_with_fewer_ids_than_the_tokenizer_is_rejected(tmp_path: Path) -
     """Prompts are tokenised by the embedded tokenizer, and the shape must have all of its ids."""
     with pytest.raises(UserError, match="has 40 ids, fewer than the"):
         inspect(f"random:{save_small(tmp_path / 'small')}")
+
+
+# --- Architectures: their tokens are those of `generate`, or they are refused while planning --------------------------
+
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    # Their classes have no SDPA.
+    "bloom": {},
+    "codegen": {**GPT, "n_ctx": 256, "rotary_dim": 4},
+    "gemma2": {"head_dim": 16, "sliding_window": 6},
+    "gpt_neo": {"attention_types": [[["global", "local", "local"], 1]], "window_size": 6},
+    "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gptj": {**GPT, "rotary_dim": 4},
+    "granite_swa": {"sliding_window": 6},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "openai-gpt": GPT,
+    "vaultgemma": {"head_dim": 16, "sliding_window": 6},
+    "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32},
+    # Their attention drops keyword arguments, asks the cache for more, or changes its mask.
+    "afmoe": {"head_dim": 8, "sliding_window": 6, **EXPERTS, "num_local_experts": 4},
+    "doge": {"keep_window_size": 4},
+    "falcon": {"new_decoder_architecture": False, "multi_query": True, "alibi": False},
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "stablelm": {},
+    # Learned positions, parallel layers, biases, no positions in some layers, latent attention, one key head.
+    "bert": {},
+    "cohere2": {"sliding_window": 6, "head_dim": 8},
+    "deepseek_v3": LATENT | EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
+    "gpt2": GPT,
+    "gpt_bigcode": GPT,
+    "gpt_neox": {},
+    "mixtral": {"num_local_experts": 4, "sliding_window": 6},
+    "olmo2": {},
+    "opt": {"ffn_dim": 32, "word_embed_proj_dim": 32},
+    "phi": {"partial_rotary_factor": 0.5},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "starcoder2": {"sliding_window": 6},
+}
+DECODED, REFUSED = "these answer as transformers' `generate` does: ", "Refused while planning: "
+PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+ALWAYS = ("bloom", "doge", "gemma2", "gpt_oss", "stablelm")
+
+
+def generated(checkpoint: Checkpoint, prompt: list[int]) -> list[int]:
+    """The greedy tokens of transformers' `generate`, by the class's own attention and cache."""
+    model = copy.deepcopy(checkpoint.model)
+    for module in model.modules():
+        module._forward_hooks.clear()
+    model.set_attn_implementation("eager")
+    how = {"eos_token_id": list(checkpoint.end_ids), "pad_token_id": 0, "do_sample": False, "max_new_tokens": 16}
+    model.generation_config = GenerationConfig(**how, suppress_tokens=checkpoint.suppressed.tolist())
+    ids = torch.tensor([prompt])
+    tokens: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids))[0, len(prompt) :].tolist()
+    return tokens
+
+
+def decodes(name: str) -> bool:
+    """Whether an architecture is decoded, as `generate` does, or refused in one line by its configuration alone."""
+    config = AutoConfig.for_model(**small_config().to_diff_dict() | ARCHITECTURES[name] | {"model_type": name})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    if attention_of(config)[0] is None:
+        with pytest.raises(UserError, match=rf"^checkpoint 'folder' \({name}\) cannot be decoded exactly: [^\n]*$"):
+            refuse_unserved(config, "folder")
+        return False
+    checkpoint = prepare(model, small_tokenizer(), source="folder")
+    expected = [generated(checkpoint, prompt) for prompt in PROMPTS]
+    assert len({tuple(tokens) for tokens in expected}) > 1
+    for method, engine in (("ar", "eager"), ("prompt-lookup", "graph")):
+        runner = ENGINES[engine]().runner(checkpoint)
+        answers = run(METHODS[method](), runner, PROMPTS, 16, rows=2)
+        assert [list(answer.token_ids) for answer in answers] == expected, (name, method, engine)
+    return True
+
+
+def listed(sentence: str) -> list[str]:
+    """The names that docs/troubleshooting.md lists behind the words of a sentence."""
+    text = " ".join(PAGE.read_text().split())
+    return re.findall(r"`([\w-]+)`", text.partition(sentence)[2].partition(". ")[0])
+
+
+@pytest.mark.parametrize("name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES])
+def test_an_architecture_decodes_as_generate_does_or_is_refused_as_documented(name: str) -> None:
+    """Plain and with drafts, rows of different lengths, in both engines; docs/troubleshooting.md says which."""
+    assert sorted(listed(DECODED) + listed(REFUSED)) == sorted(ARCHITECTURES)
+    assert name in listed(DECODED if decodes(name) else REFUSED)
+
+
+def test_what_attention_would_swallow_is_refused() -> None:
+    """Sinks, or a bias of a class's own: a keyword with numbers that our attention does not compute with."""
+    query, slots = torch.ones(1, 1, 1, 4), torch.zeros(1, 1, dtype=torch.long)
+    sees = AttentionMetadata(slots, slots, slots[0], 1)
+    with pytest.raises(TypeError, match="takes no 's_aux'"):
+        windowed_attention(torch.nn.Identity(), query, query, query, None, metadata=sees, s_aux=torch.ones(1))

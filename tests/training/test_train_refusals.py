@@ -60,7 +60,7 @@ def test_a_base_is_refused_before_weights_are_loaded(base: str, rows: str, tmp_p
     (clipped / "config.json").write_text(json.dumps(config | {"vocab_size": 100, "pad_token_id": None}))
     refuse(str(clipped), r"the data have the token id \d+, and '.*clipped' has 100 rows; give", Ar())
     gpt2 = saved(tmp_path / "gpt2", base, GPT2Config(vocab_size=SHAPE["vocab_size"], n_embd=16, n_layer=1, n_head=2))
-    refuse(gpt2, r"has no `base_model\.layers` \(gpt2\)", Ar())
+    refuse(gpt2, r"\(gpt2\) cannot be trained by mtbench: it has no `base_model.layers`", Ar())
     refuse(base, "eagle reads layers before the last, and the base has one", Eagle())
 
 
