@@ -8,6 +8,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,15 @@ LARGEST_SIZES = {  # of a model; published ones are far below
     "num_key_value_heads": 4096,
     "head_dim": 1 << 14,
     "max_position_embeddings": 1 << 30,
+}
+MERGE = "`PeftModel.from_pretrained(MODEL, FOLDER).merge_and_unload().save_pretrained(OUT)`, with the package peft"
+OTHER_FILES = {  # what a folder has in place of weights that mtbench reads: its name, and what helps
+    "adapter_config.json": ("an adapter", f"merge it into its model: {MERGE}"),
+    "consolidated*.safetensors": ("weights in Mistral's format", "download its model*.safetensors, or convert them"),
+    "model-*-of-*.safetensors": (f"shards without {INDEX}", "download it"),
+    "model.*.safetensors": ("a variant of the weights", f"rename it to {WEIGHTS}"),
+    "*.gguf": ("a GGUF file", "give the file in place of the folder"),
+    "*.bin *.pt *.pth": ("pickled weights only", "they can run code when loaded: convert them to safetensors"),
 }
 
 Shapes = dict[str, tuple[int, ...]]  # of stored tensors, by name
@@ -68,6 +78,18 @@ def check_sizes(config: Mapping[str, Any]) -> None:
             raise ValueError(f"{groups} key-value heads do not divide {heads} heads")
 
 
+def check_files(folder: Path) -> None:
+    """Raise UserError for a folder with an adapter, or without safetensors by names that transformers knows."""
+    names = sorted(file.name for file in folder.iterdir())
+    if {WEIGHTS, INDEX} & set(names) and "adapter_config.json" not in names:
+        return
+    what, remedy = f"no {WEIGHTS}", ""
+    for patterns, (other, helps) in reversed(OTHER_FILES.items()):
+        if found := [name for name in names for pattern in patterns.split() if fnmatch(name, pattern)]:
+            what, remedy = f"{other} ({found[0]})", f"{helps}, or "
+    raise UserError(f"checkpoint {str(folder)!r} has {what}; {remedy}give another with `--checkpoint ROLE=PATH_OR_ID`.")
+
+
 def weights_sha256(folder: Path) -> str | None:
     """Return the hash of a local checkpoint's safetensors files, in the order of their names; None for a hub id."""
     digest = hashlib.sha256()
@@ -93,8 +115,9 @@ def stored_shapes(folder: Path) -> Shapes:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that a folder's weights are read from; other safetensors files are ignored.
 
-    Raises UserError for an index that names anything else.
+    Raises UserError as `check_files`, and for an index that names anything else.
     """
+    check_files(folder)
     names = [WEIGHTS]
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         names = _indexed(folder)

@@ -9,8 +9,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr
 from functools import cache
 from importlib.util import find_spec
@@ -20,8 +22,11 @@ from typing import Any
 from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.files import cache_home
+from mtbench.models import gguf_config
 
 ENDING, PACKAGE = ".gguf", "package:"
+PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+CONVERSION = "2"  # changes with what a conversion writes, so that a folder of an earlier version is not used
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
 MAGIC = b"GGUF"
 FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised
@@ -33,12 +38,15 @@ def is_gguf(source: str) -> bool:
 
 
 def file_of(source: str) -> Path:
-    """Return the path of a GGUF file. Raises UserError if it, or the package that it is in, is missing."""
+    """Return the path of a GGUF file, of a split model that of its first.
+
+    Raises UserError if it, another part of the model, or the package that it is in, is missing.
+    """
     if not source.startswith(PACKAGE):
         file = Path(source)
         if not file.is_file():
             raise UserError(f"{source!r} does not exist; give a GGUF file, a folder or a hub id.")
-        return file
+        return parts_of(file)[0]
     package, _, name = source.removeprefix(PACKAGE).partition("/")
     found = find_spec(package) if package.isidentifier() else None
     for folder in (found.submodule_search_locations or ()) if found else ():
@@ -51,31 +59,46 @@ def file_of(source: str) -> Path:
     )
 
 
+def parts_of(file: Path) -> list[Path]:
+    """Return the files of a model that llama.cpp split, given one of them. Raises UserError if one is missing."""
+    if not (named := PART.search(file.name)):
+        return [file]
+    stem, count = file.name[: named.start()], named[1]
+    parts = [file.with_name(f"{stem}-{i:05}-of-{count}{ENDING}") for i in range(1, int(count) + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise UserError(f"{str(part)!r} does not exist, a part of the same model as {file.name!r}; download it.")
+    return parts
+
+
 def converted(source: str) -> Path:
     """Return the folder with the dequantised weights of a GGUF file; make it first if the cache has none.
 
     Raises UserError if the file is missing, is no GGUF file, or holds a model that transformers cannot read.
     """
-    file = file_of(source).resolve()
-    state = file.stat()
-    return _converted(file, state.st_size, state.st_mtime_ns)
+    parts = parts_of(file_of(source).absolute())
+    states = [part.stat() for part in parts]
+    return _converted(tuple(parts), tuple((state.st_size, state.st_mtime_ns) for state in states))
 
 
 @cache
-def _converted(file: Path, size: int, mtime_ns: int) -> Path:
-    """Return the folder of a file with this size and time of change."""
-    with file.open("rb") as opened:
-        if opened.read(len(MAGIC)) != MAGIC:
-            raise UserError(f"{str(file)!r} is no GGUF file: it does not begin with {MAGIC.decode()}.")
-        opened.seek(0)
-        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-    folder = cache_home() / "gguf" / f"{file.stem}-{sha256[:16]}"
+def _converted(parts: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> Path:
+    """Return the folder of files with these sizes and times of change."""
+    file, sha256 = parts[0], []
+    for part in parts:
+        with part.open("rb") as opened:
+            if opened.read(len(MAGIC)) != MAGIC:
+                raise UserError(f"{str(part)!r} is no GGUF file: it does not begin with {MAGIC.decode()}.")
+            opened.seek(0)
+            sha256.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    made_of = hashlib.sha256(" ".join([CONVERSION, *sha256]).encode()).hexdigest()
+    folder = cache_home() / "gguf" / f"{file.stem}-{made_of[:16]}"
     if not (folder / RECORD).is_file():
         with files.write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
             try:
-                quantised = _convert(file, partial)
+                quantised = _convert(parts, partial)
                 record = {"file": file.name, "sha256": sha256, "quantised": quantised, "stored": "float32"}
                 files.write_json(partial / RECORD, record)
                 _rename(partial, folder)
@@ -93,39 +116,91 @@ def _rename(partial: Path, folder: Path) -> None:
             raise
 
 
-def _convert(file: Path, folder: Path) -> list[str]:
+def _convert(parts: tuple[Path, ...], folder: Path) -> list[str]:
     """Write the dequantised model and its tokenizer to a folder; return the types of the quantised tensors."""
+    file = parts[0]
     try:
         from gguf import GGUFReader
     except ImportError:
         raise UserError(f"{file.name} is a GGUF file, which needs the package gguf; run `pip install gguf`.") from None
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    named = {"gguf_file": file.name, "local_files_only": True}
     try:
-        types = sorted({tensor.tensor_type.name for tensor in GGUFReader(file).tensors})
-        with redirect_stderr(io.StringIO()):  # transformers prints a progress bar there, even if its logging is quiet
-            read: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
-        # transformers does not save a model that it marked as quantised, so the weights move to an unmarked one.
-        config = type(read.config).from_dict(
-            {k: v for k, v in read.config.to_dict().items() if k != "quantization_config"}
-        )
-        with torch.device("meta"):
-            plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        plain.load_state_dict(read.state_dict(), assign=True)
-        plain.tie_weights()
-        plain.generation_config = read.generation_config
-        plain.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        # transformers prints a progress bar, even if its logging is quiet
+        with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            whole = file if len(parts) == 1 else _joined(parts, Path(scratch) / file.name)
+            return _convert_whole(whole, GGUFReader(whole), folder)
     except Exception as error:  # a file that is damaged, or of an architecture that transformers does not know
         reason = first_line(error) or type(error).__name__
-        raise UserError(f"{str(file)!r} cannot be read as a GGUF checkpoint: {reason}") from None
-    return types
+        raise UserError(
+            f"{str(file)!r} cannot be read as a GGUF checkpoint: {reason}; download it again, or give the model as a "
+            "folder of safetensors."
+        ) from None
+
+
+def _joined(parts: tuple[Path, ...], out: Path) -> Path:
+    """Write the files of a split model as one, which is all that transformers reads."""
+    from gguf import GGUFReader, GGUFWriter
+
+    readers = [GGUFReader(part) for part in parts]
+    keys = {key: field for key, field in readers[0].fields.items() if not key.startswith(("GGUF.", "split."))}
+    writer = GGUFWriter(out, keys.pop("general.architecture").contents())
+    for key, field in keys.items():
+        writer.add_key_value(key, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for tensor in (tensor for reader in readers for tensor in reader.tensors):
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def _convert_whole(file: Path, reader: Any, folder: Path) -> list[str]:
+    """Write the model and the tokenizer in one file to a folder. Raises an error for anything that would be dropped."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    keys = {key: field.contents() for key, field in reader.fields.items()}
+    if (kind := keys.get("general.type", "model")) != "model" or keys.get("split.count", 1) > 1:
+        raise UserError(f"it holds no whole model: general.type {kind}, split.count {keys.get('split.count', 1)}")
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    config = gguf_config.read(file, keys, stored.pop(gguf_config.ROPE_FREQS, None))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    weights = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model, torch_dtype=torch.float32)["tensors"]
+    _refuse_other_tensors(model, keys["general.architecture"], stored, weights)
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    ggml = gguf_config.under("tokenizer.ggml", keys)
+    gguf_config.split_alike(tokenizer, ggml)
+    model.generation_config.eos_token_id = gguf_config.end_ids(ggml)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sorted({tensor.tensor_type.name for tensor in stored.values()})
+
+
+def _refuse_other_tensors(model: Any, architecture: str, stored: Iterable[str], weights: Mapping[str, Any]) -> None:
+    """Raise UserError if tensors are missing, left over, or of other shapes than the model's."""
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    of_architecture = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
+    names = reading.get_gguf_hf_weights_map(model, of_architecture(config=model.config.to_dict()))
+    endings = {name: {name, name.removesuffix(".weight")} for name in stored}  # experts have no suffix in `names`
+    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    needed = {name for name, weight in names.items() if weight not in tied}
+    own = model.state_dict()
+    lacking = needed.difference(*endings.values()) | own.keys() - tied - {*weights, *names.values()}
+    unused = {name for name, known in endings.items() if not known & names.keys()}
+    shapes = {name: (list(weights[name].shape), list(own[name].shape)) for name in own.keys() & weights.keys()}
+    other = {f"{name} {stored} for {expected}" for name, (stored, expected) in shapes.items() if stored != expected}
+    for tensors, what in ((lacking, "it lacks"), (unused, "its model has no place for"), (other, "other shapes:")):
+        if tensors:
+            raise UserError(f"{what} {len(tensors)} tensors, such as {min(tensors)}")
 
 
 def description(folder: Path, *, quantised: bool = False) -> str | None:

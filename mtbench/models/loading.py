@@ -7,7 +7,7 @@ attention cannot be ours (mtbench/models/architectures.py).
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from mtbench import network
 from mtbench.errors import UserError, first_line
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import OWN
-from mtbench.models.checkpoint_files import CONFIG, Shapes, check_settings, check_sizes, stored_shapes
+from mtbench.models.checkpoint_files import CONFIG, Shapes, check_files, check_settings, check_sizes, stored_shapes
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, read_training_record
 
 MASK = "<|mask|>"
@@ -146,6 +146,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     random, given, source = source.startswith(RANDOM), source, locate(source)
     if Path(source).is_dir():
         check_settings(Path(source))
+        check_files(Path(source))
     tokenizer_source = locate(RANDOM_TOKENIZER) if random else source
     with explained(tokenizer_source, "tokenizer", offline):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=offline, trust_remote_code=False)
@@ -160,8 +161,6 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
             f"{source!r} has {config.vocab_size} ids, fewer than the {len(tokenizer)} of the tokenizer used with "
             f"random weights; choose a larger shape: {', '.join(RANDOM + known for known in SHAPES)}."
         )
-    if Path(source).is_dir():
-        refuse_pickles(Path(source))
     with explained(source, "configuration", offline):
         mask_id = find_mask(tokenizer, config.vocab_size, pard_token(config))
     if needs_mask and mask_id is None:
@@ -224,12 +223,27 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
             trust_remote_code=False,
             output_loading_info=True,
         )
-    if missing := sorted(found["missing_keys"]):
-        raise UserError(
-            f"checkpoint {source!r} lacks {len(missing)} weights of its configuration, such as {missing[0]!r}; give "
-            f"another with `{OTHER_CHECKPOINT}`."
-        )
+    beyond = _beyond(found["unexpected_keys"], model)
+    for weights, said in ((found["missing_keys"], "lacks {} weights"), (beyond, "has {} weights beyond those")):
+        if weights:
+            raise UserError(
+                f"checkpoint {source!r} {said.format(len(weights))} of its configuration, such as {min(weights)!r}; "
+                f"give another with `{OTHER_CHECKPOINT}`."
+            )
     return prepare(model.to(device), inspected.tokenizer, source=source)
+
+
+def _beyond(names: Iterable[str], model: PreTrainedModel) -> list[str]:
+    """Return the stored weights in a module or list of layers of `model`; others are parts of their own, as heads."""
+    modules, beside = dict(model.named_modules()), ["", model.base_model_prefix]
+    if getattr(model.config, "num_nextn_predict_layers", None):  # these layers follow the model's
+        beside += [name for name, module in modules.items() if isinstance(module, torch.nn.ModuleList)]
+
+    def owner(name: str) -> str:
+        return name if name in modules else owner(name.rpartition(".")[0])
+
+    packed = getattr(model.config, "quantization_config", None)  # its scales are the quantiser's
+    return [] if packed else [name for name in names if owner(name) not in beside]
 
 
 def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
@@ -376,18 +390,6 @@ def downloaded(source: str, *, offline: bool) -> Path:
         return Path(source)
     with explained(source, "weights", offline):
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"], local_files_only=offline))
-
-
-def refuse_pickles(folder: Path) -> None:
-    """Raise UserError if a checkpoint folder has no safetensors file. Pickled weights can run code when loaded."""
-    files = sorted(os.listdir(folder))
-    pickled = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
-    if not any(f.endswith(".safetensors") for f in files):
-        found = f"pickled weights only ({pickled[0]}), which can run code when loaded" if pickled else "no weights"
-        raise UserError(
-            f"checkpoint {str(folder)!r} has {found}; mtbench reads safetensors. "
-            "Convert it, or give another checkpoint with `--checkpoint ROLE=PATH_OR_ID`."
-        )
 
 
 class explained:

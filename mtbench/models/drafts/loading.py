@@ -20,7 +20,7 @@ from mtbench.models.checkpoint_files import Shapes, check_sizes, stored_shapes, 
 from mtbench.models.drafts import dflash, eagle_draft, mtp
 from mtbench.models.families import RANDOM, locate, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
-from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, downloaded, explained, refuse_pickles
+from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, downloaded, explained
 
 # Each takes config.json and the name of a part ("": the whole checkpoint). It returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
@@ -114,7 +114,6 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
         raise _misfit(source, config, target.source, layers)
     folder = Path(locate(source))
     if folder.is_dir():
-        refuse_pickles(folder)
         names = stored_shapes(folder) if part else {}
         if part and all(config.rename(name) is None for name in names):
             raise UserError(

@@ -1,0 +1,414 @@
+"""Working checkpoints with one thing changed that matters: each is refused, or has the tokens of the changed model.
+
+The reference is transformers' own `generate`, for a GGUF file on a folder with the same weights and settings.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoding_cases import ar, run
+from gguf_files import written
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mtbench.errors import UserError
+from mtbench.models.families import RANDOM_TOKENIZER, locate
+from mtbench.models.gguf_writer import ARCHITECTURES, write
+from mtbench.models.loading import inspect, load
+from mtbench.models.runner import ModelRunner
+
+PROMPTS = [[40, 90, 17, 60], list(range(70, 130))]  # the second: longer than a window and a scaled context
+BUDGET = 8
+SHAPE = {
+    "vocab_size": 502,  # of the tokenizer
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "gemma3": ("gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}),
+    "moe": ("qwen3_moe", {"head_dim": 16, **MOE}),
+}
+Fault = Callable[[Path], Any]
+NEIGHBOURS = {  # of a fault that always runs
+    "a norm that the architecture lacks",
+    "old frequencies",
+    "linear",
+    "yarn",
+    "a matrix in float16",
+    "a variant",
+    "a layer in the configuration",
+    "a norm of Gemma",
+    "parts",
+    "half a part",
+    "a part in the index",
+    "experts a token",
+    "old linear",
+    "not scaled",
+    "frequencies that are kept",
+    "long factors",
+    "a window of all",
+    "experts",
+    "values of another width",
+    "theta",
+    "yarn of Qwen",
+    "a turn's end",
+    "a norm",
+}
+
+
+def parameters(faults: Iterable[str]) -> list[Any]:
+    return [pytest.param(fault, marks=pytest.mark.slow if fault in NEIGHBOURS else ()) for fault in faults]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder for each name in MODELS, made once."""
+    root = tmp_path_factory.mktemp("models")
+
+    def made(name: str) -> Path:
+        folder = root / name
+        if not folder.is_dir():
+            kind, changes = MODELS[name]
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **changes}))
+            for parameter in model.parameters():
+                if parameter.ndim == 1:  # norms and biases that make a difference
+                    parameter.data += 0.2 * torch.randn_like(parameter)
+            model.save_pretrained(folder)
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(Path(locate(RANDOM_TOKENIZER)) / file, folder)
+            if kind in ARCHITECTURES:
+                write(folder, folder.with_suffix(".gguf"), "float32")
+        return folder
+
+    return made
+
+
+def tokens(source: str) -> list[list[int]]:
+    """mtbench's tokens."""
+    return [answer.token_ids for answer in run(ar(), ModelRunner(load(source)), PROMPTS, BUDGET)]
+
+
+def reference(folder: Path) -> list[list[int]]:
+    """The tokens of transformers' generate; no arm emits the mask, 3."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    how = {"max_new_tokens": BUDGET, "do_sample": False, "suppress_tokens": [3]}
+    return [model.generate(torch.tensor([ids]), **how)[0, len(ids) :].tolist() for ids in PROMPTS]
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Fault:
+    """A fault of the weights."""
+
+    def fault(folder: Path) -> None:
+        found = load_file(folder / "model.safetensors")
+        change(found)
+        save_file(found, folder / "model.safetensors", {"format": "pt"})
+
+    return fault
+
+
+def without(part: str) -> Fault:
+    return weights(lambda found: [found.pop(name) for name in list(found) if part in name])
+
+
+def added(name: str, *shape: int) -> Fault:
+    return weights(lambda found: found.update({name: torch.randn(shape, generator=torch.Generator().manual_seed(0))}))
+
+
+def settings(file: str = "config.json", **changes: Any) -> Fault:
+    """A fault of config.json or of another file of settings."""
+    return lambda folder: (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changes))
+
+
+def rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
+
+
+def same(folder: Path) -> None:
+    """No fault."""
+
+
+def ends(*ids: int) -> Fault:
+    return settings("generation_config.json", eos_token_id=list(ids))
+
+
+def dequantised(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Matrices after Q8_0: blocks of 32 weights, each an int8 times a float16."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
+    kind = GGMLQuantizationType.Q8_0
+    matrices = {name: weight.numpy() for name, weight in found.items() if weight.ndim == 2}
+    return {name: torch.tensor(dequantize(quantize(weight, kind), kind)) for name, weight in matrices.items()}
+
+
+def sharded(fault: Fault) -> Fault:
+    """A fault of a checkpoint in several files."""
+
+    def act(folder: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        (folder / "model.safetensors").unlink()
+        model.save_pretrained(folder, max_shard_size="150KB")
+        fault(folder)
+
+    return act
+
+
+def renamed(name: str) -> Fault:
+    return lambda folder: (folder / "model.safetensors").rename(folder / name)
+
+
+def unlisted(folder: Path) -> None:
+    """The index lacks one file."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    last = max(index["weight_map"].values())
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file != last}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+SCALED = {"factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = rope("llama3", **SCALED, low_freq_factor=1.0, high_freq_factor=4.0)
+SHARD = "model-00002-of-00004.safetensors"
+FOLDERS: dict[str, tuple[str, Fault, str]] = {  # fault: model, what changes, what the refusal says ("": right tokens)
+    "nothing": ("qwen2", same, ""),
+    "a matrix": ("qwen2", without("1.mlp.up_proj"), r"lacks 1 weights .*up_proj"),
+    "a bias": ("qwen2", without("0.self_attn.k_proj.bias"), r"lacks 1 weights .*k_proj\.bias"),
+    "a head beside tied weights": ("qwen2", added("lm_head.weight", 502, 64), ""),
+    "a norm that the architecture lacks": (
+        "qwen2",
+        added("model.layers.0.self_attn.q_norm.weight", 16),
+        "beyond those",
+    ),
+    "multi-token prediction of its own": ("qwen2", added("model.mtp_layers.0.input_proj.weight", 64, 128), ""),
+    "two end ids": ("qwen2", ends(2, 44), ""),
+    "the head": ("llama", without("lm_head"), r"lacks 1 weights .*lm_head"),
+    "a bias that the configuration lacks": ("llama", added("model.layers.0.self_attn.q_proj.bias", 64), "beyond those"),
+    "old frequencies": ("llama", added("model.layers.0.self_attn.rotary_emb.inv_freq", 8), ""),
+    "epsilon": ("llama", settings(rms_norm_eps=0.3), ""),
+    "linear": ("llama", settings(**rope("linear", factor=4.0)), ""),
+    "llama3": ("llama", settings(**LLAMA3), ""),
+    "yarn": ("llama", settings(**rope("yarn", **SCALED)), ""),
+    "a matrix in float16": ("llama", weights(lambda w: w.update({"lm_head.weight": w["lm_head.weight"].half()})), ""),
+    "a matrix of another shape": ("llama", added("model.layers.0.mlp.up_proj.weight", 32, 64), r"shape \[32, 64\]"),
+    "an adapter": ("llama", lambda folder: (folder / "adapter_config.json").touch(), "adapter .*merge_and_unload"),
+    "Mistral's format": ("llama", renamed("consolidated.safetensors"), "Mistral's format .*download"),
+    "a variant": ("llama", renamed("model.fp16.safetensors"), "variant .*rename it to model.safetensors"),
+    "only a GGUF file": ("llama", renamed("a.gguf"), r"GGUF file \(a.gguf\).* give the file"),
+    "a layer": ("qwen3", without("layers.1."), r"lacks 11 weights .*layers\.1\."),
+    "a layer in the configuration": (
+        "qwen3",
+        settings(num_hidden_layers=1, layer_types=None),
+        "11 weights beyond those",
+    ),
+    "a norm": ("qwen3", without("1.self_attn.q_norm"), "lacks 1 weights .*q_norm"),
+    "window": ("gemma3", settings(sliding_window=8), ""),
+    "a norm of Gemma": ("gemma3", without("0.pre_feedforward"), "lacks 1 weights .*pre_feedforward"),
+    "parts": ("llama", sharded(same), ""),
+    "a part": ("llama", sharded(lambda folder: (folder / SHARD).unlink()), f"{SHARD}', which is missing"),
+    "half a part": ("llama", sharded(lambda f: (f / SHARD).write_bytes((f / SHARD).read_bytes()[:9999])), "not a safe"),
+    "a part in the index": ("llama", sharded(unlisted), "lacks .* weights"),
+    "the index": ("llama", sharded(lambda f: (f / "model.safetensors.index.json").unlink()), "shards .*download it"),
+    "experts": ("moe", without("1.mlp.experts"), "lacks .*experts"),
+    "the router": ("moe", without("0.mlp.gate.weight"), "lacks 1 weights .*gate"),
+    "experts a token": ("moe", settings(num_experts_per_tok=1), ""),
+}
+
+
+@pytest.mark.parametrize("fault", parameters(FOLDERS))
+def test_a_changed_folder_is_refused_or_has_its_own_tokens(
+    fault: str, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, change, said = FOLDERS[fault]
+    shutil.copytree(models(model), folder := tmp_path / "model")
+    change(folder)
+    if said:
+        with pytest.raises(UserError, match=said):
+            load(str(folder))
+    else:
+        assert tokens(str(folder)) == reference(folder)
+
+
+def llama3_divisors(width: int, theta: float, factor: float, original: int) -> np.ndarray:
+    """Of each frequency, as llama.cpp's converter computes them for Llama 3.1."""
+    turns = theta ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
+    kept = np.clip((original * turns - 1) / 3, 0, 1)
+    return (1 / (kept + (1 - kept) / factor)).astype(np.float32)
+
+
+SCALING = "rope.scaling."
+YARN = {f"{SCALING}type": "yarn", f"{SCALING}factor": 4.0, f"{SCALING}original_context_length": 32}
+FREQS = {"rope_freqs.weight": llama3_divisors(16, 10000.0, 4.0, 32)}
+END = "tokenizer.ggml."
+FILES: dict[str, tuple[str, dict[str, Any], Fault | str]] = {  # model, changed file, changed folder or refusal
+    "nothing": ("llama", {}, same),
+    "heads wider than the model": ("qwen3", {}, same),
+    "Q8_0": ("qwen2", {"quantised": "Q8_0"}, weights(lambda w: w.update(dequantised(w)))),
+    "parts": ("qwen2", {"tensors_a_part": 10}, same),
+    "epsilon": ("llama", {"keys": {"attention.layer_norm_rms_epsilon": 0.3}}, settings(rms_norm_eps=0.3)),
+    "theta": ("llama", {"keys": {"rope.freq_base": 100.0}}, settings(**rope("default", rope_theta=100.0))),
+    "linear": ("llama", {"keys": {f"{SCALING}factor": 4.0}}, settings(**rope("linear", factor=4.0))),
+    "old linear": ("llama", {"keys": {"rope.scale_linear": 4.0}}, settings(**rope("linear", factor=4.0))),
+    "not scaled": ("llama", {"keys": {f"{SCALING}type": "none"}}, same),
+    "yarn": ("llama", {"keys": YARN}, settings(**rope("yarn", **SCALED))),
+    "yarn of Qwen": ("qwen2", {"keys": YARN}, settings(**rope("yarn", **SCALED))),
+    "llama3": ("llama", {"tensors": FREQS}, settings(**LLAMA3)),
+    "frequencies that are kept": ("llama", {"tensors": {"rope_freqs.weight": np.ones(8, np.float32)}}, same),
+    "other frequencies": (
+        "llama",
+        {"tensors": {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}},
+        "rope_f",
+    ),
+    "longrope": ("llama", {"keys": {f"{SCALING}type": "longrope"}}, r"llama\.rope\.scaling\.type = 'longrope'"),
+    "long factors": ("llama", {"tensors": {"rope_factors_long.weight": np.ones(8, np.float32)}}, "rope_factors_long"),
+    "a narrower rotation": ("llama", {"keys": {"rope.dimension_count": 8}}, "rope.dimension_count = 8"),
+    "a window": ("qwen2", {"keys": {"attention.sliding_window": 16}}, "qwen2.attention.sliding_window = 16"),
+    "a window of all": ("qwen2", {"keys": {"attention.sliding_window": 256}}, same),
+    "a scale": ("llama", {"keys": {"embedding_scale": 2.0}}, "llama.embedding_scale = 2.0"),
+    "a scale of one": ("llama", {"keys": {"logit_scale": 1.0, "expert_count": 0, "attention.causal": True}}, same),
+    "experts": ("llama", {"keys": {"expert_count": 8}}, "llama.expert_count = 8"),
+    "both directions": ("llama", {"keys": {"attention.causal": False}}, "llama.attention.causal = False"),
+    "heads of each layer": ("llama", {"keys": {"attention.head_count_kv": [2, 2]}}, r"head_count_kv = \[2, 2\]"),
+    "values of another width": ("qwen3", {"keys": {"attention.value_length": 16}}, "qwen3.attention.value_length = 16"),
+    "an adapter": ("llama", {"keys": {"general.type": "adapter"}}, "general.type adapter"),
+    "the embedding": ("qwen2", {"without": ["token_embd"]}, "lacks 1 tensors, .*token_embd.weight"),
+    "a bias": ("qwen2", {"without": ["blk.0.attn_k.bias"]}, r"lacks 1 tensors, .*blk\.0\.attn_k\.bias"),
+    "a layer": ("llama", {"without": ["blk.1."]}, r"lacks 9 tensors, .*blk\.1\."),
+    "a norm": ("qwen3", {"without": ["blk.1.attn_q_norm"]}, r"lacks 1 tensors, .*blk\.1\.attn_q_norm"),
+    "a tensor more": ("llama", {"tensors": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, r"place .*attn_q\.bias"),
+    "a shape": (
+        "llama",
+        {"keys": {"feed_forward_length": 32}},
+        r"other shapes: 6 .*down_proj.weight \[64, 64\] for \[64, 32\]",
+    ),
+    "a rule that splits text": ("llama", {"keys": {"tokenizer.ggml.pre": "made-up"}}, "tokenizer.ggml.pre = 'made-up'"),
+    "a turn's end": ("llama", {"keys": {f"{END}eot_token_id": 225}}, ends(0, 2, 225)),
+    "a message's end": ("qwen2", {"keys": {f"{END}eom_token_id": 44, f"{END}eos_token_id": 0}}, ends(0, 2, 44)),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("fault", parameters(FILES))
+def test_a_changed_gguf_file_is_refused_or_has_the_tokens_of_its_folder(
+    fault: str, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Keys without a name in front are the architecture's."""
+    model, changes, expected = FILES[fault]
+    keys = {
+        key if key.startswith(("general.", "tokenizer.")) else f"{model}.{key}": value
+        for key, value in changes.get("keys", {}).items()
+    }
+    file = written(models(model).with_suffix(".gguf"), tmp_path / "model.gguf", **{**changes, "keys": keys})
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            load(str(file))
+        assert list((tmp_path / "cache/mtbench/gguf").iterdir()) == []
+    else:
+        shutil.copytree(models(model), folder := tmp_path / "twin")
+        ends(0, 2)(folder)
+        expected(folder)
+        assert tokens(str(file)) == reference(folder)
+
+
+def test_any_part_stands_for_the_model_and_a_missing_one_is_named(
+    models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    first = written(models("llama").with_suffix(".gguf"), tmp_path / "model.gguf", tensors_a_part=9)
+    last = max(tmp_path.glob("model-*.gguf"))
+    assert locate(str(last)) == locate(str(first))
+    whole = written(models("llama").with_suffix(".gguf"), tmp_path / "whole.gguf")
+    for name, weight in load_file(Path(locate(str(whole))) / "model.safetensors").items():
+        assert torch.equal(load_file(Path(locate(str(first))) / "model.safetensors")[name], weight)
+    shutil.copy(first, alone := tmp_path / "alone.gguf")
+    with pytest.raises(UserError, match=r"no whole model: .*split.count 3"):
+        locate(str(alone))
+    last.unlink()
+    with pytest.raises(UserError, match=re.escape(f"{str(last)!r} does not exist, a part of the same model")):
+        locate(str(first))
+
+
+BYTES = [
+    *"abcdefghijklmnopqrstuvwxyz0123456789.'$=+ĠĊ",
+    "34",
+    "12",
+    "123",
+    "1234",
+    "Ġ1",
+    "Ġ12",
+    "ĠĠ",
+    "'s",
+    "xs",
+    "$=",
+    "=+",
+]
+PIECES = [
+    *(f"<0x{i:02X}>" for i in range(256)),
+    "▁▁",
+    "▁a",
+    "ab",
+    "▁ab",
+    "12",
+    "34",
+    "1234",
+    *"▁ab1234.x",
+    "<|im_end|>",
+]
+BPE: dict[str, Any] = {
+    "tokens": [*"#", *BYTES, *(f"<{i}>" for i in range(501 - len(BYTES)))],
+    "token_type": [3, *[1] * len(BYTES), *[5] * (501 - len(BYTES))],
+    "merges": ["3 4", "1 2", "12 3", "12 34", "Ġ 1", "Ġ 12", "Ġ Ġ", "' s", "$ =", "= +"],
+    "eos_token_id": 0,
+}
+SENTENCE_PIECE: dict[str, Any] = {
+    "model": "llama",
+    "tokens": ["<unk>", "<s>", "</s>", *PIECES, *(f"<{i}>" for i in range(499 - len(PIECES)))],
+    "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 257), 3, *[5] * (499 - len(PIECES))],
+    "scores": [-float(i) for i in range(502)],
+    "merges": None,
+    "bos_token_id": 1,
+    "add_bos_token": None,
+}
+OF_BYTES, OF_PIECES = "xs's  123  $=+ 1234", "ab  1234<|im_end|>ab"
+SPLIT: dict[
+    str, tuple[dict[str, Any], str, list[int]]
+] = {  # keys, text, what llama.cpp's server (xllamacpp 2026.10.11549) answers to /tokenize
+    "gpt-2": (BPE, OF_BYTES, [24, 19, 51, 42, 42, 46, 42, 42, 53, 41, 42, 47]),
+    "smollm": (BPE, OF_BYTES, [24, 19, 51, 50, 28, 29, 30, 42, 42, 53, 41, 42, 28, 29, 30, 31]),
+    "default": (BPE, OF_BYTES, [24, 19, 38, 19, 42, 42, 46, 50, 53, 41, 42, 46, 31]),
+    "llama-bpe": (BPE, OF_BYTES, [52, 51, 42, 42, 46, 42, 42, 53, 41, 42, 46, 31]),
+    "qwen2": (BPE, OF_BYTES, [24, 19, 51, 42, 42, 28, 29, 30, 42, 42, 53, 41, 42, 28, 29, 30, 31]),
+    "pieces": (SENTENCE_PIECE, OF_PIECES, [1, 262, 259, 265, 275, 262]),
+    "no space first": (SENTENCE_PIECE | {"add_space_prefix": False}, OF_PIECES, [1, 261, 259, 265, 275, 261]),
+    "no BOS": (SENTENCE_PIECE | {"add_bos_token": False}, OF_PIECES, [262, 259, 265, 275, 262]),
+    "EOS": (SENTENCE_PIECE | {"add_eos_token": True}, OF_PIECES, [1, 262, 259, 265, 275, 262, 2]),
+}
+
+
+@pytest.mark.parametrize("rule", SPLIT)
+def test_a_text_has_the_ids_of_llama_cpp(rule: str, models: Callable[[str], Path], tmp_path: Path) -> None:
+    keys, text, ids = SPLIT[rule]
+    keys = {f"{END}{key}": value for key, value in {"pre": rule, **keys}.items()}
+    file = written(models("llama").with_suffix(".gguf"), tmp_path / "model.gguf", keys=keys)
+    assert inspect(str(file)).tokenizer(text)["input_ids"] == ids
