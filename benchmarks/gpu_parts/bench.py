@@ -107,7 +107,7 @@ class Bench(runner.StepFile):
                 suite=(f"synthetic:{prompt}x{new}",),
                 weights=TOY if self.toy else LARGE,
                 method=methods,
-                engine="graph",
+                engine=("graph",),
                 batch_size=(size,),
                 batching=(batching,),
                 limit=blocks * size * (REFILLS if batching == "refill" else 1),

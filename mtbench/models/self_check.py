@@ -39,7 +39,7 @@ def modules_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetad
     return logits
 
 
-def _reference(model: PreTrainedModel, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Tensor]:
+def _reference(model: PreTrainedModel, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Return the logits of transformers' modules with PyTorch's operations. Raises UserError if they do not run."""
     try:
         with kernels.plain():
@@ -47,6 +47,7 @@ def _reference(model: PreTrainedModel, shapes: Sequence[tuple[int, int]] = SHAPE
     except Exception as error:  # modules of unknown architectures
         if is_out_of_memory(error):
             raise
+        kernels.refuse_lost_device(error)
         raise UserError(
             f"transformers' modules of {model.config.model_type!r} do not run ({type(error).__name__}: "
             f"{first_line(error)}); give another checkpoint with `--checkpoint ROLE=PATH_OR_ID`."
@@ -58,7 +59,7 @@ class Check:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.failure = model, ""
-        narrow = _reference(model)
+        narrow = _reference(model, SHAPES)
         try:
             with kernels.plain(), _widened(model, torch.float64 if model.dtype == torch.float32 else torch.float32):
                 self.wide = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]

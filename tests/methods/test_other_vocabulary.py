@@ -138,7 +138,7 @@ def plan(draft: Path, spec: str) -> Plan:
 def test_a_model_under_other_ids_drafts_as_the_model_itself(tmp_path: Path) -> None:
     """The whole way of a run: planned, loaded, decoded, checked. Without the option it is refused; the page says so."""
     other = permuted(TINY / "draft", tmp_path / "draft")
-    with pytest.raises(UserError, match=r"different token ids for .*vocabulary=intersection"):
+    with pytest.raises(UserError, match=r"other token ids than .*vocabulary=intersection"):
         plan(other, "speculative")
     with pytest.raises(UserError, match=r"has the token ids of .*leave `vocabulary=intersection` out"):
         plan(TINY / "draft", "speculative:vocabulary=intersection")

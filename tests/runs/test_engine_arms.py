@@ -312,9 +312,9 @@ def test_a_judge_that_cannot_run_costs_the_grade_and_says_why(monkeypatch: pytes
     """The run is whole, and a later session judges it: neither arm has the model's tokens."""
     run, planned, weights = answered(monkeypatch, tmp_path, [1, 3])
     stored, late = weights.read_bytes(), "the time budget is spent; `--resume` does it"
-    for fault in ("model' has no weights", "RuntimeError: ", late):
+    for fault in ("model' has no model.safetensors", "RuntimeError: ", late):
         with monkeypatch.context() as patch:
-            weights.unlink() if "weights" in fault else weights.write_bytes(stored)
+            weights.unlink() if "safetensors" in fault else weights.write_bytes(stored)
             if "Error" in fault:
                 patch.setattr(lossless_check, "shortfalls", lambda *_: torch.empty(1 << 60))
             graded, notes, _ = judged(run, planned, 0.0 if fault == late else float("inf"))

@@ -121,7 +121,7 @@ def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
         suite=suites,
         family=family,
         checkpoint={**table.families.get(family, {}), **asked.checkpoint},
-        engine=_given(asked.engine, table.plan.engine),
+        engine=(_given(asked.engine, table.plan.engine),),
         batch_size=tuple(_given(asked.batch_size, table.plan.batch_sizes)),
         limit=_given(asked.limit, table.plan.limit),
         rounds=_given(asked.rounds, table.plan.rounds),
