@@ -360,7 +360,9 @@ SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}  # that a program may ha
 @pytest.mark.whole
 @has_triton
 @pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("architecture", SHARED_BYTES)
+@pytest.mark.parametrize(
+    "architecture", [one if one == 90 else pytest.param(one, marks=pytest.mark.slow) for one in SHARED_BYTES]
+)
 def test_each_kernel_compiles_for_a_gpu_without_spilling(architecture: int) -> None:
     """At Qwen2.5-7B's shapes, for Ampere, Hopper and Blackwell. Two programs of attention fit a Hopper processor."""
     made = compiled(KERNELS, architecture=architecture)
