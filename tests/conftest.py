@@ -55,6 +55,7 @@ def loaded_machine() -> Iterator[None]:
         patch.setattr(flags, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
         patch.setattr(samples, "FAR_OFF", float("inf"))
+        patch.setattr(samples, "STRETCHED", float("inf"))
         yield
 
 

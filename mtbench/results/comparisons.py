@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.results import verdict_words
+from mtbench.results import samples, verdict_words
 from mtbench.results.figure_formats import (
     AccuracyComparison,
     Agreement,
@@ -260,10 +260,14 @@ def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> st
 
 
 def _disturbed(data: CellData, baseline: CellData, blocks: Mapping[str, FarOff]) -> str | None:
-    """Return that a block of the arm or of its baseline was disturbed, or None."""
+    """Return that a block of the arm or of its baseline was disturbed, or one of them more than the other; or None."""
     for cell in (data.cell, baseline.cell):
         if cell.cell in blocks:
             return f"{statistics.DISTURBED} in block {blocks[cell.cell].block} of {cell.arm}"
+    more, less = sorted((data, baseline), key=lambda one: -one.stretch)
+    if more.stretch / less.stretch > samples.STRETCHED:
+        waited = [f"{1 - 1 / one.stretch:.0%} of the time of {one.cell.arm}" for one in (more, less)]
+        return f"{statistics.DISTURBED}: others had the processor in {waited[0]}, and in {waited[1]}"
     return None
 
 

@@ -27,6 +27,7 @@ from mtbench.runs.plan import Cell, Group, Item, Plan
 from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import Totals, Unit
 
+STRETCHED = 1.1  # ratio of the stretches of two arms from which their times are not compared
 FAR_OFF = 4.0  # times its usual time, from which a block's time is not taken for the arm's speed
 
 
@@ -62,6 +63,12 @@ class CellData:
             if len({self.unit_of[t.block] for t in first}) > len({self.unit_of[t.block] for t in kept}):
                 kept = first
         return sorted(kept, key=lambda t: (t.block, t.round))
+
+    @property
+    def stretch(self) -> float:
+        """By how much others made the time longer in which the arm's server wanted the processor; 1: not known."""
+        known = [(t.wanted_s, t.cpu_s) for t in self.samples if t.wanted_s and t.cpu_s]
+        return sum(wanted_s for wanted_s, _ in known) / sum(cpu_s for _, cpu_s in known) if known else 1.0
 
     @property
     def not_clean(self) -> int:

@@ -181,6 +181,24 @@ def test_a_block_far_off_its_siblings_leaves_no_word_no_factors_and_is_told() ->
     assert other["medusa"].speedup[0].verdict == "inconclusive: the machine was disturbed in block 7 of medusa"
 
 
+def test_arms_that_waited_unequally_for_the_processor_have_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As once seen in llama.cpp: plain decoding waited for 55 % of its time, and a slower arm was called faster."""
+    monkeypatch.setattr(samples, "STRETCHED", 1.1)  # tests/conftest.py has none
+
+    def found(plain: float, copies: float) -> str:
+        group = arms(ar=[2.0 + b / 100 for b in range(8)], copies=[1.0 + b / 100 for b in range(8)])
+        for data, share in ((group["ar"], plain), (group["copies"], copies)):
+            data.timings[:] = [t.changed(wanted_s=t.wall_s, cpu_s=share * t.wall_s) for t in data.timings]
+        return compare(group, 0.0, 0.02)["copies"].speedup[0].verdict
+
+    assert found(0.45, 0.78) == (
+        "inconclusive: the machine was disturbed: others had the processor in 55% of the time of ar, and in 22% of the "
+        "time of copies"
+    )
+    assert found(0.78, 0.45).startswith("inconclusive: the machine was disturbed")
+    assert found(0.45, 0.44) == found(0.99, 0.92) == "faster"
+
+
 @pytest.mark.usefixtures("far")
 def test_longer_work_is_not_far_off() -> None:
     """A long prompt takes all arms longer, more forwards take one arm longer, and a slow arm is slow in all blocks."""
