@@ -44,8 +44,13 @@ class UserError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, printable, without its full stop, cut at 200 characters."""
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0]).rstrip(".")[:200]
+    """Return the first line of an exception's message, printable, without its full stop, cut at 200 characters.
+
+    Where it ends with a colon, the next line follows.
+    """
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    said = f"{first} {others[0].strip()}" if others and first.endswith(":") else first
+    return printable(said).rstrip(".")[:200]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -49,8 +49,17 @@ def render(
 
 
 def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
-    """Return the token ids of texts. The tokenizer adds special tokens to plain ones; a chat template wrote its own."""
-    return list(tokenizer(list(texts), add_special_tokens=plain)["input_ids"]) if texts else []
+    """Return the token ids of texts. The tokenizer adds special tokens to plain ones; a chat template wrote its own.
+
+    Raises UserError if the tokenizer fails.
+    """
+    try:
+        return list(tokenizer(list(texts), add_special_tokens=plain)["input_ids"]) if texts else []
+    except Exception as error:  # a tokenizer may raise any, and tokenizers raises plain ones
+        raise UserError(
+            f"the tokenizer of checkpoint {tokenizer.name_or_path!r} fails: {first_line(error)}; give another one with "
+            "its own tokenizer."
+        ) from None
 
 
 def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:

@@ -28,7 +28,7 @@ from mtbench.models import packed_weights
 from mtbench.models.architectures import attention_of, small_copy
 from mtbench.models.attention import ATTENTION, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.self_check import Check, modules_logits
+from mtbench.models.self_check import Check, modules_logits, plain_logits
 
 CHECK_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; RMS norms are computed in float32
@@ -206,8 +206,7 @@ def _attention_arguments(model: PreTrainedModel) -> list[Attention]:
     ids, metadata, cache = _check_inputs(model, _RecordingMetadata)
     recorded: list[Attention] = []
     object.__setattr__(metadata, "recorded", recorded)  # the dataclass is frozen
-    with kernels.plain():  # none of ours runs before its check
-        modules_logits(model, ids, metadata, cache)
+    plain_logits(model, ids, metadata, cache)  # none of our kernels runs before its check
     return recorded
 
 

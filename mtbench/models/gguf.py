@@ -26,7 +26,7 @@ from mtbench.models import gguf_config
 
 ENDING, PACKAGE = ".gguf", "package:"
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-CONVERSION = "2"  # changes with what a conversion writes, so that a folder of an earlier version is not used
+CONVERSION = "3"  # changes with what a conversion writes, so that a folder of an earlier version is not used
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
 MAGIC = b"GGUF"
 FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised
@@ -34,7 +34,7 @@ FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quan
 
 def is_gguf(source: str) -> bool:
     """Return whether a checkpoint's name is that of a GGUF file."""
-    return source.endswith(ENDING)
+    return source.lower().endswith(ENDING)
 
 
 def file_of(source: str) -> Path:
@@ -133,9 +133,9 @@ def _convert(parts: tuple[Path, ...], folder: Path) -> list[str]:
             whole = file if len(parts) == 1 else _joined(parts, Path(scratch) / file.name)
             return _convert_whole(whole, GGUFReader(whole), folder)
     except Exception as error:  # a file that is damaged, or of an architecture that transformers does not know
-        reason = first_line(error) or type(error).__name__
+        again = "" if isinstance(error, UserError) else "download it again, or "
         raise UserError(
-            f"{str(file)!r} cannot be read as a GGUF checkpoint: {reason}; download it again, or give the model as a "
+            f"{str(file)!r} cannot be read as a GGUF checkpoint: {first_line(error)}; {again}give the model as a "
             "folder of safetensors."
         ) from None
 
@@ -145,11 +145,19 @@ def _joined(parts: tuple[Path, ...], out: Path) -> Path:
     from gguf import GGUFReader, GGUFWriter
 
     readers = [GGUFReader(part) for part in parts]
-    keys = {key: field for key, field in readers[0].fields.items() if not key.startswith(("GGUF.", "split."))}
+    for n, reader in enumerate(readers):
+        told = [reader.fields[key].contents() if key in reader.fields else None for key in ("split.no", "split.count")]
+        if told != [n, len(parts)]:
+            raise UserError(f"{parts[n].name} is not part {n + 1} of {len(parts)}: split.no {told[0]} of {told[1]}")
+    tensors = [tensor for reader in readers for tensor in reader.tensors]
+    if (count := readers[0].fields.get("split.tensors.count")) and count.contents() != len(tensors):
+        raise UserError(f"its parts have {len(tensors)} tensors, and split.tensors.count is {count.contents()}")
+    dropped = ("GGUF.", "split.", "general.alignment")
+    keys = {key: field for key, field in readers[0].fields.items() if not key.startswith(dropped)}
     writer = GGUFWriter(out, keys.pop("general.architecture").contents())
     for key, field in keys.items():
         writer.add_key_value(key, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    for tensor in (tensor for reader in readers for tensor in reader.tensors):
+    for tensor in tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

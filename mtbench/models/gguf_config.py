@@ -25,7 +25,7 @@ NAMES = {  # in a configuration; other keys have their own name there. "": `_com
 ROPE_FREQS, WINDOW = "rope_freqs.weight", "attention.sliding_window"
 WIDE = {46, 62}  # layers of Gemma 2 27B and Gemma 3 27B: the scale of their scores is not that of their keys' width
 END_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"}
-CONTROL = 3  # type of a token
+END_TEXTS |= {"<|return|>", "<|call|>", "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"}
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {  # names of rules: the expressions that split a text, one after the other
@@ -63,9 +63,9 @@ def read(file: Path, keys: Keys, rope_freqs: Any) -> Any:
             else:
                 left[key] = value
         _complete(config, left, rope_freqs)
-    for key, value in left.items():  # these values change nothing: True or 0, "none", a scale of 1
-        one = key.endswith(("_scale", "_factor")) and value == 1
-        if value not in (key == "attention.causal", "none") and not one:
+    for key, value in left.items():  # these values change nothing: a factor of 1, True or 0, "none"
+        neutral = (1,) if key.endswith(("_scale", "_factor")) else (key == "attention.causal", "none")
+        if value not in neutral:
             raise UserError(f"mtbench does not apply {architecture}.{key} = {value!r:.40}")
     return config
 
@@ -80,7 +80,8 @@ def _complete(config: Any, left: dict[str, Any], rope_freqs: Any) -> None:
         del left[key]
     if hasattr(config, "query_pre_attn_scalar"):
         config.query_pre_attn_scalar = head if config.num_hidden_layers in WIDE else width
-    if not any(hasattr(config, name) for name in ("layer_types", "use_sliding_window")):  # it slides in all layers
+    by_layer = any(hasattr(config, name) for name in ("layer_types", "use_sliding_window"))
+    if hasattr(config, "sliding_window") and not by_layer:  # it slides in all layers
         config.sliding_window = left.pop(WINDOW, 0) or None
     elif left.get(WINDOW, 0) >= config.max_position_embeddings:
         del left[WINDOW]
@@ -130,11 +131,14 @@ def _llama3(divisors: np.ndarray, theta: float) -> dict[str, Any]:
 
 
 def end_ids(tokenizer: Keys) -> list[int]:
-    """Return the ids that end an answer in llama.cpp: those of keys `tokenizer.ggml.KEY`, and those of known texts."""
+    """Return the ids that end an answer in llama.cpp: those of keys `tokenizer.ggml.KEY`, and those of known texts.
+
+    It overrides another type of such a token.
+    """
     ids = {tokenizer[key] for key in ("eos_token_id", "eot_token_id", "eom_token_id") if key in tokenizer}
     texts = END_TEXTS - ({"<|end|>"} if "<|return|>" in tokenizer["tokens"] else set())  # gpt-oss: a message's end
-    kinds = zip(tokenizer["tokens"], tokenizer.get("token_type", ()), strict=False)
-    return sorted(ids | {i for i, (text, kind) in enumerate(kinds) if kind == CONTROL and text in texts})
+    rows = range(len(tokenizer["tokens"]))
+    return sorted({i for i in ids if i in rows} | {i for i in rows if tokenizer["tokens"][i] in texts})
 
 
 def split_alike(tokenizer: Any, keys: Keys) -> None:

@@ -8,6 +8,7 @@ attention cannot be ours (mtbench/models/architectures.py).
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
 )
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
 
 from mtbench import network
@@ -41,7 +43,7 @@ MASKS = (MASK, "|<MASK>|")  # the second: Fast-dLLM v2, whose tokenizer does not
 RANDOM_SEED = 0
 OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
 # transformers raises these for bad files.
-LOADING_ERRORS = (OSError, ValueError, AttributeError, StrictDataclassError, SafetensorError)
+LOADING_ERRORS = (OSError, ValueError, AttributeError, ImportError, TypeError, StrictDataclassError, SafetensorError)
 ALSO_QWEN2 = {"a2d-qwen2", "Fast_dLLM_Qwen", "mimo"}  # model types; MiMo adds layers for multi-token prediction
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
@@ -147,15 +149,15 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     if Path(source).is_dir():
         check_settings(Path(source))
         check_files(Path(source))
+    config = load_config(source, offline=offline)
+    refuse_unserved(config, source)
     tokenizer_source = locate(RANDOM_TOKENIZER) if random else source
     with explained(tokenizer_source, "tokenizer", offline):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=offline, trust_remote_code=False)
-        if len(tokenizer) < 2:  # transformers returns an empty tokenizer if the files are missing
+        if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():  # as without tokenizer.json
             raise OSError("no tokenizer files")
         if not isinstance(tokenizer.model_max_length, int | float):
             raise ValueError(f"model_max_length is {tokenizer.model_max_length!r:.60}, not a number")
-    config = load_config(source, offline=offline)
-    refuse_unserved(config, source)
     if random and len(tokenizer) > config.vocab_size:
         raise UserError(
             f"{source!r} has {config.vocab_size} ids, fewer than the {len(tokenizer)} of the tokenizer used with "
@@ -210,6 +212,7 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
         with explained(source, "shape", offline, OTHER_WEIGHTS):
             model = random_model(inspected.config, dtype, device)
         return prepare(model, inspected.tokenizer, source=source)
+    refuse_unreadable(inspected)
     if Path(source).is_dir():
         refuse_other_sizes(inspected, stored_shapes(Path(source)))
     with explained(source, "safetensors weights", offline):
@@ -223,14 +226,32 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
             trust_remote_code=False,
             output_loading_info=True,
         )
-    beyond = _beyond(found["unexpected_keys"], model)
-    for weights, said in ((found["missing_keys"], "lacks {} weights"), (beyond, "has {} weights beyond those")):
-        if weights:
+    model = model.to(device)
+    whole = [(name, weight) for name, weight in model.named_parameters() if weight.dtype in DTYPES.values()]
+    faults = {
+        "lacks {} weights of its configuration": found["missing_keys"],
+        "has {} weights beyond those of its configuration": _beyond(found["unexpected_keys"], model),
+        "has {} weights that are not finite": [name for name, weight in whole if not weight.isfinite().all()],
+    }
+    for said, names in faults.items():
+        if names:
             raise UserError(
-                f"checkpoint {source!r} {said.format(len(weights))} of its configuration, such as {min(weights)!r}; "
-                f"give another with `{OTHER_CHECKPOINT}`."
+                f"checkpoint {source!r} {said.format(len(names))}, such as {min(names)!r}; give another with "
+                f"`{OTHER_CHECKPOINT}`."
             )
-    return prepare(model.to(device), inspected.tokenizer, source=source)
+    return prepare(model, inspected.tokenizer, source=source)
+
+
+def refuse_unreadable(inspected: Inspected) -> None:
+    """Raise UserError for weights that transformers would misread or not read, as far as headers and settings tell."""
+    packed = getattr(inspected.config, "quantization_config", None)
+    if packed is not None:
+        with explained(inspected.source, "quantised weights", inspected.offline):
+            quantiser = AutoHfQuantizer.from_config(packed, pre_quantized=True)  # from_pretrained drops unknown ones
+            with suppress(RuntimeError, ValueError, AttributeError):  # of a machine without a GPU
+                quantiser.validate_environment(device_map=None)
+    if Path(inspected.source).is_dir():
+        stored_shapes(Path(inspected.source))
 
 
 def _beyond(names: Iterable[str], model: PreTrainedModel) -> list[str]:
@@ -243,7 +264,7 @@ def _beyond(names: Iterable[str], model: PreTrainedModel) -> list[str]:
         return name if name in modules else owner(name.rpartition(".")[0])
 
     packed = getattr(model.config, "quantization_config", None)  # its scales are the quantiser's
-    return [] if packed else [name for name in names if owner(name) not in beside]
+    return [] if packed else [name for name in names if owner(name) not in beside or ".lora_" in name]
 
 
 def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:

@@ -8,7 +8,7 @@ close to the wide logits as PyTorch is.
 R = rows, W = positions fed, V = vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -39,11 +39,11 @@ def modules_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetad
     return logits
 
 
-def _reference(model: PreTrainedModel, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Return the logits of transformers' modules with PyTorch's operations. Raises UserError if they do not run."""
+def plain_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> Tensor:
+    """Return the same with PyTorch's operations. Raises UserError if the modules do not run."""
     try:
         with kernels.plain():
-            return [modules_logits(model, *_inputs(model, *shape)) for shape in shapes]
+            return modules_logits(model, ids, metadata, cache)
     except Exception as error:  # modules of unknown architectures
         if is_out_of_memory(error):
             raise
@@ -59,7 +59,7 @@ class Check:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.failure = model, ""
-        narrow = _reference(model, SHAPES)
+        narrow = [plain_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
         try:
             with kernels.plain(), _widened(model, torch.float64 if model.dtype == torch.float32 else torch.float32):
                 self.wide = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
@@ -155,6 +155,6 @@ def check_modules(model: PreTrainedModel) -> None:
     Raises UserError if the modules do not run.
     """
     if not kernels.ours(model.get_input_embeddings().weight):
-        _reference(model, SHAPES[:1])
+        plain_logits(model, *_inputs(model, *SHAPES[0]))
     elif fault := Check(model).fault(partial(modules_logits, model)):
         kernels.switch_off(fault)

@@ -15,7 +15,8 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
-from mtbench.models.loading import Inspected, inspect
+from mtbench.models.feature_draft import DraftConfig
+from mtbench.models.loading import Inspected, inspect, refuse_unreadable
 from mtbench.options import build, roles_of
 from mtbench.runs.engine_arms import is_there, refuse_in_engine
 from mtbench.runs.run_request import RunRequest
@@ -74,6 +75,10 @@ class Lineup:
             self.refuse(arm)
             checkpoints = self._inspect(arm)
             method, untrained = build(METHODS[arm.method], arm.options, self.family.training(arm.on))
+            if not is_served(arm.engine):  # a serving engine reads its files itself
+                for checkpoint in checkpoints.values():
+                    if not isinstance(checkpoint.config, DraftConfig):
+                        refuse_unreadable(checkpoint)
             fault = method_checks.fault(method, checkpoints)
             if fault is None and not method.outside:
                 method_checks.refuse_too_wide(str(arm), method)

@@ -230,6 +230,20 @@ FOLDERS: dict[str, tuple[str, Fault, str]] = {  # fault: model, what changes, wh
     "experts": ("moe", without("1.mlp.experts"), "lacks .*experts"),
     "the router": ("moe", without("0.mlp.gate.weight"), "lacks 1 weights .*gate"),
     "experts a token": ("moe", settings(num_experts_per_tok=1), ""),
+    "a number that is none": ("llama", weights(lambda w: w["model.norm.weight"].fill_(torch.nan)), "not finite"),
+    "an unknown quantisation": (
+        "llama",
+        settings(quantization_config={"quant_method": "modelopt"}),
+        "Unknown quantization type, got modelopt",
+    ),
+    "the package of a quantisation": (
+        "llama",
+        settings(quantization_config={"quant_method": "gptq", "bits": 4}),
+        "quantised weights: .*requires",
+    ),
+    "the vocabulary": ("llama", lambda folder: (folder / "tokenizer.json").unlink(), "no usable tokenizer"),
+    "an adapter inside": ("llama", added("base_model.model.lm_head.lora_A.weight", 4, 64), "beyond those"),
+    "a text for a number": ("llama", settings(rms_norm_eps="1e-6"), "configuration: .*rms_norm_eps.*expected float"),
 }
 
 
@@ -302,6 +316,10 @@ FILES: dict[str, tuple[str, dict[str, Any], Fault | str]] = {  # model, changed 
     "a rule that splits text": ("llama", {"keys": {"tokenizer.ggml.pre": "made-up"}}, "tokenizer.ggml.pre = 'made-up'"),
     "a turn's end": ("llama", {"keys": {f"{END}eot_token_id": 225}}, ends(0, 2, 225)),
     "a message's end": ("qwen2", {"keys": {f"{END}eom_token_id": 44, f"{END}eos_token_id": 0}}, ends(0, 2, 44)),
+    "types of tokens": ("llama", {"keys": {f"{END}token_type": [1] * 512}}, same),
+    "an end beyond the tokens": ("llama", {"keys": {f"{END}eot_token_id": 1 << 20}}, same),
+    "a window that Llama lacks": ("llama", {"keys": {"attention.sliding_window": 8}}, "llama.attention.sliding_window"),
+    "a factor of zero": ("llama", {"keys": YARN | {f"{SCALING}yarn_ext_factor": 0.0}}, "yarn_ext_factor = 0.0"),
 }
 
 
@@ -344,6 +362,10 @@ def test_any_part_stands_for_the_model_and_a_missing_one_is_named(
     shutil.copy(first, alone := tmp_path / "alone.gguf")
     with pytest.raises(UserError, match=r"no whole model: .*split.count 3"):
         locate(str(alone))
+    written(models("llama").with_suffix(".gguf"), tmp_path / "other.gguf", tensors_a_part=5)
+    shutil.copy(max(tmp_path.glob("other-*.gguf")), last)
+    with pytest.raises(UserError, match=f"{last.name} is not part 3 of 3: split.no 4 of 5"):
+        locate(str(first))
     last.unlink()
     with pytest.raises(UserError, match=re.escape(f"{str(last)!r} does not exist, a part of the same model")):
         locate(str(first))
