@@ -62,14 +62,17 @@ def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[
         ) from None
 
 
-def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:
-    """Raise UserError for a name that is no variable of a template, but what mtbench or the tokenizer passes."""
+def refuse_reserved(tokenizer: Any, names: Iterable[str], field: str) -> None:
+    """Raise UserError for a name that is no variable of a template, but what mtbench or the tokenizer passes.
+
+    `field`: what the user gave the names in.
+    """
     reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
     for name in names:
         if name in reserved:
             raise UserError(
-                f"--chat-template-kwargs {name}=… is not allowed: it is no variable of a chat template. Give one "
-                "that the template reads, such as enable_thinking=false."
+                f"{field} {name!r} is not allowed: it is no variable of a chat template. Give one that the template "
+                "reads, such as enable_thinking."
             )
 
 

@@ -123,7 +123,7 @@ def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest
     """
     tokenizer, options = target.tokenizer, request.chat_template_kwargs
     rendered: bool | None = None
-    chat_template.refuse_reserved(tokenizer, options)
+    chat_template.refuse_reserved(tokenizer, options, "--chat-template-kwargs")
 
     def render(messages: Messages) -> str:
         nonlocal rendered

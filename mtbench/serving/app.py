@@ -9,6 +9,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -60,10 +61,12 @@ class Service:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/v1/models/{name}", self.models),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
-        return Starlette(routes=routes, exception_handlers={BadRequestError: _bad_request})
+        kinds = (BadRequestError, HTTPException, Exception)
+        return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refused))
 
     async def health(self, _: HttpRequest) -> Response:
         status = "draining" if self.draining else "ok" if self.worker.alive else "dead"
@@ -82,7 +85,10 @@ class Service:
             "max_model_len": self.served.max_length,
             "mtbench": {"method": self.served.arm, "rows": self.served.rows, "options": dict(self.served.options)},
         }
-        return JSONResponse({"object": "list", "data": [model]})
+        if (name := request.path_params.get("name")) is None:
+            return JSONResponse({"object": "list", "data": [model]})
+        wire.check_model(name, self.served)
+        return JSONResponse(model)
 
     async def chat(self, request: HttpRequest) -> Response:
         return await self._complete(request, chat=True)
@@ -209,9 +215,15 @@ def _error_body(status: int, message: str, *, param: str | None = None, code: st
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-async def _bad_request(_: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, BadRequestError)
-    headers = {"Retry-After": "1"} if error.status == 503 else {}
+async def _refused(request: HttpRequest, error: Exception) -> Response:
+    headers: dict[str, str] = {}
+    if isinstance(error, HTTPException):
+        headers |= error.headers or {}
+        error = BadRequestError(f"{request.method} {request.url.path:.100}: {error.detail}", status=error.status_code)
+    elif not isinstance(error, BadRequestError):
+        error = BadRequestError(f"the server failed: {first_line(error)}.", status=500)
+    if error.status == 503:
+        headers["Retry-After"] = "1"
     if error.status == 413:
         headers["Connection"] = "close"  # what is left of the body is not read
     body = _error_body(error.status, error.message, param=error.param, code=error.code)

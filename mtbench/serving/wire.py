@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
@@ -70,6 +70,9 @@ class _Told(_Record):
         return {n: v for n, v in kept.items() if n in cls.model_fields or not (n in IGNORED or v in OFF)}
 
 
+CONTENT = 'a text, or a list of {"type": "text", "text": …}; images and other parts are not supported'
+
+
 class Part(_Told):
     """A part of a message."""
 
@@ -81,7 +84,7 @@ class Message(_Told):
     """A message of a conversation. The chat template gets all of it."""
 
     role: str
-    content: str | list[Part]
+    content: str | list[Part] = Field(description=CONTENT)
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -108,7 +111,7 @@ class Body(_Record):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = Field(None, description=STOPS)
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: dict[str, bool | None] | None = Field(None, description="an object of true and false")
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None  # by the tokenizer; as in vLLM not to a chat, and to other texts by default
@@ -124,10 +127,10 @@ class ChatBody(Body):
         messages = [{**message.model_dump(exclude_none=True), "content": message.text} for message in self.messages]
         options = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
         try:
-            chat_template.refuse_reserved(served.tokenizer, options)
-            text = chat_template.render(served.tokenizer, messages, answer_follows=True, options=options)
-        except (TemplateError, UserError) as error:
-            raise BadRequestError(first_line(error), "messages") from None
+            chat_template.refuse_reserved(served.tokenizer, options, "chat_template_kwargs:")
+        except UserError as error:
+            raise BadRequestError(str(error), "chat_template_kwargs") from None
+        text = chat_template.render(served.tokenizer, messages, answer_follows=True, options=options)
         return chat_template.tokenise(served.tokenizer, [text], plain=bool(self.add_special_tokens))[0]
 
 
@@ -164,15 +167,16 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
     `max_new_tokens`: of a request that does not say how many.
     """
     body = _validated(raw, ChatBody if chat else CompletionBody)
-    if body.model is not None and body.model != served.name:
-        raise BadRequestError(
-            f"The model {body.model!r:.100} does not exist; this server has {served.name!r}.",
-            "model",
-            "model_not_found",
-            404,
-        )
+    if body.model is not None:
+        check_model(body.model, served)
     options = _check_others(body, served)
-    prompt, place = body.prompt_ids(served), "messages" if chat else "prompt"
+    place = "messages" if chat else "prompt"
+    try:
+        prompt = body.prompt_ids(served)
+    except BadRequestError:
+        raise
+    except Exception as error:  # a template or a tokenizer may raise any
+        raise BadRequestError(first_line(error), place) from None
     if wrong := [number for number in prompt if not 0 <= number < served.vocabulary]:
         raise BadRequestError(f"the prompt has the token id {wrong[0]}; ids are below {served.vocabulary:,}.", place)
     if len(prompt) < served.method.block:
@@ -206,21 +210,32 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
     )
 
 
+def check_model(name: str, served: Served) -> None:
+    """Raise BadRequestError unless this is the model that is served."""
+    if name != served.name:
+        said = f"The model {name!r:.100} does not exist; this server has {served.name!r}."
+        raise BadRequestError(said, "model", "model_not_found", 404)
+
+
 def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatBody | CompletionBody:
     try:
-        return kind.model_validate(json.loads(raw))
+        return kind.model_validate(from_json(raw))  # json.loads reads half a surrogate pair, which no tokenizer does
     except ValidationError as error:
         # Of alternatives, the one that fits furthest.
         found = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
         place = ".".join(str(part) for part in found["loc"] if part not in ("str", "int") and "[" not in str(part))
         param = str(found["loc"][0]) if found["loc"] else None
         if found["type"] == "extra_forbidden":
-            raise BadRequestError(f"{place} is not supported; null is allowed.", param) from None
-        rule = kind.model_fields[param].description if param in kind.model_fields else None
-        said = f"{param}: {rule}" if rule else f"{place or 'the body'}: {found['msg']}"
-        raise BadRequestError(said, param) from None
-    except (ValueError, RecursionError):
-        raise BadRequestError("the body is not JSON.") from None
+            raise BadRequestError(f"{place} is not supported; leave it out.", param) from None
+        fields = {**kind.model_fields, **Message.model_fields}
+        said = "it is not a JSON object" if found["type"] == "model_type" else found["msg"]
+        for end, part in enumerate(found["loc"], 1):
+            if part in fields and (rule := fields[part].description):
+                place, said = ".".join(map(str, found["loc"][:end])), rule
+                break
+        raise BadRequestError(f"{place or 'the body'}: {said}", param) from None
+    except ValueError as error:
+        raise BadRequestError(f"the body is not JSON: {first_line(error)}.") from None
 
 
 def _check_others(body: Body, served: Served) -> dict[str, float]:
@@ -235,8 +250,9 @@ def _check_others(body: Body, served: Served) -> dict[str, float]:
         elif allowed is None:
             raise BadRequestError(f"Unrecognized request argument supplied: {name:.100}", name[:100])
         elif not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
-            choices = " or ".join(json.dumps(one) for one in allowed) or "null"
-            raise BadRequestError(f"{name} is not supported; {choices} is allowed.", name)
+            choices = "" if allowed is OFF else " or ".join(map(json.dumps, allowed))
+            rest = f"{choices} is allowed" if choices else "leave it out"
+            raise BadRequestError(f"{name} is not supported; {rest}.", name)
     return found
 
 

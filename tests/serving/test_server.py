@@ -236,10 +236,13 @@ MESSAGES: list[tuple[dict[str, Any], str | None]] = [  # a message, and what ref
     ({"content": [{"type": "text", "text": "a b", "cache_control": {"type": "ephemeral"}, "x": None}]}, None),
     ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}], "audio": None}, None),
     ({"content": "a b", "id": "m1", "reasoning_content": "c"}, None),
-    ({"content": None, "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls is not supported; null is allowed."),
-    ({"content": "a b", "tool_call_id": "1"}, "messages.0.tool_call_id is not supported; null is allowed."),
-    ({"content": [{"type": "image_url", "image_url": {}}]}, "messages.0.content.0.type: Input should be 'text'"),
-    ({"content": 5}, "messages.0.content: Input should be a valid string"),
+    ({"content": None, "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls is not supported; leave it out."),
+    ({"content": "a b", "tool_call_id": "1"}, "messages.0.tool_call_id is not supported; leave it out."),
+    *(
+        ({"content": content}, f"messages.0.content: {wire.CONTENT}")
+        for content in (5, None, ["a"], [{"type": "image_url", "image_url": {}}], [{"type": "text"}], {"text": "a"})
+    ),
+    ({"content": "a b", "role": 5}, "messages.0.role: Input should be a valid string"),
 ]
 
 
@@ -272,6 +275,18 @@ RULES: list[tuple[str, Any, str]] = [
     ("prompt", [1, "a"], "prompt: a text or token ids, or a list of one"),
     ("prompt", None, "prompt: a text or token ids, or a list of one"),
     ("chat_template_kwargs", {"a": [1]}, f"chat_template_kwargs: {wire.VARIABLES}"),
+    ("chat_template_kwargs", {"content": [1]}, f"chat_template_kwargs: {wire.VARIABLES}"),
+    (
+        "chat_template_kwargs",
+        {"messages": "x"},
+        "chat_template_kwargs: 'messages' is not allowed: it is no variable of a chat template. Give one that the "
+        "template reads, such as enable_thinking.",
+    ),
+    *((field, [{"a": 1}], f"{field} is not supported; leave it out.") for field in ("tools", "echo", "logit_bias")),
+    ("reasoning_effort", "low", "reasoning_effort is not supported; leave it out."),
+    ("n", 2, "n is not supported; 1 is allowed."),
+    ("messages", ["a"], "messages.0: it is not a JSON object"),
+    ("stream_options", {"include_usage": "yes"}, "stream_options: an object of true and false"),
 ]
 
 
@@ -280,18 +295,74 @@ def test_a_wrong_value_is_told_the_rule_of_its_field(
     mars_server: Running, field: str, value: Any, message: str
 ) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}]}
-    path, body = ("/chat/completions", chat) if field == "chat_template_kwargs" else ("/completions", {"prompt": [3]})
+    chatted = field in ("chat_template_kwargs", "messages")
+    path, body = ("/chat/completions", chat) if chatted else ("/completions", {"prompt": [3]})
     with mars_server.client() as client:
         answer = client.post(path, json={**body, field: value})
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b'{"prompt": ' + b"[" * 100_000])
-def test_a_body_that_is_no_object_is_refused(mars_server: Running, raw: bytes) -> None:
+HALF = r'{"prompt": "\ud800", "messages": [{"role": "user", "content": "a"}]}'  # of a surrogate pair
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("", "the body is not JSON"),
+        ("[]", "the body: it is not a JSON object"),
+        ("5", "the body: it is not a JSON object"),
+        (b"\xff", "the body is not JSON"),
+        ('{"prompt": ' + "[" * 100_000, "the body is not JSON"),
+        (HALF, "the body is not JSON: unexpected end of hex escape at line 1 column 19."),
+        *((HALF.replace(r"\ud800", "a").replace(old, r'"\udc00"'), "not JSON: lone lead") for old in ('"a"', '"user"')),
+        (HALF.encode().replace(rb"\ud800", b"\xed\xa0\x80"), "the body is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
+def test_a_body_that_is_no_object_of_texts_is_refused(
+    mars_server: Running, path: str, raw: str | bytes, message: str
+) -> None:
     with mars_server.client() as client:
-        answer = client.post("/completions", content=raw)
+        answer = client.post(path, content=raw)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/models/small", 200),
+        ("GET", "/models/other", 404),
+        ("GET", "/nothing", 404),
+        ("GET", "/completions", 405),
+        ("POST", "/completions", 400),  # the tokenizer fails
+    ],
+)
+def test_every_error_is_openais_json(
+    mars_server: Running, monkeypatch: pytest.MonkeyPatch, method: str, path: str, status: int
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise TypeError("broken\nin two lines")
+
+    monkeypatch.setattr(wire.chat_template, "tokenise", fails)
+    with mars_server.client() as client:
+        answer = client.request(method, path, json={"prompt": "a"} if method == "POST" else None)
+        models = client.get("/models").json()["data"]
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.json() | {"created": 0} == models[0] | {"created": 0}
+    else:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert "\n" not in answer.json()["error"]["message"]
+
+
+def test_an_error_of_the_servers_own_is_openais_json(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(small_served(ar(), runner)) as running, running.client() as client:
+        monkeypatch.setattr(running.service, "_check_capacity", lambda: 1 / 0)
+        answer = client.post("/completions", json={"prompt": [3]})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        assert answer.json()["error"]["message"] == "the server failed: division by zero."
 
 
 def test_bodies_have_a_limit(mars_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
