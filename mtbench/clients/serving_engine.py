@@ -22,7 +22,7 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
-from mtbench.models.checkpoint_files import Layout, linked_with
+from mtbench.models.checkpoint_files import Layout, check_files, linked_with
 from mtbench.models.drafts.loading import is_parallel, is_served
 from mtbench.models.loading import downloaded
 from mtbench.programs import environments
@@ -175,9 +175,10 @@ class ServingEngine:
 
     def refuse(self, source: str) -> None:
         """Raise UserError for a checkpoint that `prepared` cannot write in the engine's format."""
-        if self.gguf and not gguf.is_gguf(source):
-            folder = Path(families.locate(source))
-            if folder.is_dir():  # else a hub id, which is downloaded later
+        folder = Path(families.locate(source))
+        if folder.is_dir() and not gguf.is_gguf(source):  # a hub id is downloaded later
+            check_files(folder)
+            if self.gguf:
                 gguf_writer.settings(folder)
 
     def other_weights(self, source: str) -> str | None:
@@ -193,6 +194,7 @@ class ServingEngine:
         if self.gguf and gguf.is_gguf(source):
             return str(gguf.file_of(source))
         folder = downloaded(families.locate(source), offline=offline)
+        check_files(folder)  # it may have changed since the plan was made
         return str(gguf_writer.written(folder, self.gguf_dtype or dtype) if self.gguf else folder)
 
     def prepared_arm(

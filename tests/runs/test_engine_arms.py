@@ -461,6 +461,20 @@ def test_an_engine_that_cannot_read_the_model_is_an_error_also_without_methods(m
         plan(engine=[TOOLBOX], family="tiny")
 
 
+@pytest.mark.parametrize("left", ["", "adapter_config.json", "pytorch_model.bin"])
+@pytest.mark.parametrize("engine", ["llamacpp", "vllm"])
+def test_a_folder_without_weights_is_told_by_its_files(engine: str, left: str, tmp_path: Path) -> None:
+    """When a run is planned, and when it goes on: not by what the engine's format would need."""
+    folder = save_small(tmp_path / "small")
+    (folder / "model.safetensors").unlink()
+    (folder / (left or "other.json")).write_text("{}")
+    has = {"": "no model.safetensors", "adapter_config.json": "an adapter"}.get(left, "pickled weights only")
+    refuse, prepared = SERVING_ENGINES[engine]().refuse, SERVING_ENGINES[engine]().prepared
+    for asked in (refuse, lambda source: prepared(source, "bfloat16", offline=True)):
+        with pytest.raises(UserError, match=f"^checkpoint '{folder}' has {has}"):
+            asked(str(folder))
+
+
 def test_a_dtype_of_no_engine_is_an_error_also_without_methods() -> None:
     with pytest.raises(UserError, match="Toolbox does not compute in float64"):
         plan(engine=[TOOLBOX], family="tiny", dtype="float64")
