@@ -11,8 +11,8 @@ texts. In `FILE.txt` a line is the prompt itself.
 
 Fields that are read, the first one that a line has: `messages`, `conversations` (ShareGPT's), `prompt`, `question`,
 `problem`, `instruction`, `text` for the prompt (a line with two of the first three is refused); `answer`, `reference`,
-`target` for the answer; `id` (default: the line number). `input` is added to an `instruction`. Other fields are
-ignored, null is no field. A conversation is read up to the user's last turn; one of ShareGPT without any is left out.
+`target` for the answer; `id` (default: the line number). `input` is added to an `instruction`. A flag names the others;
+null is no field. A conversation is read up to the user's last turn; one of ShareGPT without any is left out.
 
 A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer that ends with
 `#### 72`, as in GSM8K, the number behind `####` counts. `--metric` says how: `exact`, `contains`, `number`, or `none`
@@ -42,7 +42,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mtbench import files
-from mtbench.errors import UserError
+from mtbench.errors import UserError, printable
 from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
@@ -53,14 +53,15 @@ TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")  # the firs
 ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
 MARKED = re.compile(rf"####\s*\$?({NUMBER.pattern})\s*\.?\s*$")  # the result of an answer that has its reasoning
 NONE = "none"  # of `--metric`: nothing is scored
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant")
 SHAREGPT = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")}  # its names of roles
 TOOLS = ("tool_calls", "function_call", "tool_call_id")
-OF_REQUESTS = {  # fields that a server would honour
-    *("stop", "temperature", "top_p", "top_k", "min_p", "seed", "n", "logit_bias", "ignore_eos", "tools", "functions"),
-    *("max_tokens", "max_completion_tokens", "max_new_tokens", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "tool_choice", "response_format", "schema", "json_schema", "structured_outputs", "system"),
-}
+NAMED = 6  # of the fields that are not read
+METADATA = re.compile(  # fields that no prompt needs
+    r"(.*_)?id|.*Id|category|subject|subset|dataset|task|source|difficulty|level|topic|type|language|split|model|stream"
+)
+# Fields that a server would honour, or that belong to a prompt: they are named first.
+FIRST = re.compile("stop|temperature|top_|seed|tool|token|penalty|format|schema|system|context|history|answer")
 
 
 def normalised(text: str) -> str:
@@ -123,20 +124,24 @@ class Prompts(Suite):
         self._references: dict[str, list[str]] = {}  # item -> answers of which one must match
         self._marked = 0  # items whose answers are all MARKED
         self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
-        ignored: dict[str, None] = {}
+        ignored: dict[str, Any] = {}
         left_out = 0
         try:
             for number, entry in _entries(self.file, self._data):
                 if isinstance(entry, dict) and not _is_asked(entry.get("conversations")):
                     left_out += 1
                     continue
-                self._add(number, entry)
-                ignored |= dict.fromkeys(name for name in entry if name in OF_REQUESTS and entry[name] is not None)
+                ignored |= self._add(number, entry)
         except RowError as error:
-            raise self._line_error(error.number, f'{error.reason}; a line is like {{"prompt": "…"}}') from None
+            hint = f"a {self.file.suffix} file is not read: give JSONL, a JSON array, or .txt with a prompt a line"
+            if self.file.suffix.lower() in ("", ".json", ".jsonl", ".ndjson", ".txt"):
+                hint = 'a line is like {"prompt": "…"}'
+            raise self._line_error(error.number, f"{error.reason}; {hint}") from None
         if not self._conversations:
             raise UserError(f"suite 'prompts': {self.file} has no prompts")
-        self.flags = [f"not read in {self.file.name}: {', '.join(ignored)}"] if ignored else []
+        named = sorted((n[:40] for n in ignored if not METADATA.fullmatch(n)), key=lambda n: not FIRST.search(n))
+        named[NAMED:] = [f"{len(named) - NAMED:,} more"] if len(named) > NAMED else []
+        self.flags = [f"not read in {self.file.name}: {printable(', '.join(named))}"] if named else []
         self.flags += [f"left out of {self.file.name}: {left_out:,} without a question"] if left_out else []
         if self._references:
             self._chosen = self._chosen or ("number" if self._marked == len(self._references) else "exact")
@@ -170,12 +175,12 @@ class Prompts(Suite):
     def _is_scored(self, name: str) -> bool:
         return not self._references or _item(name) in self._references
 
-    def _add(self, number: int, entry: Any) -> None:
-        """Add the conversation in a line of the file. Raise UserError if there is none."""
+    def _add(self, number: int, entry: Any) -> dict[str, Any]:
+        """Add the conversation in a line of the file; return the other fields. Raise UserError if there is none."""
         if not isinstance(entry, dict):
             raise self._line_error(number, 'not an object like {"prompt": "…"}')
         entry = _without_nulls(entry)
-        name = entry.get("id", number)
+        name = entry.pop("id", number)
         if type(name) not in (str, int) or not str(name).strip() or "/" in str(name):
             raise self._line_error(number, f"id {name!r} is not a number or a text without '/'")
         if str(name) in self._conversations:
@@ -190,6 +195,7 @@ class Prompts(Suite):
                 self._references[_item(str(name))] = [m[1] if m else a for m, a in zip(marked, found, strict=True)]
         except ValueError as error:
             raise self._line_error(number, str(error)) from error
+        return {name: value for name, value in entry.items() if value not in ("", [], {})}
 
     def _render(self, template: Template, number: int, messages: Messages) -> str:
         try:
@@ -216,16 +222,15 @@ def _read_file(variant: str) -> tuple[Path, bytes]:
 
 def _entries(file: Path, data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the number (from 1) and the value of each line that is not blank; of a text file it is a prompt."""
-    if file.suffix != ".txt":
+    if file.suffix.lower() != ".txt":
         data = data.removeprefix(codecs.BOM_UTF8)
         found: Any = None
         with suppress(ValueError, RecursionError):
             found = json.loads(data)  # one value: an array, or an object on several lines
-        if isinstance(found, dict) and b"\n" in data.strip():
-            found = [found]
-        if not isinstance(found, list):
+        if not isinstance(found, list | dict):
             yield from read_json_lines(io.BytesIO(data))
             return
+        found = [found] if isinstance(found, dict) else found
         yield from enumerate(({"prompt": entry} if isinstance(entry, str) else entry for entry in found), 1)
         return
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -245,53 +250,56 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def references(entry: Mapping[str, Any]) -> list[str]:
-    """Return the answers in one line of the file, of which one must match; [] if it has none.
+def references(entry: dict[str, Any]) -> list[str]:
+    """Take the answers from one line of the file, of which one must match; [] if it has none.
 
     Raise ValueError if they are not valid.
     """
-    key = next((key for key in ANSWER_KEYS if entry.get(key) is not None), None)
-    if key is None:
-        return []
-    given = entry[key] if isinstance(entry[key], list) else [entry[key]]
+    key = next((key for key in ANSWER_KEYS if entry.get(key) not in (None, "")), "")  # "": null in CSV
+    value = entry.pop(key, None)
+    given = [one for one in (value if isinstance(value, list) else [value]) if one is not None and str(one).strip()]
     for answer in given:
-        if type(answer) not in (str, int, float) or not str(answer).strip():
+        if type(answer) not in (str, int, float):
             raise ValueError(f"{key!r} is not a text, a number or a list of them; `--metric none` ignores it")
     return [str(answer) for answer in given]
 
 
-def conversation(entry: Mapping[str, Any]) -> Messages:
-    """Return the turns in one line of the file, up to the user's last one. Raise ValueError if they are not valid."""
+def conversation(entry: dict[str, Any]) -> Messages:
+    """Take the turns from one line of the file, up to the user's last one. Raise ValueError if they are not valid."""
     keys = [key for key in ("prompt", "messages", "conversations") if key in entry]
     if len(keys) > 1:
         raise ValueError(f"has both {keys[0]!r} and {keys[1]!r}; leave one out")
-    given = entry[keys[0]] if keys else None
+    given = entry.pop(keys[0]) if keys else _text(entry)
     if keys in ([], ["prompt"]) and not isinstance(given, list):
-        given = [{"role": "user", "content": _text(entry)}]
+        given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
-        raise ValueError(f"{keys[0]!r} is not a list of turns")
+        raise ValueError(f"{', '.join(keys) or 'the prompt'} is not a list of turns")
     turns = [_turn(turn) for turn in given]
     while turns and turns[-1]["role"] == "assistant":
         turns.pop()
     if not turns or turns[-1]["role"] != "user":
         raise ValueError("the last turn is not the user's")
     for turn in turns:
-        if not isinstance(turn["content"], str) or not turn["content"].strip():
-            raise ValueError("the prompt or a turn's 'content' is empty or not a text")
+        if not isinstance(turn["content"], str) or not (turn["content"].strip() or turn is not turns[-1]):
+            raise ValueError("the prompt or a turn's 'content' is not a text, or the last one is empty")
         turn["content"].encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
     return turns
 
 
 def _is_asked(turns: Any) -> bool:
-    """Return whether a conversation of ShareGPT has a turn of a user. Its files have some without."""
+    """Return whether a conversation of ShareGPT ends with a question. Its files have some without."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return True  # it is none, or a fault
-    return any(turn.get("from", turn.get("role")) in ("human", "user") for turn in turns)
+    asked = [str(t.get("value", t.get("content"))) for t in turns if t.get("from", t.get("role")) in ("human", "user")]
+    return bool(asked and asked[-1].strip())
 
 
 def _turn(given: Any) -> dict[str, Any]:
     """Return role and content of a turn, as OpenAI's API or ShareGPT has it. Raise ValueError for another one."""
-    turn = _without_nulls(given) if isinstance(given, dict) else {"role": None}
+    if not isinstance(given, dict):
+        what = {int: "token ids", str: "texts"}.get(type(given), "other values than turns")
+        raise ValueError(f"a list of {what} is not read; give one text a line")
+    turn = _without_nulls(given)
     role = turn.get("role", SHAREGPT.get(str(turn.get("from")), turn.get("from")))
     if role in ("tool", "function", "function_call", "observation") or any(turn.get(name) for name in TOOLS):
         raise ValueError("tool calls are not supported; leave the line out")
@@ -299,8 +307,11 @@ def _turn(given: Any) -> dict[str, Any]:
         raise ValueError(f"a turn's 'role' is not one of {', '.join(ROLES)}")
     content = turn.get("content", turn.get("value"))
     if isinstance(content, list):  # of parts
-        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        content = "".join(map(str, texts)) if len(texts) == len(content) and None not in texts else None
+        for kind in (part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content):
+            if kind != "text":
+                raise ValueError(f"images and other parts ({kind!r:.40}) are not supported; leave the line out")
+        texts = [part.get("text") for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
     return {"role": role, "content": content}
 
 
@@ -308,10 +319,10 @@ def _without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _text(entry: Mapping[str, Any]) -> Any:
-    """Return the prompt in one line of the file. Raise ValueError if it has no field for it."""
+def _text(entry: dict[str, Any]) -> Any:
+    """Take the prompt from one line of the file. Raise ValueError if it has no field for it."""
     key = next((key for key in TEXT_KEYS if key in entry), None)
     if key is None:
         raise ValueError(f"has none of the fields 'messages', {', '.join(map(repr, TEXT_KEYS))}")
-    added = entry.get("input") if key == "instruction" else None
-    return f"{entry[key]}\n\n{added}" if added and isinstance(entry[key], str) else entry[key]
+    text, added = entry.pop(key), entry.pop("input", None) if key == "instruction" else None
+    return f"{text}\n\n{added}" if added and isinstance(text, str) else text

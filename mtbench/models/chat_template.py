@@ -34,10 +34,12 @@ def render(
     """
     if not tokenizer.chat_template:  # an empty one would render nothing
         raise _failed(tokenizer, "is missing (plain text, as for /v1/completions, needs none)")
+    # OpenAI's other name of a role: templates that do not know it write nothing
+    messages = [{**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in messages]
     try:
         with _deadline(LONGEST_S):
             text = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=answer_follows, **options
+                messages, tokenize=False, add_generation_prompt=answer_follows, **options
             )
     except (UserError, TemplateError):
         raise
@@ -63,10 +65,7 @@ def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[
 
 
 def refuse_reserved(tokenizer: Any, names: Iterable[str], field: str) -> None:
-    """Raise UserError for a name that is no variable of a template, but what mtbench or the tokenizer passes.
-
-    `field`: what the user gave the names in.
-    """
+    """Raise UserError for a name in `field` that is no variable of a template, but what we or a tokenizer pass."""
     reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
     for name in names:
         if name in reserved:

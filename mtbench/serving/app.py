@@ -85,10 +85,9 @@ class Service:
             "max_model_len": self.served.max_length,
             "mtbench": {"method": self.served.arm, "rows": self.served.rows, "options": dict(self.served.options)},
         }
-        if (name := request.path_params.get("name")) is None:
-            return JSONResponse({"object": "list", "data": [model]})
+        name = request.path_params.get("name")
         wire.check_model(name, self.served)
-        return JSONResponse(model)
+        return JSONResponse(model if name else {"object": "list", "data": [model]})
 
     async def chat(self, request: HttpRequest) -> Response:
         return await self._complete(request, chat=True)
@@ -216,14 +215,12 @@ def _error_body(status: int, message: str, *, param: str | None = None, code: st
 
 
 async def _refused(request: HttpRequest, error: Exception) -> Response:
-    headers: dict[str, str] = {}
+    headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, HTTPException):
-        headers |= error.headers or {}
         error = BadRequestError(f"{request.method} {request.url.path:.100}: {error.detail}", status=error.status_code)
     elif not isinstance(error, BadRequestError):
         error = BadRequestError(f"the server failed: {first_line(error)}.", status=500)
-    if error.status == 503:
-        headers["Retry-After"] = "1"
+    headers |= {"Retry-After": "1"} if error.status == 503 else {}
     if error.status == 413:
         headers["Connection"] = "close"  # what is left of the body is not read
     body = _error_body(error.status, error.message, param=error.param, code=error.code)

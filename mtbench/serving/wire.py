@@ -70,9 +70,6 @@ class _Told(_Record):
         return {n: v for n, v in kept.items() if n in cls.model_fields or not (n in IGNORED or v in OFF)}
 
 
-CONTENT = 'a text, or a list of {"type": "text", "text": …}; images and other parts are not supported'
-
-
 class Part(_Told):
     """A part of a message."""
 
@@ -84,7 +81,7 @@ class Message(_Told):
     """A message of a conversation. The chat template gets all of it."""
 
     role: str
-    content: str | list[Part] = Field(description=CONTENT)
+    content: str | list[Part]
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -94,7 +91,9 @@ class Message(_Told):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+MESSAGES = 'a list of messages with a role and a content: a text, or a list of {"type": "text", "text": …}, no images'
 VARIABLES = "an object of texts, numbers, true and false"
+ALTERNATIVES = ("str", "int", "bool", "float", "constrained-str")  # as pydantic names them in the place of an error
 STOPS = "at most 16 strings, none empty, none over 256 characters"
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -120,7 +119,7 @@ class Body(_Record):
 class ChatBody(Body):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, description=MESSAGES)
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = Field(None, description=VARIABLES)
 
     def prompt_ids(self, served: Served) -> list[int]:
@@ -167,31 +166,23 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
     `max_new_tokens`: of a request that does not say how many.
     """
     body = _validated(raw, ChatBody if chat else CompletionBody)
-    if body.model is not None:
-        check_model(body.model, served)
+    check_model(body.model, served)
     options = _check_others(body, served)
     place = "messages" if chat else "prompt"
     try:
         prompt = body.prompt_ids(served)
-    except BadRequestError:
-        raise
     except Exception as error:  # a template or a tokenizer may raise any
-        raise BadRequestError(first_line(error), place) from None
+        raise error if isinstance(error, BadRequestError) else BadRequestError(first_line(error), place) from None
     if wrong := [number for number in prompt if not 0 <= number < served.vocabulary]:
         raise BadRequestError(f"the prompt has the token id {wrong[0]}; ids are below {served.vocabulary:,}.", place)
     if len(prompt) < served.method.block:
-        raise BadRequestError(
-            f"the prompt has {len(prompt)} tokens; {served.arm} needs at least {served.method.block}.", place
-        )
+        said = f"the prompt has {len(prompt)} tokens; {served.arm} needs at least {served.method.block}."
+        raise BadRequestError(said, place)
     budget = body.max_completion_tokens or body.max_tokens
     room = served.max_length - len(prompt)
     if room < (budget or 1):
-        raise BadRequestError(
-            f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}.",
-            place,
-            "context_length_exceeded",
-            413,
-        )
+        said = f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}."
+        raise BadRequestError(said, place, "context_length_exceeded", 413)
     stop = body.stop or []
     return Asked(
         request=Request(
@@ -210,9 +201,9 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
     )
 
 
-def check_model(name: str, served: Served) -> None:
-    """Raise BadRequestError unless this is the model that is served."""
-    if name != served.name:
+def check_model(name: str | None, served: Served) -> None:
+    """Raise BadRequestError for the name of another model."""
+    if name not in (None, served.name):
         said = f"The model {name!r:.100} does not exist; this server has {served.name!r}."
         raise BadRequestError(said, "model", "model_not_found", 404)
 
@@ -223,17 +214,12 @@ def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatB
     except ValidationError as error:
         # Of alternatives, the one that fits furthest.
         found = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
-        place = ".".join(str(part) for part in found["loc"] if part not in ("str", "int") and "[" not in str(part))
+        place = ".".join(part for part in map(str, found["loc"]) if part not in ALTERNATIVES and "[" not in part)
         param = str(found["loc"][0]) if found["loc"] else None
         if found["type"] == "extra_forbidden":
             raise BadRequestError(f"{place} is not supported; leave it out.", param) from None
-        fields = {**kind.model_fields, **Message.model_fields}
-        said = "it is not a JSON object" if found["type"] == "model_type" else found["msg"]
-        for end, part in enumerate(found["loc"], 1):
-            if part in fields and (rule := fields[part].description):
-                place, said = ".".join(map(str, found["loc"][:end])), rule
-                break
-        raise BadRequestError(f"{place or 'the body'}: {said}", param) from None
+        rule = (kind.model_fields[param].description if param in kind.model_fields else None) or found["msg"]
+        raise BadRequestError(f"{place}: {rule}" if place else "the body is not a JSON object.", param) from None
     except ValueError as error:
         raise BadRequestError(f"the body is not JSON: {first_line(error)}.") from None
 
@@ -250,9 +236,8 @@ def _check_others(body: Body, served: Served) -> dict[str, float]:
         elif allowed is None:
             raise BadRequestError(f"Unrecognized request argument supplied: {name:.100}", name[:100])
         elif not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
-            choices = "" if allowed is OFF else " or ".join(map(json.dumps, allowed))
-            rest = f"{choices} is allowed" if choices else "leave it out"
-            raise BadRequestError(f"{name} is not supported; {rest}.", name)
+            choices = "leave it out" if allowed in (OFF, ()) else f"{' or '.join(map(json.dumps, allowed))} is allowed"
+            raise BadRequestError(f"{name} is not supported; {choices}.", name)
     return found
 
 

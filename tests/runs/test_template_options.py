@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import BEGIN, PAD, TEMPLATES, save_beginning
+from small import BEGIN, PAD, TEMPLATES, beginning_tokenizer, save_beginning
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.models import chat_template
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
 from mtbench.runs.option_texts import template_variables
@@ -150,6 +151,15 @@ def test_a_variable_that_changes_nothing_is_flagged(model: Path, tmp_path: Path)
     assert misspelled.flags == ["the chat template does not read enable_thinkin"]
     assert unused.flags == ["the chat template does not read enable_thinking"]
     assert "template_options" not in unused.task
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_openais_developer_is_the_system(role: str) -> None:
+    """Templates of open models know the one name only, and leave out the turn of another."""
+    tokenizer = beginning_tokenizer("{% for turn in messages %}{{ turn.role }}: {{ turn.content }}. {% endfor %}")
+    turns = [{"role": role, "content": "Brief"}, {"role": "user", "content": "Why?"}]
+    assert chat_template.render(tokenizer, turns) == "system: Brief. user: Why?. "
+    assert turns[0]["role"] == role
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])

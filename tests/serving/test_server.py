@@ -239,10 +239,14 @@ MESSAGES: list[tuple[dict[str, Any], str | None]] = [  # a message, and what ref
     ({"content": None, "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls is not supported; leave it out."),
     ({"content": "a b", "tool_call_id": "1"}, "messages.0.tool_call_id is not supported; leave it out."),
     *(
-        ({"content": content}, f"messages.0.content: {wire.CONTENT}")
-        for content in (5, None, ["a"], [{"type": "image_url", "image_url": {}}], [{"type": "text"}], {"text": "a"})
+        ({"content": content}, f"messages.0.content{place}: {wire.MESSAGES}")
+        for content, place in (
+            *((5, ""), (None, ""), ({"text": "a"}, ""), (["a"], ".0")),
+            *(([{"type": "image_url", "image_url": {}}], ".0.type"), ([{"type": "text"}], ".0.text")),
+        )
     ),
-    ({"content": "a b", "role": 5}, "messages.0.role: Input should be a valid string"),
+    ({"content": "a b", "role": 5}, f"messages.0.role: {wire.MESSAGES}"),
+    ({"role": "developer", "content": "a b"}, None),
 ]
 
 
@@ -271,11 +275,11 @@ def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
 
 
 RULES: list[tuple[str, Any, str]] = [
-    *(("stop", stop, f"stop: {wire.STOPS}") for stop in ([""], "", ["x"] * 17, 5)),
-    ("prompt", [1, "a"], "prompt: a text or token ids, or a list of one"),
+    *(("stop", stop, f"stop: {wire.STOPS}") for stop in ("", ["x"] * 17, 5)),
+    ("stop", [""], f"stop.0: {wire.STOPS}"),
+    ("prompt", [1, "a"], "prompt.1: a text or token ids, or a list of one"),
     ("prompt", None, "prompt: a text or token ids, or a list of one"),
-    ("chat_template_kwargs", {"a": [1]}, f"chat_template_kwargs: {wire.VARIABLES}"),
-    ("chat_template_kwargs", {"content": [1]}, f"chat_template_kwargs: {wire.VARIABLES}"),
+    ("chat_template_kwargs", {"a": [1]}, f"chat_template_kwargs.a: {wire.VARIABLES}"),
     (
         "chat_template_kwargs",
         {"messages": "x"},
@@ -285,8 +289,9 @@ RULES: list[tuple[str, Any, str]] = [
     *((field, [{"a": 1}], f"{field} is not supported; leave it out.") for field in ("tools", "echo", "logit_bias")),
     ("reasoning_effort", "low", "reasoning_effort is not supported; leave it out."),
     ("n", 2, "n is not supported; 1 is allowed."),
-    ("messages", ["a"], "messages.0: it is not a JSON object"),
-    ("stream_options", {"include_usage": "yes"}, "stream_options: an object of true and false"),
+    ("messages", ["a"], f"messages.0: {wire.MESSAGES}"),
+    ("messages", [], f"messages: {wire.MESSAGES}"),
+    ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage: an object of true and false"),
 ]
 
 
@@ -309,8 +314,8 @@ HALF = r'{"prompt": "\ud800", "messages": [{"role": "user", "content": "a"}]}'  
     ("raw", "message"),
     [
         ("", "the body is not JSON"),
-        ("[]", "the body: it is not a JSON object"),
-        ("5", "the body: it is not a JSON object"),
+        ("[]", "the body is not a JSON object."),
+        ("5", "the body is not a JSON object."),
         (b"\xff", "the body is not JSON"),
         ('{"prompt": ' + "[" * 100_000, "the body is not JSON"),
         (HALF, "the body is not JSON: unexpected end of hex escape at line 1 column 19."),
@@ -345,7 +350,7 @@ def test_every_error_is_openais_json(
     def fails(*_: Any, **__: Any) -> Any:
         raise TypeError("broken\nin two lines")
 
-    monkeypatch.setattr(wire.chat_template, "tokenise", fails)
+    monkeypatch.setattr("mtbench.models.chat_template.tokenise", fails)
     with mars_server.client() as client:
         answer = client.request(method, path, json={"prompt": "a"} if method == "POST" else None)
         models = client.get("/models").json()["data"]

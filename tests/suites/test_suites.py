@@ -421,9 +421,10 @@ def test_own_prompts_with_answers_are_scored(
     assert suite.score({"prompts/1/0": text}) == {"prompts/1/0": score}
 
 
-def test_a_text_file_has_one_prompt_a_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["txt", "TXT"])
+def test_a_text_file_has_one_prompt_a_line(suffix: str, tmp_path: Path) -> None:
     """Its lines need not be JSON; blank ones are left out. Another encoding is refused by its line."""
-    file = tmp_path / "mine.txt"
+    file = tmp_path / f"mine.{suffix}"
     file.write_text('Why "so"?\n\n  How?\n')
     prompts = SUITES["prompts"](str(file), Source()).prompts(chat, None)
 
@@ -432,7 +433,7 @@ def test_a_text_file_has_one_prompt_a_line(tmp_path: Path) -> None:
         ("prompts/3/0", "<user>How?</><assistant>"),
     ]
     file.write_bytes(b"fine\ncaf\xe9\n")
-    with pytest.raises(UserError, match="line 2: not UTF-8"):
+    with pytest.raises(UserError, match=r"line 2: not UTF-8.*; a line is like"):
         SUITES["prompts"](str(file), Source())
 
 
@@ -454,6 +455,33 @@ FORMS: dict[str, tuple[str, list[str], list[str]]] = {  # content of the file, n
         json.dumps({"messages": OPENAI, "stop": ["x"], "temperature": 0.5, "top_p": None, "tools": [{}]}),
         ["1"],
         ["not read in mine.jsonl: stop, temperature, tools"],
+    ),
+    "fields beside the prompt": (
+        json.dumps({"prompt": "Why?", "input": "x", "text": "", "category": "c", "task_id": 1, "tools": [], "seen": 0})
+        + "\n"
+        + json.dumps({"question": "Why?", "problem": "x", "output_tokens": 5, "history": [["a", "b"]], "answer": ""}),
+        ["1", "2"],
+        ["not read in mine.jsonl: output_tokens, history, input, seen, problem"],
+    ),
+    "many columns": (
+        json.dumps({"prompt": "Why?"} | {f"c{i:,}": i for i in range(40)} | {"system_prompt": "x", "a\u202e\ud800": 1}),
+        ["1"],
+        ["not read in mine.jsonl: system_prompt, c0, c1, c2, c3, c4, 36 more"],
+    ),
+    "a name that breaks a line": (
+        '{"prompt": "Why?", "a\\n\\ud800": 1}',
+        ["1"],
+        [r"not read in mine.jsonl: a\n\ud800"],
+    ),
+    "an empty question of ShareGPT": (
+        json.dumps(
+            [
+                {"id": "a", "conversations": [{"from": "human", "value": " "}, SHAREGPT[1]]},
+                {"id": "b", "conversations": SHAREGPT},
+            ]
+        ),
+        ["b"],
+        ["left out of mine.jsonl: 1 without a question"],
     ),
 }
 
@@ -485,9 +513,19 @@ def test_the_prompt_is_the_first_known_field(tmp_path: Path) -> None:
     assert [prompt.text for prompt in prompts] == ["How many?", "1+1?", "Add.\n\n1 1", "Sing."]
 
 
-def test_own_prompts_without_an_answer_are_marked(tmp_path: Path) -> None:
+def test_an_empty_turn_before_the_question_stays(tmp_path: Path) -> None:
+    """As a template writes it. OpenAI's developer is a turn, too."""
+    turns = [{"role": "developer", "content": "Brief."}, {"role": "user", "content": ""}]
+    turns += [{"role": "assistant", "content": ""}, {"role": "user", "content": "Why?"}]
+    file = write_lines(tmp_path / "mine.jsonl", [{"messages": turns}])
+    (prompt,) = SUITES["prompts"](str(file), Source()).prompts(chat, None)
+    assert prompt.text == "<developer>Brief.</><user></><assistant></><user>Why?</><assistant>"
+
+
+@pytest.mark.parametrize("none", [None, "", " ", [], [None], ["", None]])
+def test_own_prompts_without_an_answer_are_marked(none: Any, tmp_path: Path) -> None:
     """They have no score; with --metric none, no prompt has."""
-    lines = [{"prompt": "1+1?", "answer": 2}, {"prompt": "Why?", "answer": None}]
+    lines = [{"prompt": "1+1?", "answer": 2}, {"prompt": "Why?", "answer": none}]
     file = write_lines(tmp_path / "mine.jsonl", lines)
     suite = SUITES["prompts"](str(file), Source())
 
@@ -515,16 +553,36 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ('{"prompt": "Why?"', "; a line is like {"),
         ('"Why?"', "not an object"),
         ('{"promt": "Why?"}', "has none of the fields 'messages', 'prompt', 'question', "),
-        ('{"prompt": ""}', "empty or not a text"),
+        ('{"prompt": ""}', "the last one is empty"),
+        ('{"prompt": 5}', "not a text"),
+        ('{"prompt": [5, 6, 7]}', "a list of token ids is not read; give one text a line"),
+        ('{"prompt": ["a b", "c d"]}', "a list of texts is not read; give one text a line"),
+        ('{"question": ["a b", "c d"]}', "a list of texts is not read; give one text a line"),
+        ('{"messages": ["a b"]}', "a list of texts is not read"),
+        ('{"prompt": [[5]]}', "a list of other values than turns is not read"),
+        ('{"question": []}', "the prompt is not a list of turns"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": ""}]}', "the last one is empty"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}',
+            "images and other parts ('input_audio')",
+        ),
+        ('{"messages": [{"role": "user", "content": ["a"]}]}', "images and other parts ('str') are not supported"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}', "not a text"),
         ('{"prompt": "Why?", "messages": [{"role": "user", "content": "How?"}]}', "has both 'prompt' and 'messages'"),
         ('{"messages": []}', "not a list of turns"),
-        ('{"messages": [{"role": "human", "content": "Why?"}]}', "'role' is not one of system, user, assistant"),
+        (
+            '{"messages": [{"role": "human", "content": "Why?"}]}',
+            "'role' is not one of system, developer, user, assistant",
+        ),
         ('{"messages": [{"role": "assistant", "content": "Why?"}]}', "the last turn is not the user's"),
         ('{"prompt": "Why?", "id": "a/b"}', "id 'a/b'"),
         ('{"prompt": [{"role": "user", "content": null, "tool_calls": [{}]}]}', "tool calls are not supported"),
         ('{"messages": [{"role": "tool", "content": "4"}]}', "tool calls are not supported"),
-        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "empty or not a text"),
-        ('{"conversations": [{"from": "human", "value": ""}]}', "empty or not a text"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "('image_url') are not supported; leave",
+        ),
+        ('{"conversations": [{"from": "human", "value": null}]}', "not a text"),
         ('{"conversations": [{"from": "human"}], "messages": []}', "has both 'messages' and 'conversations'"),
         ('{"prompt": "Why?", "id": 1}', "id 1 is already that of line 1"),
         ('{"prompt": "\\ud800"}', "surrogates not allowed"),
@@ -554,6 +612,14 @@ def test_a_file_that_cannot_be_read_is_refused(variant: str, reason: str, tmp_pa
         SUITES["prompts"](variant, Source())
     with pytest.raises(UserError, match=reason):
         SUITES["prompts"].cell_prefix(variant)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "TSV", "jsonl.gz", "zst", "md", "yaml", "xlsx"])
+def test_a_file_of_another_format_is_told_what_is_read(suffix: str, tmp_path: Path) -> None:
+    (file := tmp_path / f"mine.{suffix}").write_bytes(b"PAR1\x15,prompt\n- prompt\n")
+    said = rf"a \.{suffix.rpartition('.')[2]} file is not read: give JSONL, a JSON array, or \.txt with a prompt a line"
+    with pytest.raises(UserError, match=said):
+        SUITES["prompts"](str(file), Source())
 
 
 def test_a_conversation_that_the_template_rejects_is_named(tmp_path: Path) -> None:
