@@ -91,7 +91,7 @@ class Message(_Told):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-MESSAGES = 'a list of messages with a role and a content: a text, or a list of {"type": "text", "text": …}, no images'
+MESSAGES = 'a message has a role and a content (a text or a list of {"type": "text", "text": …}, no images); give one'
 VARIABLES = "an object of texts, numbers, true and false"
 ALTERNATIVES = ("str", "int", "bool", "float", "constrained-str")  # as pydantic names them in the place of an error
 STOPS = "at most 16 strings, none empty, none over 256 characters"
