@@ -7,6 +7,7 @@ and SGLang's clients that change nothing are accepted, or accepted at the value 
 import json
 import math
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -210,7 +211,8 @@ def check_model(name: str | None, served: Served) -> None:
 
 def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatBody | CompletionBody:
     try:
-        return kind.model_validate(from_json(raw))  # json.loads reads half a surrogate pair, which no tokenizer does
+        # json.loads reads half a surrogate pair, which no tokenizer does
+        return kind.model_validate(from_json(raw.removeprefix(BOM_UTF8)))
     except ValidationError as error:
         # Of alternatives, the one that fits furthest.
         found = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -261,6 +262,13 @@ def test_fields_of_a_message_are_accepted_if_they_change_nothing(
         assert answer["choices"] == plain["choices"]
     else:
         assert answer["error"]["message"] == refused
+
+
+def test_a_body_may_begin_with_a_byte_order_mark(mars_server: Running) -> None:
+    body = json.dumps({"prompt": "a b", "max_tokens": 4}).encode()
+    with mars_server.client() as client:
+        plain, marked = (client.post("/completions", content=BOM_UTF8 * n + body).json() for n in (0, 1))
+    assert plain["choices"] == marked["choices"]
 
 
 def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
