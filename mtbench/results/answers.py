@@ -1,10 +1,10 @@
 """Answers in the result files of other tools: what was asked, what came back, and the score, as texts.
 
 - lm-eval, `--log_samples`: samples_<task>_<date>.jsonl, a line for each item and filter; of several filters the first.
-- vLLM, `vllm bench serve --save-detailed`: `generated_texts` in the order of the requests, without their prompts.
+- vLLM, `vllm bench serve --save-detailed`: `generated_texts` in the order of the requests, without prompts; SGLang too.
 - guidellm: `requests` of each benchmark, in the order of the queue, with the prompt if it is there.
 - aiperf, `--export-level raw`: profile_export_raw.jsonl, a line for each request, with its responses, and its payload
-  if it is there.
+  if it is there; without those of the warm-up.
 """
 
 import codecs
@@ -68,12 +68,14 @@ def read_answers(path: Path) -> TextAnswers:
     first = documents[0]
     if has(first, "doc_id", "resps", "arguments"):
         return _lm_eval(documents, path, where)
-    if isinstance(within(first, "generated_texts"), list):
-        return TextAnswers("vLLM", None, list(_vllm(first, where)), {})
-    if isinstance(within(first, "benchmarks"), list):
-        return TextAnswers("guidellm", None, list(_guidellm(first, where)), {})
     if has(first, "metadata", "responses"):
         return TextAnswers("aiperf", None, list(_aiperf(documents, where)), {})
+    vllm = "SGLang" if str(within(first, "backend")).startswith("sglang") else "vLLM"
+    for name, tool, answers in (("generated_texts", vllm, _vllm), ("benchmarks", "guidellm", _guidellm)):
+        if isinstance(within(first, name), list):
+            if len(documents) > 1:
+                raise UserError(f"{where} holds {len(documents)} results of {tool}; give a file with one.")
+            return TextAnswers(tool, None, list(answers(first, where)), {})
     raise UserError(f"{where} has no answers; an audit reads {FORMATS}.")
 
 
@@ -110,7 +112,7 @@ def _answer(where: str, item: str, prompt: Prompt | None, said: Any, failed: Any
 
 def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
     task = path.stem.removeprefix("samples_").rpartition("_")[0] or path.stem
-    answers: dict[str, TextAnswer] = {}
+    answers: list[TextAnswer] = []
     rule = documents[0].get("filter")
     for number, sample in enumerate(documents, start=1):
         at = f"{where}, line {number}"
@@ -119,19 +121,20 @@ def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
         if sample.get("filter") != rule:
             continue
         given = next(iter(sample["arguments"].values()), None) if isinstance(sample["arguments"], dict) else None
-        if not isinstance(prompt := within(given, "arg_0"), str):
-            raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {prompt!r:.60}; it must be a text.")
-        resp = sample["resps"]
-        while isinstance(resp, list) and resp:
-            resp = resp[0]
+        asked, said = within(given, "arg_0"), sample["resps"]
+        while isinstance(said, list) and len(said) == 1:
+            said = said[0]
+        if (prompt := _prompt({"messages": _parsed(asked), "prompt": asked})) is None:
+            raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {asked!r:.60}; it must be a text.")
+        if (said and isinstance(said, list)) or not isinstance(within(given, "arg_1"), dict):
+            raise UserError(f"{at}: resps is {said!r:.60}; it must be one text, without repeats or likelihoods.")
         metric = next(iter(sample.get("metrics") or []), None)
         score = sample.get(metric) if isinstance(metric, str) else None
-        item = f"{task}/{sample['doc_id']}/0"
-        answer = _answer(f"{at}: resps", item, prompt, resp)
-        answers[item] = replace(answer, score=float(score) if isinstance(score, int | float) else None)
+        answer = _answer(f"{at}: resps", f"{task}/{sample['doc_id']}/0", prompt, said)
+        answers.append(replace(answer, score=float(score) if isinstance(score, int | float) else None))
     shots = _shots(path)
     settings = {"filter": rule} | ({} if shots is None else {"num_fewshot": shots})
-    return TextAnswers("lm-eval", task, [*answers.values()], settings)
+    return TextAnswers("lm-eval", task, answers, settings)
 
 
 def _shots(path: Path) -> Any:
@@ -158,21 +161,24 @@ def _guidellm(document: Mapping[str, Any], where: str) -> Iterator[TextAnswer]:
         stored = [(request, name != "successful") for name, group in groups for request in group or ()]
         stored.sort(key=lambda e: t if isinstance(t := within(e[0], "info", "timings", "queued"), int | float) else 0)
         for place, (request, failed) in enumerate(stored):
-            yield _answer(f"{where}: a request", f"{number}/{place}", _asked(request), request, failed)
+            body, text = within(_parsed(within(request, "request_args")), "body"), within(request, "prompt")
+            if body is None and text and within(request, "request_type") != "text_completions":
+                body = {"messages": [{"role": "user", "content": text}]}  # an older report
+            yield _answer(f"{where}: a request", f"{number}/{place}", _prompt(body or request), request, failed)
 
 
-def _asked(request: Any) -> Prompt | None:
-    """Return the prompt that guidellm sent."""
-    arguments = within(request, "request_args")
+def _parsed(value: Any) -> Any:
+    """Return what a JSON text, which may be alone in a list, says; any other value as it is."""
+    [text] = value if isinstance(value, list) and len(value) == 1 else [value]
     with suppress(ValueError):
-        arguments = from_json(arguments) if isinstance(arguments, str) else arguments
-    return _prompt(within(arguments, "body"))
+        return from_json(text) if isinstance(text, str) else value
+    return value
 
 
 def _prompt(body: Any) -> Prompt | None:
     """Return what the body of a request to an OpenAI-compatible server asks: a completion, or a chat."""
     prompt, messages = within(body, "prompt"), within(body, "messages")
-    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+    if messages and isinstance(messages, list) and all(has(message, "role") for message in messages):
         parts = [m.get("content") for m in messages]
         texts = [{"content": "".join(text for _, text in pieces(of))} if isinstance(of, list) else {} for of in parts]
         return [message | text for message, text in zip(messages, texts, strict=True)]
@@ -181,12 +187,16 @@ def _prompt(body: Any) -> Prompt | None:
 
 
 def _aiperf(documents: Sequence[Any], where: str) -> Iterator[TextAnswer]:
-    lines = enumerate(documents, start=1)
-    for number, raw in sorted(
-        lines, key=lambda e: n if isinstance(n := within(e[1], "metadata", "session_num"), int) else 0
-    ):
+    def order(line: tuple[int, Any]) -> list[int]:
+        told = (within(line[1], "metadata", name) for name in ("session_num", "turn_index"))
+        return [number if isinstance(number, int) else 0 for number in told]
+
+    found = []
+    for number, raw in sorted(enumerate(documents, start=1), key=order):
         if not has(raw, "metadata", "responses"):
             raise UserError(f"{where}, line {number} is {raw!r:.60}, and no record of aiperf.")
+        if within(raw, "metadata", "benchmark_phase") == "warmup":
+            continue
         item, at = within(raw, "metadata", "conversation_id"), f"{where}, line {number}: a response"
         try:
             messages = list(messages_of(raw["responses"]))
@@ -194,20 +204,30 @@ def _aiperf(documents: Sequence[Any], where: str) -> Iterator[TextAnswer]:
             raise UserError(f"{at} is not JSON ({first_line(error)}).") from None
         failed = raw.get("error") or within(raw, "metadata", "was_cancelled") or any(m.get("error") for m in messages)
         said = [message.get("choices") for message in messages]
-        yield _answer(at, str(number - 1 if item is None else item), _prompt(raw.get("payload")), said, failed)
+        choices = [choice for of in said if isinstance(of, list) for choice in of]
+        answer = _answer(at, str(number - 1 if item is None else item), _prompt(raw.get("payload")), said, failed)
+        if any(within(choice, "index") for choice in choices):
+            answer = replace(answer, lacks=answer.lacks or "got several choices")
+        reason = any(within(choice, "finish_reason") for choice in choices)
+        found.append((answer, reason, any(message.get("done") for message in messages)))
+    reasons = any(reason for _, reason, _ in found)
+    for answer, reason, done in found:  # a stream without an end was cut off, if this server says why one ends
+        yield replace(answer, lacks=answer.lacks or "failed") if reasons and not (reason or done) else answer
 
 
 def messages_of(responses: Any) -> Iterator[dict[str, Any]]:
     """Yield the JSON messages in the responses of an aiperf record: events of a stream, or one document.
 
-    Raises ValueError for one that is not JSON.
+    `done` marks the end of a stream, `error` a packet of that name. Raises ValueError for one that is not JSON.
     """
     for response in responses if isinstance(responses, list) else ():
         packets = within(response, "packets")
         events = packets if isinstance(packets, list) else [{"name": "data", "value": within(response, "text")}]
-        for value in (event.get("value") for event in events if has(event, "name") and event["name"] == "data"):
-            if isinstance(value, str) and value.strip() != "[DONE]":
-                message = from_json(value)
+        for name, value in ((within(event, "name"), within(event, "value")) for event in events):
+            if name == "error" or (name == "event" and value == "error"):
+                yield {"error": value or name}
+            elif name == "data" and isinstance(value, str):
+                message = {"done": True} if value.strip() == "[DONE]" else from_json(value)
                 if isinstance(message, dict):
                     yield message
 

@@ -501,6 +501,171 @@ FILES: dict[str, tuple[Callable[[list[str]], str], str, list[str]]] = {  # with 
 }
 
 
+def prompts_of(run: Path) -> list[str]:
+    """Return the prompts of a run in the order of its items."""
+    tokenizer = judge_runner().checkpoint.tokenizer
+    items = json.loads((run / "plan.json").read_text())["suites"][0]["items"]
+    return [tokenizer.decode(item["prompt_ids"]) for item in items]
+
+
+def record(text: str, prompt: Any = None, end: str | None = "stop", **metadata: Any) -> dict[str, Any]:
+    """One record of aiperf; `end`: its finish reason."""
+    events: list[dict[str, Any]] = [{"choices": [{"index": 0, "text": text}]}, {"choices": [{"finish_reason": end}]}]
+    asked = {} if prompt is None else {"payload": {"prompt": prompt}}
+    return {"metadata": metadata} | streamed(*events) | asked
+
+
+def request(text: str, prompt: str) -> dict[str, Any]:
+    return {"output": text, "request_args": json.dumps({"body": {"prompt": prompt}})}
+
+
+def benchmarks(*requests: list[dict[str, Any]]) -> list[Any]:
+    return [{"benchmarks": [{"requests": {"successful": of}} for of in requests]}]
+
+
+def samples(texts: list[str], prompts: list[Any]) -> list[Any]:
+    return [
+        {"doc_id": n, "arguments": {"gen_args_0": {"arg_0": p, "arg_1": {}}}, "resps": [[t]]}
+        for n, (t, p) in enumerate(zip(texts, prompts, strict=True))
+    ]
+
+
+Writer = Callable[[list[str], list[str]], list[Any]]  # texts and prompts -> documents, one a line
+EQUAL = "B equals A in all 8 answers."
+OFF = "B differs from A in {} of {} answers: "
+PAIRED: dict[str, tuple[Writer, str, list[str]]] = {
+    "aiperf's ids in another order": (
+        lambda t, p: [record(t[n], p[n], conversation_id=str(7 - n)) for n in range(8)],
+        EQUAL,
+        CLEAN,
+    ),
+    "guidellm's order": (
+        lambda t, p: benchmarks([request(t[n], p[n]) for n in (3, 4, 5, 6, 7, 0, 1, 2)]),
+        EQUAL,
+        CLEAN,
+    ),
+    "a conversation twice": (
+        lambda t, p: [record(t[n % 8][: 3 if n == 11 else None], p[n % 8], conversation_id=n % 8) for n in range(16)],
+        OFF.format(1, 16),
+        CLEAN,
+    ),
+    "names that look numbered": (
+        lambda t, p: [
+            record(*of, conversation_id=name)
+            for *of, name in zip(t, p, [*"xx", "x (1)", "x (2)", *"yyyy"], strict=True)
+        ],
+        EQUAL,
+        CLEAN,
+    ),
+    "two benchmarks": (
+        lambda t, p: benchmarks([request(t[0][:3], p[0])], [*map(request, t, p)]),
+        OFF.format(1, 9),
+        CLEAN,
+    ),
+    "a document twice": (lambda t, p: [*samples([t[0][:3]], p[:1]), *samples(t, p)], OFF.format(1, 9), CLEAN),
+    "a subset and a stranger": (
+        lambda t, p: [record(t[5], p[5]), record(t[2], p[2]), record("Zebra", "?")],
+        "B equals A in all 2 answers.",
+        ["1 request of B matched no request of the other side and is left out."],
+    ),
+    "a failed request, tried again": (
+        lambda t, p: [record("", p[0]) | {"error": {"code": 503}}, *map(record, t, p)],
+        EQUAL,
+        FAILS,
+    ),
+    "a warm-up": (
+        lambda t, p: [record("Zebra", p[0], benchmark_phase="warmup"), *map(record, t, p)],
+        EQUAL,
+        CLEAN,
+    ),
+    "a stream that was cut off": (
+        lambda t, p: [record(t[0][:2], p[0], end=None), *map(record, t[1:], p[1:])],
+        "B equals A in all 7 answers.",
+        FAILS,
+    ),
+    "no stream has an end": (lambda t, p: [record(*of, end=None) for of in zip(t, p, strict=True)], EQUAL, CLEAN),
+    "an error event": (
+        lambda t, p: [
+            record(t[0], p[0]) | {"responses": [{"packets": [{"name": "event", "value": "error"}]}]},
+            *map(record, t[1:], p[1:]),
+        ],
+        "B equals A in all 7 answers.",
+        FAILS,
+    ),
+    "two choices": (
+        lambda t, p: [
+            record(t[0], p[0]) | streamed({"choices": [{"index": 1, "text": "a"}]}),
+            *map(record, t[1:], p[1:]),
+        ],
+        "B equals A in all 7 answers.",
+        ["1 request of B got several choices and is left out."],
+    ),
+    "an older guidellm": (
+        lambda t, p: benchmarks(
+            [{"output": t[n], "prompt": p[n], "request_type": "text_completions"} for n in reversed(range(8))]
+        ),
+        EQUAL,
+        CLEAN,
+    ),
+    "SGLang": (lambda t, _: [{"backend": "sglang", "generated_texts": t}], EQUAL, CLEAN),
+}
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_requests_of_a_file_are_paired_by_their_prompts(name: str, honest: Path, tmp_path: Path) -> None:
+    """Each is counted; one without an answer is left out."""
+    make, sentence, notes = PAIRED[name]
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in make(texts_of(honest), prompts_of(honest))))
+    found = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
+    assert sentence in found["sentence"]
+    assert found["notes"] == notes
+
+
+@pytest.mark.parametrize("letter", ["a", "b"])
+def test_an_order_that_is_assumed_is_no_fault_of_rows(letter: str, honest: Path, tmp_path: Path) -> None:
+    """vLLM's client writes no prompts, and shuffles them unless it is told not to."""
+    file = tmp_path / "answers.json"
+    file.write_text(vllm(lambda texts: texts[::-1])(texts_of(honest)))
+    sides = f"{honest}:{AR}.b4", str(file)
+    found = audited(sides[letter == "a"], sides[letter == "b"], tmp_path, ran_in="float32")
+    assert "cache/position" not in named(found)
+    assert not found["explained"]
+    assert any(
+        finding["evidence"].startswith(f"{letter.upper()} has no prompts and was paired by order")
+        for finding in found["findings"]
+    )
+
+
+def test_messages_of_a_harness(tmp_path: Path) -> None:
+    """lm-eval writes the messages of a chat as a JSON text in a list."""
+    messages = [{"role": "user", "content": "d e"}]
+    (tmp_path / "samples_a_1.jsonl").write_text(json.dumps(samples(["5"], [[json.dumps(messages)]])[0]))
+    [answer] = read_answers(tmp_path / "samples_a_1.jsonl").answers
+    assert (answer.prompt, answer.text) == (messages, "5")
+
+
+UNREADABLE: dict[str, tuple[list[Any], str]] = {
+    "two results": ([{"generated_texts": ["5"]}] * 2, "holds 2 results of vLLM"),
+    "two results of SGLang": ([{"generated_texts": ["5"], "backend": "sglang-oai"}] * 2, "holds 2 results of SGLang"),
+    "repeats": ([samples(["5"], ["a"])[0] | {"resps": [["5", "6"]]}], "without repeats"),
+    "choices of a question": ([samples(["5"], ["a"])[0] | {"resps": [["5"], ["6"]]}], "without repeats"),
+    "likelihoods": ([samples(["5"], ["a"])[0] | {"resps": [["-12.5", "False"]]}], "or likelihoods"),
+    "a likelihood of a text": (
+        [{"doc_id": 0, "arguments": {"gen_args_0": {"arg_0": "a"}}, "resps": [["-12.5"]]}],
+        "or likelihoods",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_with_more_than_one_answer_is_refused(name: str, tmp_path: Path) -> None:
+    documents, message = UNREADABLE[name]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in documents))
+    with pytest.raises(UserError, match=message):
+        read_answers(tmp_path / "answers.jsonl")
+
+
 def texts_of(run: Path) -> list[str]:
     """Return the answers of a run in the order of its items."""
     found = map(json.loads, (run / f"generations/{AR}.b4.jsonl").read_text().splitlines())
@@ -577,7 +742,11 @@ REFUSED = {
     "another model": ("{a}:ar", "{b}/model:ar", "another model"),
     "a cut line": ("{a}:ar", "{b}/cut.jsonl", "line 2: not JSON"),
     "an empty file": ("{a}:ar", "{b}/empty.jsonl", "empty"),
-    "another number of answers": ("{a}:ar", "{b}/seven.json", "7 answers without prompts, and .* has 8; give"),
+    "another number of answers": (
+        "{a}:ar",
+        "{b}/seven.json",
+        "has 7 answers, not both with prompts; give",
+    ),
     "no answer at all": ("{a}:ar", "{b}/none.json", "has no answer to its 8 requests: they failed."),
 }
 

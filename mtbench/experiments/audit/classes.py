@@ -167,6 +167,17 @@ def _accepted(case: Case, letter: Letter) -> str | None:
     )
 
 
+def _order(case: Case) -> str | None:
+    """A file without prompts, whose order may be another one."""
+    for letter in case.off:
+        pool = case.known.pool(letter)
+        unasked = case.side(letter).texts and not case.said(letter).asked
+        tried = pool.sampled_at or (pool.best and pool.best.name != "cache/position")
+        if unasked and (pool.mixed or (not tried and _everywhere(case))):
+            return f"{letter.upper()} has no prompts and was paired by order; vLLM shuffles without `--disable-shuffle`"
+    return None
+
+
 def _rows(case: Case) -> str | None:
     """The tokens of another item of the batch."""
     for letter in case.off:
@@ -278,6 +289,7 @@ TESTS: Sequence[tuple[str, Test]] = (  # in the order in which they are made
     ("near-tie", _near_tie),
     ("rounding", _rounding),
     ("weights", _checkpoints),
+    ("unexplained", _order),
     ("cache/position", _rows),
     ("lossy", _lossy),
     ("acceptance fault", _acceptance),

@@ -163,15 +163,14 @@ def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
         raise UserError("neither A nor B says which model decoded; give it with `--model`.")
     judge = inspect(model, offline=request.offline)
     a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
-    a = texts.same_items(a, b)
-    b = texts.same_items(b, a)
     paired = sides.pairs(a, b)
     found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
-    for side in {side.name: side for pair in found for side in pair[:2]}.values():
+    every = {side.name: (letter, side) for pair in found for letter, side in zip("AB", pair[:2], strict=True)}
+    for _, side in every.values():
         sides.refuse_unknown_ids(side, judge.vocabulary)
         if side.model not in (None, model):
             sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
-    return Compared(found, model, [*texts.left_out("A", a), *texts.left_out("B", b)])
+    return Compared(found, model, [note for letter, side in every.values() for note in texts.left_out(letter, side)])
 
 
 def _read(text: str, request: AuditRequest) -> Named:

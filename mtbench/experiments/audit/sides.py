@@ -4,13 +4,15 @@ Bad input ends here, in one line: no such arm, a run still going, an answer that
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import counted
 from mtbench.errors import UserError, unknown
 from mtbench.models.loading import Inspected
 from mtbench.models.vocabularies import other_token
@@ -203,7 +205,7 @@ def pairs(a: Named, b: Named) -> list[Pair]:
             fitting = [other for other in fitting if other.arm == side.arm or alone]
         same_size = [other for other in fitting if other.batch_size == side.batch_size]
         if fitting:
-            found.append(Pair((same_size or fitting)[0], side))
+            found.append(_same_requests((same_size or fitting)[0], side))
     if not found:
         arms = ", ".join(dict.fromkeys(side.arm for side in (*a.meant, *b.meant)))
         raise UserError(f"A and B have no arm in common, or are the same; name one of each: DIR:ARM. Arms: {arms}.")
@@ -215,6 +217,55 @@ def pairs(a: Named, b: Named) -> list[Pair]:
                 f"{names[0]!r:.60} and {names[1]!r:.60}); give runs of the same items."
             )
     return [pair._replace(siblings=_siblings(pair, [*a.all, *b.all])) for pair in found]
+
+
+def _same_requests(a: Side, b: Side) -> Pair:
+    """Return a pair in which both answers to a request have one name, if a side is a file.
+
+    Requests are paired by their prompts; if a side has none, by their names or their order. Raises UserError.
+    """
+    if not (a.texts or b.texts):
+        return Pair(a, b)
+    if all(any(said.prompt for said in side.answers.values()) for side in (a, b)):
+        found = _by_prompt(a, b)
+    elif len(a.answers) == len(b.answers):
+        found = [*zip(a.answers, a.answers if a.answers.keys() == b.answers.keys() else b.answers, strict=True)]
+    else:
+        numbers = " and ".join(f"{side.name} has {counted(len(side.answers), 'answer')}" for side in (a, b))
+        raise UserError(f"other items: {numbers}, not both with prompts; give answers to the same prompts.")
+    names = distinct([items[a.texts and not b.texts] for items in found])
+
+    def renamed(side: Side, own: list[str]) -> Side:
+        told, taken = {name: side.answers[item] for name, item in zip(names, own, strict=True)}, {*own}
+        rest = {f"{item} of {side.name}": said for item, said in side.answers.items() if item not in taken}
+        why = "matched no request of the other side"
+        return replace(side, answers=told | {i: replace(said, lacks=said.lacks or why) for i, said in rest.items()})
+
+    return Pair(renamed(a, [item for item, _ in found]), renamed(b, [item for _, item in found]))
+
+
+def _by_prompt(a: Side, b: Side) -> list[tuple[str, str]]:
+    """Return the items with the same prompt, the k-th with the k-th; for one that a side lacks its last one stands.
+
+    Other items of suites are paired by their names.
+    """
+    asked: list[dict[tuple[int, ...], list[str]]] = [{}, {}]
+    for of, side in zip(asked, (a, b), strict=True):
+        for item, said in side.answers.items():
+            if said.prompt and not said.lacks:
+                of.setdefault(tuple(said.prompt), []).append(item)
+    both = [(ours, asked[1][prompt]) for prompt, ours in asked[0].items() if prompt in asked[1]]
+    found = [(x[min(n, len(x) - 1)], y[min(n, len(y) - 1)]) for x, y in both for n in range(max(len(x), len(y)))]
+    paired = {item for items in found for item in items}
+    named = [item for item in a.answers if a.suite and b.suite and item in b.answers and item not in paired]
+    return [*found, *zip(named, named, strict=True)]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are equal: those that are have their place."""
+    counts = Counter(names)
+    told = [f"{name} ({place})" if counts[name] > 1 else name for place, name in enumerate(names, start=1)]
+    return told if len({*told}) == len(told) else distinct(told)
 
 
 def _siblings(pair: Pair, sides: Sequence[Side]) -> list[tuple[Side, Side]]:

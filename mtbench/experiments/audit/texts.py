@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from mtbench.decoding.output import text_of
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
-from mtbench.experiments.audit.sides import Named, Pair, Said, Side
+from mtbench.experiments.audit.sides import Named, Pair, Said, Side, distinct
 from mtbench.models.chat_template import render, tokenise
 from mtbench.results.answers import read_answers
 
@@ -27,10 +27,11 @@ def of_file(path: Path, ran_in: str) -> Named:
     if all(one.lacks for one in read.answers):
         why = " and ".join({f": they {one.lacks}": None for one in read.answers})
         raise UserError(f"{path} has no answer to its {counted(len(read.answers), 'request')}{why}.")
-    answers = {
-        one.item: Said(None, [], one.text, None, one.score, asked=one.prompt, parts=one.parts, lacks=one.lacks)
+    said = (
+        Said(None, [], one.text, None, one.score, asked=one.prompt, parts=one.parts, lacks=one.lacks)
         for one in read.answers
-    }
+    )
+    answers = dict(zip(distinct([one.item for one in read.answers]), said, strict=True))
     side = Side(
         name=str(path),
         source=str(path),
@@ -50,18 +51,16 @@ def with_prompts(named: Named, tokenizer: Any) -> Named:
     Raises UserError for messages that the chat template refuses.
     """
 
-    def made(side: Side) -> Side:
-        if not side.texts:
-            return side
-        asked = {item: said.asked for item, said in side.answers.items() if said.asked}
-        told = {i: a if isinstance(a, str) else _conversation(tokenizer, a, side, i) for i, a in asked.items()}
-        begin = tokenizer.bos_token or "\0"  # a text that has it was written by a chat template
-        plain = {i: isinstance(asked[i], str) and not text.startswith(begin) for i, text in told.items()}
-        ids = {i: tokenise(tokenizer, [text], plain=plain[i])[0] for i, text in told.items()}
-        return replace(side, answers={i: replace(said, prompt=ids.get(i)) for i, said in side.answers.items()})
-
-    sides = {side.name: made(side) for side in named.all}
-    return named._replace(all=[*sides.values()], meant=[sides[side.name] for side in named.meant])
+    side = named.meant[0]
+    if not side.texts:
+        return named
+    asked = {item: said.asked for item, said in side.answers.items() if said.asked}
+    told = {i: a if isinstance(a, str) else _conversation(tokenizer, a, side, i) for i, a in asked.items()}
+    begin = tokenizer.bos_token or "\0"  # a text that has it was written by a chat template
+    plain = {i: isinstance(asked[i], str) and not text.startswith(begin) for i, text in told.items()}
+    ids = {i: tokenise(tokenizer, [text], plain=plain[i])[0] for i, text in told.items()}
+    made = replace(side, answers={i: replace(said, prompt=ids.get(i)) for i, said in side.answers.items()})
+    return named._replace(all=[made], meant=[made])
 
 
 def _conversation(tokenizer: Any, messages: Sequence[Any], side: Side, item: str) -> str:
@@ -72,33 +71,9 @@ def _conversation(tokenizer: Any, messages: Sequence[Any], side: Side, item: str
         raise UserError(f"{side.name}: the chat template refuses {item!r:.60}: {first_line(error)}") from None
 
 
-def same_items(ours: Named, theirs: Named) -> Named:
-    """Return a file's side with the names of the other's items, if they share none: found by the prompts, or by order.
-
-    Raises UserError if a file without prompts has another number of answers.
-    """
-    by_prompt = {tuple(said.prompt): item for s in theirs.meant for item, said in s.answers.items() if said.prompt}
-    names = dict.fromkeys(item for side in theirs.meant for item in side.answers)
-
-    def renamed(side: Side) -> Side:
-        said, asked = side.answers, any(one.asked for one in side.answers.values())
-        if side.texts and not asked and len(said) != len(names):
-            raise UserError(
-                f"other items: {side.name} has {counted(len(said), 'answer')} without prompts, and {theirs.text} has "
-                f"{len(names):,}; give answers to the same prompts."
-            )
-        if not side.texts or names.keys() & said.keys():
-            return side
-        found = [by_prompt.get(tuple(one.prompt or ()), item) for item, one in said.items()] if asked else names
-        return replace(side, answers=dict(zip(found, said.values(), strict=True)))
-
-    sides = [renamed(side) for side in ours.meant]
-    return ours._replace(all=sides, meant=sides) if any(side.texts for side in ours.meant) else ours
-
-
-def left_out(letter: str, named: Named) -> list[str]:
+def left_out(letter: str, side: Side) -> list[str]:
     """Return a sentence for each reason why requests have no answer, or no whole one."""
-    counts = Counter(said.lacks for side in named.meant for said in side.answers.values() if said.lacks)
+    counts = Counter(said.lacks for said in side.answers.values() if side.texts and said.lacks)
     are = "are", "is"
     return [f"{counted(n, 'request')} of {letter} {why} and {are[n == 1]} left out." for why, n in counts.items()]
 
