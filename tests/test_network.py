@@ -59,7 +59,7 @@ def test_a_server_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyP
 def test_a_cached_checkpoint_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be in the cache and need a package: only the library's own reason is known."""
     monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
-    reason = r"cannot be loaded from the local cache \(tokenizer: ImportError: requires sentencepiece\), and the hub "
+    reason = r"cannot be loaded from the local cache \(tokenizer: requires sentencepiece\), and the hub "
     with pytest.raises(UserError, match=reason), explained("me/cached", "tokenizer", offline=False):
         raise ImportError("requires sentencepiece")
 
