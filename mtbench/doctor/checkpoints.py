@@ -22,7 +22,7 @@ ENGINE = "graph"
 DEFAULT = next(iter(families.FAMILIES["tiny"].roles.values()))
 MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench's decoder and kernels"
 MOST_NAMED = 3
-ASK = "mend what decodes by nothing, or pass `--model` with another folder, hub id or GGUF file"
+ASK = "correct the checkpoint that the line names, or pass `--model` with another folder, hub id or GGUF file"
 
 
 def _described(name: str, subject: Subject) -> dict[str, Any]:
