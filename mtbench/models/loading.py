@@ -212,9 +212,7 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
         with explained(source, "shape", offline, OTHER_WEIGHTS):
             model = random_model(inspected.config, dtype, device)
         return prepare(model, inspected.tokenizer, source=source)
-    refuse_unreadable(inspected)
-    if Path(source).is_dir():
-        refuse_other_sizes(inspected, stored_shapes(Path(source)))
+    refuse_other_sizes(inspected, refuse_unreadable(inspected))
     with explained(source, "safetensors weights", offline):
         model, found = AutoModelForCausalLM.from_pretrained(
             source,
@@ -242,16 +240,19 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     return prepare(model, inspected.tokenizer, source=source)
 
 
-def refuse_unreadable(inspected: Inspected) -> None:
-    """Raise UserError for weights that transformers would misread or not read, as far as headers and settings tell."""
+def refuse_unreadable(inspected: Inspected) -> Shapes:
+    """Return the shapes of the weights in a folder, none of a hub id.
+
+    Raises UserError for weights that transformers would misread or not read, as far as headers and settings tell.
+    """
     packed = getattr(inspected.config, "quantization_config", None)
     if packed is not None:
         with explained(inspected.source, "quantised weights", inspected.offline):
             quantiser = AutoHfQuantizer.from_config(packed, pre_quantized=True)  # from_pretrained drops unknown ones
             with suppress(RuntimeError, ValueError, AttributeError):  # of a machine without a GPU
                 quantiser.validate_environment(device_map=None)
-    if Path(inspected.source).is_dir():
-        stored_shapes(Path(inspected.source))
+    folder = Path(inspected.source)
+    return stored_shapes(folder) if folder.is_dir() else {}
 
 
 def _beyond(names: Iterable[str], model: PreTrainedModel) -> list[str]:
@@ -269,8 +270,8 @@ def _beyond(names: Iterable[str], model: PreTrainedModel) -> list[str]:
 
 def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
     """Raise UserError if stored weights have other shapes than the configuration gives them. Allocates no memory."""
-    if getattr(inspected.config, "quantization_config", None) is not None:
-        return  # stored packed
+    if not stored or getattr(inspected.config, "quantization_config", None) is not None:
+        return  # not known, or packed
     with explained(inspected.source, "configuration", inspected.offline), torch.device("meta"):
         expected = AutoModelForCausalLM.from_config(inspected.config).state_dict()
     for name, weight in expected.items():

@@ -70,8 +70,8 @@ def read_answers(path: Path) -> TextAnswers:
         return _lm_eval(documents, path, where)
     if has(first, "metadata", "responses"):
         return TextAnswers("aiperf", None, list(_aiperf(documents, where)), {})
-    vllm = "SGLang" if str(within(first, "backend")).startswith("sglang") else "vLLM"
-    for name, tool, answers in (("generated_texts", vllm, _vllm), ("benchmarks", "guidellm", _guidellm)):
+    server = "SGLang" if str(within(first, "backend")).startswith("sglang") else "vLLM"  # of their benchmarks, alike
+    for name, tool, answers in (("generated_texts", server, _vllm), ("benchmarks", "guidellm", _guidellm)):
         if isinstance(within(first, name), list):
             if len(documents) > 1:
                 raise UserError(f"{where} holds {len(documents)} results of {tool}; give a file with one.")
