@@ -13,7 +13,7 @@ from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_document
-from mtbench.results.across_runs import SCHEMA_VERSION, ComparedRun, Comparison, RunComparison, compare_runs
+from mtbench.results.across_runs import ComparedRun, Comparison, RunComparison, compare_runs
 from mtbench.results.aggregate import Stored, read_stored, statuses
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
@@ -37,7 +37,7 @@ def compare(
     refuse_twice(runs, "directory", "give two different runs")
     base, *heads = map(_open, runs)
     comparison = Comparison(
-        schema_version=SCHEMA_VERSION,
+        schema_version=2,
         runs=[_described(stored) for stored in (base, *heads)],
         comparisons=[_compared(base, head) for head in heads],
     )

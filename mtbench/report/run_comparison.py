@@ -1,11 +1,11 @@
 """What `mtbench compare` shows: a table per suite and batch size, with a row for each arm and run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mtbench.document.formatting import NONE, bounds, interval, listed, number, percent
 from mtbench.document.model import Document, Entry, Points, Row, Section, Table
 from mtbench.report.phrases import SMALL_MODEL, batches
-from mtbench.results.across_runs import BothRuns, CellAcrossRuns, Comparison, PairedRatio
+from mtbench.results.across_runs import CellAcrossRuns, CellFigures, Comparison, RunFigures
 from mtbench.results.comparisons import GroupKey
 
 SIMULATED = "Simulated weights or acceptance: not the figures of a trained model"
@@ -75,24 +75,21 @@ def _entries(cell: CellAcrossRuns) -> list[Entry]:
     figures = cell.figures
     if figures is None:
         return [Entry() for _ in COLUMNS]
-    accuracy, ratio = figures.accuracy, figures.tokens_per_forward
-    scored = Entry()
-    if accuracy is not None:
-        scored = Entry(f"{percent(accuracy.base)} → {percent(accuracy.head)}", interval(bounds(accuracy), 100, 1))
+    same, scored, ratio = figures.agreement, figures.accuracy, figures.tokens_per_forward
+    difference = None if scored is None else interval(bounds(scored), 100, 1)
     return [
-        Entry(f"{figures.differing:,} of {figures.items:,}"),
-        scored,
-        Entry(_both(ratio, 2), interval(bounds(ratio), digits=2)),
-        Entry(_both(figures.acceptance_length, 2)),
-        Entry(_both(figures.answer_length, 1)),
-        Entry(_both(figures.tokens_per_s, 0)),
+        Entry(f"{same.items - same.identical:,} of {same.items:,}"),
+        Entry(_both(figures, lambda run: percent(run.accuracy.value if run.accuracy else None)), difference),
+        Entry(_both(figures, lambda run: number(run.tokens_per_forward, 2)), interval(bounds(ratio), digits=2)),
+        Entry(_both(figures, lambda run: number(run.acceptance_length, 2))),
+        Entry(_both(figures, lambda run: number(run.answer_length, 1))),
+        Entry(_both(figures, lambda run: number(run.tokens_per_s, 0))),
     ]
 
 
-def _both(values: PairedRatio | BothRuns, digits: int) -> str:
-    if values.base is None and values.head is None:
-        return NONE
-    return f"{number(values.base, digits)} → {number(values.head, digits)}"
+def _both(figures: CellFigures, shown: Callable[[RunFigures], str]) -> str:
+    base, head = shown(figures.base), shown(figures.head)
+    return NONE if base == head == NONE else f"{base} → {head}"
 
 
 def _notes(run: int, cell: CellAcrossRuns) -> Iterator[str]:
@@ -101,8 +98,10 @@ def _notes(run: int, cell: CellAcrossRuns) -> Iterator[str]:
         yield f"run {run}: not compared: {cell.reason}"
     for of_run, reasons in ((1, cell.void_base), (run, cell.void_head)):
         yield from (f"run {of_run}: void, not to be trusted: {reason}" for reason in reasons)
-    figures = cell.figures
-    if figures is not None and figures.accuracy_reason:
-        yield f"run {run}: accuracy not compared: {figures.accuracy_reason}"
-    elif figures is not None and figures.accuracy is not None and figures.accuracy.n < figures.items:
-        yield f"run {run}: accuracy over {figures.accuracy.n:,} of {figures.items:,} items: the others are not scored"
+    if cell.figures is None:
+        return
+    scored, items = cell.figures.accuracy, cell.figures.agreement.items
+    if scored is None:
+        yield f"run {run}: accuracy not compared: {cell.figures.accuracy_reason}"
+    elif scored.n < items:
+        yield f"run {run}: accuracy over {scored.n:,} of {items:,} items: the others are not scored"

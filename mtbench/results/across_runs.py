@@ -2,43 +2,39 @@
 
 The first run is the **base**; every other run is a **head**. A difference is head less base, a ratio head over base.
 Cells match by their id, items by their name. Only items that both runs answered count, and only if their prompts are
-the same. Nothing here compares times: two runs are two sessions, which differ by more than the blocks inside a session
-show. `mtbench gate` compares times, in pairs of processes.
+the same; the head run's answers are put into the base run's blocks, and then compared as two arms of one run are
+(comparisons.py). Nothing here compares times: two runs are two sessions, which differ by more than the blocks inside a
+session show. `mtbench gate` compares times, in pairs of processes.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mtbench import statistics
-from mtbench.records import CellName, Count, NonNegative, Record, Sha256, Share, Size, VersionOne
-from mtbench.results import acceptance
+from mtbench.records import CellName, NonNegative, Record, Sha256, Size
 from mtbench.results.aggregate import Stored, void_reasons
+from mtbench.results.comparisons import accuracies, agreement, estimate
+from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Agreement, Estimate
 from mtbench.results.samples import CellData
-from mtbench.runs.formats import GenerationLine, Machine, SessionRecord
-from mtbench.runs.plan import CELL_ID, Batching, Cell
-
-SCHEMA_VERSION: Literal[1] = 1
-
-Counts = Mapping[str, int]  # by item
+from mtbench.results.subtasks import summarize
+from mtbench.runs.formats import SessionRecord
+from mtbench.runs.plan import CELL_ID, Batching
 
 SELECTION = {"subtasks", "mean", "left_out"}  # keys of a task that say which items it has, and not what they are
 
-MACHINE: Mapping[str, Callable[[Machine], object]] = {
-    "processor": lambda machine: machine.processor,
-    "cores": lambda machine: machine.cores,
-    "GPU": lambda machine: machine.gpu and machine.gpu.name,
-    "GPU driver": lambda machine: machine.gpu and machine.gpu.driver,
-    "GPU power cap, W": lambda machine: machine.gpu and machine.gpu.power_cap_w,
-    "platform": lambda machine: machine.platform,
-    "torch": lambda machine: (machine.packages or {}).get("torch"),
-    "transformers": lambda machine: (machine.packages or {}).get("transformers"),
-    "mtbench": lambda machine: machine.mtbench and f"{machine.mtbench} ({machine.git or 'no checkout'})",
-}
-SESSION: Mapping[str, Callable[[SessionRecord], object]] = {
+CONDITIONS: Mapping[str, Callable[[SessionRecord], object]] = {
+    "processor": lambda session: session.processor,
+    "cores": lambda session: session.cores,
+    "GPU": lambda session: session.gpu and session.gpu.name,
+    "GPU driver": lambda session: session.gpu and session.gpu.driver,
+    "GPU power cap, W": lambda session: session.gpu and session.gpu.power_cap_w,
+    "platform": lambda session: session.platform,
+    "torch": lambda session: (session.packages or {}).get("torch"),
+    "transformers": lambda session: (session.packages or {}).get("transformers"),
+    "mtbench": lambda session: session.mtbench and f"{session.mtbench} ({session.git or 'no checkout'})",
     "device": lambda session: session.device,
     "dtype": lambda session: session.dtype,
     "threads": lambda session: session.threads,
@@ -63,51 +59,32 @@ class Differs(Record):
     head: str | None = Field(description="its value in the head run; null: not stored")
 
 
-class PairedAccuracy(Record):
-    """The accuracy of both runs on the same items, and the paired difference with its 95 % interval."""
+class RunFigures(Record):
+    """What a cell did in one run. All but the times are over the items that both runs answered."""
 
-    metric: str = Field(description="metric of the score")
-    base: Share = Field(description="mean score in the base run")
-    head: Share = Field(description="mean score in the head run")
-    difference: float = Field(description="accuracy of head less that of base, as a share")
-    ci_low: float | None = Field(description="lower bound of its 95 % interval")
-    ci_high: float | None = Field(description="upper bound of its 95 % interval")
-    gained: Count = Field(description="items that only head answers correctly")
-    lost: Count = Field(description="items that only base answers correctly")
-    n: Size = Field(description="items that are scored in both runs")
-
-
-class PairedRatio(Record):
-    """A figure of both runs on the same items, and its ratio with a 95 % interval over the base run's units."""
-
-    base: NonNegative | None = Field(description="value in the base run; null: an engine hides it")
-    head: NonNegative | None = Field(description="value in the head run; null: an engine hides it")
-    ratio: NonNegative | None = Field(description="head over base; null: one of them is not known")
-    ci_low: NonNegative | None = Field(description="lower bound; null: too few units")
-    ci_high: NonNegative | None = Field(description="upper bound; null: too few units")
-    units: Count = Field(description="blocks of the base run; the blocks of one conversation are one unit")
-
-
-class BothRuns(Record):
-    """A figure of both runs that is not compared by a test."""
-
-    base: NonNegative | None = Field(description="value in the base run; null: not measured, or hidden")
-    head: NonNegative | None = Field(description="value in the head run; null: not measured, or hidden")
+    accuracy: Accuracy | None = Field(description="mean score of the items scored in both runs; null: not compared")
+    tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
+    acceptance_length: NonNegative | None = Field(
+        description="tokens per forward, of the forwards that committed any; null: an engine hides it"
+    )
+    answer_length: NonNegative = Field(description="tokens per answer")
+    tokens_per_s: NonNegative | None = Field(
+        description="tokens per second of wall time over the run's own items; null: not measured. The runs are other "
+        "sessions, so no ratio and no verdict follows"
+    )
 
 
 class CellFigures(Record):
-    """What a cell did in both runs. All but the times are over the items that both answered."""
+    """What a cell did in both runs, and how the head run's answers compare with the base run's."""
 
-    items: Size = Field(description="items that both runs answered")
-    differing: Count = Field(description="items with other tokens")
-    accuracy: PairedAccuracy | None = Field(description="accuracy; null: not compared")
+    base: RunFigures = Field(description="the base run")
+    head: RunFigures = Field(description="the head run")
+    agreement: Agreement = Field(description="items with the same tokens; the baseline is the arm in the base run")
+    accuracy: AccuracyComparison | None = Field(description="accuracy of head less that of base; null: not compared")
     accuracy_reason: str | None = Field(description="why accuracy is null")
-    tokens_per_forward: PairedRatio = Field(description="tokens per forward")
-    acceptance_length: BothRuns = Field(description="tokens per forward, of the forwards that committed any")
-    answer_length: PairedRatio = Field(description="tokens per answer")
-    tokens_per_s: BothRuns = Field(
-        description="tokens per second of wall time over each run's own items. The runs are other sessions, so no "
-        "ratio and no verdict follows"
+    tokens_per_forward: Estimate = Field(
+        description="tokens per forward, head over base, with its interval over the base run's blocks; the blocks of "
+        "one conversation are one unit"
     )
 
 
@@ -140,7 +117,7 @@ class RunComparison(Record):
 class Comparison(Record):
     """Two or more runs side by side: the first one is the base, and every other run is compared with it."""
 
-    schema_version: VersionOne = Field(description="version of this format")
+    schema_version: Literal[2] = Field(description="version of this format")
     runs: Annotated[list[ComparedRun], Field(min_length=2)] = Field(description="the runs; the first one is the base")
     comparisons: Annotated[list[RunComparison], Field(min_length=1)] = Field(
         description="one entry for each run after the first"
@@ -153,7 +130,7 @@ def compare_runs(base: Stored, head: Stored) -> RunComparison:
     matched = [cell for cell in base.plan.cells if cell.cell in head.cells]
     return RunComparison(
         head=str(head.run.path),
-        differs=_differs(base, head, [(cell, head.cells[cell.cell].cell) for cell in matched]),
+        differs=_differs(base, head, [cell.cell for cell in matched]),
         only_base=[cell.cell for cell in base.plan.cells if cell.cell not in head.cells],
         only_head=[cell.cell for cell in head.plan.cells if cell.cell not in base.cells],
         cells=[_compare_cell(base, head, cell.cell, void_base[cell.cell], void_head[cell.cell]) for cell in matched],
@@ -165,6 +142,7 @@ def _compare_cell(base: Stored, head: Stored, name: str, void_base: list[str], v
     before, after = base.cells[name], head.cells[name]
     common = [item for item in before.lines if item in after.lines]
     reason = _not_comparable(base, head, name, common)
+    doubt = "void in one of the runs" if void_base or void_head else None
     return CellAcrossRuns(
         cell=name,
         suite=before.cell.suite,
@@ -175,7 +153,7 @@ def _compare_cell(base: Stored, head: Stored, name: str, void_base: list[str], v
         simulated=before.cell.simulated is not None or after.cell.simulated is not None,
         void_base=void_base,
         void_head=void_head,
-        figures=None if reason else _figures(base, head, name, common),
+        figures=None if reason else _figures(base, head, name, common, doubt),
         reason=reason,
     )
 
@@ -211,92 +189,54 @@ def _prompts(stored: Stored, data: CellData, items: Collection[str]) -> dict[str
     return asked
 
 
-def _figures(base: Stored, head: Stored, name: str, common: Collection[str]) -> CellFigures:
-    """Return what a cell did on the common items, and its speed in each run."""
-    before, after = (_on(stored.cells[name], common) for stored in (base, head))
-    tokens = [_per_item(data, lambda line: len(line.token_ids)) for data in (before, after)]
-    forwards = [_per_item(data, lambda line: line.forwards) for data in (before, after)]
-    unit_of = {item: before.unit_of[line.block] for item, line in before.lines.items()}
+def _figures(base: Stored, head: Stored, name: str, common: Collection[str], doubt: str | None) -> CellFigures:
+    """Return what a cell did on the common items, and its speed in each run. doubt: why there is no verdict."""
     reason = _not_scored(base, head, name)
-    accuracy = None if reason else _accuracy(base, before, after)
+    before, after = (_on(stored.cells[name], common, base.cells[name], head.cells[name]) for stored in (base, head))
+    metric = None if reason else base.plan.suite(before.cell.suite).metric
+    margin = base.plan.request.max_loss / 100
+    accuracy = None if reason else accuracies([after], before, margin, [doubt], looks=1).get(after.cell.arm)
     return CellFigures(
-        items=len(common),
-        differing=sum(before.lines[item].token_ids != after.lines[item].token_ids for item in common),
+        base=_of_run(before, base.cells[name], metric),
+        head=_of_run(after, head.cells[name], metric),
+        agreement=agreement(after, before),
         accuracy=accuracy,
         accuracy_reason=reason or (None if accuracy else "no common item is scored in both runs"),
-        tokens_per_forward=_ratio(tokens, forwards, unit_of),
-        acceptance_length=BothRuns(
-            base=_acceptance_length(before, base.cells[name]), head=_acceptance_length(after, head.cells[name])
-        ),
-        answer_length=_ratio(tokens, [dict.fromkeys(common, 1)] * 2, unit_of),
-        tokens_per_s=BothRuns(base=_rate(base.cells[name]), head=_rate(head.cells[name])),
+        tokens_per_forward=_ratio_per_forward(after, before),
     )
 
 
-def _on(data: CellData, items: Collection[str]) -> CellData:
-    """Return the data of these items only, in the base run's order. Times stay those of the whole cell."""
+def _on(data: CellData, items: Collection[str], base: CellData, head: CellData) -> CellData:
+    """Return the data of the items only, without times, in the base run's blocks, with the scores that both have."""
     return dataclasses.replace(
         data,
-        lines={item: data.lines[item] for item in items},
-        scores={item: data.scores[item] for item in items if item in data.scores},
+        lines={item: data.lines[item].model_copy(update={"block": base.lines[item].block}) for item in items},
+        unit_of=base.unit_of,
+        valid=set(),
+        scores={item: data.scores[item] for item in items if item in base.scores and item in head.scores},
+        timings=data.timings if len(items) == len(data.lines) else [],  # an engine's own counters cover all items
     )
 
 
-def _per_item(data: CellData, count: Callable[[GenerationLine], int | None]) -> dict[str, int] | None:
-    """Return a count by item; None if an engine hides it."""
-    counts: dict[str, int] = {}
-    for item, line in data.lines.items():
-        value = count(line)
-        if value is None:
-            return None
-        counts[item] = value
-    return counts
-
-
-def _ratio(above: Sequence[Counts | None], below: Sequence[Counts | None], unit_of: Mapping[str, int]) -> PairedRatio:
-    """Return the figure above / below of both runs and the ratio of the two, in units of the base run.
-
-    above, below: counts by item of the base and of the head run; None: hidden.
-    """
-    values = [
-        sum(a.values()) / sum(b.values()) if a and b and sum(b.values()) else None
-        for a, b in zip(above, below, strict=True)
-    ]
-    units = sorted(set(unit_of.values()))
-    ratio = statistics.Ratio(None, None, None, None, len(units), "block")
-    if None not in values:
-        base_above, head_above, base_below, head_below = (_by_unit(c or {}, unit_of) for c in (*above, *below))
-        ratio = statistics.ratio_of_totals([head_above, base_below], [head_below, base_above])
-    return PairedRatio(
-        base=values[0],
-        head=values[1],
-        ratio=ratio.value,
-        ci_low=ratio.ci_low,
-        ci_high=ratio.ci_high,
-        units=len(units),
+def _of_run(data: CellData, whole: CellData, metric: str | None) -> RunFigures:
+    """Return what a cell did in one run. data: of the common items; whole: of all items, with the times."""
+    summary = summarize(data, metric)
+    return RunFigures(
+        accuracy=summary.accuracy,
+        tokens_per_forward=summary.tokens_per_forward,
+        acceptance_length=None if summary.acceptance is None else summary.acceptance.length,
+        answer_length=data.tokens / summary.items,
+        tokens_per_s=summarize(whole, metric).tokens_per_s.value,
     )
 
 
-def _by_unit(counts: Counts, unit_of: Mapping[str, int]) -> list[int]:
-    totals = Counter[int]()
-    for item, unit in unit_of.items():
-        totals[unit] += counts[item]
-    return [totals[unit] for unit in sorted(totals)]
-
-
-def _acceptance_length(common: CellData, whole: CellData) -> float | None:
-    """Return the acceptance length on the common items. An engine's own counters cover all items, so they need all."""
-    counted = all(line.commits is not None for line in common.lines.values())
-    if not counted and len(common.lines) < len(whole.lines):
-        return None
-    figures = acceptance.of_cell(common)
-    return None if figures is None else figures.length
-
-
-def _rate(data: CellData) -> float | None:
-    """Return tokens per second of wall time, over the samples that count."""
-    tokens, wall_s = data.total("tokens"), data.total("wall_s")
-    return tokens / wall_s if tokens is not None and wall_s else None
+def _ratio_per_forward(data: CellData, baseline: CellData) -> Estimate:
+    """Return tokens per forward over the baseline's; all null if an engine hides its forwards."""
+    ours, theirs = data.tokens_and_forwards(), baseline.tokens_and_forwards()
+    if ours is None or theirs is None:
+        return estimate(None)
+    (tokens, forwards), (tokens0, forwards0) = ours, theirs
+    return estimate(statistics.ratio_of_totals([tokens, forwards0], [forwards, tokens0]))
 
 
 def _not_scored(base: Stored, head: Stored, name: str) -> str | None:
@@ -319,29 +259,9 @@ def _not_scored(base: Stored, head: Stored, name: str) -> str | None:
     return None if unscored is None else f"not scored; run `mtbench score {unscored.run.path}`"
 
 
-def _accuracy(base: Stored, before: CellData, after: CellData) -> PairedAccuracy | None:
-    """Return both accuracies over the items that are scored in both runs; None without such an item."""
-    gained, lost, n = statistics.gains_and_losses(after.scores, before.scores)
-    if not n:
-        return None
-    common = before.scores.keys() & after.scores.keys()
-    difference = statistics.paired_difference(gained, lost, n)
-    return PairedAccuracy(
-        metric=str(base.plan.suite(before.cell.suite).metric),
-        base=sum(before.scores[item] for item in sorted(common)) / n,
-        head=sum(after.scores[item] for item in sorted(common)) / n,
-        difference=(gained - lost) / n,
-        ci_low=difference.ci_low,
-        ci_high=difference.ci_high,
-        gained=gained,
-        lost=lost,
-        n=n,
-    )
-
-
-def _differs(base: Stored, head: Stored, cells: Sequence[tuple[Cell, Cell]]) -> list[Differs]:
+def _differs(base: Stored, head: Stored, names: Sequence[str]) -> list[Differs]:
     """Return the conditions with other values: machine and versions, options, checkpoints of the cells compared."""
-    before, after = _conditions(base, [cell for cell, _ in cells]), _conditions(head, [cell for _, cell in cells])
+    before, after = _conditions(base, names), _conditions(head, names)
     return [
         Differs(name=name, base=before.get(name), head=after.get(name))
         for name in dict.fromkeys([*before, *after])
@@ -349,15 +269,14 @@ def _differs(base: Stored, head: Stored, cells: Sequence[tuple[Cell, Cell]]) -> 
     ]
 
 
-def _conditions(stored: Stored, cells: Iterable[Cell]) -> dict[str, str | None]:
+def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
     """Return by name what the sessions, the plan and the cells say of how a run was made."""
-    told = {name: _listed(read(machine) for machine in stored.machines) for name, read in MACHINE.items()}
-    told |= {name: _listed(read(session) for session in stored.sessions) for name, read in SESSION.items()}
+    told = {name: _listed(read(session) for session in stored.sessions) for name, read in CONDITIONS.items()}
     request = stored.plan.request
     told |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}
     told["template options"] = _listed(f"{name}={value}" for name, value in request.chat_template_kwargs.items())
     of_cells: dict[str, list[object]] = {}
-    for cell in cells:
+    for cell in (stored.cells[name].cell for name in names):
         suite = cell.cell.partition(".")[0]  # the suite's name may hold a path, which differs between machines
         of_cells.setdefault(f"max new tokens of {suite}", []).append(stored.plan.suite(cell.suite).max_new_tokens)
         for role, source in cell.checkpoints.items():

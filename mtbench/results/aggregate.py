@@ -55,7 +55,6 @@ from mtbench.runs.formats import (
     EnergyRecord,
     Environment,
     GenerationLine,
-    Machine,
     MemoryRecord,
     PreparationLine,
     Race,
@@ -102,11 +101,6 @@ class Stored:
     @property
     def sessions(self) -> list[SessionRecord]:
         return self.environment.sessions
-
-    @property
-    def machines(self) -> list[Machine]:
-        """The machine of every session; before the first session, the one that planned."""
-        return [*self.sessions] or [self.environment]
 
     @property
     def last_session(self) -> SessionRecord:

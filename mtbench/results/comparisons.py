@@ -112,8 +112,8 @@ def compare(
         for data, speedup in _speedups(arms, baseline, synchronisation_s, of_speed, looks):
             found[data.cell.arm].speedup.append(speedup)
         for data in arms:
-            found[data.cell.arm].agreement.append(_agreement(data, baseline))
-        for arm, accuracy in _accuracies(arms, baseline, margin, doubts, looks).items():
+            found[data.cell.arm].agreement.append(agreement(data, baseline))
+        for arm, accuracy in accuracies(arms, baseline, margin, doubts, looks).items():
             found[arm].accuracy_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
         doubts = [_void_doubt(data, baseline, void) or _disturbed(data, baseline, disturbed) for data in arms]
@@ -362,7 +362,7 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
     return PlainSpeedup(arm=chosen.cell.arm, **dict(estimate(wall_ratio(chosen, baseline))))
 
 
-def _accuracies(
+def accuracies(
     arms: Sequence[CellData], baseline: CellData, margin: float, doubts: Sequence[str | None], looks: int
 ) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
@@ -399,7 +399,8 @@ def _settled(data: CellData, baseline: CellData) -> str | None:
     return f"not worse: {same}" if same and data.cell.claims == "lossless" else None
 
 
-def _agreement(data: CellData, baseline: CellData) -> Agreement:
+def agreement(data: CellData, baseline: CellData) -> Agreement:
+    """Return on how many items the arm has the baseline's tokens."""
     items, identical = _common(data, baseline)
     return Agreement(baseline=baseline.cell.arm, items=items, identical=identical)
 

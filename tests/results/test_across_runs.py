@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytest
 from made_runs import AR, MARS, TASK, Answer, MadeRun, answer, hidden
 from scipy.stats import t
 
-from mtbench import statistics
-from mtbench.results.across_runs import CellFigures, PairedRatio, RunComparison, compare_runs
+from mtbench.results.across_runs import CellFigures, RunComparison, compare_runs
+from mtbench.statistics import paired_difference
 
 ITEMS = 17
 
@@ -48,23 +48,15 @@ def compared(folder: Path, base: MadeRun, head: MadeRun) -> RunComparison:
     return compare_runs(base.read(folder / "base"), head.read(folder / "head"))
 
 
-def naive_ratio(units: Mapping[int, list[int]], above: Sequence[Sequence[int]], below: Sequence[Sequence[int]]) -> Any:
-    """(Σ above of head / Σ below of head) / (the same of base), with the interval of a ratio of four totals."""
-    (base_above, head_above), (base_below, head_below) = above, below
-
-    def shares(column: Sequence[int]) -> list[float]:
-        return [sum(column[i] for i in of_unit) / sum(column) for of_unit in units.values()]
-
-    value = sum(head_above) / sum(head_below) / (sum(base_above) / sum(base_below))
-    columns = map(shares, (head_above, base_below, head_below, base_above))
-    errors = [a + b - c - d for a, b, c, d in zip(*columns, strict=True)]
-    k = len(units)
+def naive_ratio(units: Iterable[Sequence[int]], *columns: Sequence[int]) -> tuple[float, float, float]:
+    """The first two columns over the last two, in totals; with the interval of a ratio of four totals over units."""
+    totals = [sum(column) for column in columns]
+    value = totals[0] * totals[1] / (totals[2] * totals[3])
+    signed = [*zip((1, 1, -1, -1), columns, totals, strict=True)]
+    errors = [sum(sign * sum(of[i] for i in unit) / total for sign, of, total in signed) for unit in units]
+    k = len(errors)
     reach = math.exp(t.ppf(0.975, k - 1) * math.sqrt(k / (k - 1) * sum(e * e for e in errors)))
-    return pytest.approx((value, value / reach, value * reach))
-
-
-def values(ratio: PairedRatio) -> tuple[float | None, float | None, float | None]:
-    return ratio.ratio, ratio.ci_low, ratio.ci_high
+    return value, value / reach, value * reach
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -75,58 +67,39 @@ def test_figures_are_those_of_a_plain_recomputation(tmp_path: Path, seed: int) -
     figures = figures_of(compared(tmp_path, base, MadeRun({AR: answers[1]}, blocks=cut(2)[:8])))
     kept = {n for block in cut(2)[:8] for n in block}
     pairs = {n: (a, b) for n, (a, b) in enumerate(zip(*answers, strict=True)) if a and b and n in kept}
-    order = list(pairs)
-    blocks = {k: [order.index(n) for n in block if n in pairs] for k, block in enumerate(cut(1))}
-    units = {k: places for k, places in blocks.items() if places}
-    tokens = [[len(pairs[n][side].tokens) for n in order] for side in (0, 1)]
-    forwards = [[len(pairs[n][side].commits or ()) for n in order] for side in (0, 1)]
-    ones = [[1] * len(order)] * 2
-    steps = [[c for n in order for c in pairs[n][side].commits or () if c] for side in (0, 1)]
-    assert figures.items == len(order)
-    assert figures.differing == sum(a.tokens != b.tokens for a, b in pairs.values())
-    assert values(figures.tokens_per_forward) == naive_ratio(units, tokens, forwards)
-    assert figures.tokens_per_forward.base == sum(tokens[0]) / sum(forwards[0])
-    assert values(figures.answer_length) == naive_ratio(units, tokens, ones)
-    assert figures.answer_length.head == sum(tokens[1]) / len(order)
-    assert figures.tokens_per_forward.units == len(units)
-    assert figures.acceptance_length.base == pytest.approx(sum(steps[0]) / len(steps[0]))
-    assert figures.acceptance_length.head == pytest.approx(sum(steps[1]) / len(steps[1]))
-    of_base = [a.tokens for n, a in enumerate(answers[0]) if a]
-    assert figures.tokens_per_s.base == pytest.approx(sum(map(len, of_base)) / (2.0 * len(cut(1))))
+    blocks = [[place for place, n in enumerate(pairs) if n in block] for block in cut(1)]
+    runs = [[pair[side] for pair in pairs.values()] for side in (0, 1)]
+    tokens = [[len(a.tokens) for a in run] for run in runs]
+    forwards = [[len(a.commits or ()) for a in run] for run in runs]
+    for side, figure in enumerate((figures.base, figures.head)):
+        steps = [count for a in runs[side] for count in a.commits or () if count]
+        assert figure.tokens_per_forward == sum(tokens[side]) / sum(forwards[side])
+        assert figure.answer_length == sum(tokens[side]) / len(pairs)
+        assert figure.acceptance_length == pytest.approx(sum(steps) / len(steps))
+    same = sum(a.tokens == b.tokens for a, b in pairs.values())
+    assert (figures.agreement.items, figures.agreement.identical) == (len(pairs), same)
+    found = figures.tokens_per_forward
+    assert (found.value, found.ci_low, found.ci_high) == pytest.approx(
+        naive_ratio([block for block in blocks if block], tokens[1], forwards[0], forwards[1], tokens[0])
+    )
+    of_base = [a.tokens for a in answers[0] if a]
+    assert figures.base.tokens_per_s == pytest.approx(sum(map(len, of_base)) / (2.0 * len(cut(1))))
     scored = [(a.score, b.score) for a, b in pairs.values() if a.score is not None and b.score is not None]
     gained, lost = scored.count((0.0, 1.0)), scored.count((1.0, 0.0))
-    accuracy = figures.accuracy
+    accuracy, shares = figures.accuracy, (figures.base.accuracy, figures.head.accuracy)
     assert accuracy is not None
-    assert (accuracy.gained, accuracy.lost, accuracy.n) == (gained, lost, len(scored))
-    assert accuracy.head - accuracy.base == pytest.approx(accuracy.difference)
-    assert (accuracy.difference, accuracy.ci_low, accuracy.ci_high) == statistics.paired_difference(
-        gained, lost, len(scored)
-    )[:3]
-
-
-def test_swapped_runs_have_the_opposite_difference(tmp_path: Path) -> None:
-    """Differences change their sign and ratios are inverted, intervals included."""
-    one, other = (MadeRun({AR: drawn(seed)}) for seed in (1, 8))
-    there = figures_of(compared(tmp_path / "1", one, other))
-    back = figures_of(compared(tmp_path / "2", other, one))
-    assert there.accuracy is not None
-    assert back.accuracy is not None
-    assert there.accuracy.difference == -back.accuracy.difference != 0
-    assert there.accuracy.ci_low == pytest.approx(-(back.accuracy.ci_high or 0))
-    for name in ("tokens_per_forward", "answer_length"):
-        value, low, high = values(getattr(there, name))
-        assert values(getattr(back, name)) == pytest.approx((1 / (value or 0), 1 / (high or 0), 1 / (low or 0)))
-    assert (there.items, there.differing) == (back.items, back.differing)
+    assert accuracy.model_dump().items() >= paired_difference(gained, lost, len(scored))._asdict().items()
+    assert [share and share.value for share in shares] == [sum(run) / len(scored) for run in zip(*scored, strict=True)]
 
 
 def test_a_run_agrees_with_itself(tmp_path: Path) -> None:
-    """No item differs, and every ratio is exactly 1."""
+    """No item differs, and the ratio is exactly 1."""
     found = compared(tmp_path, MadeRun({AR: drawn(3), MARS: drawn(4)}), MadeRun({AR: drawn(3), MARS: drawn(4)}))
     assert (found.differs, found.only_base, found.only_head) == ([], [], [])
     for cell in (AR, MARS):
         figures = figures_of(found, cell)
-        assert figures.differing == 0
-        assert figures.tokens_per_forward.ratio == pytest.approx(1)
+        assert figures.agreement.identical == figures.agreement.items
+        assert figures.tokens_per_forward.value == pytest.approx(1)
         assert figures.accuracy is not None
         assert figures.accuracy.difference == 0
 
@@ -141,10 +114,11 @@ def test_a_missing_item_does_not_count(tmp_path: Path) -> None:
     """Nor do items beyond a smaller limit: neither their tokens nor their scores."""
     base = [answer("aaaa", 2, 0.0), answer("bb", 1), answer("cccccc", 1, 0.0)]
     figures = figures_of(compared(tmp_path, MadeRun({AR: base}), MadeRun({AR: [answer("aaaa", 4), None]})))
-    assert (figures.items, figures.differing) == (1, 0)
-    assert (figures.tokens_per_forward.base, figures.tokens_per_forward.head) == (2, 1)
-    assert figures.accuracy is not None
-    assert (figures.accuracy.base, figures.accuracy.head, figures.accuracy.n) == (0, 1, 1)
+    assert (figures.agreement.items, figures.agreement.identical) == (1, 1)
+    assert (figures.base.tokens_per_forward, figures.head.tokens_per_forward) == (2, 1)
+    assert figures.base.accuracy is not None
+    assert figures.head.accuracy is not None
+    assert (figures.base.accuracy.value, figures.head.accuracy.value, figures.head.accuracy.n) == (0, 1, 1)
 
 
 def reason(folder: Path, base: MadeRun, head: MadeRun) -> str | None:
@@ -172,7 +146,7 @@ def test_a_later_turn_may_follow_another_answer(tmp_path: Path) -> None:
     turns: dict[str, Any] = {"follows": {1: 0}, "blocks": [[0], [1]], "prompts": [[1, 2], [3]]}
     runs = [MadeRun({AR: [answer(first), answer("cd")]}, **turns) for first in ("ab", "xy")]
     figures = figures_of(compared(tmp_path / "1", *runs))
-    assert (figures.differing, figures.tokens_per_forward.units) == (1, 1)
+    assert (figures.agreement.items, figures.agreement.identical) == (2, 1)
     private = [MadeRun({AR: [answer(text), answer("cd")]}, withheld="0" * 64, **turns) for text in ("ab", "xyz")]
     assert reason(tmp_path / "3", *private) is None
     alone = MadeRun({AR: TWO}, prompts=[[1, 2], [3]])
@@ -202,12 +176,10 @@ def test_an_engine_that_hides_its_forwards_has_no_ratio(tmp_path: Path) -> None:
     made = {True: MadeRun({AR: [hidden(text) for text in texts]}), False: MadeRun({AR: [*map(answer, texts)]})}
     for number, (base, head) in enumerate([(True, False), (False, True), (True, True)]):
         figures = figures_of(compared(tmp_path / str(number), made[base], made[head]))
-        assert (figures.tokens_per_forward.base is None) == base
-        assert (figures.tokens_per_forward.head is None) == head
-        assert values(figures.tokens_per_forward) == (None, None, None)
-        assert (figures.acceptance_length.base is None) == base
-        assert values(figures.answer_length) == (1, 1, 1)
-        assert figures.differing == 0
+        for hides, of_run in ((base, figures.base), (head, figures.head)):
+            assert (of_run.tokens_per_forward is None) == (of_run.acceptance_length is None) == hides
+        assert figures.tokens_per_forward.value is None
+        assert figures.agreement.identical == 16
         assert figures.accuracy is not None
 
 
@@ -215,15 +187,9 @@ def test_an_engines_own_counters_are_those_of_all_items(tmp_path: Path) -> None:
     """So they give an acceptance length only if all items are compared."""
     counters = {"drafts": 4, "drafted": 8, "accepted": 6}
     made = [MadeRun({AR: [hidden("ab"), hidden("cd"), last]}, counters=counters) for last in (hidden("ef"), None)]
-    lengths = figures_of(compared(tmp_path / "1", made[0], made[0])).acceptance_length
-    assert (lengths.base, lengths.head) == (2.5, 2.5)
-    lengths = figures_of(compared(tmp_path / "2", made[0], made[1])).acceptance_length
-    assert (lengths.base, lengths.head) == (None, 2.5)
-
-
-def test_few_blocks_have_a_ratio_without_an_interval(tmp_path: Path) -> None:
-    figures = figures_of(compared(tmp_path, MadeRun({AR: TWO}), MadeRun({AR: TWO})))
-    assert values(figures.tokens_per_forward) == (1, None, None)
+    for number, lengths in ((0, (2.5, 2.5)), (1, (None, 2.5))):
+        figures = figures_of(compared(tmp_path / str(number), made[0], made[number]))
+        assert (figures.base.acceptance_length, figures.head.acceptance_length) == lengths
 
 
 @pytest.mark.parametrize(
@@ -242,7 +208,7 @@ def test_accuracy_of_other_tasks_is_not_compared(tmp_path: Path, base: Any, head
     figures = figures_of(compared(tmp_path, MadeRun({AR: TWO}, **base), MadeRun({AR: TWO}, **head)))
     assert figures.accuracy_reason == why
     assert (figures.accuracy is None) == (why is not None)
-    assert figures.differing == 0
+    assert figures.agreement.identical == 2
 
 
 def test_accuracy_needs_scores_in_both_runs(tmp_path: Path) -> None:
