@@ -13,11 +13,9 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -172,20 +170,17 @@ def soak(
     options: Sequence[str], clients: int, *, requests: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """Start a server with these options, ask it, end it; return the result."""
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder) / "ready.json"
-        command = [sys.executable, "-m", "mtbench", "serve", "--port", "0", "--ready-file", str(ready), *options]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            try:
-                while not ready.exists():
-                    if process.poll() is not None:
-                        raise SystemExit("the server did not start")
-                    time.sleep(0.1)
-                asked = Soak(json.loads(ready.read_text())["url"], process.pid, seed)
-                asyncio.run(asked.run(clients, requests, seconds))
-                return asked.result() | {"alive": process.poll() is None}
-            finally:
-                process.terminate()
+    command = [sys.executable, "-m", "mtbench", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not (url := process.stdout.readline().strip()):
+                raise SystemExit("the server did not start")
+            asked = Soak(url, process.pid, seed)
+            asyncio.run(asked.run(clients, requests, seconds))
+            return asked.result() | {"alive": process.poll() is None}
+        finally:
+            process.terminate()
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import os
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,9 +61,6 @@ def serve(
             show=texts.shown_seconds,
         ),
     ] = 300.0,
-    ready_file: Annotated[
-        Path | None, Option("--ready-file", help="Write URL, model, method and process id here once it answers.")
-    ] = None,
 ) -> None:
     """Serve one method by OpenAI's API, to measure it as a service.
 
@@ -100,7 +96,7 @@ def serve(
         api_key=key,
     )
     try:
-        server.run(loaded, limits, say, host=host, port=port, ready_file=ready_file)
+        server.run(loaded, limits, say, host=host, port=port)
     except server.DecodingError as error:
         warn(f"error: {error}")
         raise typer.Exit(FAILED) from None

@@ -6,17 +6,13 @@ thread that decodes has ended by an error, all requests fail and the process end
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import uvicorn
 
 from mtbench.errors import UserError, first_line
-from mtbench.files import write_text
 from mtbench.serving.app import Limits, Service
 from mtbench.serving.served import Served
 from mtbench.serving.worker import Worker
@@ -45,7 +41,6 @@ def run(
     *,
     host: str,
     port: int,
-    ready_file: Path | None,
 ) -> None:
     """Serve until a signal ends it. `say`: called with the URL once the server answers. `port`: 0: a free one.
 
@@ -54,16 +49,10 @@ def run(
     service = Service(Worker(served), limits)
     listening = listen(host, port)
 
-    def told(url: str) -> None:
-        if ready_file is not None:
-            facts = {"url": url, "model": served.name, "method": served.arm, "pid": os.getpid()}
-            write_text(ready_file, json.dumps(facts) + "\n")
-        say(url)
-
     async def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, service.end)
-        await serve(service, listening, told)
+        await serve(service, listening, say)
 
     try:
         asyncio.run(main())

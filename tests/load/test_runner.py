@@ -10,12 +10,11 @@ from schemas import validator
 
 from mtbench.document.html_page import write
 from mtbench.errors import UserError
-from mtbench.experiments.load import servers
 from mtbench.experiments.load.document import document
 from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.planning import run_request
-from mtbench.experiments.load.runner import LoadRun, read_points, read_scores
+from mtbench.experiments.load.runner import LoadRun, read_points, read_scores, read_servers
 from mtbench.experiments.load.summary import summarise
 from mtbench.records import dump
 from mtbench.runs.prompts import open_suite
@@ -139,13 +138,12 @@ def test_a_point_of_another_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_a_server_that_does_not_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last words are in the error. (An older mtbench, say, that has no such command.)"""
-    monkeypatch.setattr(servers, "command", lambda *_: ["serves"])
+def test_a_server_of_ours_that_does_not_start(tmp_path: Path) -> None:
+    """Its last words are in the error."""
     run, planned = begun(tmp_path / "load", request(method=["mars:tau=0.9"]))
-    reason = r"the server of 'mars:tau=0.9' did not come up: error: No such command 'serves'.*server\.log"
+    reason = r"the server of 'mars:tau=0.9' did not start: error: --max-length 1048576 is not allowed; .*server\.log"
     with pytest.raises(UserError, match=reason):
-        load_run(run, planned).send(PYTHON)
+        load_run(run, planned.changed(room=1 << 20)).send(PYTHON)
 
 
 @pytest.mark.whole
@@ -154,7 +152,9 @@ def test_our_server_under_load(tmp_path: Path) -> None:
     asked = request(method=["mars:tau=0.95"], request_rate=[50.0], requests=4, rounds=1)
     run, planned = begun(tmp_path / "load", asked)
     load_run(run, planned).send(PYTHON)
-    [ended] = read_points(run, planned)
+    [ended], [started] = read_points(run, planned), read_servers(run).values()
+    assert started.command is not None
+    assert started.command[:4] == ["mtbench", "serve", "--family", "tiny"]
     assert {sent.outcome for sent in ended.requests} == {"ok"}
     assert all("The answer is" in (sent.text or "") for sent in ended.requests)
     assert all(sent.forwards for sent in ended.requests)

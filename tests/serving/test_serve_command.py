@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -26,24 +25,19 @@ from mtbench.models import chat_template
 from mtbench.runs.run_request import RunRequest
 from mtbench.serving import served
 
-STARTING_S = 120.0
 QUESTION = {"messages": [{"role": "user", "content": "Tom has 3 apples and buys 14 more. How many has he?"}]}
 
 
 @contextmanager
-def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A serving process and what its ready file says."""
-    ready = folder / "ready.json"
-    ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "mtbench", "serve", "--ready-file", str(ready), "--offline", *options]
+def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A serving process and the URL that it prints once it answers."""
+    command = [sys.executable, "-m", "mtbench", "serve", "--port", "0", "--device", "cpu", "--offline", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
     try:
-        deadline = time.monotonic() + STARTING_S
-        while not ready.exists():
-            assert process.poll() is None, process.stdout and process.stdout.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield process, json.loads(ready.read_text())
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://"), url + process.stdout.read()
+        yield process, url
     finally:
         process.kill()
         process.wait()
@@ -64,17 +58,15 @@ def decoded(method: str, prompts: Sequence[Sequence[int]], budget: int) -> list[
 
 
 @pytest.mark.whole
-def test_a_process_serves_and_drains(tmp_path: Path) -> None:
+def test_a_process_serves_and_drains() -> None:
     """openai's client and curl have the texts of the decode loop; SIGTERM lets answers end."""
-    options = ("--method", "mars:tau=0.9", "--max-num-seqs", "2", "--device", "cpu")
-    with started(tmp_path, *options, "--port", "0") as (process, told):
-        assert told == {"url": told["url"], "model": "tiny", "method": told["method"], "pid": process.pid}
-        with openai.OpenAI(base_url=told["url"], api_key="any") as client:
+    with started("--method", "mars:tau=0.9", "--max-num-seqs", "2") as (process, url):
+        with openai.OpenAI(base_url=url, api_key="any") as client:
             asked: Any = {"model": "tiny", "max_tokens": 24, **QUESTION}
             whole = client.chat.completions.create(**asked)
             exact = client.chat.completions.create(**asked, extra_body={"tau": 1})
         body = json.dumps({**QUESTION, "max_tokens": 24})
-        curl = ["curl", "-sS", f"{told['url']}/chat/completions", "-H", "Content-Type: application/json", "-d", body]
+        curl = ["curl", "-sS", f"{url}/chat/completions", "-H", "Content-Type: application/json", "-d", body]
         heard = json.loads(subprocess.run(curl, check=True, capture_output=True, text=True).stdout)
         assert heard["choices"][0]["message"]["content"] == whole.choices[0].message.content
         text = chat_template.render(tiny("ar").tokenizer, QUESTION["messages"], answer_follows=True, options={})
@@ -82,14 +74,14 @@ def test_a_process_serves_and_drains(tmp_path: Path) -> None:
         assert [whole.choices[0].message.content] == decoded("mars:tau=0.9", [prompt], 24)
         assert [exact.choices[0].message.content] == decoded("ar:on=mars", [prompt], 24)
         asked = {"prompt": "12 + 30 =", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{told['url']}/completions", json=asked, timeout=60) as answer:
+        with httpx.stream("POST", f"{url}/completions", json=asked, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.wait(timeout=60) == 0
         assert process.stdout is not None
-        assert process.stdout.read() == f"{told['url']}\n"
+        assert not process.stdout.read()
 
 
 LOSES_THE_GPU = """
@@ -114,14 +106,13 @@ def test_a_process_without_its_gpu_fails_its_requests_and_ends(tmp_path: Path) -
     """One line says why, and the exit code is not 0, so that a supervisor starts it again."""
     plugin = tmp_path / "lost.py"
     plugin.write_text(LOSES_THE_GPU)
-    options = ("--plugin", str(plugin), "--method", "lost", "--max-num-seqs", "2", "--device", "cpu", "--port", "0")
-    with started(tmp_path, *options) as (process, told):
-        answer = httpx.post(f"{told['url']}/completions", json={"prompt": "12 + 30 =" * 20}, timeout=60)
+    with started("--plugin", str(plugin), "--method", "lost", "--max-num-seqs", "2") as (process, url):
+        answer = httpx.post(f"{url}/completions", json={"prompt": "12 + 30 =" * 20}, timeout=60)
         assert answer.status_code == 500
         assert "an illegal memory access" in answer.json()["error"]["message"]
         assert process.wait(timeout=60) == 1
         assert process.stdout is not None
-        _, line = process.stdout.read().splitlines()
+        [line] = process.stdout.read().splitlines()
     assert line.startswith("error: lost@ar/graph cannot be served any more: CUDA error: an illegal memory access")
 
 

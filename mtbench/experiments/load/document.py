@@ -185,14 +185,7 @@ def _servers(load: Load) -> Table:
 def _served(arm: ServerFacts) -> str:
     if arm.command is None:
         return arm.url or NONE
-    if arm.engine is not None:
-        return f"{arm.engine}: {shlex.join(arm.command)}"
-    kept = list(arm.command)
-    for name in ("--ready-file", "--port"):
-        if name in kept:
-            place = kept.index(name)
-            del kept[place : place + 2]
-    return " ".join(["mtbench", *kept])
+    return f"{arm.engine or 'mtbench'}: {shlex.join(arm.command)}"
 
 
 def _machine(load: Load) -> list[tuple[str, str]]:

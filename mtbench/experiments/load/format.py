@@ -183,10 +183,8 @@ class ServerFacts(Record):
 
     name: Text = Field(description="name of the arm")
     model: str = Field(description="name of the model that it serves")
-    command: list[str] | None = Field(
-        description="arguments of mtbench that started it, or the engine's own command for it; null: a given URL"
-    )
-    engine: str | None = Field(None, description="serving engine and its package; null: mtbench, or a given URL")
+    command: list[str] | None = Field(description="command that starts it; null: a given URL")
+    engine: str | None = Field(None, description="what serves, with its release; null: a given URL")
     url: str | None = Field(description="URL; null: this command started it, on a free port")
 
 
