@@ -32,6 +32,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution
+from mtbench.statistics import as_share
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from made_races import Truth, chosen_is_behind, decide, draw, missed_any, missed_same, wrongly_kept
@@ -99,10 +100,10 @@ def made_up(races: int, blocks: int, seed: int) -> None:
             statistics.shared_ratio = rule
             rng, lost, used = np.random.default_rng(seed), 0, 0
             for _ in range(races):
-                outcome = replay(draw(near, blocks, 0, rng, spread=NOISE, sizes=spread), at, 0.02)
+                outcome = replay(draw(near, blocks, 0, rng, spread=NOISE, sizes=spread), at, 2)
                 lost += any(gone.lost and gone.cell == "best" for gone in outcome.left)
                 far = [Truth(f"a{n}", float(speed)) for n, speed in enumerate(np.exp(rng.normal(0.1, 0.3, ARMS)))]
-                left = replay(draw(far, blocks, 0, rng, spread=NOISE, sizes=spread), at, 0.02).left
+                left = replay(draw(far, blocks, 0, rng, spread=NOISE, sizes=spread), at, 2).left
                 used += sum(departure.block for departure in left) + blocks * (1 + ARMS - len(left))
             share = statistics.wilson(lost, races)
             interval = f"[{share.ci_low:.1%}, {share.ci_high:.1%}]"
@@ -115,7 +116,7 @@ def measured(path: Path) -> list[RacedArm]:
     run = RunDirectory.open(path)
     plan = read_plan(run)
     group = max(plan.groups, key=lambda group: group.batch_size)
-    race = Race(max_loss=0.02, slo_s={}, refused={}, looks={})
+    race = Race(slo_s={}, refused={}, looks={})
     found = Racing(run, plan, race, Execution()).entrants(group)
     clean = [b for b in range(len(group.blocks)) if all(len(e.blocks) > b and e.blocks[b].wall_s for e in found)]
     return [replace(e, blocks=[e.blocks[b] for b in clean]) for e in found]
@@ -141,7 +142,7 @@ def simulated(
         factor = float(np.exp(rng.normal(0, 0.2)))
         lossy = not arm.claims_lossless
         loss = float(rng.choice(LOSSES)) * max_loss if lossy else None
-        own = scores if loss is None else _lossy(scores, loss, rng)
+        own = scores if loss is None else _lossy(scores, as_share(loss), rng)
         near = time.mean() * factor * (1 + rng.uniform(-NEAR, NEAR))
         residual = np.exp(rng.choice(noise, blocks)) / np.exp(noise).mean()
         made = {"measured": time[drawn] * factor, "near": base[drawn] / base.mean() * near * residual}
@@ -183,17 +184,16 @@ def main() -> None:
         return
     given.blocks = given.blocks or 120
     arms, rng = measured(given.run), np.random.default_rng(given.seed)
-    max_loss = given.max_loss / 100
     counts = dict.fromkeys(("same", "any", "behind", "kept", "cannot tell", "plain", "not told apart", "undecided"), 0)
     used = full = 0
     for _ in range(given.races):
-        entrants, truths = simulated(arms, given.blocks, max_loss, rng)
-        found, _, decoded = decide(entrants, max_loss)
+        entrants, truths = simulated(arms, given.blocks, given.max_loss, rng)
+        found, _, decoded = decide(entrants, given.max_loss)
         used, full = used + decoded, full + given.blocks * len(entrants)
         counts["same"] += missed_same(found, truths)
-        counts["any"] += missed_any(found, truths, max_loss)
-        counts["behind"] += chosen_is_behind(found, truths, max_loss)
-        counts["kept"] += wrongly_kept(found, truths, max_loss)
+        counts["any"] += missed_any(found, truths, given.max_loss)
+        counts["behind"] += chosen_is_behind(found, truths, given.max_loss)
+        counts["kept"] += wrongly_kept(found, truths, given.max_loss)
         counts["not told apart"] += bool(found.as_good)
         counts["undecided"] += found.undecided is not None
         if found.word != "use":

@@ -146,7 +146,10 @@ def read(directory: str | Path) -> Results:
         raise UserError(
             f"{str(directory)!r} holds no results.json; finish it with `mtbench {command} -o {directory} --resume`."
         )
-    return Results(Path(directory), records.dump(run_directory.read("results.json", ResultsRecord)))
+    advice = f"make it again with `mtbench report {directory}`."
+    return Results(
+        Path(directory), records.dump(records.read_json(run_directory.path / "results.json", ResultsRecord, advice))
+    )
 
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:

@@ -200,7 +200,7 @@ def refusal(error: ValidationError, where: str, advice: str = RESTORE) -> UserEr
     version = next((e for e in found if e["loc"] == ("schema_version",) and e["type"] == "literal_error"), None)
     if version is not None:
         known = version["ctx"]["expected"]
-        return UserError(f"{where} has schema version {_shown(version['input'])}; this mtbench reads {known}.")
+        return UserError(f"{where} has schema version {_shown(version['input'])}; this mtbench reads {known}; {advice}")
     return UserError(f"{where}: {finding(error)}; {advice}")
 
 
@@ -226,7 +226,7 @@ def _finding(error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{field} is missing"
     if kind == "extra_forbidden":
-        return f"{field} is not known here; made by a newer mtbench?"
+        return f"{field} is not known here; made by another version of mtbench?"
     if kind == "literal_error":
         return f"{field} is {value}, allowed: {error['ctx']['expected']}"
     said = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -313,6 +313,11 @@ def mcnemar_p(gained: int, lost: int) -> float:
     return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
+def as_share(points: float) -> float:
+    """Return a loss of accuracy in points, as people write it (`--max-loss`), as a share, as the tests take it."""
+    return points / 100
+
+
 class Needed(NamedTuple):
     """The number of items that a verdict of `not worse` takes, and the true difference that this assumes."""
 

@@ -47,7 +47,7 @@ def deployment(decision: Decision) -> tuple[Rows, list[str]]:
 
 def _asked(decision: Decision) -> Rows:
     limits = [f"{LIMITS.get(name, name)} at most {seconds(limit)}" for name, limit in decision.slo_s.items()]
-    rows = [("Accepted loss of accuracy, in points", f"{100 * decision.max_loss:g}")]
+    rows = [("Accepted loss of accuracy, in points", f"{decision.max_loss:g}")]
     return rows + ([("Limits", f"{listed(limits)}, for 95 % of the requests or commits")] if limits else [])
 
 

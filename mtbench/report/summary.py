@@ -35,7 +35,7 @@ def read_decision(run: RunDirectory) -> Decision | None:
 def decided(results: Results, decision: Decision | None) -> Decided:
     """Return what a race decided; without a decision, what the results recommend."""
     if decision is None:
-        found = recommend(results.cells, max_loss=results.statistics.accuracy_margin)
+        found = recommend(results.cells, max_loss=results.statistics.max_loss)
         said = headline(found)
     else:
         found, said = decision.recommendations, decision.headline

@@ -156,7 +156,7 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
     values = {
         "level": f"{100 * results.statistics.level:g}%",
         "speed_margin": f"{100 * results.statistics.speed_margin:g}%",
-        "accuracy_margin": f"{100 * results.statistics.accuracy_margin:g} points",
+        "max_loss": f"{results.statistics.max_loss:g} points",
         "choice": choice,
     }
     return [(heading, note.format(**values)) for heading, note in NOTES.items()]
@@ -166,7 +166,7 @@ NOTES: Mapping[str, str] = {
     "What to use": (
         "The decision at the top is made from verdicts and intervals. An arm can be used if it is faster than plain "
         "decoding on the checkpoint that one would deploy, and has its tokens, or an accuracy that is shown to lose "
-        "less than {accuracy_margin}. Of such arms the fastest is named. If no arm passes and one is undecided, "
+        "less than {max_loss}. Of such arms the fastest is named. If no arm passes and one is undecided, "
         "there is no conclusion. A race leaves out arms over its limits."
     ),
     "Speedup": (
@@ -197,7 +197,7 @@ NOTES: Mapping[str, str] = {
     ),
     "Verdicts": (
         "Speed: faster or slower if the interval lies beyond {speed_margin}, same if the 90% interval lies within it. "
-        "Accuracy: not worse if the 90% lower bound loses less than {accuracy_margin}, worse if the interval lies "
+        "Accuracy: not worse if the 90% lower bound loses less than {max_loss}, worse if the interval lies "
         "below 0. Anything else is inconclusive, which is a result, too."
     ),
     "Lossless": (

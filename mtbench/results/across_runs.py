@@ -194,8 +194,8 @@ def _figures(base: Stored, head: Stored, name: str, common: Collection[str], dou
     reason = _not_scored(base, head, name)
     before, after = (_on(stored.cells[name], common, base.cells[name], head.cells[name]) for stored in (base, head))
     metric = None if reason else base.plan.suite(before.cell.suite).metric
-    margin = base.plan.request.max_loss / 100
-    accuracy = None if reason else accuracies([after], before, margin, [doubt], looks=1).get(after.cell.arm)
+    max_loss = base.plan.request.max_loss
+    accuracy = None if reason else accuracies([after], before, max_loss, [doubt], looks=1).get(after.cell.arm)
     return CellFigures(
         base=_of_run(before, base.cells[name], metric),
         head=_of_run(after, head.cells[name], metric),

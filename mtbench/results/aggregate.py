@@ -39,7 +39,6 @@ from mtbench.results.flags import (
 )
 from mtbench.results.format import (
     SCHEMA_VERSION,
-    Eliminated,
     ResultCell,
     ResultEnvironment,
     Results,
@@ -163,7 +162,7 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
             method=f"{STATISTICS}{OVER_ROUNDS if stored.plan.request.apart else ''}{SHARED if stored.race else ''}",
             level=0.95,
             speed_margin=statistics.SPEED_MARGIN,
-            accuracy_margin=plan.request.max_loss / 100,
+            max_loss=plan.request.max_loss,
         ),
         price_per_hour=plan.request.price_per_hour if price_per_hour is None else price_per_hour,
         cells=cells,
@@ -176,13 +175,13 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
 def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     """Return the cells of a group, compared with each other."""
     of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
-    suite, margin = stored.plan.suite(group.suite), stored.plan.request.max_loss / 100
+    suite, max_loss = stored.plan.suite(group.suite), stored.plan.request.max_loss
     synchronisation_s = stored.last_session.synchronisation_s or 0.0
     lossless = {arm: _lossless(stored, data) for arm, data in of_arm.items()}
     not_trusted = {arm for arm, data in of_arm.items() if void_reasons_of(data, lossless[arm])}
     looks = stored.looks(group)
-    comparisons = compare(of_arm, synchronisation_s, margin, not_trusted, looks)
-    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, margin, not_trusted, looks)
+    comparisons = compare(of_arm, synchronisation_s, max_loss, not_trusted, looks)
+    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, max_loss, not_trusted, looks)
     return [_cell(stored, group, data, comparisons[arm], tasks[arm], lossless[arm]) for arm, data in of_arm.items()]
 
 
@@ -259,7 +258,7 @@ def _status(data: CellData, group: Group) -> Status:
 
 def _left(data: CellData) -> dict[str, Any]:
     """Return the field `left` of a cell that left; other cells have none."""
-    return {} if data.left is None else {"left": Eliminated(**data.left.model_dump(exclude={"cell"}))}
+    return {} if data.left is None else {"left": data.left}
 
 
 def _finish(data: CellData) -> Finish:

@@ -95,7 +95,7 @@ def over_fastest_engine(cell: ResultCell) -> Speedup | None:
 def compare(
     group: Mapping[str, CellData],
     synchronisation_s: float,
-    margin: float,
+    max_loss: float,
     void: Collection[str] = (),
     looks: int = 1,
 ) -> dict[str, Comparisons]:
@@ -113,7 +113,7 @@ def compare(
             found[data.cell.arm].speedup.append(speedup)
         for data in arms:
             found[data.cell.arm].agreement.append(agreement(data, baseline))
-        for arm, accuracy in accuracies(arms, baseline, margin, doubts, looks).items():
+        for arm, accuracy in accuracies(arms, baseline, max_loss, doubts, looks).items():
             found[arm].accuracy_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
         doubts = [_void_doubt(data, baseline, void) or _disturbed(data, baseline, disturbed) for data in arms]
@@ -363,13 +363,13 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
 
 
 def accuracies(
-    arms: Sequence[CellData], baseline: CellData, margin: float, doubts: Sequence[str | None], looks: int
+    arms: Sequence[CellData], baseline: CellData, max_loss: float, doubts: Sequence[str | None], looks: int
 ) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
     changes = (statistics.gains_and_losses(data.scores, baseline.scores) for data in arms)
     differences = [statistics.paired_difference(*change) for change in changes]
     reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
-    verdicts = verdict_words.accuracy_verdicts(differences, margin, reasons, looks=looks)
+    verdicts = verdict_words.accuracy_verdicts(differences, statistics.as_share(max_loss), reasons, looks=looks)
     found = {}
     for data, difference, (verdict, needed) in zip(arms, differences, verdicts, strict=True):
         if not difference.n:
@@ -378,7 +378,6 @@ def accuracies(
             baseline=baseline.cell.arm,
             **difference._asdict(),
             p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
-            margin=margin,
             verdict=_settled(data, baseline) or str(verdict),
             n_needed=None if needed is None else needed.n,
         )

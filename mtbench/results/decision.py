@@ -75,7 +75,7 @@ def recommend(
 ) -> list[Recommendation]:
     """Return a recommendation for each suite, batch size, way of batching and engine. Simulated cells have none.
 
-    max_loss: the loss of accuracy that the run accepts, as a share. pairs: what the times of two cells show.
+    max_loss: the loss of accuracy that the run accepts, in points. pairs: what the times of two cells show.
     misses_slo: cells that cannot be chosen, since a latency is over its limit.
     """
     groups = {

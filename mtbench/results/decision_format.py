@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from mtbench.records import Count, Record, Seconds, Share, Size, VersionOne
+from mtbench.records import Count, Record, Seconds, Share, Size
 from mtbench.results.figure_formats import Estimate
 from mtbench.runs.plan import Batching
 
 FILE = "decision.json"
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 Word = Literal["use", "plain", "cannot tell"]
 
@@ -50,7 +50,7 @@ class Recommendation(Record):
     baseline: str | None = Field(
         description="plain decoding on the checkpoint that one would deploy, that all are compared with; null: none"
     )
-    max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
+    max_loss: float = Field(description="loss of accuracy that is accepted, in points")
     compared: Count = Field(description="arms compared with the baseline")
     allowed: list[str] = Field(
         description="arms that could be used if they were faster: with the baseline's tokens, or within the loss"
@@ -100,11 +100,11 @@ class RaceCost(Record):
 class Decision(Record):
     """decision.json: what to use at each batch size."""
 
-    schema_version: VersionOne = Field(description="version of this format")
+    schema_version: Literal[2] = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run")
     headline: str = Field(description="the decision in a few words, first what to use")
     complete: bool = Field(description="false: the time budget ended the race; `--resume` goes on")
-    max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
+    max_loss: float = Field(description="loss of accuracy that is accepted, in points")
     slo_s: dict[str, Seconds] = Field(description="limits of 95th percentiles, in seconds; empty: none")
     over_slo: list[str] = Field(description="cells over a limit, which are not recommended")
     recommendations: list[Recommendation] = Field(description="what to use for speed, at each batch size")

@@ -133,7 +133,7 @@ def _answer(found: Recommendation) -> str:
 
 
 def _if_accepted(found: Recommendation) -> str:
-    points = f"{100 * found.max_loss:g} point{'' if found.max_loss == 0.01 else 's'}"
+    points = f"{found.max_loss:g} point{'' if found.max_loss == 1 else 's'}"
     if found.same_tokens is None:
         return f"no arm with the same tokens is shown to be faster; if a loss of up to {points} is acceptable, use"
     return f"if a loss of up to {points} is acceptable,"

@@ -101,7 +101,6 @@ class AccuracyComparison(Sparse):
     lost: Count = Field(description="items that only the baseline answers correctly")
     n: Count = Field(description="items that both answered")
     p_mcnemar: float | None = Field(description="exact p-value of McNemar's test; it decides nothing")
-    margin: float = Field(description="margin for `not worse`, as a share")
     verdict: AccuracyVerdict = Field(
         description="not worse, worse by less than the margin, worse, worse than margin or inconclusive; a detail may "
         "follow"

@@ -21,7 +21,6 @@ from mtbench.records import (
     Share,
     Size,
     Sparse,
-    VersionOne,
 )
 from mtbench.results.figure_formats import (
     AcceptanceFigures,
@@ -42,22 +41,13 @@ from mtbench.results.figure_formats import (
     Spread,
     TaskFigures,
 )
-from mtbench.runs.formats import Environment
+from mtbench.runs.formats import Elimination, Environment
 from mtbench.runs.plan import CELL_ID, Batching, Length, Simulated
 from mtbench.runs.run_request import CHECKPOINTS
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 Status = Literal["ok", "left", "partial", "failed"]
-
-
-class Eliminated(Record):
-    """When a cell left a run in which cells leave, and why. It is compared on the blocks that it has."""
-
-    block: Count = Field(description="blocks of its group, from the first on, that had ended")
-    lost: bool = Field(description="true: it is surely not the one to choose; false: it needs no further measurement")
-    reason: str = Field(description="why it left")
-    rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
 
 
 class ResultCell(Sparse):
@@ -68,7 +58,9 @@ class ResultCell(Sparse):
         description="ok: every block of every round ran; left: some did, and the others were not needed; partial: some "
         "did; failed: an error"
     )
-    left: Eliminated | None = Field(None, description="why the cell left before the last block; null: it did not")
+    left: Elimination | None = Field(
+        None, description="why the cell left, which is compared on the blocks that it has; null: it did not leave"
+    )
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     task: dict[str, Any] = Field(description="the suite's own description of its task, with its name")
     arm: str = Field(description="arm: method:options@role/engine")
@@ -182,7 +174,7 @@ class StatisticsInfo(Record):
     method: str = Field(description="estimators, intervals and tests")
     level: Share = Field(description="level of the intervals")
     speed_margin: float = Field(description="margin for `same`, as a share of the speed")
-    accuracy_margin: float = Field(description="margin for `not worse`, as a share")
+    max_loss: float = Field(description="loss of accuracy within which an arm is `not worse`, in points")
 
 
 class ResultEnvironment(Environment):
@@ -200,7 +192,7 @@ class Results(Sparse):
     A value is never NaN; null is what was not measured.
     """
 
-    schema_version: VersionOne = Field(description="version of this format")
+    schema_version: Literal[2] = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run; other runs of the same plan have other ones")
     command: list[str] = Field(description="command line that began the run")
     environment: ResultEnvironment = Field(description="machine and sessions of the run")

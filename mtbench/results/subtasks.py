@@ -69,7 +69,7 @@ def by_task(
     blocks: Sequence[Sequence[int]],
     metric: str | None,
     synchronisation_s: float,
-    margin: float,
+    max_loss: float,
     void: Collection[str] = (),
     looks: int = 1,
 ) -> dict[str, list[TaskFigures]]:
@@ -87,7 +87,7 @@ def by_task(
     for task in tasks:
         own_blocks = {block for block, of_block in enumerate(tasks_of_block) if of_block == {task}}
         parts = {arm: _part(data, task, own_blocks) for arm, data in group.items()}
-        comparisons = compare(parts, synchronisation_s, margin, void, looks)
+        comparisons = compare(parts, synchronisation_s, max_loss, void, looks)
         for arm, data in parts.items():
             speedups = [_task_speedup(s) for s in comparisons[arm].speedup if not s.includes_engine]
             found[arm].append(TaskFigures(task=task, **summarize(data, metric)._asdict(), speedup=speedups))

@@ -13,7 +13,6 @@ from mtbench.records import (
     CellName,
     NotNull,
     Record,
-    Share,
     Sparse,
     StoredCount,
     StoredNumber,
@@ -173,7 +172,6 @@ Slo = dict[LimitName, StoredSeconds]  # limits of 95th percentiles
 class Race(Record):
     """race.json: that cells may leave the run, and when it is looked at. Groups are named by suite and batch size."""
 
-    max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
     slo_s: Slo = Field(
         description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"
     )

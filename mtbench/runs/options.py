@@ -376,9 +376,7 @@ ProtocolChoice = Annotated[
 IgnoreEos = Annotated[bool, option("Ignore end tokens: every answer takes its whole token budget.", DECODING)]
 MaxLoss = Annotated[
     float,
-    option(
-        "Loss of accuracy that you accept, in points: the margin of the verdict `not worse`.", DECISION, gt=0, lt=100
-    ),
+    option("Loss of accuracy that you accept, in points; within it an arm is `not worse`.", DECISION, gt=0, lt=100),
 ]
 PricePerHour = Annotated[
     Price | None,

@@ -46,7 +46,6 @@ from mtbench.runs.run_request import Execution, RunRequest
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "mtbench-example" / "mtbench_example" / "bigram.py"
-LOSS = 0.02
 ARMS = ("speculative", "mars:tau=0.5")
 
 
@@ -64,8 +63,8 @@ def begun(path: Path) -> Racing:
     """A race of a few arms on 48 items: six blocks of eight, twelve of four."""
     request = RunRequest(family="tiny", method=ARMS, batch_size=(4, 8), limit=48)
     found = candidates(request)
-    plan = plan_race(request, found, LOSS)
-    return again(begin(path, plan, race_of(plan, found, LOSS, {})))
+    plan = plan_race(request, found)
+    return again(begin(path, plan, race_of(plan, found, {})))
 
 
 def again(run: RunDirectory) -> Racing:
@@ -137,8 +136,8 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     """Nothing can be decided: the exit code is 1. Until its end, the library says how to go on."""
     request = RunRequest(family="tiny", method=("speculative",), batch_size=(8,), limit=8)
     found = candidates(request)
-    plan = plan_race(request, found, LOSS)
-    run = begin(tmp_path / "race", plan, race_of(plan, found, LOSS, {}))
+    plan = plan_race(request, found)
+    run = begin(tmp_path / "race", plan, race_of(plan, found, {}))
     with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
         mtbench.read(run.path)
     run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])

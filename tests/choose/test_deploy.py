@@ -197,11 +197,11 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
         (fixed, ["vLLM"]),
         (none, []),
     ):
-        found = [r.changed(same_tokens=chosen(arm)) for r in recommend(results, max_loss=0.02)]
+        found = [r.changed(same_tokens=chosen(arm)) for r in recommend(results, max_loss=2)]
         assert len(found) == 2
         of_arms = deployment(found, results, plan)
         assert {arm: [*of_arm] for arm, of_arm in of_arms.items()} == {arm: engines}
-    found = [r.changed(same_tokens=chosen(auto)) for r in recommend(results, max_loss=0.02)]
+    found = [r.changed(same_tokens=chosen(auto)) for r in recommend(results, max_loss=2)]
     of_arm = deployment(found, results, plan)[auto]
     widths = [speculative(c)["num_speculative_tokens"] for engine, c in of_arm.items() if "vLLM" in engine]
     assert widths == [8, 2, 8]
@@ -213,7 +213,7 @@ def test_vllm_gets_the_drafts_of_every_batch_size_in_one_command() -> None:
     plan = make_plan(RunRequest(family="tiny", method=arms, batch_size=(2, 4, 8), limit=8))
     same = ("cell", "arm", "suite", "batch_size", "batching")
     results = [result_cell(**{name: getattr(cell, name) for name in same}) for cell in plan.cells]
-    recs = recommend(results, max_loss=0.02)
+    recs = recommend(results, max_loss=2)
 
     def at_every(*chosen: str) -> dict[str, list[list[int]]]:
         found = []

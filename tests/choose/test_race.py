@@ -16,8 +16,8 @@ from mtbench.experiments.choose.runner import misses_slo
 from mtbench.results.comparisons import compare
 from mtbench.results.decision import recommend
 
-LOSS = 0.02
-LOSSES = [None, None, None, 0.0, 0.01, 0.03, 0.2]  # of arms; None: the tokens of plain decoding
+LOSS = 2.0
+LOSSES = [None, None, None, 0.0, 1.0, 3.0, 20.0]  # points, of arms; None: the tokens of plain decoding
 
 
 def entrant(name: str, speed: float, blocks: int = 24, **given: object) -> RacedArm:

@@ -13,7 +13,7 @@ from mtbench.results import verdict_words
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.figure_formats import AccuracyComparison, Agreement, Speedup
-from mtbench.results.format import Eliminated, ResultCell
+from mtbench.results.format import ResultCell
 from mtbench.statistics import Difference
 
 PLAIN = "plain"
@@ -22,7 +22,7 @@ CHECKPOINTS = {"ar": "model"}
 
 @dataclass(frozen=True)
 class Truth:
-    """What an arm is really like. speed: over plain decoding. loss: of accuracy, as a share; None: the same tokens."""
+    """What an arm is really like. speed: over plain decoding. loss: of accuracy, in points; None: the same tokens."""
 
     name: str
     speed: float
@@ -46,7 +46,7 @@ def draw(
         wall_s = length / truth.speed * np.exp(rng.normal(0, spread, blocks))
         scores = right
         if truth.loss is not None:
-            lost, gained = 0.01 + truth.loss, 0.01  # shares of all items
+            lost, gained = 0.01 + statistics.as_share(truth.loss), 0.01  # shares of all items
             chance = rng.random((blocks, rows))
             scores = np.where(right, chance >= lost / 0.8, chance < gained / 0.2)
         found.append(
@@ -99,7 +99,9 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
         )
     speeds = verdict_words.speed_verdicts(ratios, [None] * len(arms), looks=number)
     lossy = [place for place, arm in enumerate(arms) if not arm.claims_lossless]
-    words = verdict_words.accuracy_words([differences[place] for place in lossy], max_loss, looks=number)
+    words = verdict_words.accuracy_words(
+        [differences[place] for place in lossy], statistics.as_share(max_loss), looks=number
+    )
     word_of = dict(zip(lossy, words, strict=True))
     cells = [result_cell(arm=PLAIN, cell=PLAIN, reference=True, checkpoints=CHECKPOINTS)]
     for place, (arm, ratio, speed) in enumerate(zip(arms, ratios, speeds, strict=True)):
@@ -115,7 +117,6 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
             baseline=PLAIN,
             **difference._asdict(),
             p_mcnemar=None,
-            margin=max_loss,
             verdict=word_of.get(place, "not worse: same tokens on all items"),
             n_needed=None,
         )
@@ -130,9 +131,7 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
                 accuracy_vs=[accuracy],
                 agreement=[Agreement(baseline=PLAIN, items=blocks, identical=blocks if arm.claims_lossless else 0)],
                 blocks=blocks,
-                left=None
-                if gone is None
-                else Eliminated(block=gone.block, lost=gone.lost, reason="", rival=gone.rival),
+                left=gone,
             )
         )
     [found] = recommend(cells, max_loss=max_loss, pairs=_Often(highest))

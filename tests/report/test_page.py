@@ -27,9 +27,9 @@ from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
 from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import own_speedups
-from mtbench.results.format import Eliminated, Results
+from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import SessionRecord
+from mtbench.runs.formats import Elimination, SessionRecord
 
 AXE = "axe-core@4.10.3"
 AR, ARM = "ar@ar/graph", "mars:tau=0.95@mars/graph"
@@ -118,7 +118,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
     """Arms in words, settings and commands as they are; what it took."""
     slow, odd = "mars:tau=0.3@mars/graph", "mars@mars/graph"
     results = small_run.read("results.json", Results)
-    gone = Eliminated(block=6, lost=True, reason=f"surely slower than {results.cells[0].arm}")
+    gone = Elimination(cell="b", block=6, lost=True, reason=f"surely slower than {results.cells[0].arm}")
     cells = [cell.changed(demonstration=False) for cell in results.cells if cell.suite == "arithmetic"]
     cells = [cell.changed(left=gone) if cell.batch_size == 1 else cell for cell in cells]
     results = results.changed(cells=cells)
@@ -245,7 +245,7 @@ def test_a_price_has_a_column_and_no_price_has_none(small_run: RunDirectory, tmp
 
 def test_an_arm_that_lost_a_race_is_not_called_inconclusive_beside_its_reason() -> None:
     """Its note says `surely slower`, by the race's own bound; a verdict that is told stays."""
-    gone = Eliminated(block=6, lost=True, reason="surely slower than ar@ar/graph", rival="ar.b1")
+    gone = Elimination(cell="b", block=6, lost=True, reason="surely slower than ar@ar/graph", rival="ar.b1")
     open_, slower = speedup(value=0.8), speedup(value=0.8, verdict="slower")
     assert speed_word(result_cell(left=gone), open_) is None
     assert speed_word(result_cell(left=gone), slower) == "slower"

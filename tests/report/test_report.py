@@ -535,7 +535,7 @@ NULLABLE = {
 
 def hollow(entry: dict[str, Any]) -> dict[str, Any]:
     """A comparison in which nothing was measured."""
-    kept = ("baseline", "verdict", "gained", "lost", "n", "margin", "items", "identical")
+    kept = ("baseline", "verdict", "gained", "lost", "n", "items", "identical")
     return {key: value if key in kept else None for key, value in entry.items()}
 
 

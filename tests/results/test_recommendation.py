@@ -12,8 +12,9 @@ from mtbench.report.summary import decided
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.figure_formats import AccuracyComparison, Agreement, Lossless
-from mtbench.results.format import Eliminated, ResultCell
+from mtbench.results.format import ResultCell
 from mtbench.results.verdict_words import Bounds, speed_verdicts
+from mtbench.runs.formats import Elimination
 from mtbench.runs.plan import Simulated
 from mtbench.statistics import Ratio
 
@@ -50,7 +51,6 @@ def lost(
         "ci_low": -0.01,
         "ci_high": 0.01,
         "p_mcnemar": None,
-        "margin": 0.02,
         "n_needed": None,
     }
     return AccuracyComparison(**values | {"gained": gained, "lost": losses, "n": n, "verdict": verdict} | given)
@@ -73,7 +73,7 @@ def lossy(name: str, value: float, accuracy: AccuracyComparison, **given: Any) -
     return arm(name, value, claims="lossy", lossless=None, accuracy_vs=[accuracy], **given)
 
 
-def one(cells: list[ResultCell], max_loss: float = 0.02) -> Recommendation:
+def one(cells: list[ResultCell], max_loss: float = 2) -> Recommendation:
     [found] = recommend(cells, max_loss=max_loss)
     return found
 
@@ -128,7 +128,7 @@ def test_each_serving_engine_has_an_answer_of_its_own() -> None:
         lookup,
         plain("ar@ar/llamacpp", engine="llamacpp"),
     ]
-    ours, theirs = recommend(cells, max_loss=0.02)
+    ours, theirs = recommend(cells, max_loss=2)
     assert (ours.engine, ours.word, ours.compared) == (None, "plain", 1)
     assert (theirs.engine, names(theirs)) == ("vllm", ["lookup@ar/vllm", None])
     said = headline([ours, theirs])
@@ -172,7 +172,7 @@ def test_accuracy_is_that_of_the_batch_size_with_the_most_items() -> None:
     """Smaller batch sizes answer their first blocks only."""
     few = [plain(), lossy("l", 2.0, lost(n=24, verdict="inconclusive"))]
     many = [cell.changed(batch_size=8) for cell in (plain(), lossy("l", 1.5, lost(n=1000)))]
-    at_one, at_eight = recommend([*few, *many], max_loss=0.02)
+    at_one, at_eight = recommend([*few, *many], max_loss=2)
     assert (at_one.batch_size, names(at_one), names(at_eight)) == (1, [None, "l"], [None, "l"])
     assert at_one.within_loss is not None
     assert at_one.within_loss.accuracy is not None
@@ -193,7 +193,7 @@ class OneIsFaster(Intervals):
 
 def test_a_paired_comparison_takes_the_place_of_the_intervals() -> None:
     cells = [plain(), arm("kept", 1.5), lossy("l", 1.55, lost())]
-    [found] = recommend(cells, max_loss=0.02, pairs=OneIsFaster("l", "kept"))
+    [found] = recommend(cells, max_loss=2, pairs=OneIsFaster("l", "kept"))
     assert names(found) == ["kept", "l"]
 
 
@@ -293,7 +293,7 @@ def test_an_arm_that_was_slower_is_not_called_fast() -> None:
     """At 95 % it is shown to gain less than 2 %, at the level of a race it is not."""
     slower = arm("a", 0.96, "inconclusive")
     assert one([plain(), slower]).text.endswith("keep plain decoding: no arm gains more than 2 %.")
-    [found] = recommend([plain(), slower], max_loss=0.02, pairs=AfterLooks())
+    [found] = recommend([plain(), slower], max_loss=2, pairs=AfterLooks())
     assert found.text == (
         "At batch size 1: no conclusion: no open arm was faster than plain decoding; the nearest, a, is 0.89 to 1.04 "
         "times (99.5 %) as fast; at least 27 blocks would show whether it is faster (16 were timed). Until then, keep "
@@ -330,9 +330,9 @@ def test_an_arm_with_the_same_tokens_stays_open_beside_a_faster_lossy_one() -> N
 
 def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
     cells = [plain(), arm("a", 2.0, cell="a"), arm("b", 1.5, cell="b")]
-    [found] = recommend(cells, max_loss=0.02, misses_slo=["a"])
+    [found] = recommend(cells, max_loss=2, misses_slo=["a"])
     assert (names(found), found.misses_slo) == (["b", None], ["a"])
-    [found] = recommend(cells, max_loss=0.02, misses_slo=["a", "b"])
+    [found] = recommend(cells, max_loss=2, misses_slo=["a", "b"])
     assert (found.word, found.baseline) == ("plain", PLAIN)
     assert headline([found]) == (
         "At batch size 1: keep plain decoding: no arm gains more than 2 % within the limits of latency."
@@ -347,7 +347,7 @@ def test_a_doubt_names_speed_and_accuracy_if_both_are_open() -> None:
 
 
 def test_arms_that_did_not_start_are_the_reason_for_no_conclusion() -> None:
-    gone = Eliminated(block=0, lost=False, reason="at a larger batch size its accuracy is: inconclusive")
+    gone = Elimination(cell="b", block=0, lost=False, reason="at a larger batch size its accuracy is: inconclusive")
     unstarted = result_cell(arm="l", status="left", left=gone, speedup=[], demonstration=True)
     found = one([plain(), unstarted])
     assert found.text.startswith("On this demonstration, at batch size 1: no conclusion: no arm started, since")
@@ -355,7 +355,7 @@ def test_arms_that_did_not_start_are_the_reason_for_no_conclusion() -> None:
 
 def test_an_arm_that_lost_a_race_is_chosen_last() -> None:
     """On fewer blocks it may look faster than the arm that it lost against."""
-    gone = Eliminated(block=6, lost=True, reason="surely slower than a")
+    gone = Elimination(cell="b", block=6, lost=True, reason="surely slower than a")
     cells = [plain(), arm("a", 1.5), arm("b", 1.6, status="left", left=gone)]
     assert names(one(cells)) == ["a", None]
     assert one([plain(), arm("b", 1.0, "inconclusive", left=gone)]).word == "plain"
@@ -363,7 +363,7 @@ def test_an_arm_that_lost_a_race_is_chosen_last() -> None:
 
 def test_an_arm_that_lost_to_an_unsound_one_may_still_be_the_best() -> None:
     """The rival turned out to be void, or it is not among the arms, since a latency is over its limit."""
-    gone = Eliminated(block=6, lost=True, reason="surely slower than a", rival="a")
+    gone = Elimination(cell="b", block=6, lost=True, reason="surely slower than a", rival="a")
     open_, rival = arm("b", 1.1, "inconclusive", cell="b", status="left", left=gone), arm("a", 1.5, cell="a")
     assert one([plain(), rival, open_]).undecided is None
     for cells in ([plain(), rival.changed(void=["its tokens are others"]), open_], [plain(), open_]):
@@ -404,7 +404,7 @@ def test_a_ratio_that_contains_the_engine_recommends_nothing() -> None:
 
 def test_simulated_cells_have_no_recommendation() -> None:
     simulated = Simulated(weights="random:small", accept=None, note=None)
-    assert recommend([plain(simulated=simulated), arm("a", 2.0, simulated=simulated)], max_loss=0.02) == []
+    assert recommend([plain(simulated=simulated), arm("a", 2.0, simulated=simulated)], max_loss=2) == []
     assert headline([]) == "Nothing can be recommended: no real arm was measured."
 
 

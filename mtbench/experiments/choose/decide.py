@@ -25,14 +25,14 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     stored = read_stored(racing.run)
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
-    found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, misses_slo=over_slo)
+    found = recommend(results.cells, max_loss=racing.plan.request.max_loss, pairs=pairs, misses_slo=over_slo)
     serving = deployment(found, results.cells, racing.plan)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,
         headline=headline(found),
         complete=not any(cell.status == "partial" for cell in results.cells),
-        max_loss=race.max_loss,
+        max_loss=racing.plan.request.max_loss,
         slo_s={str(name): limit for name, limit in race.slo_s.items()},
         over_slo=over_slo,
         recommendations=found,

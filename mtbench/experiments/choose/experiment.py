@@ -152,11 +152,10 @@ def plan_of(request: RaceRequest) -> RacePlan:
     found = candidates(asked)
     if len(found.lineup.arms) == 1:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
-    max_loss = request.max_loss / 100
-    plan = plan_race(asked, found, max_loss, opened)
+    plan = plan_race(asked, found, opened)
     if request.dtype == "auto" and resolve_device(request.device) == "cpu" and _ungraded(plan):
         plan = plan.changed(request=plan.request.changed(dtype="float32"))
-    return RacePlan(found, plan, race_of(plan, found, max_loss, dict(request.slo)))
+    return RacePlan(found, plan, race_of(plan, found, dict(request.slo)))
 
 
 def warnings(plan: Plan) -> list[str]:

@@ -168,7 +168,7 @@ class View:
         words = {e.name: e.accuracy for e in self.arms if e.accuracy is not None}
         unknown = [e for e in self.arms if e.accuracy is None and not self.same(e)]
         tested = {e.name: difference for e in unknown if (difference := self._difference(e)).n}
-        found = verdict_words.accuracy_words(list(tested.values()), max_loss, looks=self.looks)
+        found = verdict_words.accuracy_words(list(tested.values()), statistics.as_share(max_loss), looks=self.looks)
         return words | dict(zip(tested, found, strict=True))
 
     def _difference(self, arm: RacedArm) -> Difference:

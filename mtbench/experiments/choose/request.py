@@ -31,9 +31,7 @@ class RaceRequest(DecodingRequest):
         Sequence[str],
         option("Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run.", COMPARED),
     ] = (AUTO,)
-    max_loss: Annotated[
-        options.MaxLoss, Field(description="Loss of accuracy that you accept, in points.", gt=0, lt=100)
-    ] = 1.0
+    max_loss: options.MaxLoss = 1.0
     slo: Annotated[
         Mapping[LimitName, float],
         option(
@@ -65,7 +63,8 @@ class RaceRequest(DecodingRequest):
         same = {name: getattr(self, name) for name in DecodingRequest.model_fields}
         given = "limit" in self.model_fields_set
         limit = self.limit if given else default_limit(self.batch_size, (), RACED_BLOCKS)
-        return RunRequest(method=() if AUTO in self.method else tuple(self.method), limit=limit, **same)
+        method = () if AUTO in self.method else tuple(self.method)
+        return RunRequest(method=method, limit=limit, max_loss=self.max_loss, **same)
 
 
 class RaceSession(TimedSession):

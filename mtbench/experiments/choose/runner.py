@@ -28,24 +28,22 @@ from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 
-def plan_race(
-    request: RunRequest, found: Candidates, max_loss: float, opened: Mapping[str, Suite] | None = None
-) -> Plan:
+def plan_race(request: RunRequest, found: Candidates, opened: Mapping[str, Suite] | None = None) -> Plan:
     """Return the plan: every candidate beside plain decoding, one round, the largest batch size first.
 
     The largest has all items, so the accuracies are known when the smaller sizes start.
     """
     arms = [_spec(arm) for arm in found.lineup.arms]
-    asked = request.changed(method=arms, rounds=1, max_loss=round(100 * max_loss, 10))
+    asked = request.changed(method=arms, rounds=1)
     plan = make_plan(asked, opened, found.lineup)
     groups = sorted(plan.groups, key=lambda group: -group.batch_size)
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 
 
-def race_of(plan: Plan, found: Candidates, max_loss: float, slo_s: Slo) -> Race:
+def race_of(plan: Plan, found: Candidates, slo_s: Slo) -> Race:
     """Return when the groups of a plan are looked at, and by what they are judged."""
     at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
-    return Race(max_loss=max_loss, slo_s=dict(slo_s), refused=found.refused, looks=at)
+    return Race(slo_s=dict(slo_s), refused=found.refused, looks=at)
 
 
 def _spec(arm: Arm) -> str:
@@ -109,7 +107,7 @@ class Racing:
 
     def outcome(self, group: Group) -> Outcome:
         """Return what the looks at a group have decided."""
-        return replay(self.entrants(group), self.looks(group), self.race.max_loss)
+        return replay(self.entrants(group), self.looks(group), self.plan.request.max_loss)
 
     def entrants(self, group: Group) -> list[RacedArm]:
         """Return the cells of a group with their leading blocks."""
@@ -182,7 +180,7 @@ class Racing:
         if largest.batch_size == group.batch_size:
             return {}
         entrants, at = self.entrants(largest), self.looks(largest)
-        found = words(entrants, at, self.race.max_loss, self.outcome(largest))
+        found = words(entrants, at, self.plan.request.max_loss, self.outcome(largest))
         return {self.plan.cell(name).arm: word for name, word in found.items()}
 
     def _score(self, group: Group, cell: Cell, lines: Sequence[GenerationLine]) -> Mapping[str, float]:

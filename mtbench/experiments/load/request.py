@@ -137,9 +137,7 @@ class LoadRequest(Record):
     data_dir: options.DataDir = None
     offline: options.Offline = False
     allow_unsandboxed_code: options.AllowUnsandboxedCode = False
-    max_loss: Annotated[
-        options.MaxLoss, Field(description="Loss of accuracy that you accept, in points.", gt=0, lt=100)
-    ] = 2.0
+    max_loss: options.MaxLoss = 2.0
 
     @property
     def levels(self) -> list[float]:

@@ -106,7 +106,7 @@ def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
             comparison
             for at_level in cells.values()
             for place, baseline in enumerate(at_level)
-            for comparison in compare(baseline, at_level[place + 1 :], planned.request.max_loss / 100)
+            for comparison in compare(baseline, at_level[place + 1 :], planned.request.max_loss)
         ],
     )
 
@@ -147,7 +147,7 @@ def cell(sent: Sent, flags: Sequence[str] = ()) -> LoadCell:
     )
 
 
-def compare(baseline: Sent, others: Sequence[Sent], margin: float) -> list[Comparison]:
+def compare(baseline: Sent, others: Sequence[Sent], max_loss: float) -> list[Comparison]:
     """Return how arms compare with an earlier one at the same level. Verdicts are adjusted for their number."""
     speedups, goodputs, differences, doubts = [], [], [], []
     for arm in others:
@@ -158,7 +158,7 @@ def compare(baseline: Sent, others: Sequence[Sent], margin: float) -> list[Compa
         differences.append(statistics.paired_difference(*changes))
         doubts.append(None if shared else "no common round")
     by_speed, by_goodput = (verdict_words.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
-    by_accuracy = verdict_words.accuracy_verdicts(differences, margin)
+    by_accuracy = verdict_words.accuracy_verdicts(differences, statistics.as_share(max_loss))
     compared = zip(others, speedups, by_speed, goodputs, by_goodput, differences, by_accuracy, strict=True)
     return [
         Comparison(
