@@ -20,10 +20,10 @@ from mtbench.document.console import Terminal
 from mtbench.errors import UserError, unknown
 from mtbench.experiments import experiment as frame
 from mtbench.experiments.experiment import Job
-from mtbench.experiments.registry import experiment_of, options_of
+from mtbench.experiments.registry import experiment_of, records_of
+from mtbench.options.fields import argument_of, as_words, options_of, read_options
 from mtbench.records import dump
 from mtbench.results.format import Results as ResultsRecord
-from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine, Scores
 
@@ -154,15 +154,15 @@ def read(directory: str | Path) -> Results:
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
     """Carry out an experiment; return its job and what it found."""
-    request, session = options_of(name)
+    request, session = records_of(name)
     asked, of_call = _sorted_out(name, given, request, session)
-    this_call = options.read(of_call, session, f"mtbench {name} --help")
+    this_call = read_options(of_call, session, f"mtbench {name} --help")
     files = tuple(plugins.load_file(file).path for file in this_call.plugin)
     this_call = this_call.changed(plugin=files) if files else this_call
     experiment, console = experiment_of(name), Terminal(stderr=True, quiet=not progress)
-    read = options.read(asked, request, f"mtbench {name} --help")
-    words = options.words({field: getattr(read, field) for field in asked}, request)
-    argv = ["mtbench", name, *words, *options.words({"plugin": files}, session)]
+    read = read_options(asked, request, f"mtbench {name} --help")
+    words = as_words({field: getattr(read, field) for field in asked}, request)
+    argv = ["mtbench", name, *words, *as_words({"plugin": files}, session)]
     job = frame.begin(experiment, asked, this_call, console, _warn, argv)
     return job, frame.carry_out(experiment, job)
 
@@ -188,8 +188,8 @@ def _sorted_out(
 
 def _arguments(kind: type[records.Record]) -> dict[str, str]:
     """Return the arguments of a library function for the options of a record -> their fields."""
-    found = options.options(kind).items()
-    return {options.argument_of(field, option): field for field, option in found if field not in OF_COMMANDS}
+    found = options_of(kind).items()
+    return {argument_of(field, option): field for field, option in found if field not in OF_COMMANDS}
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     shown = inspect.signature(function)
     own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
     names = {p.name for p in own}
-    for kind in options_of(function.__name__):
+    for kind in records_of(function.__name__):
         for argument, field in _arguments(kind).items():
             default = kind.model_fields[field].get_default(call_default_factory=True)
             if argument not in names:

@@ -23,8 +23,8 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.choose.request import AUTO
 from mtbench.experiments.load import planning
-from mtbench.experiments.registry import KINDS, options_of
-from mtbench.runs import options
+from mtbench.experiments.registry import KINDS, records_of
+from mtbench.options.fields import read_options
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -100,9 +100,9 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
     for suite in [suites] if isinstance(suites, str) else suites:
         assert SUITES[suite.partition(":")[0]]
     if name in KINDS:
-        request, _ = options_of(name)
+        request, _ = records_of(name)
         context = parsed(load(name), rest)
-        assert options.read(parameters.given(context, request), request, "")
+        assert read_options(parameters.given(context, request), request, "")
 
 
 @pytest.mark.whole

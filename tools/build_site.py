@@ -24,7 +24,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce import rerun
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, SHAPES
-from mtbench.options import options_of, show
+from mtbench.options.classes import options_of, show
 from mtbench.plugins import Registry
 
 ROOT = Path(__file__).parents[1]

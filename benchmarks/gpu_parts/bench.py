@@ -15,10 +15,10 @@ from mtbench import statistics
 from mtbench.errors import UserError
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
+from mtbench.options.common import Batching
 from mtbench.results import verdict_words
 from mtbench.runs import simulation
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.options import Batching
 from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import REFILLS

@@ -11,11 +11,11 @@ from mtbench.cli.session import beside_json, refuse_twice, write_json
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
+from mtbench.options import common
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_document
 from mtbench.results.across_runs import ComparedRun, Comparison, RunComparison, compare_runs
 from mtbench.results.aggregate import Stored, read_stored, statuses
-from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 
 app = typer.Typer()
@@ -28,7 +28,7 @@ def compare(
     json_to: Annotated[
         Path | None, typer.Option("--json", help="Also write the comparison to this file; `-` is standard output.")
     ] = None,
-    plugin: options.Plugins = (),
+    plugin: common.Plugins = (),
 ) -> None:
     """Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items."""
     refuse_existing(json_to)

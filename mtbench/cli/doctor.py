@@ -16,8 +16,9 @@ from mtbench.cli import session
 from mtbench.cli.parameters import command
 from mtbench.cli.session import FAILED, INTERRUPTED, beside_json, err, say
 from mtbench.document.formatting import listed
-from mtbench.runs import options
-from mtbench.runs.options import COMPARED, option
+from mtbench.options import common
+from mtbench.options.common import COMPARED
+from mtbench.options.fields import option
 
 if TYPE_CHECKING:
     from mtbench.doctor.checks import Checked, Diagnosis
@@ -37,9 +38,9 @@ def doctor(
             COMPARED,
         ),
     ] = (),
-    device: options.Device = "auto",
-    data_dir: options.DataDir = None,
-    json_to: options.JsonTo = None,
+    device: common.Device = "auto",
+    data_dir: common.DataDir = None,
+    json_to: common.JsonTo = None,
 ) -> None:
     """Check this machine: can figures that are measured here be trusted?
 

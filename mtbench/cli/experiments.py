@@ -14,9 +14,9 @@ import typer
 
 from mtbench.cli.parameters import given, load_plugins, parameters, with_parameters
 from mtbench.cli.session import beside_json, err, importing, say, warn, write_json
-from mtbench.experiments.registry import KINDS, experiment_of, options_of
+from mtbench.experiments.registry import KINDS, experiment_of, records_of
 from mtbench.files import refuse_existing
-from mtbench.runs import options
+from mtbench.options.fields import read_options
 
 
 def command(name: str) -> typer.Typer:
@@ -31,14 +31,14 @@ def _function(name: str) -> Callable[..., Any]:
         carry_out(name, ctx)
 
     run.__doc__ = KINDS[name].help
-    return with_parameters(run, parameters(*options_of(name)))
+    return with_parameters(run, parameters(*records_of(name)))
 
 
 def carry_out(name: str, ctx: typer.Context) -> None:
     """Do what the command says, print what was found, and end with the path of its page."""
     see = f"mtbench {name} --help"
-    request_kind, session_kind = options_of(name)
-    asked, session = given(ctx, request_kind), options.read(given(ctx, session_kind), session_kind, see)
+    request_kind, session_kind = records_of(name)
+    asked, session = given(ctx, request_kind), read_options(given(ctx, session_kind), session_kind, see)
     files = load_plugins(session.plugin)
     session = session.changed(plugin=files) if files else session
     with importing():
@@ -49,7 +49,7 @@ def carry_out(name: str, ctx: typer.Context) -> None:
     there = Path(session.out) / experiment.result if session.out is not None and session.resume else None
     refuse_existing(json_to, there)
     console = beside_json(json_to)
-    if not session.resume and (listed := experiment.listing(options.read(asked, request_kind, see))):
+    if not session.resume and (listed := experiment.listing(read_options(asked, request_kind, see))):
         for renderable in listed:
             console.print(renderable)
         return

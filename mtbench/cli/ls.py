@@ -18,9 +18,9 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, SHAPES
-from mtbench.options import common, options_of, roles_of, show
+from mtbench.options import common
+from mtbench.options.classes import arm_options, options_of, roles_of, show
 from mtbench.plugins import Registry
-from mtbench.runs import options
 
 app = typer.Typer()
 
@@ -33,11 +33,11 @@ NONE = "–"
 def ls(
     kind: Annotated[str, typer.Argument(help="methods, suites, families, engines or arms.")] = "methods",
     name: Annotated[str | None, typer.Argument(help="Show the options, subtasks or roles of this one.")] = None,
-    family: options.Family = None,
-    model: options.Model = None,
-    checkpoint: options.Checkpoints = {},  # noqa: B006
-    offline: options.Offline = False,
-    plugin: options.Plugins = (),
+    family: common.Family = None,
+    model: common.Model = None,
+    checkpoint: common.Checkpoints = {},  # noqa: B006
+    offline: common.Offline = False,
+    plugin: common.Plugins = (),
 ) -> None:
     """List methods, suites, families or engines, or describe one of them.
 
@@ -101,7 +101,7 @@ def _show_method(name: str) -> None:
             table.add_row(*_plain(option.name, show(option.default), option.kind.replace("|", " | "), option.help))
         out.print(table)
     say("")
-    engines = f", engine={'|'.join(ENGINES)}" if "engine" in common(method) else ""
+    engines = f", engine={'|'.join(ENGINES)}" if "engine" in arm_options(method) else ""
     _wrapped(f"Every method also takes: on=ROLE{engines}. 'a|b' makes two arms; quote it in a shell.")
 
 

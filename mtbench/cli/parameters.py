@@ -1,4 +1,4 @@
-"""From options (mtbench/runs/options.py) to the parameters of a command.
+"""From options (mtbench/options) to the parameters of a command.
 
 `command` makes a command of a function whose parameters are options. `parameters` gives the options of a record.
 """
@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from mtbench import plugins
-from mtbench.runs import options
-from mtbench.runs.options import PANELS, Option
+from mtbench.options.common import PANELS
+from mtbench.options.fields import Option, as_texts, flag_of, option_of, options_of, parts, read_options
 
 LEADING = ("base", "head", "method", "suite")  # first of their panels
 
@@ -25,7 +25,7 @@ def parameters(*kinds: type[BaseModel], without: Collection[str] = ()) -> list[i
     found = [
         (not option.argument, PANELS.index(option.panel), name not in LEADING, _parameter(kind, name, option))
         for kind in kinds
-        for name, option in options.options(kind).items()
+        for name, option in options_of(kind).items()
         if name not in without
     ]
     return [parameter for *_, parameter in sorted(found, key=lambda entry: entry[:3])]
@@ -41,7 +41,7 @@ def with_parameters(function: Callable[..., Any], found: Collection[inspect.Para
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Let a function be a command: those of its parameters that are options are read as `options.read` does.
+    """Let a function be a command: those of its parameters that are options are read as `read_options` does.
 
     Other parameters, such as arguments, are Typer's.
     """
@@ -55,7 +55,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def run(ctx: typer.Context, **values: Any) -> None:
-        read = options.read(given(ctx, kind), kind, f"{ctx.command_path} --help")
+        read = read_options(given(ctx, kind), kind, f"{ctx.command_path} --help")
         load_plugins(getattr(read, "plugin", ()))
         chosen = {name: getattr(read, name) for name in fields}
         own = {name: value for name, value in values.items() if name in signature.parameters and name not in fields}
@@ -89,20 +89,20 @@ def was_given(ctx: typer.Context, name: str) -> bool:
 
 def _is_option(parameter: inspect.Parameter) -> bool:
     marks = getattr(parameter.annotation, "__metadata__", ())
-    return any(isinstance(mark, FieldInfo) and options.option_of(mark) is not None for mark in marks)
+    return any(isinstance(mark, FieldInfo) and option_of(mark) is not None for mark in marks)
 
 
 def _parameter(kind: type[BaseModel], name: str, option: Option) -> inspect.Parameter:
     field = kind.model_fields[name]
-    kinds = {get_origin(part) or part for part in options.parts(field.annotation)}
+    kinds = {get_origin(part) or part for part in parts(field.annotation)}
     repeatable = option.parse_all is not None or (option.parse is None and not {Sequence, Mapping}.isdisjoint(kinds))
     number = next((known for known in (bool, int, float) if known in kinds), str)
     value: Any = None if field.is_required() else field.get_default(call_default_factory=True)
     if repeatable:
         taken: Any = list[str]
-        default: Any = options.shown(value, option) if value else []
+        default: Any = as_texts(value, option) if value else []
     elif option.parse is not None or number is str:
-        taken, default = str | None, options.shown(value, option)[0] if value or value == 0 else None
+        taken, default = str | None, as_texts(value, option)[0] if value or value == 0 else None
     else:
         taken, default = bool if number is bool else number | None, value
     if option.argument:
@@ -110,7 +110,7 @@ def _parameter(kind: type[BaseModel], name: str, option: Option) -> inspect.Para
         return inspect.Parameter(
             name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Annotated[taken, argument]
         )
-    flags = option.flags or (options.flag_of(name, option),)
+    flags = option.flags or (flag_of(name, option),)
     if field.is_required():
         default = inspect.Parameter.empty
     shape = typer.Option(*flags, help=field.description, metavar=option.metavar, rich_help_panel=option.panel)

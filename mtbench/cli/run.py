@@ -10,8 +10,9 @@ from mtbench.cli.parameters import command, given, load_plugins, parameters, wit
 from mtbench.cli.session import FAILED, beside_json, err, importing, out, say, warn, write_json
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
-from mtbench.runs import options
-from mtbench.runs.options import MACHINE, option
+from mtbench.options import common
+from mtbench.options.common import MACHINE
+from mtbench.options.fields import option, read_options
 from mtbench.runs.run_request import Execution, RunRequest, RunSession
 
 app = typer.Typer()
@@ -26,7 +27,7 @@ def plan(ctx: typer.Context, **_: Any) -> None:
         from mtbench.experiments import experiment as frame  # imports torch
         from mtbench.experiments.run import EXPERIMENT
 
-    session = options.read(given(ctx, RunSession), RunSession, "mtbench plan --help")
+    session = read_options(given(ctx, RunSession), RunSession, "mtbench plan --help")
     load_plugins(session.plugin)
     job = frame.begin(EXPERIMENT, given(ctx, RunRequest), session, err, warn, sys.argv)
     say(job.path)
@@ -39,12 +40,12 @@ app.command()(with_parameters(plan, parameters(RunRequest, RunSession, without=N
 @command
 def generate(
     directory: DirectoryArgument,
-    workers: options.Workers = None,
-    ray: options.Ray = None,
-    data_dir: options.DataDir = None,
-    server: options.Servers = (),
-    engine_option: options.EngineOptions = (),
-    peak_memory: options.PeakMemory = False,
+    workers: common.Workers = None,
+    ray: common.Ray = None,
+    data_dir: common.DataDir = None,
+    server: common.Servers = (),
+    engine_option: common.EngineOptions = (),
+    peak_memory: common.PeakMemory = False,
     timed_only: Annotated[
         bool, option("Leave out the untimed passes: re-scoring, energy, peak memory.", MACHINE)
     ] = False,
@@ -56,7 +57,7 @@ def generate(
             MACHINE,
         ),
     ] = False,
-    plugin: options.Plugins = (),
+    plugin: common.Plugins = (),
 ) -> None:
     """Decode the missing batches of a plan.
 
@@ -98,9 +99,9 @@ def _wait_for_turn() -> None:
 @command
 def score(
     directory: DirectoryArgument,
-    data_dir: options.DataDir = None,
-    allow_unsandboxed_code: options.AllowUnsandboxedCode = False,
-    plugin: options.Plugins = (),
+    data_dir: common.DataDir = None,
+    allow_unsandboxed_code: common.AllowUnsandboxedCode = False,
+    plugin: common.Plugins = (),
 ) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
     from mtbench.runs import score as scoring
@@ -113,9 +114,9 @@ def score(
 @command
 def report(
     directory: DirectoryArgument,
-    json_to: options.JsonTo = None,
-    plugin: options.Plugins = (),
-    price_per_hour: options.PricePerHour = None,
+    json_to: common.JsonTo = None,
+    plugin: common.Plugins = (),
+    price_per_hour: common.PricePerHour = None,
 ) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
     with importing():

@@ -10,9 +10,9 @@ from typer import Option
 from mtbench.cli.parameters import command
 from mtbench.cli.session import FAILED, importing, say, warn
 from mtbench.errors import UserError
-from mtbench.runs import option_texts as texts
-from mtbench.runs import options
-from mtbench.runs.options import SERVER, option
+from mtbench.options import common, texts
+from mtbench.options.common import SERVER
+from mtbench.options.fields import option
 from mtbench.runs.run_request import RunRequest
 
 app = typer.Typer()
@@ -24,14 +24,14 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 @command
 def serve(
     method: Annotated[str, Option("--method", help="Method as NAME[:option=value,…]. See `mtbench ls methods`.")],
-    plugin: options.Plugins = (),
-    engine: options.Engine = "graph",
-    family: options.Family = None,
-    model: options.Model = None,
-    checkpoint: options.Checkpoints = {},  # noqa: B006
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    offline: options.Offline = False,
+    plugin: common.Plugins = (),
+    engine: common.Engine = "graph",
+    family: common.Family = None,
+    model: common.Model = None,
+    checkpoint: common.Checkpoints = {},  # noqa: B006
+    dtype: common.Dtype = "auto",
+    device: common.Device = "auto",
+    offline: common.Offline = False,
     max_num_seqs: Annotated[
         int, Option("--max-num-seqs", min=1, max=4096, help="Requests decoded at the same time.")
     ] = 8,

@@ -269,7 +269,7 @@ def _command(objective: type[Any]) -> Callable[..., None]:
 
 def _parameters(holder: type[Any], panel: str) -> list[inspect.Parameter]:
     """Return the options of a dataclass as Typer parameters. One that is not given is None; see `_chosen`."""
-    from mtbench.options import options_of, show
+    from mtbench.options.classes import options_of, show
 
     parameters = []
     for option in options_of(holder):
@@ -290,7 +290,7 @@ def _parameters(holder: type[Any], panel: str) -> list[inspect.Parameter]:
 
 def _chosen(holder: type[Any], given: dict[str, Any], command: str) -> Any:
     """Return the dataclass with its options, which are taken out of `given`. Raises UserError for a wrong value."""
-    from mtbench.options import options_of, value_of
+    from mtbench.options.classes import options_of, value_of
 
     values = {}
     for option in options_of(holder):

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, first_line, unknown
-from mtbench.options import common, decoding_options, options_of, parse_option, roles_of, show
+from mtbench.options.classes import arm_options, decoding_options, options_of, parse_option, roles_of, show
 from mtbench.records import LONGEST_NAME
 
 ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/engines.py; the default first
@@ -102,7 +102,7 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
         if not equals:
             raise UserError(
                 f"{spec!r}: {pair!r} is not `option=value`; options of {name}: "
-                f"{', '.join([*(o.name for o in options_of(method)), *common(method)])}. "
+                f"{', '.join([*(o.name for o in options_of(method)), *arm_options(method)])}. "
                 f"See `mtbench ls methods {name}`."
             )
         if key == "engine" and method.outside:

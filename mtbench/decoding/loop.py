@@ -36,7 +36,7 @@ from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.decoding.step import feed, move_cursors, write
 from mtbench.errors import UserError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
-from mtbench.options import per_request
+from mtbench.options.classes import per_request
 
 READ_LAG = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal
 
 from mtbench.decoding.method import Method
-from mtbench.options import options_of
+from mtbench.options.classes import options_of
 from mtbench.plugins import Registry
 
 

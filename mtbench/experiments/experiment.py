@@ -19,9 +19,9 @@ from rich.console import RenderableType
 
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
+from mtbench.options.fields import flag_of, options_of, read_options
 from mtbench.records import Record, dump
 from mtbench.report.progress import RunProgress
-from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 from mtbench.runs.run_request import Session
 
@@ -187,7 +187,7 @@ def dry_run(
 
 def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
     """Return the request, with the defaults that depend on other options. Raises UserError for a wrong value."""
-    request = options.read(given, experiment.request, f"mtbench {experiment.command} --help")
+    request = read_options(given, experiment.request, f"mtbench {experiment.command} --help")
     completed: R = request.completed() if hasattr(request, "completed") else request
     return completed
 
@@ -234,12 +234,12 @@ def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, give
 def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, session: S, given: Collection[str]) -> R:
     """Return the request of a job with what this command may change. Raises UserError if it asks for something else."""
     stored, kinds = experiment.stored(directory), (experiment.request, experiment.session)
-    known = {name: option for kind in kinds for name, option in options.options(kind).items()}
+    known = {name: option for kind in kinds for name, option in options_of(kind).items()}
     fixed = sorted(name for name in {*given, *session.model_fields_set} if not known[name].resumable)
     again = f"go on with `mtbench {experiment.command} -o {directory} --resume`"
     if stored is None:
         if fixed:
-            flags = ", ".join(options.flag_of(name, known[name]) for name in fixed)
+            flags = ", ".join(flag_of(name, known[name]) for name in fixed)
             raise UserError(f"a resumed run keeps its options, so {flags} cannot change; {again}.")
         return asked
     before, now = dump(stored), dump(asked)

@@ -72,7 +72,7 @@ KINDS = {
 }
 
 
-def options_of(name: str) -> tuple[Any, Any]:
+def records_of(name: str) -> tuple[Any, Any]:
     """Return the records of an experiment's request and session."""
     request, session = _named(KINDS[name].options)
     return request, session

@@ -9,6 +9,8 @@ from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.experiments.audit.explain import explain
 from mtbench.experiments.experiment import Experiment, Job
+from mtbench.options.common import Cause
+from mtbench.options.texts import ALL
 from mtbench.report import pipeline
 from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
@@ -18,8 +20,6 @@ from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.engine_arms import servers_of
 from mtbench.runs.model_pool import resolve_device
-from mtbench.runs.option_texts import ALL
-from mtbench.runs.options import Cause
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan, write_plan

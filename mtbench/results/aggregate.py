@@ -17,7 +17,7 @@ import numpy as np
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours
 from mtbench.decoding.registry import METHODS
-from mtbench.options import decoding_options
+from mtbench.options.classes import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying

@@ -22,7 +22,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError
 from mtbench.models import token_map
-from mtbench.options import options_of
+from mtbench.options.classes import options_of
 from mtbench.records import dump
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, TimingLine

@@ -17,7 +17,7 @@ from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected, inspect, refuse_unreadable
-from mtbench.options import build, roles_of
+from mtbench.options.classes import build, roles_of
 from mtbench.runs.engine_arms import is_there, refuse_in_engine
 from mtbench.runs.run_request import RunRequest
 from mtbench.runs.simulation import Acceptance

@@ -22,11 +22,11 @@ from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.evaluation.registry import SUITES
+from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
+from mtbench.options.common import Batching as Batching
+from mtbench.options.common import Protocol as Protocol
 from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.formats import Committed
-from mtbench.runs.options import MOST_NEW_TOKENS, MOST_ROWS
-from mtbench.runs.options import Batching as Batching
-from mtbench.runs.options import Protocol as Protocol
 from mtbench.runs.run_request import CHECKPOINTS
 from mtbench.runs.run_request import REFILLS as REFILLS
 from mtbench.runs.run_request import RunRequest as RunRequest

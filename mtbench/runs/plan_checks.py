@@ -13,9 +13,9 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import PART
-from mtbench.options import check_value, options_of, roles_of
+from mtbench.options.classes import check_value, options_of, roles_of
+from mtbench.options.common import MOST_ROUNDS
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.options import MOST_ROUNDS
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 
 MOST_TURNS = 100  # of a conversation

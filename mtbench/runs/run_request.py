@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
+from mtbench.options import common
 from mtbench.records import Record
-from mtbench.runs import options
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
     from mtbench.runs.formats import Elimination
@@ -25,53 +25,53 @@ CHECKPOINTS = "path or hub id of the checkpoint of each role"
 class DecodingRequest(Record):
     """The options that a run and a race share: what is decoded, how, and how it is scored."""
 
-    suite: options.Suites = (DEMONSTRATION,)
-    family: options.Family = None
-    model: options.Model = None
-    checkpoint: options.Checkpoints = Field(default_factory=dict)
-    engine: options.Engines = ("graph",)
-    engine_option: options.EngineOptions = ()
-    batch_size: options.BatchSizes = (1, 8)
-    metric: options.Metric = None
-    subtask: options.Subtasks = ()
-    max_new_tokens: options.MaxNewTokens = None
-    dtype: options.Dtype = "auto"
-    device: options.Device = "auto"
-    seed: options.Seed = 0
-    temperature: options.Temperature = 0.0
-    chat_template_kwargs: options.ChatTemplateKwargs = Field(default_factory=dict)
-    data_dir: options.DataDir = None
-    offline: options.Offline = False
-    skip_unscorable: options.SkipUnscorable = False
-    allow_unsandboxed_code: options.AllowUnsandboxedCode = False
-    protocol: options.ProtocolChoice = "own"
+    suite: common.Suites = (DEMONSTRATION,)
+    family: common.Family = None
+    model: common.Model = None
+    checkpoint: common.Checkpoints = Field(default_factory=dict)
+    engine: common.Engines = ("graph",)
+    engine_option: common.EngineOptions = ()
+    batch_size: common.BatchSizes = (1, 8)
+    metric: common.Metric = None
+    subtask: common.Subtasks = ()
+    max_new_tokens: common.MaxNewTokens = None
+    dtype: common.Dtype = "auto"
+    device: common.Device = "auto"
+    seed: common.Seed = 0
+    temperature: common.Temperature = 0.0
+    chat_template_kwargs: common.ChatTemplateKwargs = Field(default_factory=dict)
+    data_dir: common.DataDir = None
+    offline: common.Offline = False
+    skip_unscorable: common.SkipUnscorable = False
+    allow_unsandboxed_code: common.AllowUnsandboxedCode = False
+    protocol: common.ProtocolChoice = "own"
 
 
 class PlanRequest(DecodingRequest):
     """What a plan is asked for. `limit` is None for all items."""
 
-    method: options.Methods = ()
-    batching: options.Batchings = ("static",)
+    method: common.Methods = ()
+    batching: common.Batchings = ("static",)
     limit: Annotated[
-        options.ItemLimit,
+        common.ItemLimit,
         Field(
             description="Items per suite, or per subtask of a suite with subtasks; default: "
             f"{TIMED_BLOCKS} blocks of the largest batch size."
         ),
     ] = None
-    rounds: options.Rounds = 3
-    weights: options.Weights = None
-    simulate_acceptance: options.SimulatedAcceptance = None
-    ignore_eos: options.IgnoreEos = False
+    rounds: common.Rounds = 3
+    weights: common.Weights = None
+    simulate_acceptance: common.SimulatedAcceptance = None
+    ignore_eos: common.IgnoreEos = False
 
 
 class RunRequest(PlanRequest):
     """What a run is asked for."""
 
-    apart: options.Apart = False
-    time_budget_s: options.TimeBudget = None
-    max_loss: options.MaxLoss = 2.0
-    price_per_hour: options.PricePerHour = None
+    apart: common.Apart = False
+    time_budget_s: common.TimeBudget = None
+    max_loss: common.MaxLoss = 2.0
+    price_per_hour: common.PricePerHour = None
 
     def completed(self) -> Self:
         """Return the request of a command: without a limit, the items of a few blocks."""
@@ -83,21 +83,21 @@ class RunRequest(PlanRequest):
 class Session(Record):
     """How one call carries out an experiment. It is not stored: every `--resume` chooses again."""
 
-    plugin: options.Plugins = ()
-    out: options.Out = None
-    resume: options.Resume = False
-    json_to: options.JsonTo = None
+    plugin: common.Plugins = ()
+    out: common.Out = None
+    resume: common.Resume = False
+    json_to: common.JsonTo = None
 
 
 class RunSession(Session):
     """How one call carries out a run."""
 
-    dry_run: options.DryRun = False
-    workers: options.Workers = None
-    ray: options.Ray = None
-    server: options.Servers = ()
-    peak_memory: options.PeakMemory = False
-    fail_on: options.FailOn = ("divergent", "void", "failed")
+    dry_run: common.DryRun = False
+    workers: common.Workers = None
+    ray: common.Ray = None
+    server: common.Servers = ()
+    peak_memory: common.PeakMemory = False
+    fail_on: common.FailOn = ("divergent", "void", "failed")
 
 
 def default_limit(batch_size: Sequence[int], batching: Sequence[str], blocks: int = TIMED_BLOCKS) -> int:
@@ -113,7 +113,7 @@ def default_limit(batch_size: Sequence[int], batching: Sequence[str], blocks: in
 class TimedSession(Session):
     """How one call carries out an experiment whose time is this call's alone."""
 
-    time_budget_s: options.TimeBudget = None
+    time_budget_s: common.TimeBudget = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

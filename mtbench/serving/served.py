@@ -13,7 +13,7 @@ from mtbench.decoding.method import Method
 from mtbench.errors import UserError
 from mtbench.models import families
 from mtbench.models.families import Family
-from mtbench.options import check_value, per_request
+from mtbench.options.classes import check_value, per_request
 from mtbench.runs.lineup import Lineup
 from mtbench.runs.model_pool import ModelPool, fastest_dtype, use_threads
 from mtbench.runs.run_request import RunRequest

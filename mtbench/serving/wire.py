@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.models import chat_template
-from mtbench.runs.options import HOTTEST
+from mtbench.options.common import HOTTEST
 from mtbench.serving.served import Served
 
 # Fields that never change an answer here.

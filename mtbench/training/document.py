@@ -19,7 +19,7 @@ from mtbench.document.model import Beside, Block, Document, Entry, Figure, Pairs
 from mtbench.document.plots import ACCENT, DASHES, INK, MUTED, PAPER, WARN
 from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD
-from mtbench.options import show
+from mtbench.options.classes import show
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
 from mtbench.training.checkpoint import read_record

@@ -19,7 +19,7 @@ import torch
 
 from mtbench.errors import UserError
 from mtbench.evaluation.machine_share import usable_processors
-from mtbench.options import options_of, show
+from mtbench.options.classes import options_of, show
 from mtbench.programs.processes import last_line
 from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import Stage

@@ -11,7 +11,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.experiment import plan_of
 from mtbench.experiments.choose.request import RaceRequest
-from mtbench.options import build
+from mtbench.options.classes import build
 from mtbench.runs import lineup
 from mtbench.runs.run_request import RunRequest
 

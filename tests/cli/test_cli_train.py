@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from mtbench.cli.train import app
 from mtbench.errors import UserError
 from mtbench.models.families import RECORD
-from mtbench.options import options_of
+from mtbench.options.classes import options_of
 from mtbench.training.objectives import Mars
 from mtbench.training.recipe_runner import arguments, needs, output
 from mtbench.training.recipes import RECIPES, Stage

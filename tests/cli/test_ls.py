@@ -11,7 +11,7 @@ from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import FAMILIES
-from mtbench.options import options_of, show
+from mtbench.options.classes import options_of, show
 
 WIDTH = 80
 

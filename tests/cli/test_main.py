@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from mtbench.cli import main
 from mtbench.experiments.run import EXPERIMENT
-from mtbench.runs import executor, options
+from mtbench.options.fields import read_options
+from mtbench.runs import executor
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution, RunSession
 
@@ -83,7 +84,7 @@ def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.Mo
 def test_the_exit_code_says_what_is_wrong(cells: list[dict[str, Any]], fail_on: str, code: int) -> None:
     """1 for what `--fail-on` names, 3 for a run that its time budget ended; 2 stays for mistakes."""
     results = made_results([result_cell(**cell) for cell in cells])
-    session = options.read({"fail_on": fail_on}, RunSession, "mtbench run --help")
+    session = read_options({"fail_on": fail_on}, RunSession, "mtbench run --help")
     assert EXPERIMENT.exit_code(results, session) == code
 
 

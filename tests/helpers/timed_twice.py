@@ -7,11 +7,11 @@ from typing import Annotated
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
+from mtbench.options import common, texts
+from mtbench.options.common import BENCHMARK, TIMING
+from mtbench.options.fields import option
 from mtbench.records import Record, dump
-from mtbench.runs import option_texts as texts
-from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.options import BENCHMARK, TIMING, option
 from mtbench.runs.run_request import Session
 
 
@@ -31,7 +31,7 @@ class TwiceRequest(Record):
             show=texts.shown_seconds,
         ),
     ] = 60.0
-    offline: options.Offline = False
+    offline: common.Offline = False
 
 
 class TimeLine(Record):

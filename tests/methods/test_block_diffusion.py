@@ -25,7 +25,7 @@ from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.runner import ModelRunner
-from mtbench.options import build
+from mtbench.options.classes import build
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted

@@ -17,7 +17,7 @@ from mtbench.errors import UserError
 from mtbench.models import chat_template
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
-from mtbench.runs.option_texts import template_variables
+from mtbench.options.texts import template_variables
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mtbench.options import common
+from mtbench.options.common import COMPARED, MACHINE
+from mtbench.options.fields import option
 from mtbench.records import Record
-from mtbench.runs import options
-from mtbench.runs.options import COMPARED, MACHINE, option
 from mtbench.runs.run_request import Session
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
@@ -29,7 +30,7 @@ class AuditRequest(Record):
         option("The answers to explain: DIR, DIR:ARM, DIR:CELL, a result file or METHOD.", COMPARED, argument=True),
     ] = ""
     model: Annotated[
-        options.Model,
+        common.Model,
         Field(description="Checkpoint that judges: folder, hub id or GGUF file; default: the one that A decoded with."),
     ] = None
     dtype: Annotated[Precision, option("Number type of the judge: float32, or float64 for the last word.", MACHINE)] = (
@@ -38,11 +39,11 @@ class AuditRequest(Record):
     ran_in: Annotated[Precision, option("Number type that the answers of a result file were computed in.", MACHINE)] = (
         "bfloat16"
     )
-    device: options.Device = "auto"
-    offline: options.Offline = False
+    device: common.Device = "auto"
+    offline: common.Offline = False
 
 
 class AuditSession(Session):
     """How one call carries out an audit."""
 
-    server: options.Servers = ()
+    server: common.Servers = ()

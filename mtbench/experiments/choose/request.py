@@ -9,10 +9,10 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from mtbench.errors import UserError
-from mtbench.runs import option_texts as texts
-from mtbench.runs import options
+from mtbench.options import common, texts
+from mtbench.options.common import COMPARED, DECISION
+from mtbench.options.fields import option
 from mtbench.runs.formats import LimitName
-from mtbench.runs.options import COMPARED, DECISION, option
 from mtbench.runs.run_request import (
     RACED_BLOCKS,
     DecodingRequest,
@@ -31,7 +31,7 @@ class RaceRequest(DecodingRequest):
         Sequence[str],
         option("Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run.", COMPARED),
     ] = (AUTO,)
-    max_loss: options.MaxLoss = 1.0
+    max_loss: common.MaxLoss = 1.0
     slo: Annotated[
         Mapping[LimitName, float],
         option(
@@ -43,7 +43,7 @@ class RaceRequest(DecodingRequest):
         ),
     ] = Field(default_factory=dict)
     limit: Annotated[
-        options.ItemLimit,
+        common.ItemLimit,
         Field(
             description=f"Most items of the suite, or all; default: {RACED_BLOCKS} blocks of the largest batch size.",
         ),
@@ -70,5 +70,5 @@ class RaceRequest(DecodingRequest):
 class RaceSession(TimedSession):
     """How one call carries out a race."""
 
-    dry_run: options.DryRun = False
-    workers: options.Workers = None
+    dry_run: common.DryRun = False
+    workers: common.Workers = None

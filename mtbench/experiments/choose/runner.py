@@ -12,7 +12,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay, words
-from mtbench.options import decoding_options
+from mtbench.options.classes import decoding_options
 from mtbench.records import dump
 from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles

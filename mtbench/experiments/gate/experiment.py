@@ -18,10 +18,10 @@ from mtbench.experiments.gate.document import document
 from mtbench.experiments.gate.format import EXIT_CODES, Gate, GateRequest
 from mtbench.experiments.gate.request import ENV, GateOptions, GateSession
 from mtbench.experiments.gate.stages import FILE, GateRun
+from mtbench.options import texts
+from mtbench.options.fields import as_words
 from mtbench.plugins import read_file
 from mtbench.records import dump
-from mtbench.runs import option_texts as texts
-from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import PlanRequest
 
@@ -85,7 +85,7 @@ def _serving_engine(request: GateOptions) -> str | None:
 def _plan_arguments(request: GateOptions) -> list[str]:
     """Return the options of `mtbench plan` that both builds get."""
     given = {name: getattr(request, name) for name in PLANNED if name in request.model_fields_set}
-    named = options.words(given, PlanRequest)
+    named = as_words(given, PlanRequest)
     return [*named, "--limit", texts.ALL if request.limit is None else str(request.limit)]
 
 

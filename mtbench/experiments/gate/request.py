@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mtbench.runs import option_texts as texts
-from mtbench.runs import options
-from mtbench.runs.options import BUILDS, COMPARED, GATE, TIMING, option
+from mtbench.options import common, texts
+from mtbench.options.common import BUILDS, COMPARED, GATE, TIMING
+from mtbench.options.fields import option
 from mtbench.runs.run_request import PlanRequest, Session
 
 MOST_PAIRS = 1000
@@ -21,7 +21,7 @@ class GateOptions(PlanRequest):
     """The options of `mtbench gate`."""
 
     limit: Annotated[
-        options.ItemLimit,
+        common.ItemLimit,
         Field(description="Items per suite, or per subtask of a suite with subtasks, or all."),
     ] = 100
     blocks: Annotated[int, option("Blocks of each group that are timed.", GATE, ge=1)] = 8

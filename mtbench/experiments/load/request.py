@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from mtbench.errors import UserError
+from mtbench.options import common, texts
+from mtbench.options.common import COMPARED, LOAD, SERVER
+from mtbench.options.fields import option
 from mtbench.records import Record, Size
-from mtbench.runs import option_texts as texts
-from mtbench.runs import options
-from mtbench.runs.options import COMPARED, LOAD, SERVER, option
 from mtbench.runs.run_request import DEMONSTRATION, TimedSession
 
 ClientName = Literal["aiperf"]
@@ -41,7 +41,7 @@ def _shown_slo(slo: Slo) -> str:
 class LoadRequest(Record):
     """What is sent to which servers."""
 
-    suite: options.Suite = DEMONSTRATION
+    suite: common.Suite = DEMONSTRATION
     method: Annotated[
         Sequence[str],
         option(
@@ -63,9 +63,9 @@ class LoadRequest(Record):
     key_env: Mapping[str, str] = Field(
         default_factory=dict, description="environment variable with the key of a given server, by the server's name"
     )
-    family: options.Family = None
-    model: options.Model = None
-    checkpoint: options.Checkpoints = Field(default_factory=dict)
+    family: common.Family = None
+    model: common.Model = None
+    checkpoint: common.Checkpoints = Field(default_factory=dict)
     engine: Annotated[
         Sequence[str],
         option(
@@ -77,9 +77,9 @@ class LoadRequest(Record):
             flags=("--server", "--engine"),
         ),
     ] = ("graph",)
-    engine_option: options.EngineOptions = ()
-    dtype: options.Dtype = "auto"
-    device: options.Device = "auto"
+    engine_option: common.EngineOptions = ()
+    dtype: common.Dtype = "auto"
+    device: common.Device = "auto"
     request_rate: Annotated[
         Sequence[Positive],
         option("Requests per second, such as 1,2,4.", LOAD, parse=texts.numbers(float), show=texts.joined),
@@ -105,7 +105,7 @@ class LoadRequest(Record):
         ),
     ] = 30.0
     requests: Annotated[Size | None, option("Requests of a point; default: rate times duration.", LOAD)] = None
-    rounds: Annotated[options.Rounds, Field(description="How often every point is run; intervals of times need 5.")] = 5
+    rounds: Annotated[common.Rounds, Field(description="How often every point is run; intervals of times need 5.")] = 5
     slo: Annotated[
         Slo,
         option(
@@ -117,12 +117,12 @@ class LoadRequest(Record):
         ),
     ] = Field(default_factory=Slo)
     client: ClientName = Field("aiperf", description="program that sends the requests")
-    limit: Annotated[options.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
+    limit: Annotated[common.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
         None
     )
     max_num_seqs: Annotated[Size, option("Rows of a served method: requests decoded side by side.", SERVER)] = 8
     max_queue: Annotated[Size, option("Requests that a served method lets wait.", SERVER)] = 64
-    max_new_tokens: options.MaxNewTokens = None
+    max_new_tokens: common.MaxNewTokens = None
     request_timeout_s: Annotated[
         Positive,
         option(
@@ -133,11 +133,11 @@ class LoadRequest(Record):
             show=texts.shown_seconds,
         ),
     ] = 300.0
-    seed: Annotated[options.Seed, Field(description="Random seed for the order of items, arms and arrivals.")] = 0
-    data_dir: options.DataDir = None
-    offline: options.Offline = False
-    allow_unsandboxed_code: options.AllowUnsandboxedCode = False
-    max_loss: options.MaxLoss = 2.0
+    seed: Annotated[common.Seed, Field(description="Random seed for the order of items, arms and arrivals.")] = 0
+    data_dir: common.DataDir = None
+    offline: common.Offline = False
+    allow_unsandboxed_code: common.AllowUnsandboxedCode = False
+    max_loss: common.MaxLoss = 2.0
 
     @property
     def levels(self) -> list[float]:
@@ -157,9 +157,9 @@ class LoadRequest(Record):
 class LoadSession(TimedSession):
     """How one call carries out a load."""
 
-    dry_run: options.DryRun = False
+    dry_run: common.DryRun = False
     time_budget_s: Annotated[
-        options.TimeBudget, Field(description="Start no point after 90s, 30m or 2h; continue with --resume.")
+        common.TimeBudget, Field(description="Start no point after 90s, 30m or 2h; continue with --resume.")
     ] = None
 
 

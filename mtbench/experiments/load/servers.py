@@ -19,8 +19,8 @@ from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
 from mtbench.experiments.load.planning import run_request
 from mtbench.models import families
-from mtbench.options import build
-from mtbench.runs import options
+from mtbench.options.classes import build
+from mtbench.options.fields import as_words
 from mtbench.runs.model_pool import fastest_dtype, parameters, resolve_device, threads_for
 from mtbench.serving.engine import MtbenchServe
 
@@ -83,8 +83,8 @@ def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
         engine = MtbenchServe("--family" if request.model is None else "--model")
         model = planned.family if request.model is None else family.roles["ar"]
         given = {"checkpoint": {role: family.roles[role] for role in request.checkpoint}}
-        setting = Setting(chosen.method, ("--method", str(arm.method), *options.words(given, LoadRequest)))
-        more = options.words({name: getattr(request, name) for name in OF_SERVERS}, LoadRequest)
+        setting = Setting(chosen.method, ("--method", str(arm.method), *as_words(given, LoadRequest)))
+        more = as_words({name: getattr(request, name) for name in OF_SERVERS}, LoadRequest)
         more += ["--max-new-tokens", str(planned.max_new_tokens)]
         more += [word for file in plugins.loaded() for word in ("--plugin", file.path)]
     sizes = [parameters(source, request.offline) for source in checkpoints.values()]

@@ -87,7 +87,7 @@ def decoding_options(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
     return [f.name for f in fields if chosen.get(f.name, f.default) != f.default]
 
 
-def common(method: type[Any]) -> list[str]:
+def arm_options(method: type[Any]) -> list[str]:
     """Return the options that every such method has: `on` (checkpoint) and, unless it is external, `engine`."""
     return ["on"] if method.outside else ["on", "engine"]
 
@@ -96,7 +96,7 @@ def parse_option(method: type[Any], name: str, text: str) -> Any:
     """Return the value of the option `name=text`. Raises UserError with what is allowed and the default."""
     names = [f.name for f in dataclasses.fields(method)]
     if name not in names:
-        raise unknown(f"option of {method.name}", name, [*names, *common(method)], "mtbench ls methods")
+        raise unknown(f"option of {method.name}", name, [*names, *arm_options(method)], "mtbench ls methods")
     try:
         return value_of(method, name, text)
     except ValueError as error:
