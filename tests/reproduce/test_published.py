@@ -19,6 +19,7 @@ COMPARED = {  # hashes of the figures
     "mars-table-3": "29b4c3b4333fcdfc",
     "mars-table-4": "2bce82a1584c0b9e",
     "mars-table-5": "e6cb114d802067cb",
+    "mars-table-6": "f8654bc996664d43",
     "mars-table-8": "127f14963115a307",
     "mars-table-9": "23fcdfb0a75ba3ab",
 }

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from mtbench.document.formatting import NONE, listed
 from mtbench.document.model import SIGNS, Document, Entry, Notes, Pairs, Points, Row, Section, Table, Tone, Verdict
 from mtbench.experiments.reproduce.agreement import Word
-from mtbench.experiments.reproduce.format import KINDS, Figure, FigureDifference, Interval, Reproduction
+from mtbench.experiments.reproduce.format import KINDS, Figure, Reproduction
+from mtbench.results.figure_formats import Estimate
 
 COLUMNS = [
     ("published", "as the paper prints it"),
@@ -75,22 +76,22 @@ def _row(figure: Figure, reasons: dict[str, int]) -> Row:
     entries = [
         Entry(figure.published.replace("-", "−")),
         Entry(*_with_interval(figure.ours, f"{'+' if kind.signed else ''},.{kind.digits}f")),
-        Entry(_difference(figure.difference)),
+        Entry(_difference(figure)),
         Entry("", verdict=Verdict(f"{figure.word}{number}", tone=tone, sign=SIGNS[tone])),
     ]
     group = f"{figure.row} ({listed(filter(None, [figure.arm, figure.note]))})"
     return Row(f"{figure.benchmark}, {kind.words}", entries, group=group)
 
 
-def _difference(difference: FigureDifference | None) -> str:
-    ratio = difference is not None and difference.kind == "ratio"
-    value, interval = _with_interval(difference, ".3f" if ratio else "+.1f")
-    return f"{'×' if ratio else ''}{value} {interval or ''}".strip()
+def _difference(figure: Figure) -> str:
+    percent = KINDS[figure.quantity].is_share
+    value, interval = _with_interval(figure.difference, "+.1f" if percent else ".3f")
+    return value if figure.difference is None else f"{'' if percent else '×'}{value} {interval or ''}".strip()
 
 
-def _with_interval(found: Interval | None, form: str) -> tuple[str, str | None]:
+def _with_interval(found: Estimate | None, form: str) -> tuple[str, str | None]:
     """Return a value and its interval as text."""
-    if found is None:
+    if found is None or found.value is None:
         return NONE, None
     value, *ends = (
         None if x is None else f"{x:{form}}".replace("-", "−") for x in (found.value, found.ci_low, found.ci_high)

@@ -10,9 +10,9 @@ from pydantic import Field, StringConstraints
 
 from mtbench.experiments.reproduce.agreement import Word
 from mtbench.experiments.reproduce.request import ReproduceRequest as ReproduceRequest
-from mtbench.records import Count, NotNull, Record, Size, Sparse, Text, VersionOne
+from mtbench.records import Count, NotNull, Record, Size, Sparse, Text
+from mtbench.results.figure_formats import Estimate
 
-SCHEMA_VERSION: Literal[1] = 1
 AVERAGE = "average"  # in place of a benchmark: the unweighted mean of all of them
 
 Quantity = Literal[
@@ -35,9 +35,9 @@ class Kind(NamedTuple):
     signed: bool = False
 
     @property
-    def factor(self) -> int:
-        """What a figure is multiplied by for its unit: shares are computed as shares."""
-        return 100 if self.unit in ("%", "points") else 1
+    def is_share(self) -> bool:
+        """Whether figures are computed as shares and shown in percent or points; else they are rates or times."""
+        return self.unit in ("%", "points")
 
 
 KINDS: Mapping[Quantity, Kind] = {
@@ -172,26 +172,6 @@ class FamilyRun(AskedPart):
     disclaimers: list[str] = Field(description="what must be said of every figure, such as that the model is small")
 
 
-class Interval(Record):
-    """A value with its 95 % interval."""
-
-    value: float = Field(description="the value")
-    ci_low: float | None = Field(description="lower bound; null: no interval")
-    ci_high: float | None = Field(description="upper bound; null: no interval")
-
-
-class OurFigure(Interval):
-    """Our figure, in the unit of the published one."""
-
-    n: int = Field(description="items; of speedups and times, blocks")
-
-
-class FigureDifference(Interval):
-    """How far our figure is from the published one."""
-
-    kind: Literal["points", "ratio"] = Field(description="points: ours less theirs; ratio: ours over theirs")
-
-
 class Figure(Record):
     """One published figure beside ours."""
 
@@ -205,8 +185,11 @@ class Figure(Record):
     quantity: Quantity = Field(description="what the figure is of")
     unit: str = Field(description="unit of the figure")
     published: Printed = Field(description="published figure as it is printed")
-    ours: OurFigure | None = Field(description="our figure; null: none")
-    difference: FigureDifference | None = Field(description="how far ours is from theirs; null: not comparable")
+    ours: Estimate | None = Field(description="our figure, in the unit of the published one; null: none")
+    n: int | None = Field(description="our items; of rates and times, our blocks; null: no figure")
+    difference: Estimate | None = Field(
+        description="accuracy: ours less theirs, in points; else ours over theirs; null: not comparable"
+    )
     word: Word = Field(description="verdict")
     why: str = Field(description="reason of the verdict; empty: the interval says it")
 
@@ -214,7 +197,7 @@ class Figure(Record):
 class Reproduction(AboutTable):
     """reproduction.json: every published figure beside ours."""
 
-    schema_version: VersionOne = Field(description="version of this format")
+    schema_version: Literal[2] = Field(description="version of this format")
     asked: ReproduceRequest = Field(description="options of `mtbench reproduce`; null: the table's own value")
     runs: list[FamilyRun] = Field(description="one run for each family")
     verdicts: dict[Word, Count] = Field(description="number of figures by verdict")

@@ -12,7 +12,6 @@ The published figures are in experiments/reproduce/published/, one file per tabl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mtbench.decoding.arms import Arm, parse_arms, safe
 from mtbench.errors import UserError, unknown
@@ -33,17 +32,6 @@ FOLDER = Path(__file__).parent / "published"
 ASKED, RESULT = "asked.json", "reproduction.json"
 PAPER = "paper"  # the protocol of papers
 EAGER = "eager"  # the engine papers measure with
-PASSED_ON = (  # to the runs, as they were asked for
-    "device",
-    "dtype",
-    "data_dir",
-    "offline",
-    "protocol",
-    "seed",
-    "skip_unscorable",
-    "allow_unsandboxed_code",
-)
-SHARES = ("accuracy", "accuracy_change")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,19 +105,19 @@ def suites_of(table: Published, asked: ReproduceRequest) -> dict[str, str]:
 def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
     rows = [row for row in table.rows if row.family == family or stands_in(table, asked)]
     suites = list(dict.fromkeys(suites_of(table, asked).values()))
-    request = RunRequest(
-        suite=suites,
-        family=family,
-        checkpoint={**table.families.get(family, {}), **asked.checkpoint},
-        engine=(_given(asked.engine, table.plan.engine),),
-        batch_size=tuple(_given(asked.batch_size, table.plan.batch_sizes)),
-        limit=_given(asked.limit, table.plan.limit),
-        rounds=_given(asked.rounds, table.plan.rounds),
-        max_new_tokens=_given(asked.max_new_tokens, table.setup.max_new_tokens),
-        temperature=table.plan.temperature,
-        chat_template_kwargs=table.plan.chat_template_kwargs,
-        **{name: getattr(asked, name) for name in PASSED_ON},
-    )
+    own = {
+        "engine": table.plan.engine,
+        "batch_size": table.plan.batch_sizes,
+        "limit": table.plan.limit,
+        "rounds": table.plan.rounds,
+        "max_new_tokens": table.setup.max_new_tokens,
+        "temperature": table.plan.temperature,
+        "chat_template_kwargs": table.plan.chat_template_kwargs,
+    }
+    given = {name: value for name, value in asked if value is not None and name in RunRequest.model_fields}
+    checkpoint = {**table.families.get(family, {}), **asked.checkpoint}
+    values = own | given | {"suite": suites, "family": family, "checkpoint": checkpoint}
+    request = RunRequest(**values | {"engine": (values["engine"],), "batch_size": tuple(values["batch_size"])})
     specs = list(dict.fromkeys([*table.plan.beside, *specs_of(rows)]))
     missing = _missing(specs, request)
     methods = {str(arm_of(spec, request.engine)): spec for spec in reversed(specs) if spec not in missing}
@@ -141,11 +129,6 @@ def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
         except UserError as error:
             closed[suite] = str(error)
     return Part(family=family, plan=_joined(plans, chosen), missing=missing, closed=closed)
-
-
-def _given(asked: Any, own: Any) -> Any:
-    """Return the given option, else the table's own value."""
-    return own if asked is None else asked
 
 
 def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
@@ -214,11 +197,5 @@ def run(
     report: bool = True,
 ) -> None:
     """Run what is missing of a part and score it; with `report`, write its pages too."""
-    execution = Execution(
-        workers=workers,
-        ray=ray,
-        data_dir=asked.data_dir,
-        offline=asked.offline,
-        allow_unsandboxed_code=asked.allow_unsandboxed_code,
-    )
+    execution = Execution.of(asked, workers=workers, ray=ray)
     pipeline.finish(RunDirectory.open(folder / part.folder), execution, progress, pages=report)
