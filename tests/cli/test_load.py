@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_loads import CLIENT, PYTHON, answering
+from made_loads import FastClient, answering
 from typer.testing import CliRunner, Result
 
 from mtbench.cli import main
@@ -39,8 +39,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first command runs out of time; the second one does the rest, and a third one only reports."""
-    monkeypatch.setitem(experiment.CLIENTS, "aiperf", CLIENT)
-    monkeypatch.setattr(type(CLIENT), "python", lambda *_, **__: PYTHON)
+    monkeypatch.setattr(experiment, "Client", FastClient)
     folder = tmp_path / "load"
     with answering(lambda prompt: (200, "The answer is 1.")) as server:
         options = ["--url", f"one={server.url}", "--request-rate", "8", "--requests", 2, "--rounds", 1, "-o", folder]

@@ -33,7 +33,6 @@ from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.stages import UNFINISHED, conclude, read_gate
 from mtbench.experiments.gate.timed import TimedStage
 from mtbench.experiments.load.document import document as load_document
-from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.runner import PLAN
 from mtbench.experiments.load.summary import summarise
@@ -82,7 +81,7 @@ def gate(folder: Path) -> None:
 def load(folder: Path) -> None:
     run = RunDirectory(folder)
     planned = run.read(PLAN, LoadPlan)
-    found = summarise(run, planned, CLIENTS[planned.request.client])
+    found = summarise(run, planned)
     run.write_json("load.json", dump(found))
     write(folder, "load", load_document(found))
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import load_client
 
-from mtbench.experiments.load import aiperf, planning
-from mtbench.experiments.load.clients import Client, Sending, write_lines
+from mtbench.experiments.load import planning
+from mtbench.experiments.load.aiperf import EXPORT, PROMPTS, Client, Sending, write_prompts
 from mtbench.experiments.load.format import LoadPlan, LoadRequest, PointLine, RequestLine
 from mtbench.experiments.load.runner import PLAN, LoadRun
+from mtbench.programs.environments import Note
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 
@@ -76,16 +77,19 @@ def answering(reply: Callable[[str], Reply]) -> Iterator[Answering]:
         server.server_close()
 
 
-def _command(python: Path, sending: Sending, folder: Path) -> list[str]:
-    write_lines(
-        folder / "prompts.jsonl",
-        [{"text": text, "session_id": f"{position:06}"} for position, text in enumerate(sending.prompts)],
-    )
-    body = json.dumps(sending.body | {"model": sending.model})
-    return [str(python), "-S", load_client.__file__, "prompts.jsonl", aiperf.EXPORT, sending.url, body]
+class FastClient(Client):
+    """Starts in milliseconds, sends the prompts for real, and writes what aiperf writes."""
+
+    def python(self, note: Note, *, offline: bool = False) -> Path:
+        return PYTHON
+
+    def command(self, python: Path, sending: Sending, folder: Path) -> list[str]:
+        write_prompts(sending, folder)
+        body = json.dumps(sending.body | {"model": sending.model})
+        return [str(python), "-S", load_client.__file__, PROMPTS, EXPORT, sending.url, body]
 
 
-CLIENT = Client("aiperf", aiperf.VERSION, aiperf.FORMULAS, _command, aiperf.read, {})
+CLIENT = FastClient()
 PYTHON = Path(sys.executable)
 
 

@@ -1,126 +1,131 @@
-"""Servers that misbehave: each writes raw bytes to one connection after the other. The table says what comes of it."""
+"""Servers that misbehave, and what comes of each: answers in place of the network, and raw bytes on a connection."""
 
+import asyncio
 import gzip
+import itertools
 import json
+import operator
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from unittest.mock import patch
+
+import httpx
 
 KEY = "sk-Very/Secret+0123456789"
 KEY_ENV = "CORPUS_KEY"
 ASKED = 4  # tokens
-# Longest silence and longest request, in seconds: of a server that hangs, of one that is never silent, of all others.
-HANGS, ENDLESS, PATIENT = (0.15, 10.0), (5.0, 0.4), (5.0, 10.0)
 DIED = "stopped with an error: died; see"
 BROKEN = "sent no complete answer"
 SILENT = r"sent nothing for 0\.15 s"
 LATE = r"took longer than 0\.4 s for a request; if it may, raise total_s"
 STRANGE = r"replied unexpectedly to \S+ \(.*\); check that it is OpenAI-compatible"
+EVENTS = "text/event-stream"
+NOWHERE = "http://127.0.0.1:9/v1"
 
 
-class Gone(Exception):
-    """The client, or the test, has ended the connection."""
+@contextmanager
+def answered(handler: Any) -> Iterator[None]:
+    """Let a handler answer the requests of mtbench's client: httpx.Request -> httpx.Response."""
+    with patch.object(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(handler))):
+        yield
 
 
-@dataclass
-class Talk:
-    """One connection, after its request was read."""
-
-    socket: socket.socket
-    over: threading.Event
-    number: int  # of requests for this path before
-
-    def send(self, data: bytes) -> None:
-        try:
-            self.socket.sendall(data)
-        except OSError:
-            raise Gone from None
-
-    def wait(self, seconds: float = 60.0) -> None:
-        if self.over.wait(seconds):
-            raise Gone
-
-    def repeat(self, data: bytes, every_s: float = 0.0) -> None:
-        """Send it until the client has gone."""
-        while True:
-            self.send(data)
-            if every_s or self.over.is_set():
-                self.wait(every_s)
-
-    def reset(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        raise Gone
+def pause_s(then: bytes) -> float:
+    """Return the time between two parts of an endless answer."""
+    return 0.05 if len(then) < 1000 else 0.0
 
 
-Acts = Callable[[Talk], None]
+def response(status: int, headers: Mapping[str, str], *parts: bytes, then: bytes = b"") -> httpx.Response:
+    """Return an answer that is streamed: some parts, and then another one for ever."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+        while then:
+            await asyncio.sleep(pause_s(then))
+            yield then
+
+    return httpx.Response(status, headers=headers, content=stream())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Behaviour:
     """`said`: what the error says, None if the answer is good. `again`: a later session tries the cell again."""
 
     name: str
-    acts: Acts
     said: str | None
     again: bool = False
-    path: str = "completions"
-    bounds: tuple[float, float] = PATIENT
-    scheme: str = "http"
+    path: str = "completions"  # that it answers so; the others are answered as they should
+    timeout_s: float = 5.0
+    total_s: float = 10.0
     dropped: str | None = None
-    listens: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": EVENTS})
+    body: bytes = b""
+    then: bytes = b""  # sent for ever behind the body; a short text drips
+    when: Callable[[int], bool] = lambda number: True  # which requests for the path it answers so, from 0
+
+    @property
+    def raw(self) -> bytes:
+        """The beginning of the answer as bytes on a connection, which ends it."""
+        headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        return f"HTTP/1.1 {self.status} X\r\n{headers}\r\n".encode() + self.body
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        """Answer in place of the network; yield the url."""
+        seen = itertools.count()
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            path = request.url.path.rpartition("/")[2]
+            if path == self.path and self.when(next(seen)):
+                return response(self.status, self.headers, self.body, then=self.then)
+            good = {"models": MODELS, "completions": GOOD}.get(path)
+            return response(200 if good else 404, {"content-type": EVENTS}, good or b"")
+
+        with answered(answer):
+            yield NOWHERE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection(Behaviour):
+    """A server that reads a request, writes raw bytes, and closes, resets or hangs."""
+
+    data: bytes = b""
+    ends: str = "closes"
+    scheme: str = "http"
+
+    @property
+    def raw(self) -> bytes:
+        return self.data
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        if self.ends == "is not there":
+            yield NOWHERE
+            return
+        with listening(self) as port:
+            yield f"{self.scheme}://127.0.0.1:{port}/v1"
 
 
 CORPUS: list[Behaviour] = []
 
 
-def behaviour(said: str | None, **how: Any) -> Callable[[Acts], Acts]:
-    """Enter a function into the corpus by its name."""
-
-    def enter(acts: Acts) -> Acts:
-        CORPUS.append(Behaviour(acts.__name__.replace("_", " "), acts, said, **how))
-        return acts
-
-    return enter
+def sends(name: str, body: bytes, said: str | None, status: int = 200, kind: str | None = EVENTS, **how: Any) -> None:
+    """Enter a server that answers so. `kind`: content type."""
+    headers = {**({} if kind is None else {"content-type": kind}), **how.pop("headers", {})}
+    CORPUS.append(Behaviour(name=name, said=said, body=body, status=status, headers=headers, **how))
 
 
-def sends(name: str, data: bytes, said: str | None, **how: Any) -> None:
-    """Enter a server that sends these bytes and closes the connection."""
-    CORPUS.append(Behaviour(name, lambda talk: talk.send(data), said, **how))
-
-
-def hangs(name: str, data: bytes, said: str, **how: Any) -> None:
-    """Enter a server that sends these bytes and then nothing."""
-
-    def acts(talk: Talk) -> None:
-        talk.send(data)
-        talk.wait()
-
-    CORPUS.append(Behaviour(name, acts, said, **how))
-
-
-def repeats(name: str, first: bytes, then: bytes, said: str, every_s: float = 0.0, **how: Any) -> None:
-    """Enter a server that sends some bytes, then others for ever."""
-
-    def acts(talk: Talk) -> None:
-        talk.send(first)
-        talk.repeat(then, every_s)
-
-    CORPUS.append(Behaviour(name, acts, said, **how))
-
-
-def http(body: bytes, status: str = "200 OK", kind: str | None = "text/event-stream", more: bytes = b"") -> bytes:
-    named = b"" if kind is None else f"Content-Type: {kind}\r\n".encode()
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n".encode() + named + more + b"\r\n" + body
-
-
-def chunked(*parts: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+def connects(name: str, data: bytes, said: str, **how: Any) -> None:
+    """Enter a server that writes these bytes."""
+    CORPUS.append(Connection(name=name, said=said, data=data, **{"again": True, **how}))
 
 
 def sse(*events: Any) -> bytes:
@@ -134,108 +139,48 @@ def choice(**changes: Any) -> dict[str, Any]:
 
 FIRST, LAST = choice(), choice(finish_reason="length")
 GOOD = sse(FIRST, LAST, {"choices": [], "usage": {"completion_tokens": 2}}, "[DONE]")
-OPEN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"  # the answer ends with the connection
-MODELS = http(json.dumps({"data": [{"id": "served"}]}).encode(), kind="application/json")
+MODELS = json.dumps({"data": [{"id": "served"}]}).encode()
 
 
-# The connection
+# What only a connection shows
 
 
 NOBODY = r"cannot be reached \(.+\)"
-CORPUS.append(Behaviour("nothing listens", lambda _: None, NOBODY, again=True, listens=False))
-sends("plain http where https is asked", http(GOOD), r"cannot be reached \(\[SSL", again=True, scheme="https")
-hangs("hangs in the handshake", b"", NOBODY, again=True, scheme="https", bounds=HANGS)
-repeats(
-    "drips in the handshake",
-    b"\x16\x03\x03\x40\x00",
-    b"\x02",
-    NOBODY,
-    every_s=0.05,
-    again=True,
-    scheme="https",
-    bounds=HANGS,
-)
+OPEN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+CHUNKED = OPEN + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(GOOD), GOOD)
+connects("nothing listens", b"", NOBODY, ends="is not there")
+connects("plain http where https is asked", OPEN + b"\r\n" + GOOD, r"cannot be reached \(\[SSL", scheme="https")
+connects("hangs in the handshake", b"", NOBODY, scheme="https", ends="hangs", timeout_s=0.15)
+connects("closes without a byte", b"", BROKEN)
+connects("resets in the middle", OPEN + b"\r\n" + sse(FIRST), BROKEN, ends="resets")
+for name, data in (
+    ("before the head", b""),
+    ("in the head", OPEN[:30]),
+    ("in the middle", OPEN + b"\r\n" + sse(FIRST)),
+):
+    connects(f"hangs {name}", data, SILENT, ends="hangs", timeout_s=0.15)
+connects("drips headers", OPEN, LATE, then=b"X: y\r\n", total_s=0.4, again=False)
+connects("sends headers for ever", OPEN, BROKEN, then=b"X: " + b"y" * 1000 + b"\r\n")
+connects("the status line is a control", b"\x1b]0;owned\x07 200\r\n\r\n" + GOOD, BROKEN)
+connects("echoes the key in its first line", f"{KEY}\r\n\r\n".encode(), BROKEN)
+connects("echoes the key in a header", b"HTTP/1.1 200 OK\r\n" + KEY.encode() + b"\r\n\r\n", BROKEN)
+connects("a chunk size that is none", CHUNKED + b"zz\r\nx\r\n0\r\n\r\n", BROKEN)
+connects("a body shorter than its length", OPEN + b"Content-Length: 999\r\n\r\n" + GOOD, BROKEN)
 
 
-@behaviour(BROKEN, again=True)
-def closes_without_a_byte(talk: Talk) -> None:
-    pass
+# Status, redirects, errors
 
 
-@behaviour(BROKEN, again=True)
-def resets_without_a_byte(talk: Talk) -> None:
-    talk.reset()
+for status in (204, 401, 418):
+    sends(f"status {status}", b"no", f"answers {status} to completions: .*; check url= and model=", status)
+for status in (500, 599):
+    sends(f"status {status}", b"no", f"answers {status} to completions: no", status, again=True)
+for place in (NOWHERE, "file:///etc/passwd", "/v1/completions"):
+    said = "answers 302 to completions: nothing more"
+    sends(f"redirect to {place}", b"", said, 302, headers={"location": place})
 
-
-# The head
-
-
-hangs("hangs before the head", b"", SILENT, again=True, bounds=HANGS)
-hangs("hangs in the head", b"HTTP/1.1 200 OK\r\nContent-", SILENT, again=True, bounds=HANGS)
-repeats("drips headers", b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", LATE, every_s=0.05, bounds=ENDLESS)
-repeats("sends headers for ever", b"HTTP/1.1 200 OK\r\n", b"X: " + b"y" * 1000 + b"\r\n", BROKEN, again=True)
-repeats("says continue for ever", b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, LATE, bounds=ENDLESS)
-sends("the status line is a control", b"\x1b]0;owned\x07 200\r\n\r\n" + GOOD, BROKEN, again=True)
-sends("the stream without a head", GOOD, BROKEN, again=True)
-sends("closes in the head", b"HTTP/1.1 200 OK\r\nContent-Ty", BROKEN, again=True)
-for header in (b"Content-Length: -1", b"Content-Length: 5\r\nContent-Length: 6", b"no colon", b"X\x1b[2J: y"):
-    sends(f"header {header!r}", b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n" + GOOD, BROKEN, again=True)
-sends("upgrade", b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", BROKEN, again=True)
-for status in ("204 No Content", "401 Unauthorized", "418 Teapot"):
-    said = f"answers {status[:3]} to completions: .*; check url= and model="
-    sends(f"status {status}", http(b"" if status[:3] == "204" else b"no", status), said)
-for status in ("500 Oh", "599 Own"):
-    sends(f"status {status}", http(b"no", status), f"answers {status[:3]} to completions: no", again=True)
-for place in (b"http://127.0.0.1:9/", b"file:///etc/passwd", b"/v1/completions"):
-    redirect = http(b"", "302 Found", more=b"Location: " + place + b"\r\n")
-    sends(f"redirect to {place.decode()}", redirect, "answers 302 to completions: nothing more")
-
-
-# Busy
-
-
-AGAIN = "a request was sent again, because the server was busy"
-
-
-def busy(status: str, retry: str | None, times: int) -> Acts:
-    def acts(talk: Talk) -> None:
-        more = b"" if retry is None else f"Retry-After: {retry}\r\n".encode()
-        talk.send(http(b'{"error": "busy"}', status, more=more) if talk.number < times else http(GOOD))
-
-    return acts
-
-
-BUSY_SERVERS: list[tuple[str, Acts, str | None, str | None, tuple[float, float]]] = [
-    ("429 once", busy("429 Too Many", "0", 1), None, AGAIN, PATIENT),
-    ("503 twice", busy("503 Unavailable", "0", 2), None, AGAIN, PATIENT),
-    ("429 until a date", busy("429 Too Many", "Wed, 21 Oct 2015 07:28:00 GMT", 1), None, AGAIN, (5.0, 0.9)),
-    ("429 for a part of a second", busy("429 Too Many", "0.1", 1), None, AGAIN, (5.0, 0.9)),
-    (
-        "429 for ever",
-        busy("429 No", "0", 99),
-        r"429 to completions: busy; it is busy \(Retry-After: 0\); try",
-        None,
-        PATIENT,
-    ),
-    *(
-        (f"429 with {text[:9]!r}", busy("429 No", text, 99), "answers 429 to completions: busy", None, PATIENT)
-        for text in ("3600", "9" * 5000, "Wed, 21 Oct 2115 07:28:00 GMT")
-    ),
-    *((f"429 with {text!r}", busy("429 No", text, 99), LATE, None, ENDLESS) for text in ("soon", "-1", "2")),
-]
-for name, acts, refusal, dropped, bounds in BUSY_SERVERS:
-    again = refusal is not None and refusal != LATE
-    CORPUS.append(Behaviour(name, acts, refusal, again=again, dropped=dropped, bounds=bounds))
-
-
-# The body of an error
-
-
-repeats(
-    "sends an error for ever", b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536, "answers 500 to completions: xxx", again=True
-)
-repeats("drips an error", b"HTTP/1.1 400 No\r\n\r\n", b"x", LATE, every_s=0.05, bounds=ENDLESS)
-hangs("hangs in an error", b"HTTP/1.1 400 No\r\nContent-Length: 99\r\n\r\nwhat", SILENT, again=True, bounds=HANGS)
+sends("sends an error for ever", b"", "answers 500 to completions: xxx", 500, then=b"x" * 65536, again=True)
+sends("drips an error", b"", LATE, 400, then=b"x", total_s=0.4)
 for error_body, said in (
     (b"<html>\nno</html>", "400 to completions: <html>; check"),
     (b'{"error": {"message": "bad \\u001b[2J\\u202e"}}', r"bad \\x1b\[2J\\u202e"),
@@ -247,84 +192,68 @@ for error_body, said in (
     (b"\x1b]52;c;aGk=\x07\x9b31m", r"400 to completions: \\x1b\]52"),
     (b"x" * 10_000_000, "400 to completions: x{100}; check"),
 ):
-    sends(f"error {error_body[:24]!r}", http(error_body, "400 No", None), said)
-
-for echoed in (KEY, f"Bearer {KEY}", KEY.upper(), "x" * 90 + KEY, KEY * 2000):
-    for body in (echoed, json.dumps({"error": {"message": echoed}})):
-        sends(f"echoes the key as {body[-99:]!r}", http(body.encode(), "401 No"), "answers 401 to completions: ")
-sends("echoes the key in its first line", f"{KEY}\r\n\r\n".encode(), BROKEN, again=True)
-sends("echoes the key in a header", b"HTTP/1.1 200 OK\r\n" + KEY.encode() + b"\r\n\r\n", BROKEN, again=True)
-sends("echoes the key in its type", http(GOOD, kind=KEY), r"with \[key\], not a stream")
+    sends(f"error {error_body[:24]!r}", error_body, said, 400, None)
+for echoed in (f"Bearer {KEY}", KEY.upper(), "x" * 90 + KEY, KEY * 2000):
+    for text in (echoed, json.dumps({"error": {"message": echoed}})):
+        sends(f"echoes the key as {text[-99:]!r}", text.encode(), "answers 401 to completions: ", 401)
+sends("echoes the key in its type", GOOD, r"with \[key\], not a stream", kind=KEY)
 
 
-# The body of an answer: transport
+# Busy
 
 
-NOT_TEXT = http(gzip.compress(GOOD + b"\n" * 50_000_000, 9), more=b"Content-Encoding: gzip\r\n")
-sends("a bomb", NOT_TEXT, BROKEN, again=True)
-sends("another charset", http(GOOD, kind="text/event-stream; charset=utf-16"), None)
-sends("no content type", http(GOOD, kind=None), "with no type, not a stream")
-sends("an error as 200", http(b'{"error": "full"}', kind="application/json"), r"not a stream \(full\)")
-sends("a good answer", http(GOOD), None)
-sends("a byte order mark", http(b"\xef\xbb\xbf" + GOOD), None)
+AGAIN = "a request was sent again, because the server was busy"
+for status, retry, times, late in (
+    (429, "0", 1, 10.0),
+    (503, "0", 2, 10.0),
+    (429, "Wed, 21 Oct 2015 07:28:00 GMT", 1, 0.9),
+    (429, "0.1", 1, 0.9),
+):
+    until = partial(operator.gt, times)
+    more: dict[str, Any] = {"dropped": AGAIN, "total_s": late, "headers": {"retry-after": retry}, "when": until}
+    sends(f"{status} until {retry}", b"busy", None, status, **more)
+for retry in ("0", "3600", "9" * 5000, "Wed, 21 Oct 2115 07:28:00 GMT"):
+    said = r"429 to completions: busy; it is busy \(Retry-After: .{0,40}\); try again later"
+    sends(f"429 with {retry[:9]}", b'{"error": "busy"}', said, 429, again=True, headers={"retry-after": retry})
+for retry in ("soon", "-1", "2"):
+    sends(f"429 with {retry!r}", b"busy", LATE, 429, total_s=0.4, headers={"retry-after": retry})
+
+
+# The body of an answer
+
+
+BOMB = gzip.compress(GOOD + b"\n" * 50_000_000, 9)
+sends("a bomb", BOMB, BROKEN, again=True, headers={"content-encoding": "gzip"})
+sends("another charset", GOOD, None, kind=f"{EVENTS}; charset=utf-16")
+sends("no content type", GOOD, "with no type, not a stream", kind=None)
+sends("an error as 200", b'{"error": "full"}', r"not a stream \(full\)", kind="application/json")
+sends("a good answer", GOOD, None)
+sends("a byte order mark", b"\xef\xbb\xbf" + GOOD, None)
 DELTA = {"choices": [{"index": 0, "delta": {"content": "1"}, "finish_reason": "length"}]}
-sends(
-    "a chat", http(sse(DELTA, "[DONE]")), "answers completions as a chat; give a url= whose /completions returns text"
-)
-sends("a good answer in chunks", chunked(GOOD[:50], GOOD[50:], b""), None)
-sends("a good answer that ends with the connection", OPEN + GOOD, None)
-sends("a chunk size that is none", chunked(GOOD) + b"zz\r\nx\r\n0\r\n\r\n", BROKEN, again=True)
-sends("a chunk that is cut off", chunked(GOOD) + b"ffff\r\nx", BROKEN, again=True)
-sends("a body shorter than its length", http(GOOD)[:-80], BROKEN, again=True)
-sends("a length shorter than the body", http(sse(FIRST)) + GOOD, BROKEN, again=True)
-repeats("sends trailers for ever", chunked(GOOD) + b"0\r\n", b"X: " + b"y" * 1000 + b"\r\n", BROKEN, again=True)
+sends("a chat", sse(DELTA, "[DONE]"), "answers completions as a chat; give a url= whose /completions returns text")
+sends("drips comments", b"", LATE, then=b": wait\n\n", total_s=0.4)
+sends("drips tokens", b"", LATE, then=sse(FIRST), total_s=0.4)
+for name, then in (("tokens", sse(FIRST)), ("text", sse(choice(token_ids=None)))):
+    sends(f"sends {name} for ever", b"", "gives more tokens than the 4 that were asked", then=then * 20)
+sends("sends a line for ever", b"data: ", r"with more than [\d,]+ bytes", then=b"x" * 65536)
+sends("sends comments for ever", b"", r"with more than [\d,]+ bytes", then=(b":" + b"x" * 999 + b"\n") * 64)
 
-
-@behaviour(BROKEN, again=True)
-def resets_in_the_middle(talk: Talk) -> None:
-    talk.send(OPEN + sse(FIRST))
-    talk.wait(0.05)
-    talk.reset()
-
-
-hangs("hangs in the middle", OPEN + sse(FIRST), SILENT, again=True, bounds=HANGS)
-hangs("never ends after the end", OPEN + GOOD, SILENT, again=True, bounds=HANGS)
-repeats("drips comments", OPEN, b": wait\n\n", LATE, every_s=0.05, bounds=ENDLESS)
-repeats("drips tokens", OPEN, sse(FIRST), LATE, every_s=0.05, bounds=ENDLESS)
-repeats("sends tokens for ever", OPEN, sse(FIRST), "gives more tokens than the 4 that were asked")
-repeats("sends text for ever", OPEN, sse(choice(token_ids=None)), "gives more tokens than the 4 that were asked")
-repeats("sends a line for ever", OPEN + b"data: ", b"x" * 65536, r"with more than [\d,]+ bytes")
-repeats("sends comments for ever", OPEN, (b":" + b"x" * 999 + b"\n") * 64, r"with more than [\d,]+ bytes")
-
-
-# The body of an answer: events
-
-
-sends("CRLF", http(GOOD.replace(b"\n", b"\r\n")), None)
-sends("comments and other fields", http(b": hi\n\nevent: x\nid: 1\nretry: soon\n" + GOOD), None)
-sends("data of two lines", http(GOOD.replace(b'{"choices"', b'{\ndata: "choices"')), None)
-sends("no end", http(GOOD.removesuffix(sse("[DONE]"))), None)
-sends("garbage behind the end", http(GOOD + b"data: {\n\n\n"), None)
-sends("null for everything", http(sse({"choices": None, "usage": None, "error": None}) + GOOD), None)
-sends("unknown fields", http(sse({"a": 1, "choices": [], "b": [[]]}) + GOOD), None)
-sends("nothing", http(b""), BROKEN, again=True)
-sends("no finish", http(sse(FIRST, "[DONE]")), BROKEN, again=True)
-sends(
-    "an answer without a token",
-    http(sse(choice(text="", token_ids=[], finish_reason="length"))),
-    "returned an empty answer",
-)
-sends("too many tokens at once", http(sse(choice(token_ids=[1] * 50, finish_reason="length"))), "gives more tokens")
-sends("an aborted answer", http(sse(FIRST, choice(finish_reason="abort"))), "ended an answer by 'abort'")
-sends("an error in the stream", http(sse(FIRST, {"error": {"message": "died"}})), DIED, again=True)
-sends("the key in a stream's error", http(sse({"error": KEY})), r"stopped with an error: \[key\]; see", again=True)
-for text in ("<html>", "[]", "null", "{}}", "[" * 100_000, "NaN", "\x1b[2J"):
-    sends(f"event {text[:12]!r}", http(sse(text)), STRANGE)
-for usage in ("NaN", "-1", "4.0", "9" * 5000, '"4"', "true", "{}"):
-    sends(f"usage {usage[:9]}", http(sse('{"usage": {"completion_tokens": ' + usage + "}}") + GOOD), STRANGE)
-for choices in ('"x"', "{}", "[7]", "[null]"):
-    sends(f"choices {choices}", http(sse('{"choices": ' + choices + "}") + GOOD), STRANGE)
-sends("five choices", http(sse({"choices": [{"index": i, "text": "x"} for i in range(5)]}) + GOOD), STRANGE)
+sends("CRLF", GOOD.replace(b"\n", b"\r\n"), None)
+sends("comments and other fields", b": hi\n\nevent: x\nid: 1\nretry: soon\n" + GOOD, None)
+sends("data of two lines", GOOD.replace(b'{"choices"', b'{\ndata: "choices"'), None)
+sends("no end", GOOD.removesuffix(sse("[DONE]")), None)
+sends("garbage behind the end", GOOD + b"data: {\n\n\n", None)
+sends("null for everything", sse({"choices": None, "usage": None, "error": None}) + GOOD, None)
+sends("unknown fields", sse({"a": 1, "choices": [], "b": [[]]}) + GOOD, None)
+sends("nothing", b"", BROKEN, again=True)
+sends("no finish", sse(FIRST, "[DONE]"), BROKEN, again=True)
+sends("an answer without a token", sse(choice(text="", token_ids=[], finish_reason="length")), "an empty answer")
+sends("too many tokens at once", sse(choice(token_ids=[1] * 50, finish_reason="length")), "gives more tokens")
+sends("an aborted answer", sse(FIRST, choice(finish_reason="abort")), "ended an answer by 'abort'")
+sends("an error in the stream", sse(FIRST, {"error": {"message": "died"}}), DIED, again=True)
+sends("the key in a stream's error", sse({"error": KEY}), r"stopped with an error: \[key\]; see", again=True)
+sends("a token that is none", sse(choice(token_ids=[10**6], finish_reason="length")), "gave the token 1000000")
+sends("the key as an answer", sse(choice(text=f"my {KEY}", finish_reason="length")), "repeats the key")
 WRONG: dict[str, tuple[Any, ...]] = {
     "index": (1, "0", True, None),
     "text": (7, {}),
@@ -333,91 +262,95 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "stop_reason": (1.5, -1, {}),
     "matched_stop": (1.5,),
 }
-for name, values in WRONG.items():
-    for value in values:
-        sends(f"{name} {value!r}", http(sse(choice(**{name: value})) + GOOD), STRANGE)
-sends("a surrogate", http(sse('{"choices": [{"text": "\\ud800"}]}') + GOOD), STRANGE)
-sends("a token that is none", http(sse(choice(token_ids=[10**6], finish_reason="length"))), "gave the token 1000000")
-sends("the key as an answer", http(sse(choice(text=f"my {KEY}", finish_reason="length"))), "repeats the key")
+MALFORMED: dict[str, Any] = {
+    **{f"event {text[:12]!r}": text for text in ("<html>", "[]", "null", "{}}", "[" * 100_000, "NaN", "\x1b[2J")},
+    **{
+        f"usage {usage[:9]}": f'{{"usage": {{"completion_tokens": {usage}}}}}'
+        for usage in ("NaN", "-1", "4.0", "9" * 5000, '"4"', "true", "{}")
+    },
+    **{f"choices {choices}": f'{{"choices": {choices}}}' for choices in ('"x"', "{}", "[7]", "[null]")},
+    "five choices": {"choices": [{"index": i, "text": "x"} for i in range(5)]},
+    **{f"{name} {value!r}": choice(**{name: value}) for name, values in WRONG.items() for value in values},
+    "a surrogate": '{"choices": [{"text": "\\ud800"}]}',
+}
+for name, event in MALFORMED.items():
+    sends(name, sse(event) + GOOD, STRANGE)
 
 
-# /models
+# /models and /metrics
 
 
 for listed in (b"<html>", b'{"data": 7}', b'{"data": [{"id": ""}]}', b'{"data": [{"id": "' + b"x" * 2000 + b'"}]}'):
-    sends(f"models: {listed[:22]!r}", http(listed), STRANGE, path="models")
-sends("models: none", http(b'{"data": []}'), "names no model; give one with model=", path="models")
-sends("models: an error", http(b"oh", "500 Oh"), "answers 500 to models: oh", again=True, path="models")
-sends("models: the key as a wrong value", http(json.dumps({"data": KEY}).encode()), STRANGE, path="models")
-repeats("sends models for ever", OPEN, b"[" * 65536, r"answers models with more than 16,777,216 bytes", path="models")
-repeats("drips models", OPEN, b" ", LATE, every_s=0.05, path="models", bounds=ENDLESS)
-
-
-# /metrics
-
-
-def of_metrics(name: str, text: str, said: str | None) -> None:
-    sends(f"metrics: {name}", http(text.encode("latin-1"), kind="text/plain"), said, path="metrics")
-
+    sends(f"models: {listed[:22]!r}", listed, STRANGE, path="models")
+sends("models: none", b'{"data": []}', "names no model; give one with model=", path="models")
+sends("models: an error", b"oh", "answers 500 to models: oh", 500, again=True, path="models")
+sends("models: the key as a wrong value", json.dumps({"data": KEY}).encode(), STRANGE, path="models")
+sends("sends models for ever", b"", "answers models with more than 16,777,216 bytes", then=b"[" * 65536, path="models")
 
 COUNTER = "vllm:spec_decode_num_drafts_total"
 for value in ("NaN", "-1", "1e400"):
-    of_metrics(value, f"{COUNTER} {value}\n", f"{COUNTER} is .*; leave its counters unread by metrics=false")
-of_metrics("a word", f"{COUNTER} many\n", STRANGE)
-of_metrics("another one is NaN", f"other NaN\nbad {{\n{COUNTER} 3\n", None)
-of_metrics("binary", "\xff\xfe\x00", STRANGE)
-of_metrics("braces", COUNTER + "{" + "} " * 500_000 + "\n", STRANGE)
-sends("metrics: an error", http(b"oh", "500 Oh"), None, path="metrics")
-repeats("sends metrics for ever", OPEN, b"a 1\n" * 16384, "unread by metrics=false", path="metrics")
+    said = f"{COUNTER} is .*; leave its counters unread by metrics=false"
+    sends(f"metrics: {value}", f"{COUNTER} {value}\n".encode(), said, path="metrics")
+for name, page, wrong in (
+    ("a word", f"{COUNTER} many\n".encode(), STRANGE),
+    ("another one is NaN", f"other NaN\nbad {{\n{COUNTER} 3\n".encode(), None),
+    ("binary", b"\xff\xfe\x00", STRANGE),
+    ("braces", COUNTER.encode() + b"{" + b"} " * 500_000 + b"\n", STRANGE),
+):
+    sends(f"metrics: {name}", page, wrong, path="metrics")
+sends("metrics: an error", b"oh", None, 500, path="metrics")
+sends("metrics for ever", b"", "unread by metrics=false", then=b"a 1\n" * 16384, path="metrics")
 
 
-@behaviour(None, path="metrics")
-def counts_backwards(talk: Talk) -> None:
-    talk.send(http(f"{COUNTER} {100 - talk.number}\n".encode(), kind="text/plain"))
+def as_connection(how: Behaviour) -> Connection:
+    """Return a server that answers the same to other processes."""
+    if isinstance(how, Connection):
+        return how
+    same = {name: getattr(how, name) for name in ("name", "said", "again", "path", "total_s", "then", "when")}
+    return Connection(data=how.raw, **same)
 
 
 @contextmanager
-def misbehaving(how: Behaviour) -> Iterator[str]:
-    """Serve one behaviour on loopback; the other paths answer as they should. Yield the url."""
-    over, listener, counts = threading.Event(), socket.create_server(("127.0.0.1", 0), backlog=64), [0]
-    url = f"{how.scheme}://127.0.0.1:{listener.getsockname()[1]}/v1"
-    if not how.listens:
-        listener.close()
+def listening(how: Connection) -> Iterator[int]:
+    """Serve a behaviour on loopback; the other paths answer as they should. Yield the port."""
+    over, seen, threads = threading.Event(), itertools.count(), list[threading.Thread]()
+    bodies = {"models": MODELS, "completions": GOOD}
+    good = {path: Behaviour(name=path, said=None, body=body).raw for path, body in bodies.items()}
 
     def serve(connection: socket.socket) -> None:
-        with connection:
-            try:
-                path = "" if how.scheme == "https" else _read_request(connection)
-                if not path.endswith(how.path) and how.scheme == "http":
-                    connection.sendall({"models": MODELS, "completions": http(GOOD)}.get(path, http(b"", "404 No")))
+        with connection, suppress(OSError):
+            path = how.path if how.scheme == "https" else _read_request(connection)
+            if path == how.path and how.when(next(seen)):
+                connection.sendall(how.raw)
+                while how.then and not over.wait(pause_s(how.then)):
+                    connection.sendall(how.then)
+                over.wait({"hangs": 60.0, "resets": 0.05}.get(how.ends, 0.0))
+                if how.ends == "resets":
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     return
-                counts[0] += 1
-                how.acts(Talk(connection, over, counts[0] - 1))
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(65536):  # a close with unread bytes would be a reset
-                    pass
-            except (Gone, OSError):
+            else:
+                connection.sendall(good.get(path, b"HTTP/1.1 404 No\r\n\r\n"))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):  # a close with unread bytes would be a reset
                 pass
 
     def accept() -> None:
-        while not over.is_set():
-            try:
+        with suppress(OSError):
+            while True:
                 connection, _ = listener.accept()
-            except OSError:
-                return
-            connection.settimeout(5)
-            threads.append(threading.Thread(target=serve, args=(connection,), daemon=True))
-            threads[-1].start()
+                connection.settimeout(5)
+                threads.append(threading.Thread(target=serve, args=(connection,), daemon=True))
+                threads[-1].start()
 
-    threads = [threading.Thread(target=accept, daemon=True)]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    threads.append(threading.Thread(target=accept, daemon=True))
     threads[0].start()
     try:
-        yield url
+        yield listener.getsockname()[1]
     finally:
         over.set()
-        if how.listens:
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
         for thread in threads:
             thread.join(5)
 

@@ -14,7 +14,7 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load import planning
 from mtbench.experiments.load.document import document
-from mtbench.experiments.load.experiment import CLIENTS, refuse_other_servers
+from mtbench.experiments.load.experiment import refuse_other_servers
 from mtbench.experiments.load.runner import read_points, read_servers
 from mtbench.experiments.load.summary import summarise
 
@@ -55,7 +55,7 @@ def test_the_load_starts_and_ends_the_server(tmp_path: Path) -> None:
     assert [(sent.outcome, sent.tokens, sent.forwards) for sent in ended.requests] == [("ok", 5, None)] * 3
     assert read_servers(run)["ar:engine=scripted"].engine == "Scripted, scripted==1"
     assert not is_alive(int((tmp_path / "child").read_text()))
-    found = summarise(run, planned, CLIENTS["aiperf"])
+    found = summarise(run, planned)
     assert "Scripted, scripted==1: scripted" in str(document(found))
 
 
@@ -101,7 +101,7 @@ def test_llamacpp_under_load(tmp_path: Path) -> None:
     run, planned = begun(tmp_path / "load", asked)
     load_run(run, planned).send(PYTHON)
     load_run(run, planned).score()
-    found = summarise(run, planned, CLIENTS["aiperf"])
+    found = summarise(run, planned)
     plain, drafted = (line.requests for line in sorted(read_points(run, planned), key=lambda line: line.arm))
     assert all("The answer is" in (sent.text or "") and sent.tokens for sent in plain)
     assert {sent.item: sent.text for sent in drafted} == {sent.item: sent.text for sent in plain}

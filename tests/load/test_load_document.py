@@ -4,12 +4,13 @@ import io
 
 import pytest
 from made_gates import HOSTILE
-from made_loads import CLIENT, line, point, refused, request
+from made_loads import line, point, refused, request
 
 from mtbench.document.console import Terminal
 from mtbench.document.html_page import html
 from mtbench.document.markdown_text import markdown
 from mtbench.document.terminal import show
+from mtbench.experiments.load.aiperf import FACTS
 from mtbench.experiments.load.document import document
 from mtbench.experiments.load.format import Load, ServerFacts, Slo
 from mtbench.experiments.load.runner import Scores
@@ -45,7 +46,7 @@ def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95,cache=block"), *, rounds
         request=request(slo=slo, request_rate=LEVELS, rounds=rounds),
         metric="exact_match" if scored else None,
         max_new_tokens=160,
-        client=CLIENT.facts,
+        client=FACTS,
         arms=[ServerFacts(name=arm, model="tiny", command=["serve", "--method", arm], url=None) for arm in names],
         cells=cells,
         comparisons=comparisons,

@@ -10,8 +10,8 @@ from schemas import validator
 
 from mtbench.document.html_page import write
 from mtbench.errors import UserError
+from mtbench.experiments.load import aiperf
 from mtbench.experiments.load.document import document
-from mtbench.experiments.load.experiment import CLIENTS
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.planning import run_request
 from mtbench.experiments.load.runner import LoadRun, read_points, read_scores, read_servers
@@ -43,7 +43,7 @@ def test_a_whole_load(tmp_path: Path) -> None:
         assert len(measured) == 12 + warm_ups
         assert all(body["temperature"] == 0 and body["max_tokens"] == planned.max_new_tokens for body in measured)
     load_run(run, planned).score()
-    found = summarise(run, planned, CLIENTS["aiperf"])
+    found = summarise(run, planned)
     accuracy = {(c.arm, c.level): None if c.accuracy is None else c.accuracy.value for c in found.cells}
     assert accuracy == {(arm, lv): v for arm, v in (("right", 1.0), ("less", 4 / 6)) for lv in (1.0, 8.0)}
     differences = [c.accuracy_difference.value for c in found.comparisons if c.accuracy_difference]
@@ -64,7 +64,7 @@ def test_every_request_has_the_fields_of_the_plan(tmp_path: Path) -> None:
         run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rounds=1))
         load_run(run, planned.changed(fields={"add_special_tokens": False}, flags=["remark"])).send(PYTHON)
         assert {body["add_special_tokens"] for body in server.asked} == {False}
-    found = summarise(run, planned.changed(flags=["remark"]), CLIENTS["aiperf"])
+    found = summarise(run, planned.changed(flags=["remark"]))
     assert {cell.flags[0] for cell in found.cells} == {"remark"}
 
 
@@ -159,7 +159,7 @@ def test_our_server_under_load(tmp_path: Path) -> None:
     assert all("The answer is" in (sent.text or "") for sent in ended.requests)
     assert all(sent.forwards for sent in ended.requests)
     load_run(run, planned).score()
-    found = summarise(run, planned, CLIENTS["aiperf"])
+    found = summarise(run, planned)
     assert found.cells[0].tokens_per_forward is not None
 
 
@@ -167,11 +167,11 @@ def test_our_server_under_load(tmp_path: Path) -> None:
 def test_the_real_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it is installed in the user's cache."""
     monkeypatch.delenv("XDG_CACHE_HOME")
-    client = CLIENTS["aiperf"]
+    client = aiperf.Client()
     try:
         python = client.python(print, offline=True)
     except UserError:
-        pytest.skip(f"{client.label} is not installed")
+        pytest.skip(f"{aiperf.LABEL} is not installed")
     asked = request(method=["mars"], request_rate=[4.0], requests=6, rounds=1, max_new_tokens=24)
     run, planned = begun(tmp_path / "load", asked)
     LoadRun(run, planned, client, print).send(python)

@@ -95,7 +95,7 @@ def test_a_plan_sends_nothing_to_a_server_that_the_command_does_not_name(
     assert listener.seen == []
     assert servers_of(request) == {named}  # `mtbench run` names those of its own --method
     generate(run, Quiet(), Execution(servers=frozenset({named})))
-    assert {headers["Authorization"] for _, headers, _ in listener.seen} == {"Bearer secret"}
+    assert {headers["authorization"] for _, headers, _ in listener.seen} == {"Bearer secret"}
     generate(run, Quiet())  # nothing is left to ask
 
 

@@ -1,21 +1,26 @@
-"""aiperf 0.13.0 as a client (ai-dynamo/aiperf): its command line, and its records of each request.
+"""aiperf 0.13.0 sends the requests (ai-dynamo/aiperf): its environment, command line and records of each request.
 
+The environment is made once in the cache folder. The version is pinned, because exports and formulas change.
 `profile_export.jsonl` has the times of a request by aiperf's formulas, `profile_export_raw.jsonl` every message of its
 answer: the text, the tokens and what the server says about it. Both name the position of the prompt (`session_id`).
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.experiments.load.clients import KEY, Client, Sending, forwards_of, outcome_of, write_lines
-from mtbench.experiments.load.format import RequestLine
+from mtbench.experiments.load.format import ClientFacts, RequestLine
+from mtbench.files import cache_home
+from mtbench.programs import environments, processes
+from mtbench.programs.environments import Note, Pip, installed
 from mtbench.results.answers import messages_of, text_of
 
-VERSION = "0.13.0"
+NAME, VERSION = "aiperf", "0.13.0"
+LABEL = f"{NAME} {VERSION}"
 PROMPTS, EXPORT = "prompts.jsonl", "export"
 RECORDS, RAW = "profile_export.jsonl", "profile_export_raw.jsonl"
 FORMULAS = {
@@ -26,29 +31,108 @@ FORMULAS = {
 }
 # aiperf takes any value of these variables for yes, and offline it finds no tokenizer in a folder.
 VARIABLES = {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "", "TOKENIZERS_PARALLELISM": "false"}
+FACTS = ClientFacts(name=NAME, version=VERSION, formulas=FORMULAS)
+BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write
+KEY = "<key>"  # stands for the server's key in a command
+# The key is put in after the start: other users of the machine see the command line of a process.
+WITH_KEY = f"""
+import os, runpy, sys
+variable, module, *arguments = sys.argv[1:]
+sys.argv = [module, *(argument.replace({KEY!r}, os.environ[variable]) for argument in arguments)]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 
 
-def command(python: Path, sending: Sending, folder: Path) -> list[str]:
-    """Write the prompts and return the command line."""
-    write_lines(
-        folder / PROMPTS,
-        [{"text": text, "session_id": f"{position:06}"} for position, text in enumerate(sending.prompts)],
-    )
-    load = ["--concurrency", str(sending.concurrency)]
-    if sending.rate is not None:
-        pattern = "poisson" if sending.poisson else "constant"
-        load = ["--request-rate", f"{sending.rate:g}", "--arrival-pattern", pattern]
-    return [
-        *(str(python), "-m", "aiperf", "profile"),
-        *("--model", sending.model, "--url", sending.url, "--endpoint-type", "completions", "--streaming"),
-        *("--input-file", PROMPTS, "--custom-dataset-type", "single_turn", "--dataset-sampling-strategy", "sequential"),
-        *("--request-count", str(len(sending.prompts)), *load, "--random-seed", str(sending.seed)),
-        *("--extra-inputs", json.dumps(sending.body), "--request-timeout-seconds", f"{sending.timeout_s:g}"),
-        *("--tokenizer", str(sending.tokenizer.resolve()), "--use-server-token-count"),
-        *(("--api-key", KEY) if sending.key_env else ()),
-        *("--export-level", "raw", "--artifact-dir", EXPORT, "--ui-type", "none"),
-        *("--no-gpu-telemetry", "--no-server-metrics"),
-    ]
+class Sending(NamedTuple):
+    """What a client is asked to send: the prompts of a point, in order."""
+
+    url: str  # of the server, ending in /v1
+    model: str
+    prompts: Sequence[str]
+    items: Sequence[str]
+    rate: float | None  # requests per second; None: `concurrency` requests at a time
+    concurrency: int | None
+    poisson: bool
+    seed: int
+    max_new_tokens: int
+    stop: Sequence[str]
+    timeout_s: float
+    tokenizer: Path
+    key_env: str | None = None  # environment variable with the server's key
+    fields: Mapping[str, Any] = {}  # of every request, for this server
+
+    @property
+    def duration_s(self) -> float:
+        """The planned time of sending; 0 with a concurrency."""
+        return len(self.prompts) / self.rate if self.rate else 0.0
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What every request asks for."""
+        stop = {"stop": list(self.stop)} if self.stop else {}
+        return {"temperature": 0, "max_tokens": self.max_new_tokens, **stop, **self.fields}
+
+
+class Client:
+    """The program that sends the requests."""
+
+    def python(self, note: Note, *, offline: bool = False) -> Path:
+        """Return a Python that has the client, which is installed if it is not there. Raises UserError if it cannot."""
+        folder = cache_home() / "clients" / f"{NAME}-{VERSION}-{sys.implementation.cache_tag}"
+        python, marker = folder / "bin" / "python", folder / environments.MARKER
+        if marker.is_file() and python.exists():
+            return python
+        if offline:
+            raise UserError(
+                f"{LABEL} is not installed in {folder} and --offline forbids to download it; run the command once "
+                "without --offline."
+            )
+        return installed(folder, LABEL, "", _install, note)
+
+    def command(self, python: Path, sending: Sending, folder: Path) -> list[str]:
+        """Write the prompts and return the command line."""
+        write_prompts(sending, folder)
+        load = ["--concurrency", str(sending.concurrency)]
+        if sending.rate is not None:
+            pattern = "poisson" if sending.poisson else "constant"
+            load = ["--request-rate", f"{sending.rate:g}", "--arrival-pattern", pattern]
+        return [
+            *(str(python), "-m", "aiperf", "profile"),
+            *("--model", sending.model, "--url", sending.url, "--endpoint-type", "completions", "--streaming"),
+            *("--input-file", PROMPTS, "--custom-dataset-type", "single_turn"),
+            *("--dataset-sampling-strategy", "sequential"),
+            *("--request-count", str(len(sending.prompts)), *load, "--random-seed", str(sending.seed)),
+            *("--extra-inputs", json.dumps(sending.body), "--request-timeout-seconds", f"{sending.timeout_s:g}"),
+            *("--tokenizer", str(sending.tokenizer.resolve()), "--use-server-token-count"),
+            *(("--api-key", KEY) if sending.key_env else ()),
+            *("--export-level", "raw", "--artifact-dir", EXPORT, "--ui-type", "none"),
+            *("--no-gpu-telemetry", "--no-server-metrics"),
+        ]
+
+    def send(self, python: Path, sending: Sending, folder: Path) -> list[RequestLine]:
+        """Run the client to its end in a folder of its own; return its requests in the order of the prompts.
+
+        Raises UserError if it fails, or takes much longer than the requests may.
+        """
+        with files.write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "client.log"
+        command = self.command(python, sending, folder)
+        if sending.key_env is not None:
+            command = with_key(command, sending.key_env)
+        variables = environments.variables(python) | VARIABLES
+        limit_s = sending.duration_s + sending.timeout_s * (1 + len(sending.prompts) / 8) + BEYOND_S
+        with processes.started(command, variables, log, folder, grace_s=5.0) as process:
+            over = not processes.has_ended(process, limit_s)
+        said = processes.last_line(log)
+        if over:
+            raise UserError(f"{LABEL} did not end within {limit_s:,.0f} s: {said}. See {log}.")
+        try:
+            return read(sending, folder)
+        except UserError as error:
+            code = process.returncode
+            reason = f"ended with exit code {code}: {said}" if code else f"{error}".rstrip(".")
+            raise UserError(f"{LABEL} {reason}. See {log}.") from None
 
 
 def read(sending: Sending, folder: Path) -> list[RequestLine]:
@@ -72,6 +156,37 @@ def read(sending: Sending, folder: Path) -> list[RequestLine]:
         )
         for position, item in enumerate(sending.items)
     ]
+
+
+def _install(pip: Pip) -> None:
+    pip("install", f"{NAME}=={VERSION}")
+
+
+def write_prompts(sending: Sending, folder: Path) -> None:
+    """Write the prompts into a folder, in the order in which they are sent."""
+    lines = [{"text": text, "session_id": f"{position:06}"} for position, text in enumerate(sending.prompts)]
+    files.write_text(folder / PROMPTS, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def with_key(command: Sequence[str], variable: str) -> list[str]:
+    """Return a command `python -m MODULE …` in which the process itself puts a variable's value in place of KEY."""
+    python, _, module, *arguments = command
+    return [python, "-c", WITH_KEY, variable, module, *arguments]
+
+
+def outcome_of(code: Any, message: str | None) -> str:
+    """Return `rejected` for an error of a full server, else `failed`."""
+    full = code in (429, 503) or (code is None and any(word in (message or "") for word in ("'503 ", "'429 ")))
+    return "rejected" if full else "failed"
+
+
+def forwards_of(metrics: Any) -> int | None:
+    """Return the forward passes that a server of mtbench says a request took; None of another server."""
+    try:
+        told = metrics["mtbench"]["forwards"]
+    except (LookupError, TypeError):
+        return None
+    return told if type(told) is int and told >= 0 else None
 
 
 def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,6 +233,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"wrote no {path.name}") from None
     except ValueError as error:
         raise UserError(f"wrote {path.name}, which cannot be read: {error}") from None
-
-
-CLIENT = Client("aiperf", VERSION, FORMULAS, command, read, VARIABLES)

@@ -10,10 +10,10 @@ from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.load import aiperf, planning
-from mtbench.experiments.load.clients import Client
+from mtbench.experiments.load import planning
+from mtbench.experiments.load.aiperf import Client
 from mtbench.experiments.load.document import document, plan_document
-from mtbench.experiments.load.format import ClientName, Load, LoadPlan
+from mtbench.experiments.load.format import Load, LoadPlan
 from mtbench.experiments.load.request import LoadRequest, LoadSession
 from mtbench.experiments.load.runner import PLAN, LoadRun
 from mtbench.experiments.load.summary import summarise
@@ -22,7 +22,6 @@ from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import refuse_engine_options
 
-CLIENTS: dict[ClientName, Client] = {"aiperf": aiperf.CLIENT}
 INCOMPLETE = 3  # exit code: the time budget ended the load
 
 
@@ -56,12 +55,12 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
         refuse_other_servers(stored, job.asked)
         same = {"url": stored.request.url, "key_env": stored.request.key_env}
         planned = stored.changed(request=job.request.changed(**same))
-        client = CLIENTS[planned.request.client]
+        client = Client()
         load = LoadRun(job.directory, planned, client, job.note)
         if load.missing():
             load.send(client.python(job.note, offline=planned.request.offline), job.deadline)
         load.score()
-        found = summarise(job.directory, planned, client)
+        found = summarise(job.directory, planned)
         job.directory.write_json(self.result, dump(found))
         write(job.path, "load", document(found))
         return found

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mtbench.experiments.load.request import ClientName as ClientName
 from mtbench.experiments.load.request import LoadRequest as LoadRequest
 from mtbench.experiments.load.request import Positive
 from mtbench.experiments.load.request import Slo as Slo
@@ -191,7 +190,7 @@ class ServerFacts(Record):
 class ClientFacts(Record):
     """The program that sent the requests."""
 
-    name: ClientName = Field(description="its name")
+    name: Text = Field(description="its name")
     version: str = Field(description="its version")
     formulas: dict[str, str] = Field(description="how it computes each time")
 

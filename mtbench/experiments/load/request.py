@@ -16,7 +16,6 @@ from mtbench.options.fields import option
 from mtbench.records import Record, Size
 from mtbench.runs.run_request import DEMONSTRATION, TimedSession
 
-ClientName = Literal["aiperf"]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
 
@@ -116,7 +115,7 @@ class LoadRequest(Record):
             show=_shown_slo,
         ),
     ] = Field(default_factory=Slo)
-    client: ClientName = Field("aiperf", description="program that sends the requests")
+    client: Literal["aiperf"] = Field("aiperf", description="program that sends the requests")
     limit: Annotated[common.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
         None
     )

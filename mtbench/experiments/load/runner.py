@@ -24,7 +24,7 @@ from pydantic import RootModel
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import suite_errors
 from mtbench.experiments.load import servers
-from mtbench.experiments.load.clients import Client, Sending
+from mtbench.experiments.load.aiperf import Client, Sending
 from mtbench.experiments.load.format import LoadPlan, PointLine, PointPlan, RequestLine, ServerFacts
 from mtbench.experiments.load.planning import run_request
 from mtbench.experiments.load.servers import Running

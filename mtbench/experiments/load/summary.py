@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from mtbench import statistics
-from mtbench.experiments.load.clients import Client
+from mtbench.experiments.load.aiperf import FACTS
 from mtbench.experiments.load.format import (
     SCHEMA_VERSION,
     Comparison,
@@ -79,7 +79,7 @@ class Sent:
         return found
 
 
-def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
+def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
     """Return the results of the points that have ended. Raises UserError for a malformed file."""
     points, scores = read_points(run, planned), read_scores(run)
     environment = run.read("environment.json", Environment)
@@ -99,7 +99,7 @@ def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
         request=planned.request,
         metric=planned.metric,
         max_new_tokens=planned.max_new_tokens,
-        client=client.facts,
+        client=FACTS,
         arms=[known[arm.name] for arm in planned.arms if arm.name in known],
         cells=[cell(sent, planned.flags) for at_level in cells.values() for sent in at_level],
         comparisons=[

@@ -14,8 +14,7 @@ from tool_files import RECORDED
 
 from mtbench.errors import UserError
 from mtbench.experiments.load import aiperf
-from mtbench.experiments.load.clients import Sending, forwards_of, with_key
-from mtbench.experiments.load.experiment import CLIENTS
+from mtbench.experiments.load.aiperf import Client, Sending, forwards_of, read, with_key
 from mtbench.programs import environments
 from mtbench.results import acceptance
 from mtbench.results.answers import messages_of, read_answers
@@ -51,7 +50,7 @@ def of_aiperf(tmp_path: Path) -> Path:
 
 def test_aiperf(of_aiperf: Path) -> None:
     """Six requests, five at a time, to a server with one row and room for one more."""
-    lines = aiperf.read(sending(), of_aiperf)
+    lines = read(sending(), of_aiperf)
     assert [line.item for line in lines] == list(ITEMS)
     assert [line.outcome for line in lines] == ["ok", "ok", "rejected", "rejected", "rejected", "rejected"]
     first = lines[0]
@@ -67,14 +66,14 @@ def test_aiperf(of_aiperf: Path) -> None:
 
 def test_an_audit_reads_the_answers_in_aiperfs_export(of_aiperf: Path) -> None:
     """Those of requests that did not fail, as the load reads them."""
-    lines = {line.position: line.text for line in aiperf.read(sending(), of_aiperf) if line.outcome == "ok"}
+    lines = {line.position: line.text for line in read(sending(), of_aiperf) if line.outcome == "ok"}
     answers = read_answers(of_aiperf / aiperf.EXPORT / aiperf.RAW).answers
     assert {int(one.item): one.text for one in answers if not one.lacks} == lines
 
 
 def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
     """Of each answer: aiperf's figures of what our server told, and ours of the commits of the same answer."""
-    lines = {line.position: line for line in aiperf.read(sending(), of_aiperf) if line.outcome == "ok"}
+    lines = {line.position: line for line in read(sending(), of_aiperf) if line.outcome == "ok"}
     stored = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RAW).read_text().splitlines()]
     told = {
         int(raw["metadata"]["conversation_id"]): message["metrics"]["speculative_decoding"]
@@ -100,12 +99,12 @@ def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
 def test_an_export_without_all_requests_is_refused(of_aiperf: Path) -> None:
     more = sending(prompts=[*PROMPTS, "one more"], items=[*ITEMS, "x"])
     with pytest.raises(UserError, match="6 of 7 requests"):
-        aiperf.read(more, of_aiperf)
+        read(more, of_aiperf)
 
 
 def test_an_export_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="wrote no"):
-        aiperf.read(sending(), tmp_path)
+        read(sending(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_an_export_that_is_none(tmp_path: Path) -> None:
 )
 def test_what_clients_are_told(tmp_path: Path, rate: float | None, poisson: bool, words: list[str]) -> None:
     asked = sending(rate=rate, poisson=poisson)
-    command = " ".join(aiperf.command(Path("python"), asked, tmp_path))
+    command = " ".join(Client().command(Path("python"), asked, tmp_path))
     assert all(word in command for word in [*words, "--request-count 6", '"max_tokens": 24', '"stop": ["Q:"]'])
     assert json.loads((tmp_path / aiperf.PROMPTS).read_text().splitlines()[1])["text"] == PROMPTS[1]
 
@@ -138,8 +137,10 @@ def test_a_key_is_in_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The client's process puts it in after its start; without a key nothing is sent."""
     monkeypatch.setenv("THE_KEY", "sk-secret")
     (tmp_path / "told.py").write_text("import json, sys\nprint(json.dumps(sys.argv))")
-    assert "key" not in json.dumps(aiperf.command(Path(sys.executable), sending(), tmp_path)).lower().replace("_", "-")
-    command = aiperf.command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
+    assert "key" not in json.dumps(Client().command(Path(sys.executable), sending(), tmp_path)).lower().replace(
+        "_", "-"
+    )
+    command = Client().command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
     command = with_key([*command[:2], "told", *command[3:]], "THE_KEY")
     assert "sk-secret" not in json.dumps(command)
     told = subprocess.run(
@@ -153,9 +154,9 @@ def test_a_client_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Never offline."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UserError, match=r"--offline forbids to download it"):
-        CLIENTS["aiperf"].python(print, offline=True)
+        Client().python(print, offline=True)
     folder = tmp_path / "mtbench" / "clients" / f"aiperf-{aiperf.VERSION}-{sys.implementation.cache_tag}"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").touch()
     (folder / environments.MARKER).touch()
-    assert CLIENTS["aiperf"].python(print, offline=True) == folder / "bin" / "python"
+    assert Client().python(print, offline=True) == folder / "bin" / "python"
