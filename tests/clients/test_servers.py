@@ -68,6 +68,7 @@ def test_a_server_costs_one_line(how: Behaviour, words: Inspected) -> None:
         with pytest.raises(ServerError, match=how.said) as failed:
             ask(how, words)
         assert_harmless(str(failed.value))
+        assert str(failed.value).startswith(f"{how.scheme}://127.0.0.1:")
         assert failed.value.again == how.again
     assert time.monotonic() - started_at < min(how.timeout_s, how.total_s) + GRACE_S
 

@@ -61,6 +61,7 @@ class Behaviour:
     name: str
     said: str | None
     again: bool = False
+    scheme: str = "http"
     path: str = "completions"  # that it answers so; the others are answered as they should
     timeout_s: float = 5.0
     total_s: float = 10.0
@@ -99,7 +100,6 @@ class Connection(Behaviour):
 
     data: bytes = b""
     ends: str = "closes"
-    scheme: str = "http"
 
     @property
     def raw(self) -> bytes:
@@ -186,6 +186,7 @@ for error_body, said in (
     (b'{"error": {"message": "bad \\u001b[2J\\u202e"}}', r"bad \\x1b\[2J\\u202e"),
     (b'{"error": {"message": 7}}', "400 to completions"),
     (b'{"error": [1, 2]}', "400 to completions"),
+    (b'{"object": "error", "message": "no model `x`"}', "400 to completions: no model `x`; check url= and model="),
     (b"[" * 50_000, r"400 to completions: \[\["),
     (b'{"error": "\\ud800"}', "400 to completions"),
     (b"\xff\xfe\x00", "400 to completions: \ufffd"),

@@ -19,7 +19,6 @@ class Service:
 
     def __init__(self, answer: Callable[[Mapping[str, Any]], Answer], word: Callable[[list[int]], str]) -> None:
         self.answer, self.word = answer, word
-        self.names: list[str] = ["served"]
         self.tells_ids = self.tells_usage = True
         self.delay_s = 0.0
         self.together: asyncio.Barrier | None = None  # nobody is answered before so many have asked
@@ -39,7 +38,7 @@ class Service:
         path, body = request.url.path, json.loads(request.content or "{}")
         self.seen.append((path, request.headers, body))
         if path == "/v1/models":
-            return reply(200, json.dumps({"data": [{"id": name} for name in self.names]}))
+            return reply(200, json.dumps({"data": [{"id": "served"}]}))
         if path == "/metrics" and self.counters is not None:
             samples = [
                 f'{name}{{engine="{i}",note="a }} b"}} {value / 2}'
@@ -52,17 +51,10 @@ class Service:
     async def complete(self, body: Mapping[str, Any]) -> httpx.Response:
         if self.fault == "overloaded":
             return reply(500, json.dumps({"error": {"message": "out of\nmemory", "code": 500}}))
-        if self.fault == "page":
-            return reply(200, "<html>hello</html>")
         if self.knows is not None and (unknown := sorted(set(body) - self.knows)):
             return reply(422, json.dumps({"detail": f"Unexpected fields in the request: {unknown}"}))
         if self.knows is not None and not isinstance(body["prompt"], str):
             return reply(400, json.dumps({"detail": "prompt must be a string."}))
-        if body["model"] not in self.names:
-            message = f"The model `{body['model']}` does not exist."
-            return reply(404, json.dumps({"object": "error", "message": message}))
-        if self.fault == "silent":
-            raise httpx.ReadTimeout("")
         if self.together is not None:
             await self.together.wait()
         events = ["data: <html>"] if self.fault == "nonsense" else self.events(body)
@@ -86,9 +78,7 @@ class Service:
             if self.tells_ids and body.get("return_token_ids"):
                 choice["token_ids"] = [token]
             if i == len(ids) // 2 and self.fault is not None:
-                if self.fault == "breaks":
-                    raise httpx.RemoteProtocolError("peer closed connection")
-                yield 'data: {"error": {"message": "the engine died"}}' if self.fault == "says so" else "data: [DONE]"
+                yield "data: [DONE]"
                 return
             if i == len(ids) - 1:
                 choice |= {"finish_reason": finish, "stop_reason": said}

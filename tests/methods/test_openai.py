@@ -19,7 +19,7 @@ from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError, first_line
+from mtbench.errors import UserError
 from mtbench.models.loading import Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
@@ -237,38 +237,6 @@ def test_counters_are_differences_over_the_batch(service: Service, words: Inspec
     service.seen.clear()
     ask(service, words, method={"metrics": False})
     assert "/metrics" not in service.paths()
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("overloaded", "answers 500 to completions: out of; check url= and model="),
-        ("silent", r"sent nothing for 0\.2 s; check whether it is busy, or raise timeout_s"),
-        ("breaks", r"sent no complete answer \(.*\); see the server's log"),
-        ("says so", "stopped with an error: the engine died; see the server's log"),
-        ("page", r"answers completions with no type, not a stream \(<html>hello</html>\)"),
-    ],
-)
-def test_whatever_breaks_is_one_line_with_the_address(
-    fault: str, said: str, service: Service, words: Inspected
-) -> None:
-    """And nothing of it is taken for an answer."""
-    service.fault = fault
-    with pytest.raises(ServerError, match=said) as failed:
-        ask(service, words, method={"timeout_s": 0.2})
-    assert str(failed.value).startswith(service.url)
-    assert first_line(failed.value) == str(failed.value)
-
-
-def test_a_model_that_is_not_served_is_named(service: Service, words: Inspected) -> None:
-    """As the server says it; one that names none at all wants to be told."""
-    with pytest.raises(ServerError, match="answers 404 to completions: The model `other` does not exist"):
-        ask(service, words, method={"model": "other"})
-    service.names = []
-    with pytest.raises(ServerError, match="names no model; give one with model="):
-        ask(service, words)
-    with pytest.raises(ServerError, match="answers 404 to models: Not Found; check url="):
-        run_external(METHODS["openai"](url=service.url + "/v2"), {"ar": words}, PROMPTS, 4)
 
 
 def test_the_key_comes_from_the_environment_alone(

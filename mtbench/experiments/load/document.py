@@ -7,8 +7,9 @@ from dataclasses import replace
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.experiments.load.figures import draw
-from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, ServerFacts, Slo
+from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, ServerFacts, Slo
 from mtbench.records import cleaned
+from mtbench.results.figure_formats import Estimate
 from mtbench.results.verdict_words import told
 
 COLUMNS = [

@@ -8,7 +8,8 @@ from mtbench.document import plots
 from mtbench.document.formatting import bounds, listed, number
 from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, DASHES, INK, PAPER, RULE
-from mtbench.experiments.load.format import Estimate, Load, LoadCell
+from mtbench.experiments.load.format import Load, LoadCell
+from mtbench.results.figure_formats import Estimate
 
 Value = Callable[[LoadCell], Estimate | None]
 Point = tuple[float, float, list[float] | None]  # level, value, its interval

@@ -21,6 +21,7 @@ from mtbench.records import (
     Text,
     VersionOne,
 )
+from mtbench.results.figure_formats import Estimate
 from mtbench.runs.formats import Environment
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -114,14 +115,6 @@ class PointLine(Record):
     )
     energy_j: NonNegative | None = Field(description="energy of the GPU in the client's time; null: not measured")
     requests: list[RequestLine] = Field(description="its requests in the order of the items")
-
-
-class Estimate(Record):
-    """A value with its 95 % interval."""
-
-    value: float | None = Field(description="the value; null: nothing to measure")
-    ci_low: float | None = Field(description="lower bound; null: too few rounds or items")
-    ci_high: float | None = Field(description="upper bound")
 
 
 class Latency(Record):

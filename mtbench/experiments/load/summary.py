@@ -17,7 +17,6 @@ from mtbench.experiments.load.aiperf import FACTS
 from mtbench.experiments.load.format import (
     SCHEMA_VERSION,
     Comparison,
-    Estimate,
     Latency,
     Load,
     LoadCell,
@@ -28,6 +27,7 @@ from mtbench.experiments.load.format import (
 )
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
 from mtbench.results import verdict_words
+from mtbench.results.figure_formats import Estimate
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 
