@@ -23,8 +23,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--margin", type=float, default=0.02)
+    parser.add_argument("--max-slowdown", type=float, default=2, help="in percent")
     arguments = parser.parse_args()
+    margin = arguments.max_slowdown / 100
     pairs = read_pairs(arguments.directory / "pairs")
     cells = sorted(set.intersection(*(set(pair.cells) for pair in pairs)))
     sides = [({c: p.cells[c].base.wall_s for c in cells}, {c: p.cells[c].head.wall_s for c in cells}) for p in pairs]
@@ -34,12 +35,12 @@ def main() -> None:
     print(f"{len(processes)} processes; standard deviation of a pair:", {c: f"{sd:.2%}" for c, sd in noise.items()})
     most = len(processes) // 2
     for name, at in (
-        ("as many looks as pairs", decision.looks(None, arguments.margin, most)),
-        ("looks of 1 % noise", decision.looks(0.01, arguments.margin)),
+        ("as many looks as pairs", decision.looks(None, margin, most)),
+        ("looks of 1 % noise", decision.looks(0.01, margin)),
     ):
         words: Counter[str] = Counter()
         for _ in range(arguments.trials):
-            decided = decision.decide(_drawn(processes, cells, chance), at, arguments.margin)
+            decided = decision.decide(_drawn(processes, cells, chance), at, margin)
             words[decided.word] += 1
             if decided.word == "FAIL":
                 wanted = decision.confirmation_pairs(decided, at)

@@ -208,7 +208,7 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
     envs, out = made(), tmp_path / "gate"
     assert "--base is missing" in mistake()
     assert "does not exist; give a virtual environment" in mistake("--base", tmp_path / "none")
-    assert "--margin 2 is not allowed" in mistake(*envs, "--margin", "2", "-o", out)
+    assert "--max-slowdown 200 is not allowed" in mistake(*envs, "--max-slowdown", "200", "-o", out)
     assert not out.exists()
     assert "holds nothing of `mtbench gate`" in mistake("-o", out, "--resume")
     gate(*envs, "--counts-only", "-o", out)

@@ -53,7 +53,7 @@ class Mine(SERVING_ENGINES["llamacpp"]):
 def llamacpp(directory: Path, base: str, head: str, *words: Any) -> tuple[int, dict[str, Any]]:
     """Gate two releases of llama.cpp on small work."""
     arms = ("--method", "ar", "--method", "prompt-lookup:ahead=4", "--dtype", "float32", "--limit", 32)
-    size = ("--batch-size", 1, "--blocks", 8, "--rounds", 3, "--pairs", 20, "--margin", 0.5, "--interleave")
+    size = ("--batch-size", 1, "--blocks", 8, "--rounds", 3, "--pairs", 20, "--max-slowdown", 50, "--interleave")
     return gate(directory, "--base", base, "--head", head, *arms, *size, "--allow-dirty", *words)
 
 

@@ -151,7 +151,7 @@ def test_the_figure_says_in_words_what_it_shows() -> None:
         assert f"{cell.arm}: {tables.changed_by(cell.test)}, {cell.test.word}" in forest.alt
         assert f"{tables.change(cell.test)}  {cell.test.word}" in forest.svg
     assert f"{tables.ALL_CELLS}: +1.1% [0.7, 1.5], INCONCLUSIVE" in forest.alt
-    assert "margin +2%" in forest.svg
+    assert "accepted slowdown +2%" in forest.svg
     ElementTree.fromstring(forest.svg)
     assert "8\u2002medusa:tree=2x2@medusa/graph, b8: +5.2%" in figures.forest(many()).alt
 

@@ -78,8 +78,7 @@ def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callabl
     assert noisy.word == "INCONCLUSIVE"
     assert {kind for _, kind, _ in found(noisy, "inconclusive")} == {"undecided"}
     assert any((cell.test.pairs_needed or 0) > 6 for cell in noisy.timed)
-    hidden = r"speed is not decided.*so 6 pairs cannot show 2\.0%: add --interleave, or end other processes, or "
-    r"give --margin 0"
+    hidden = r"speed is not decided.*so 6 pairs cannot show 2\.0%: add --interleave, .*, or give --max-slowdown \d"
     assert re.search(hidden, noisy.reason)
 
 
@@ -342,10 +341,10 @@ def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, pla
 
 
 @pytest.mark.slow
-def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+def test_a_slowdown_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
     measured = calibrated(tmp_path, plan, 0.05)
     assert measured.smallest_detectable > 0.02
-    with pytest.raises(UserError, match=r"--margin 0\.02 is below the smallest slowdown .*more --pairs.*--counts-only"):
+    with pytest.raises(UserError, match=r"--max-slowdown 2 is below the smallest .*more --pairs.*--counts-only"):
         gate()
 
 

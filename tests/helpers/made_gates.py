@@ -53,7 +53,7 @@ def request(**given: Any) -> GateRequest:
         "base": "git:main",
         "head": "git:feature",
         "plan_arguments": ["--suite", "gsm8k", "--method", "mars:tau=0.9", "--limit", "64"],
-        "margin": 0.02,
+        "max_slowdown": 2.0,
         "blocks": 8,
         "pairs": None,
         "interleave": False,
@@ -127,7 +127,7 @@ def gate(**given: Any) -> Gate:
     """A gate that passes with four cells."""
     cells = given.pop("timed", [timed_cell(n, 0.001 * n - 0.002) for n in range(4)])
     values: dict[str, Any] = {
-        "schema_version": 1,
+        "schema_version": 2,
         "word": "PASS",
         "reason": "no cell is slower by 2% or more",
         "started": "2026-11-22T09:00:00Z",

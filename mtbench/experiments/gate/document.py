@@ -105,7 +105,7 @@ def _machine(gate: Gate) -> list[tuple[str, str]]:
 
 def _reading(gate: Gate) -> list[tuple[str, str]]:
     """Return how to read the page, each note with its heading."""
-    values = {"margin": f"{100 * gate.request.margin:g}%", "looks": listed(gate.looks)}
+    values = {"accepted": f"{gate.request.max_slowdown:g}%", "looks": listed(gate.looks)}
     return [(heading, note.format(**values)) for heading, note in NOTES.items()]
 
 
@@ -116,13 +116,14 @@ NOTES = {
         "is the sum over blocks of the median over rounds."
     ),
     "FAIL": (
-        "Time: a cell, or the mean of all cells, is slower by at least {margin}, the margin, as an estimate; its lower "
-        "bound is above 0; and fresh pairs confirm it. The bound has an error of 1% over all looks and cells (Holm). "
-        "Without timing: other tokens, more work for the same tokens, more memory, or a cell that only head lost."
+        "Time: a cell, or the mean of all cells, is slower by at least {accepted}, the accepted slowdown, as an "
+        "estimate; its lower bound is above 0; and fresh pairs confirm it. The bound has an error of 1% over all looks "
+        "and cells (Holm). Without timing: other tokens, more work for the same tokens, more memory, or a cell that "
+        "only head lost."
     ),
     "PASS": (
-        "Tokens and counts agree, and every timed cell has an upper bound below {margin}, the margin, with an error of "
-        "2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
+        "Tokens and counts agree, and every timed cell has an upper bound below {accepted}, the accepted slowdown, "
+        "with an error of 2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
     ),
     "INCONCLUSIVE": (
         "Neither. It is not a pass. If a number of pairs is given, so many would decide if estimate and noise stayed. "

@@ -53,10 +53,10 @@ def _drawn(gate: Gate, lines: Sequence[tuple[str, TimeTest]]) -> Figure:
     axes.grid(axis="x")
     axes.set_yticks([])
     axes.axvline(0, color=INK, lw=0.9, zorder=1)
-    margin = 100 * gate.request.margin
-    axes.axvline(margin, color=WARN, lw=1, ls=(0, (4, 3)), zorder=1)
+    accepted = gate.request.max_slowdown
+    axes.axvline(accepted, color=WARN, lw=1, ls=(0, (4, 3)), zorder=1)
     place: dict[str, Any] = {"xytext": (4, -1), "textcoords": "offset points", "ha": "left", "va": "top"}
-    axes.annotate(f"margin {_percent(margin)}", (margin, -1.12), fontsize=9.5, color=WARN, **place)
+    axes.annotate(f"accepted slowdown {_percent(accepted)}", (accepted, -1.12), fontsize=9.5, color=WARN, **place)
     texts = [f"{name}: {changed_by(test)}, {test.word}" for name, test in lines]
     return plots.finish(
         figure,
@@ -64,9 +64,8 @@ def _drawn(gate: Gate, lines: Sequence[tuple[str, TimeTest]]) -> Figure:
         name="forest",
         title=title,
         caption="Circle: PASS. Square: FAIL. Hollow diamond: INCONCLUSIVE. Lines are 95% intervals. The solid line is "
-        "no difference, the dashed line the margin. Words follow from bounds at stricter levels.",
-        alt=f"Head's time over base's, less 1, by cell. The margin is {100 * gate.request.margin:g}%. "
-        f"{'; '.join(texts)}.",
+        "no difference, the dashed line the accepted slowdown. Words follow from bounds at stricter levels.",
+        alt=f"Head's time over base's, less 1, by cell. The accepted slowdown is {accepted:g}%. {'; '.join(texts)}.",
     )
 
 

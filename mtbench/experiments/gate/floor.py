@@ -13,7 +13,7 @@ from statistics import stdev
 from scipy.special import chdtri
 
 from mtbench import files, records
-from mtbench.experiments.gate.format import SCHEMA_VERSION, CellFloor, FloorFile, Key, NoiseFloor
+from mtbench.experiments.gate.format import CellFloor, FloorFile, Key, NoiseFloor
 from mtbench.records import dump
 
 FILE = "floor.json"
@@ -47,7 +47,7 @@ def find(floors: list[NoiseFloor], key: Key, *, interleave: bool) -> tuple[Noise
 def add(folder: Path, floor: NoiseFloor) -> None:
     """Write a floor beside the others of the folder; it replaces the one of its key."""
     others = [f for f in read(folder) if (f.key, f.interleave) != (floor.key, floor.interleave)]
-    files.write_json(folder / FILE, dump(FloorFile(schema_version=SCHEMA_VERSION, floors=[*others, floor])))
+    files.write_json(folder / FILE, dump(FloorFile(schema_version=1, floors=[*others, floor])))
 
 
 def noise_of(cell: str, d: Sequence[float]) -> CellFloor:

@@ -20,7 +20,7 @@ from mtbench.records import (
     VersionOne,
 )
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 LARGER = ConfigDict(extra="ignore")  # of a record that had more keys in earlier files
 
@@ -113,7 +113,7 @@ class GateRequest(Record):
     head: str | None = Field(description="environment of the head build; null: that of the gate itself")
     plan_arguments: list[str] = Field(description="options of `mtbench plan`, as both builds get them")
     engine: str | None = Field(None, description="serving engine whose releases pip: names; null: none")
-    margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")
+    max_slowdown: Annotated[float, Field(gt=0, lt=100)] = Field(description="slowdown that is accepted, in percent")
     blocks: Size = Field(description="blocks of each group that are timed")
     pairs: Size | None = Field(description="pairs at the last look; null: by the noise in floor.json, at most 40")
     interleave: bool = Field(description="true: the processes of a pair take turns, block by block")
@@ -127,6 +127,11 @@ class GateRequest(Record):
     process_limit_s: Annotated[float, Field(gt=0)] = Field(
         description="seconds after which a process of a build has failed; by turns, those of one turn"
     )
+
+    @property
+    def margin(self) -> float:
+        """The accepted slowdown as a share, as the tests take it."""
+        return self.max_slowdown / 100
 
 
 class Finding(Record):
@@ -188,7 +193,7 @@ class Gate(Record):
 
     model_config = LARGER
 
-    schema_version: VersionOne = Field(description="version of this format")
+    schema_version: Literal[2] = Field(description="version of this format")
     word: Verdict = Field(description="PASS, FAIL or INCONCLUSIVE")
     reason: str = Field(description="why, as one sentence")
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")

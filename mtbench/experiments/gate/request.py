@@ -57,7 +57,7 @@ class GateOptions(PlanRequest):
             metavar="FILE.py",
         ),
     ] = ()
-    margin: Annotated[float, option("Slowdown that matters, as a share: 0.02 is 2 %.", GATE, gt=0, lt=1)] = 0.02
+    max_slowdown: Annotated[float, option("Slowdown that you accept, in percent.", GATE, gt=0, lt=100)] = 2.0
     pairs: Annotated[
         int | None,
         option(

@@ -110,7 +110,7 @@ class GateRun:
         )
 
     def _begun(self, compared: Comparable) -> Gate:
-        """Return the gate before its first process decodes. Raises UserError if the margin is below the floor."""
+        """Return the gate before its first process decodes. Raises UserError if --max-slowdown is below the floor."""
         found, findings = None, [*compared.findings]
         if not self.request.counts_only and not self._is_calibration:
             found, why = floor.find(floor.read(self.directory.parent), compared.key, interleave=self.request.interleave)
@@ -118,7 +118,7 @@ class GateRun:
                 build = self.request.base
                 command = f"`mtbench gate --base {build} --head {build} -o {self.directory.parent / 'calibration'}`"
                 findings.insert(0, _remark(f"{why}; {command} with the gate's other options measures its noise"))
-            self._refuse_small_margin(found)
+            self._refuse_undetectable(found)
         worst = None if found is None else max((cell.pair_sd for cell in found.cells), default=None)
         looks = decision.looks(worst, self.request.margin, self.request.pairs)
         if self._is_calibration:
@@ -158,14 +158,14 @@ class GateRun:
         first = [finding for finding in began.findings if finding.stage == "comparable"]
         return began.changed(reason=UNFINISHED, findings=first)
 
-    def _refuse_small_margin(self, found: NoiseFloor | None) -> None:
-        """Raise UserError if the default number of pairs is too small for the margin."""
+    def _refuse_undetectable(self, found: NoiseFloor | None) -> None:
+        """Raise UserError if the default number of pairs is too small for the accepted slowdown."""
         if found is not None and self.request.pairs is None and self.request.margin < found.smallest_detectable:
             quieter = "" if self.request.interleave else "--interleave, "
             raise UserError(
-                f"--margin {self.request.margin:g} is below the smallest slowdown that this machine shows in "
-                f"{decision.MOST_PAIRS} pairs, {found.smallest_detectable:.4f}; give a larger margin, more --pairs, "
-                f"{quieter}or --counts-only."
+                f"--max-slowdown {self.request.max_slowdown:g} is below the smallest slowdown that this machine shows "
+                f"in {decision.MOST_PAIRS} pairs, {100 * found.smallest_detectable:.2f}; give a larger one, more "
+                f"--pairs, {quieter}or --counts-only."
             )
 
     # Stage comparable
@@ -275,7 +275,7 @@ def conclude(gate: Gate) -> Gate:
             before = f"Head has {_same(gate)}; its speed is not decided. " if first.kind == "undecided" else ""
             return gate.changed(word=word, reason=f"{before}{where}{first.text}{more}.")
     asked, pairs = gate.request, counted(gate.pairs, "pair")
-    passed = f"No cell is slower by {asked.margin:.1%} or more over {pairs}; {_same(gate)}."
+    passed = f"No cell is slower by {asked.max_slowdown:.1f}% or more over {pairs}; {_same(gate)}."
     if asked.counts_only:
         passed = f"Head has {_same(gate)}; nothing was timed."
     return gate.changed(word="PASS", reason=passed)

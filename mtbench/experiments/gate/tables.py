@@ -204,8 +204,8 @@ def finding_line(finding: Finding) -> str:
 
 def subject(gate: Gate) -> str:
     """Return which builds were compared, and how."""
-    margin = f"margin {100 * gate.request.margin:g}%"
-    return listed((f"{build_name(gate.head)} against {build_name(gate.base)}", margin, gate.started))
+    accepted = f"accepted slowdown {gate.request.max_slowdown:g}%"
+    return listed((f"{build_name(gate.head)} against {build_name(gate.base)}", accepted, gate.started))
 
 
 def build_name(build: BuildRecord) -> str:

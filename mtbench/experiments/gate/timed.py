@@ -107,18 +107,18 @@ class TimedStage:
             took = f"; the last pair took {pair_s:.0f} s, so all take {left_s / 60:.0f} min more at most"
 
     def _hidden(self, decided: Decision, values: Mapping[str, Sequence[float]]) -> str:
-        """Return that the noise hides a slowdown of the margin, and which options would show one."""
+        """Return that the noise hides the accepted slowdown, and which options would show one."""
         request, sd = self.runner.request, max(stdev(values[cell]) for cell in decided.noisy)
         more = decision.looks(sd, request.margin)[-1]
-        found = math.ceil(100 * decision.smallest_detectable(sd)) / 100
+        found = math.ceil(100 * decision.smallest_detectable(sd))
         ways = ["" if request.interleave else "add --interleave", "end other processes"]
         ways += [
-            f"give --margin {found:g}" if found < 1 else "",
+            f"give --max-slowdown {found}" if found < 100 else "",
             f"give --pairs {more}" if more <= MOST_ADVISED else "",
         ]
         return (
-            f"pairs differ by {sd:.1%} (standard deviation), so {self.at[-1]} pairs cannot show {request.margin:.1%}: "
-            f"{', or '.join(filter(None, ways))}"
+            f"pairs differ by {sd:.1%} (standard deviation), so {self.at[-1]} pairs cannot show "
+            f"{request.max_slowdown:.1f}%: {', or '.join(filter(None, ways))}"
         )
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
