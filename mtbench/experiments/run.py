@@ -7,7 +7,7 @@ from mtbench.decoding.arms import safe
 from mtbench.doctor.record import unproven
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
-from mtbench.experiments.audit.explain import explain
+from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.options.common import Cause
 from mtbench.options.texts import ALL

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.experiments.audit import explain
+from mtbench.experiments import diagnosis
 from mtbench.experiments.audit.judge import Judge
 from mtbench.experiments.audit.sides import Named, Said, Side
 from mtbench.experiments.audit.texts import with_prompts
@@ -722,9 +722,9 @@ def test_a_run_says_why_an_arm_is_divergent(honest: Path, tmp_path: Path) -> Non
 def test_an_audit_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by a mistake of the user, nor by a fault of the model's own code."""
     for fault in (UserError("no such model."), RuntimeError("no such kernel.")):
-        monkeypatch.setattr(explain, "carry_out", lambda *_, fault=fault: (_ for _ in ()).throw(fault))
-        monkeypatch.setattr(explain, "begin", lambda *_: None)
-        assert explain.why("a", "b", tmp_path / "audit") == f"`mtbench audit a b` cannot say why: {fault}"
+        monkeypatch.setattr(diagnosis, "carry_out", lambda *_, fault=fault: (_ for _ in ()).throw(fault))
+        monkeypatch.setattr(diagnosis, "begin", lambda *_: None)
+        assert diagnosis.why("a", "b", tmp_path / "audit") == f"`mtbench audit a b` cannot say why: {fault}"
 
 
 REFUSED = {

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from mtbench import plugins
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
-from mtbench.experiments.audit.explain import explain
 from mtbench.experiments.choose.candidates import Candidates, candidates
 from mtbench.experiments.choose.decide import decide, spent_on
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
+from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import folder_of, show_estimate
 from mtbench.report import pipeline as run_pipeline

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from mtbench import files, records
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError
-from mtbench.experiments.audit.explain import FOLDER, why
+from mtbench.experiments.diagnosis import FOLDER, why
 from mtbench.experiments.gate import decision, exact, floor, plans
 from mtbench.experiments.gate.builds import Build, describe, refuse_dirty, same_build
 from mtbench.experiments.gate.format import (

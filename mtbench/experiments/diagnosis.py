@@ -1,14 +1,15 @@
-"""What other experiments say beside the word divergent, or changed: an audit of the two arms, in one sentence."""
+"""What run, choose and gate say beside the word divergent, or changed: an audit of the two arms, in one sentence.
+
+They ask for the audit by its name, so that only a process with such a cell imports it.
+"""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from mtbench.document.console import Terminal
-from mtbench.experiments.audit.experiment import EXPERIMENT
-from mtbench.experiments.audit.format import Audit
-from mtbench.experiments.audit.request import AuditSession
 from mtbench.experiments.experiment import begin, carry_out
+from mtbench.experiments.registry import experiment_of, options_of
 from mtbench.records import dump
 from mtbench.report.phrases import breaks_promise
 from mtbench.results.format import Results
@@ -22,28 +23,18 @@ FOLDER = "audits"  # of a run or a gate; an audit for each cell
 def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = False) -> str:
     """Audit A and B in the directory `out`; return what was found and where it stands, or why it could not be.
 
-    A directory that has an audit already is read; one of an audit that was interrupted is made again.
+    An audit that was interrupted there goes on.
     """
+    audit, (_, session_kind) = experiment_of("audit"), options_of("audit")
     given = {"a": a, "b": b, "device": device, "offline": offline}
-    quiet = Terminal(stderr=True, quiet=True)
+    quiet, argv = Terminal(stderr=True, quiet=True), ["mtbench", "audit", a, b]
     try:
-        found = _found(out)
-        if found is None:
-            shutil.rmtree(out, ignore_errors=True)
-            job = begin(
-                EXPERIMENT, given, AuditSession(out=str(out)), quiet, lambda _: None, ["mtbench", "audit", a, b]
-            )
-            found = carry_out(EXPERIMENT, job)
+        session = session_kind(out=str(out), resume=out.is_dir())
+        found = carry_out(audit, begin(audit, given, session, quiet, lambda _: None, argv))
     except Exception as error:  # also any fault of the model's code
         return f"`mtbench audit {a} {b}` cannot say why: {error}"
     what = "no fault" if found.explained else "a fault, or what nothing explains"
-    return f"an audit finds {what}: {found.sentence} See {out.parent.name}/{out.name}/{EXPERIMENT.page}."
-
-
-def _found(out: Path) -> Audit | None:
-    """Return the audit in a directory, None without one."""
-    directory = RunDirectory(out)
-    return directory.read(EXPERIMENT.result, Audit) if directory.has(EXPERIMENT.result) else None
+    return f"an audit finds {what}: {found.sentence} See {out.parent.name}/{out.name}/{audit.page}."
 
 
 def explain(run: RunDirectory, results: Results, note: Callable[[str], None]) -> bool:
