@@ -14,6 +14,7 @@ from mtbench.models.families import locate
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 from mtbench.runs.score import score
 
@@ -67,10 +68,10 @@ class Maker:
         if (path / "done").exists():
             return path
         with fault():
-            run = begin_run(path, make_plan(request), ["mtbench", "run"])
+            run = Run.open(begin_run(path, make_plan(request), ["mtbench", "run"]))
             generate(run, Quiet(), Execution(timed_only=True))
             score(run)
-        failures = run.path / "failures.jsonl"
+        failures = path / "failures.jsonl"
         if failures.exists() and failures.read_text().strip():
             print(failures.read_text()[:400])
         (path / "done").touch()

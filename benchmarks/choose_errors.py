@@ -30,7 +30,7 @@ from mtbench.experiments.choose.race import CLOSE, Block, RacedArm, looks, repla
 from mtbench.experiments.choose.runner import Racing
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
-from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 from mtbench.statistics import as_share
 
@@ -113,11 +113,10 @@ def made_up(races: int, blocks: int, seed: int) -> None:
 
 def measured(path: Path) -> list[RacedArm]:
     """Return the arms of the largest batch size of a run."""
-    run = RunDirectory.open(path)
-    plan = read_plan(run)
-    group = max(plan.groups, key=lambda group: group.batch_size)
-    race = Race(slo_s={}, refused={}, looks={})
-    found = Racing(run, plan, race, Execution()).entrants(group)
+    run = Run.open(RunDirectory.open(path))
+    group = max(run.plan.groups, key=lambda group: group.batch_size)
+    run.race = Race(slo_s={}, refused={}, looks={})
+    found = Racing(run, Execution()).entrants(group)
     clean = [b for b in range(len(group.blocks)) if all(len(e.blocks) > b and e.blocks[b].wall_s for e in found)]
     return [replace(e, blocks=[e.blocks[b] for b in clean]) for e in found]
 

@@ -30,6 +30,7 @@ from mtbench.models.families import FAMILIES, locate
 from mtbench.models.loading import inspect
 from mtbench.results.aggregate import read_stored
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run import Run
 from mtbench.statistics import Ratio, ratio_of_totals
 
 BLOCKS = 8  # of a run
@@ -43,7 +44,7 @@ def same_twice(engine: str, runs: int, seed: int) -> list[Ratio]:
         mtbench.run(
             method=arms, engine=[engine], limit=runs * BLOCKS, batch_size=1, rounds=1, seed=seed, out=f"{folder}/run"
         )
-        stored = read_stored(RunDirectory(Path(folder, "run")))
+        stored = read_stored(Run.open(RunDirectory(Path(folder, "run"))))
     first, second = (data.by_block("wall_s") for data in stored.cells.values())
     parts = [slice(start, start + BLOCKS) for start in range(0, runs * BLOCKS, BLOCKS)]
     return [ratio_of_totals([first[part]], [second[part]]) for part in parts]

@@ -125,7 +125,7 @@ def race(
             before = machine.sample(pool.device)
             generations, timing = decode(cell, chosen[block], suite.max_new_tokens)
             window = machine.window(before, machine.sample(pool.device))
-            timings[cell.arm].append(TimingLine(**timing_line(1, round_, block, order, timing, window, None)))
+            timings[cell.arm].append(timing_line(1, round_, block, order, timing, window, None))
             for i, generation in zip(chosen[block], generations, strict=True):
                 item = suite.items[i]
                 line = generation_line(item.item, item.prompt_ids, generation, block, public=True)

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+import stages
 from broken_files import CHECKPOINTS, LINES, OTHERS, PLANS, RESULTS, ROW_FILES, Change
 from rich.console import Console
 from small import VOCABULARY, save_small
+from stages import assemble
 from thinned import one_in
 from transformers import AutoTokenizer
 from whole import Quiet, start
@@ -20,10 +22,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.run import EXPERIMENT
 from mtbench.models.loading import load
 from mtbench.records import dump
-from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
-from mtbench.results.aggregate import assemble
-from mtbench.runs import executor, score
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
@@ -82,7 +81,7 @@ def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("complete") / "run"
     run = start(path, request)
     with RunProgress(Console(quiet=True)) as progress:
-        pipeline.finish(run, Execution(), progress)
+        stages.finish(run, Execution(), progress)
     (path / "memory.json").write_text("{}")
     return path
 
@@ -91,15 +90,15 @@ def fresh(run: RunDirectory) -> None:
     """Generate the plan from the start."""
     for folder in ("generations", "timings", "lossless"):
         shutil.rmtree(run.path / folder, ignore_errors=True)
-    executor.generate(run, Quiet())
+    stages.generate(run, Quiet())
 
 
 COMMANDS: dict[str, Callable[[RunDirectory], object]] = {
     "report": assemble,
-    "pages": pipeline.report,
-    "score": lambda run: score.score(run),
+    "pages": stages.report,
+    "score": stages.score,
     "reopen": lambda run: EXPERIMENT.stored(run.path),
-    "generate": lambda run: executor.generate(run, Quiet()),
+    "generate": lambda run: stages.generate(run, Quiet()),
     "fresh": fresh,
     "load": lambda run: (mtbench.read(run.path).to_frame(), mtbench.read(run.path).items()),
 }

@@ -17,6 +17,7 @@ from mtbench.report.run_comparison import comparison_document
 from mtbench.results.across_runs import ComparedRun, Comparison, RunComparison, compare_runs
 from mtbench.results.aggregate import Stored, read_stored, statuses
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run import Run
 
 app = typer.Typer()
 
@@ -47,7 +48,7 @@ def compare(
 
 def _open(directory: Path) -> Stored:
     """Read a finished run. Raises UserError for another directory, and for a run with missing blocks."""
-    stored = read_stored(RunDirectory.open(directory))
+    stored = read_stored(Run.open(RunDirectory.open(directory)))
     partial = [name for name, status in statuses(stored).items() if status == "partial"]
     if partial:
         command = "choose" if stored.race else "run"

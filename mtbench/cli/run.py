@@ -67,7 +67,7 @@ def generate(
         from mtbench.report.progress import RunProgress
         from mtbench.runs import executor
         from mtbench.runs.directory import RunDirectory
-        from mtbench.runs.formats import FailureLine
+        from mtbench.runs.run import Run
 
     execution = Execution(
         workers=workers,
@@ -79,11 +79,11 @@ def generate(
         servers=frozenset(server),
         engine_options=frozenset(engine_option),
     )
-    run = RunDirectory.open(directory)
-    run.refuse_race()
-    with RunProgress(err) as progress:
+    files = RunDirectory.open(directory)
+    files.refuse_race()
+    with RunProgress(err) as progress, Run.locked(files) as run:
         executor.generate(run, progress, execution)
-    if any(failure.stage is None for failure in run.read_lines("failures.jsonl", FailureLine)):
+    if any(failure.stage is None for failure in run.failures):
         raise typer.Exit(FAILED)
 
 
@@ -106,8 +106,10 @@ def score(
     """Score the stored texts of a run. Needs no model and no GPU."""
     from mtbench.runs import score as scoring
     from mtbench.runs.directory import RunDirectory
+    from mtbench.runs.run import Run
 
-    scoring.score(RunDirectory.open(directory), data_dir, unsandboxed=allow_unsandboxed_code)
+    with Run.locked(RunDirectory.open(directory)) as run:
+        scoring.score(run, data_dir, unsandboxed=allow_unsandboxed_code)
 
 
 @app.command()
@@ -124,14 +126,15 @@ def report(
         from mtbench.experiments.run import show_results
         from mtbench.report import pipeline
         from mtbench.runs.directory import RunDirectory
+        from mtbench.runs.run import Run
 
     target = None if json_to is None else Path(json_to)
     written = directory / "results.json"
     refuse_existing(target, written)
-    run = RunDirectory.open(directory)
-    rebuild = race.report if run.has("race.json") else pipeline.report
-    results = rebuild(run, price_per_hour=price_per_hour)
+    with Run.locked(RunDirectory.open(directory)) as run:
+        rebuild = race.report if run.race is not None else pipeline.report
+        results = rebuild(run, price_per_hour=price_per_hour)
     console = beside_json(target)
-    show_results(run, results, console)
+    show_results(run.directory, results, console)
     write_json(target, written.read_text(), f"the run is complete, and {written} has the same.")
     say(directory / "report.html", console)

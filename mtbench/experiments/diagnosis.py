@@ -9,13 +9,12 @@ from pathlib import Path
 
 from mtbench.document.console import Terminal
 from mtbench.experiments.experiment import begin, carry_out
-from mtbench.experiments.registry import experiment_of, options_of
+from mtbench.experiments.registry import experiment_of
 from mtbench.records import dump
 from mtbench.report.phrases import breaks_promise
 from mtbench.results.format import Results
-from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import RescoringRecord
-from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run import Run
 
 FOLDER = "audits"  # of a run or a gate; an audit for each cell
 
@@ -25,11 +24,11 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
 
     An audit that was interrupted there goes on.
     """
-    audit, (_, session_kind) = experiment_of("audit"), options_of("audit")
+    audit = experiment_of("audit")
     given = {"a": a, "b": b, "device": device, "offline": offline}
     quiet, argv = Terminal(stderr=True, quiet=True), ["mtbench", "audit", a, b]
     try:
-        session = session_kind(out=str(out), resume=out.is_dir())
+        session = audit.session(out=str(out), resume=out.is_dir())
         found = carry_out(audit, begin(audit, given, session, quiet, lambda _: None, argv))
     except Exception as error:  # also any fault of the model's code
         return f"`mtbench audit {a} {b}` cannot say why: {error}"
@@ -37,21 +36,20 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
     return f"an audit finds {what}: {found.sentence} See {out.parent.name}/{out.name}/{audit.page}."
 
 
-def explain(run: RunDirectory, results: Results, note: Callable[[str], None]) -> bool:
+def explain(run: Run, results: Results, note: Callable[[str], None]) -> bool:
     """Audit the complete cells that break their promise and are not audited yet; return whether there were any."""
-    audited = False
+    audited, files, asked = False, run.directory, run.plan.request
     for cell in results.cells:
         name = f"lossless/{cell.cell}.json"
         if not breaks_promise(cell) or cell.lossless is None or cell.lossless.why or cell.status == "partial":
             continue
-        if not run.has(name):
+        if not files.has(name):
             continue  # it was not rescored
         note(f"{cell.cell} is divergent; `mtbench audit` looks for the reason")
-        asked = read_plan(run).request
-        sides = f"{run.path}:{cell.lossless.against}", f"{run.path}:{cell.cell}"
-        out = run.path / FOLDER / cell.cell
+        sides = f"{files.path}:{cell.lossless.against}", f"{files.path}:{cell.cell}"
+        out = files.path / FOLDER / cell.cell
         shutil.rmtree(out, ignore_errors=True)  # of answers that the run has decoded again
         found = why(*sides, out, device=asked.device, offline=asked.offline)
-        run.write_json(name, dump(run.read(name, RescoringRecord).changed(why=found)))
+        files.write_json(name, dump(files.read(name, RescoringRecord).changed(why=found)))
         audited = True
     return audited

@@ -23,6 +23,7 @@ from mtbench.runs.model_pool import resolve_device
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan, write_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import DecodingRequest, Execution, RunRequest, RunSession
 from mtbench.runs.time_estimate import estimate
 from mtbench.runs.workers import refuse
@@ -98,9 +99,10 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
             servers={*job.session.server, *servers_of(job.asked)},  # not the stored plan's: it is untrusted input
             engine_options=job.asked.engine_option,
         )
+        run = Run.open(job.directory)
         with job.progress() as progress:
-            results = pipeline.finish(job.directory, execution, progress)
-        return pipeline.report(job.directory) if explain(job.directory, results, job.note) else results
+            results = pipeline.finish(run, execution, progress)
+        return pipeline.report(run) if explain(run, results, job.note) else results
 
     def show(self, job: Job[RunRequest, RunSession], found: Results, console: Terminal) -> None:
         """Print the tables and the decision."""

@@ -40,8 +40,7 @@ from mtbench.report.summary import decided, over_batch_sizes, read_decision, sum
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run import Run
 
 LONGEST_SLUG = 80  # characters of a suite's name in a file's name
 SIZES_NEEDED = 3  # batch sizes of a sweep
@@ -81,9 +80,9 @@ class Group:
         return f"{suite_name(self.key.suite)}, {batches(self.key.batch_size, self.key.batching)}"
 
 
-def write_report(run: RunDirectory, results: Results) -> Path:
+def write_report(run: Run, results: Results) -> Path:
     """Write report.md, report.html, tables and figures. Return the path of report.html."""
-    results, decision = cleaned(results), read_decision(run)
+    results, decision = cleaned(results), read_decision(run.directory)
     naming = Naming.of(results.cells)
     groups = _groups(results, naming)
     for group in groups:
@@ -91,11 +90,11 @@ def write_report(run: RunDirectory, results: Results) -> Path:
         caption = f"Methods: {group.place}. What each arm gains and what it costs."
         table = replace(group.main.only(range(last + 1)), caption=caption)
         notes = [f"{listed(text.facts(group.cells))}.", "95% intervals in brackets.", f"{group.note}."]
-        run.write_text(f"tables/{group.slug}.tex", latex(table, group.slug, notes))
+        run.directory.write_text(f"tables/{group.slug}.tex", latex(table, group.slug, notes))
     shown = document(
         results, None if decision is None else cleaned(decision), groups, naming, _viewer(run, results, naming)
     )
-    return write(run.path, "report", shown)
+    return write(run.directory.path, "report", shown)
 
 
 def document(
@@ -180,9 +179,9 @@ def _picture(groups: Sequence[Group]) -> Figure | None:
     return by_size[-1].figures[0] if by_size else None
 
 
-def _viewer(run: RunDirectory, results: Results, naming: Naming) -> Widget:
+def _viewer(run: Run, results: Results, naming: Naming) -> Widget:
     """Return the generations, which only the page shows."""
-    data = dump(viewer(run, read_plan(run), results, *naming))
+    data = dump(viewer(run, results, *naming))
     page = resources.files("mtbench.report") / "page"
     script, style = ((page / f"viewer.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
     return Widget(template("viewer.html.j2", "mtbench.report").render(viewer=data, most_items=ITEMS), script, style)

@@ -15,9 +15,9 @@ from mtbench.records import Record, dump
 from mtbench.report.phrases import suite_name
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine, Scores
 from mtbench.runs.plan import Group, Plan
+from mtbench.runs.run import Run
 
 ITEMS = 40  # per suite and batch size
 LETTERS = 1_500_000  # of all answers and prompts together, so that the page stays under some 3 MB
@@ -132,20 +132,16 @@ class _Generations:
     names: Mapping[str, str]  # words of every arm
 
 
-def viewer(
-    run: RunDirectory, plan: Plan, results: Results, numbers: Mapping[str, int], names: Mapping[str, str]
-) -> Viewer:
+def viewer(run: Run, results: Results, numbers: Mapping[str, int], names: Mapping[str, str]) -> Viewer:
     """Return the data of the viewer, small enough to be part of the page. numbers, names: of each arm, by its id."""
     _tokenizer.cache_clear()  # a checkpoint may have changed
-    scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
+    plan, files = run.plan, run.directory
+    scores = files.read("scores.json", Scores).root if files.has("scores.json") else {}
     by_name = {cell.cell: cell for cell in results.cells}
     groups = []
     for group in plan.groups:
         cells = [by_name[name] for name in group.cells]
-        lines = {}
-        for name in group.cells:
-            stored = run.read_lines(f"generations/{name}.jsonl", GenerationLine)
-            lines[name] = {line.item: line for line in stored}
+        lines = {name: {line.item: line for line in run.answers[name]} for name in group.cells}
         generations = _Generations(cells, own_speedups(cells), lines, scores, names)
         shown = _group(plan, group, generations, numbers)
         if shown.items:

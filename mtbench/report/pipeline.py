@@ -6,24 +6,22 @@ The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 from mtbench.report.document import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.format import Results
-from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress, generate
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 from mtbench.runs.score import due, score
 
 
-def finish(run: RunDirectory, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:
+def finish(run: Run, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:
     """Run what is missing of a plan; return the results. With `pages`, write report.md and report.html too."""
-    with run.locked():
-        generate(run, progress, execution)
-        if due(run):
-            score(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)
-        return report(run) if pages else assemble(run)
+    generate(run, progress, execution)
+    if due(run):
+        score(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)
+    return report(run) if pages else assemble(run)
 
 
-def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
+def report(run: Run, *, price_per_hour: float | None = None) -> Results:
     """Write results.json, report.md and report.html; return the results. price_per_hour: in place of the plan's."""
-    with run.locked():
-        results = assemble(run, price_per_hour=price_per_hour)
-        write_report(run, results)
+    results = assemble(run, price_per_hour=price_per_hour)
+    write_report(run, results)
     return results

@@ -61,7 +61,7 @@ from mtbench.runs.formats import (
     SessionRecord,
 )
 from mtbench.runs.plan import Group, Plan
-from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run import Run
 
 STATISTICS = (
     "ratios of totals over blocks, a block's time being its median over rounds, t interval on the log scale; Wilson; "
@@ -116,18 +116,18 @@ class Stored:
         return dict((self.environment.scored_as or {}).get(suite, self.plan.suite(suite).task))
 
 
-def read_stored(run: RunDirectory) -> Stored:
-    """Read a run. Raise UserError for a faulty file, and for a line that the plan does not ask for."""
-    plan = read_plan(run)
+def read_stored(run: Run) -> Stored:
+    """Return what a run has stored by now. Raise UserError for a faulty file."""
+    files = run.directory
     return Stored(
-        run=run,
-        plan=plan,
-        environment=run.read("environment.json", Environment),
-        cells=read(run, plan),
-        preparation=run.read_lines("preparation.jsonl", PreparationLine),
-        memory=run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {},
-        energy=run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord(),
-        race=run.read("race.json", Race) if run.has("race.json") else None,
+        run=files,
+        plan=run.plan,
+        environment=run.environment,
+        cells=read(run),
+        preparation=files.read_lines("preparation.jsonl", PreparationLine),
+        memory=files.read("memory.json", MemoryRecord).root if files.has("memory.json") else {},
+        energy=files.read("energy.json", EnergyRecord) if files.has("energy.json") else EnergyRecord(),
+        race=run.race,
     )
 
 
@@ -141,7 +141,7 @@ def void_reasons(stored: Stored) -> dict[str, list[str]]:
     return {name: void_reasons_of(data, _lossless(stored, data)) for name, data in stored.cells.items()}
 
 
-def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
+def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
     """Write results.json from the stored lines and return it. Failed cells are in it, too.
 
     price_per_hour: in place of the plan's.
@@ -157,7 +157,7 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
         environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
         seed=plan.request.seed,
         temperature=plan.request.temperature,
-        plan_sha256=run.sha256("plan.json"),
+        plan_sha256=stored.run.sha256("plan.json"),
         statistics=StatisticsInfo(
             method=f"{STATISTICS}{OVER_ROUNDS if stored.plan.request.apart else ''}{SHARED if stored.race else ''}",
             level=0.95,
@@ -168,7 +168,7 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
         cells=cells,
         stops_paying=stops_paying(cells),
     )
-    run.write_json("results.json", dump(results))
+    stored.run.write_json("results.json", dump(results))
     return results
 
 

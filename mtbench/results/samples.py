@@ -21,10 +21,9 @@ import numpy.typing as npt
 
 from mtbench import statistics
 from mtbench.results import verdict_words
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, Scores, TimingLine
-from mtbench.runs.plan import Cell, Group, Item, Plan
-from mtbench.runs.stored_lines import read_answers, read_timings
+from mtbench.runs.formats import Elimination, GenerationLine, Scores, TimingLine
+from mtbench.runs.plan import Cell, Group, Item
+from mtbench.runs.run import Run
 from mtbench.statistics import Totals, Unit
 
 STRETCHED = 1.1  # ratio of the stretches of two arms from which their times are not compared
@@ -174,28 +173,23 @@ def add(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
-    """Return the data of every cell of the plan, by the cell's name.
-
-    Raise UserError for a line that does not belong to the plan.
-    """
-    errors = {failure.cell: failure.error for failure in run.read_lines("failures.jsonl", FailureLine)}
-    left = {line.cell: line for line in run.read_lines("eliminated.jsonl", Elimination)}
-    scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
-    sessions = run.read("environment.json", Environment).sessions
+def read(run: Run) -> dict[str, CellData]:
+    """Return the data of every cell of the plan, by the cell's name."""
+    plan, files = run.plan, run.directory
+    errors = {failure.cell: failure.error for failure in run.failures}
+    left = {line.cell: line for line in run.left}
+    scores = files.read("scores.json", Scores).root if files.has("scores.json") else {}
     data = {}
     for group in plan.groups:
         suite = plan.suite(group.suite)
         order = {item.item: number for number, item in enumerate(suite.items)}
         unit_of = _units(group, suite.items)
-        timings = {name: read_timings(run, group, name, sessions) for name in group.cells}
-        valid = _valid(group, timings, errors, left)
+        valid = _valid(group, run.timings, errors, left)
         for name in group.cells:
-            lines = read_answers(run, group, suite, name)
             data[name] = CellData(
                 cell=plan.cell(name),
-                lines={line.item: line for line in sorted(lines, key=lambda line: order[line.item])},
-                timings=timings[name],
+                lines={line.item: line for line in sorted(run.answers[name], key=lambda line: order[line.item])},
+                timings=run.timings[name],
                 valid=valid.get(name, set()),
                 repeated_blocks=min(group.rounds),
                 unit_of=unit_of,

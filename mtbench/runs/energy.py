@@ -15,9 +15,10 @@ from mtbench.hardware import machine
 from mtbench.hardware.machine import Gpu
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import CellEnergy, EnergyRecord, GenerationLine
+from mtbench.runs.formats import CellEnergy, EnergyRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.run import Run
 
 WINDOW_S = 10.0
 IDLE_S = 3.0
@@ -29,13 +30,14 @@ UNMEASURED = "not measured yet; `--resume` does it"
 
 
 def measure(
-    run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
+    run: Run, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
 ) -> None:
     """Fill energy.json: `idle_power_w` and, by cell, what `window` returns. Cells already measured are kept.
 
     Without a counter it holds the reason. Stops at `deadline` (time.monotonic).
     """
-    known = run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord()
+    directory = run.directory
+    known = directory.read("energy.json", EnergyRecord) if directory.has("energy.json") else EnergyRecord()
     cells = dict(known.cells)
     gpu = machine.gpu() if pool.device == "cuda" else None
     if gpu is None or gpu.energy_j() is None:
@@ -45,12 +47,12 @@ def measure(
         elif gpu is None:
             reason = NO_NVML
         if not cells and known.reason != reason:
-            run.write_json("energy.json", {"reason": reason})
+            directory.write_json("energy.json", {"reason": reason})
         return
     elsewhere = {cell.cell for cell in plan.cells if not cell.computes_here}
     if not cells.keys() >= elsewhere:
         cells |= dict.fromkeys(elsewhere, CellEnergy(energy_reason=ELSEWHERE))
-        _write(run, known.idle_power_w, cells)
+        _write(directory, known.idle_power_w, cells)
     todo = [cell for cell in plan.cells if cell.cell not in cells and cell.cell not in failed]
     if not todo or time.monotonic() > deadline:
         return
@@ -60,12 +62,12 @@ def measure(
         if time.monotonic() > deadline:
             note(f"time budget spent; the energy of {len(todo) - i} cells is measured with --resume")
             return
-        answers = run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
+        answered = {line.item: line.context for line in run.answers[cell.cell]}
         try:
-            cells[cell.cell] = window(gpu, plan, pool, cell, {line.item: line.context for line in answers})
+            cells[cell.cell] = window(gpu, plan, pool, cell, answered)
         except Exception as error:  # the method's fault; earlier cells keep their figures
             cells[cell.cell] = CellEnergy(energy_reason=f"{type(error).__name__}: {first_line(error)}")
-        _write(run, idle_power_w, cells)
+        _write(directory, idle_power_w, cells)
 
 
 def _write(run: RunDirectory, idle_power_w: float | None, cells: dict[str, CellEnergy]) -> None:

@@ -24,11 +24,12 @@ from mtbench.errors import UserError
 from mtbench.models import token_map
 from mtbench.options.classes import options_of
 from mtbench.records import dump
-from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, TimingLine
+from mtbench.runs.directory import JsonObject
+from mtbench.runs.formats import FailureLine, GenerationLine
 from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 from mtbench.runs.stored_lines import generation_line, timing_line
 from mtbench.runs.untimed import UntimedPasses
@@ -52,31 +53,24 @@ class Progress(Protocol):
     def show(self, text: str) -> None: ...
 
 
-def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE) -> None:
+def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     """Run the blocks of the plan that are not on disk yet.
 
     In this process, by workers on this machine, or by workers of a Ray cluster. Time budget and data folder are the
     plan's unless the execution has its own. Raises UserError if no cell can run, if the plan asks a server that the
     execution does not name, or if the run started on another device or in another dtype.
     """
-    with run.locked():
-        _generate(run, progress, execution)
-
-
-def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> None:
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
     token_map.refuse_changed(plan.token_maps)
     if not execution.ray:  # a cluster's machines are others
-        before = run.read("environment.json", Environment).sessions
-        plan = with_dtype(plan, before[0].dtype if before else None)
+        plan = with_dtype(plan, run.sessions[0].dtype if run.sessions else None)
     in_this_process = execution.ray is None and execution.workers in (None, 1)
     pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     until = deadline - (0.0 if budget_s is None or execution.timed_only else JUDGED_SHARE * budget_s)
     failed, may_pass = _failed_cells(run, plan)
-    left = {line.cell for line in run.read_lines("eliminated.jsonl", Elimination)}
-    stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
+    stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
         progress.begin(len(plan.cells), 0, until)
@@ -84,21 +78,20 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
         _refuse_other_servers(due, execution.servers)
         refuse_engine_options(set(plan.request.engine_option) - execution.engine_options)
-        _refuse_new_options(due if run.read("environment.json", Environment).sessions else [])
+        _refuse_new_options(due if run.sessions else [])
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
             if len(started) > 1:
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
-            session = run.read("environment.json", Environment).sessions[-1]
-            for note in kernels.notes(session.kernels_off):
+            for note in kernels.notes(run.sessions[-1].kernels_off):
                 progress.note(note)
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
             if recovered:
-                _forget_failures(run, recovered)
+                run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
                 failed -= recovered
-                stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
+                stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages), until)
             whole = all(stage.run_blocks(sessions, until, execution) for stage in stages)
             for reason, n in sum((stage.again for stage in stages), Counter[str]()).items():
@@ -107,7 +100,7 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
-    lost = {line.cell for line in run.read_lines("eliminated.jsonl", Elimination) if line.lost}
+    lost = {line.cell for line in run.left if line.lost}
     passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
     if pool is not None:
         passes.execute(pool, progress.note, progress.show)
@@ -115,25 +108,17 @@ def _generate(run: RunDirectory, progress: Progress, execution: Execution) -> No
         passes.execute_in_child(progress.note, progress.show)
 
 
-def _failed_cells(run: RunDirectory, plan: Plan) -> tuple[set[str], set[str]]:
+def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:
     """Return the cells that failed in an earlier session or when they were planned; store the latter's errors.
 
     Return also which of them failed for a cause that may have passed.
     """
-    stored = run.read_lines("failures.jsonl", FailureLine)
-    run.keep_lines("failures.jsonl", stored)  # without a torn line
+    run.keep_failures(run.failures)  # without a torn line
     faults = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
-    decoding = [line for line in stored if line.stage is None]
+    decoding = [line for line in run.failures if line.stage is None]
     failed = {line.cell for line in decoding}
-    new = [FailureLine(cell=cell, error=error) for cell, error in faults.items() if cell not in failed]
-    run.append("failures.jsonl", map(dump, new))
+    run.add_failures([FailureLine(cell=cell, error=error) for cell, error in faults.items() if cell not in failed])
     return failed | faults.keys(), {line.cell for line in decoding if line.again} - faults.keys()
-
-
-def _forget_failures(run: RunDirectory, cells: Collection[str]) -> None:
-    """Delete the stored failures of decoding these cells."""
-    lines = run.read_lines("failures.jsonl", FailureLine)
-    run.keep_lines("failures.jsonl", [line for line in lines if line.cell not in cells or line.stage])
 
 
 def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
@@ -167,11 +152,10 @@ def _refuse_new_options(cells: Sequence[Cell]) -> None:
 class Stage:
     """One group of cells, block by block."""
 
-    def __init__(
-        self, run: RunDirectory, plan: Plan, group: Group, failed: set[str], left: set[str], progress: Progress
-    ) -> None:
+    def __init__(self, run: Run, plan: Plan, group: Group, failed: set[str], progress: Progress) -> None:
         self.run, self.plan, self.group, self.progress = run, plan, group, progress
-        self.failed, self.left = failed, left  # cells of all groups that decode no further blocks
+        self.failed = failed  # cells of all groups
+        self.left = {line.cell for line in run.left}
         self.suite: SuitePlan = plan.suite(group.suite)
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
@@ -184,7 +168,7 @@ class Stage:
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
         self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
         for name in group.cells:
-            for line in run.read_lines(f"generations/{name}.jsonl", GenerationLine):
+            for line in run.answers[name]:
                 self._remember(name, line)
 
     @property
@@ -286,7 +270,7 @@ class Stage:
             return
         with self.writing:
             for line in execution.leave(self.group.cells):
-                self.run.append("eliminated.jsonl", [dump(line)])
+                self.run.add_left([line])
                 self.left.add(line.cell)
                 cell = self.plan.cell(line.cell)
                 self.progress.note(
@@ -315,7 +299,7 @@ class Stage:
             prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
             line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
             with self.writing:
-                self.run.append("preparation.jsonl", [line])
+                self.run.directory.append("preparation.jsonl", [line])
 
     def _run_block(self, session: WorkerSession, round_: int, block: int, deadline: float) -> None:
         order = self._alive(self.visiting)
@@ -360,15 +344,15 @@ class Stage:
                 generation_line(item.item, prompt, generation, block, public=public)
                 for item, prompt, generation in zip(items, prompts, generations, strict=True)
             ]
-            self.run.append(f"generations/{cell.cell}.jsonl", map(dump, lines))
+            self.run.add_answers(cell.cell, lines)
             for line in lines:
                 self._remember(cell.cell, line)
         else:
             first = self.tokens[cell.cell]
             identical = sum(first[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
         timed = timing_line(session.session, round_, block, place, timing, conditions, identical)
-        self.run.append(f"timings/{cell.cell}.jsonl", [timed])
-        self.progress.decoded(cell, index, len(items), timed)
+        self.run.add_timing(cell.cell, timed)
+        self.progress.decoded(cell, index, len(items), dump(timed))
 
     def _attempt(
         self, session: WorkerSession, cell: Cell, block: int, budget: int, *, cold: bool = False
@@ -404,8 +388,8 @@ class Stage:
     def _fail(self, cell: Cell, failed: Failed) -> None:
         with self.writing:
             if cell.cell not in self.failed:
-                line = {"cell": cell.cell, "error": failed.error}
-                self.run.append("failures.jsonl", [{**line, "again": True} if failed.again else line])
+                line = FailureLine(cell=cell.cell, error=failed.error)
+                self.run.add_failures([line.changed(again=True) if failed.again else line])
                 self.failed.add(cell.cell)
                 later = "; `--resume` tries it again" if failed.again else ""
                 self.progress.note(f"{cell.cell} failed: {failed.error}{later}")
@@ -422,16 +406,14 @@ class Stage:
 
         Of arms that decode apart, delete those of rounds that an arm has not finished: a visit has one server.
         """
-        timings = {cell.cell: self.run.read_lines(f"timings/{cell.cell}.jsonl", TimingLine) for cell in self.cells}
-        finished = {cell.cell: {(line.round, line.block) for line in timings[cell.cell]} for cell in self.live()}
+        finished = {
+            cell.cell: {(line.round, line.block) for line in self.run.timings[cell.cell]} for cell in self.live()
+        }
         if self.plan.request.apart:
             rounds = {r: {(r, block) for block in range(n)} for r, n in enumerate(self.group.rounds, start=1)}
             self.whole = {(name, r) for name, own in finished.items() for r in rounds if rounds[r] <= own}
             finished = {name: set().union(*(rounds[r] for n, r in self.whole if n == name)) for name in finished}
         done = set.intersection(*finished.values()) if finished else set()
         for name, own in finished.items():
-            kept = own if self.plan.request.apart else done
-            self.run.keep_lines(f"timings/{name}.jsonl", [t for t in timings[name] if (t.round, t.block) in kept])
-            lines = self.run.read_lines(answers := f"generations/{name}.jsonl", GenerationLine)
-            self.run.keep_lines(answers, [line for line in lines if (1, line.block) in kept])
+            self.run.keep_blocks(name, own if self.plan.request.apart else done)
         return done

@@ -34,10 +34,10 @@ from mtbench.decoding.arms import is_ours, is_served
 from mtbench.errors import UserError, first_line
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine, Grade, RescoringRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.run import Run
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
 JUDGED_AT_ONCE = 256  # positions of one forward
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 class Rescoring:
     """Rescores the cells of a run on the models of `pool`."""
 
-    run: RunDirectory
+    run: Run
     plan: Plan
     pool: ModelPool
     note: Callable[[str], None]
@@ -70,10 +70,10 @@ class Rescoring:
 
         The judge is fed at the arm's width, too. `epsilon` is None if there are too few positions.
         """
-        name = f"lossless/{cell.cell}.json"
+        name, files = f"lossless/{cell.cell}.json", self.run.directory
         lines = self._judged(cell) if cell.claims == "lossless" and cell.lossless_reference is not None else []
         due = {line.item for line in lines}
-        if not due or (self.run.has(name) and self.run.read(name, RescoringRecord).items.keys() >= due):
+        if not due or (files.has(name) and files.read(name, RescoringRecord).items.keys() >= due):
             return
         width = JUDGED_AT_ONCE
         if self.pool.dtype not in EXACT_EPSILON:
@@ -82,11 +82,11 @@ class Rescoring:
             self._refuse_late()
             epsilon = self._epsilon(cell, width)
             short = self._shortfalls(cell, lines, width)
-            self.run.write_json(name, {"epsilon": epsilon, "items": short, "why": None})
+            files.write_json(name, {"epsilon": epsilon, "items": short, "why": None})
         except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
             kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
             why = f"{kind}{first_line(error).rstrip('.')}"
-            self.run.write_json(name, {"epsilon": None, "items": {}, "why": why})
+            files.write_json(name, {"epsilon": None, "items": {}, "why": why})
             if not isinstance(error, TimeoutError):
                 self.note(f"{cell.cell} could not be re-scored: {why}")
 
@@ -156,7 +156,7 @@ class Rescoring:
         return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.lossless_reference)]
 
     def _lines(self, cell: Cell) -> list[GenerationLine]:
-        return self.run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
+        return self.run.answers[cell.cell]
 
     def _answers(self, cell: Cell, lines: Sequence[GenerationLine]) -> Iterator[Answer]:
         """Yield the answers of a cell's generation lines, within the time budget, and show which one is judged."""

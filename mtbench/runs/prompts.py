@@ -15,10 +15,8 @@ from mtbench.models import chat_template
 from mtbench.models.families import Family
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected, inspect
-from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan
-from mtbench.runs.plan_checks import read_plan
-from mtbench.runs.stored_lines import refuse_unplanned
+from mtbench.runs.run import Run
 
 
 def open_suite(spec: str, request: RunRequest) -> Suite:
@@ -101,19 +99,16 @@ def plan_suite(
     return plan.changed(withheld=plan.digest()) if suite.private else plan
 
 
-def open_plan(run: RunDirectory, data_dir: str | None = None, *, offline: bool = False) -> Plan:
+def open_plan(run: Run, data_dir: str | None = None, *, offline: bool = False) -> Plan:
     """Return the plan of a run, with the prompts of private suites loaded again.
 
     `data_dir` is where their data are, if not where the plan says. With `offline` nothing is downloaded. Raise
-    UserError if the data are not available or are not the planned prompts, or for stored lines that do not belong to
-    the plan.
+    UserError if the data are not available or are not the planned prompts, or for a timing without its answers.
     """
-    plan = read_plan(run)
-    refuse_unplanned(run, plan)
-    plan = plan.changed(request=plan.request.changed(offline=plan.request.offline or offline))
+    run.refuse_unanswered()
+    plan = run.plan.changed(request=run.plan.request.changed(offline=run.plan.request.offline or offline))
     request = plan.request.changed(data_dir=data_dir or plan.request.data_dir, allow_unsandboxed_code=False)
-    suites = [_with_private_prompts(suite, plan, request, run) for suite in plan.suites]
-    return plan.changed(suites=suites)
+    return plan.changed(suites=[_with_private_prompts(suite, plan, request, run) for suite in plan.suites])
 
 
 def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest) -> tuple[list[Prompt], bool | None]:
@@ -137,7 +132,7 @@ def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest
     return [replace(prompt, plain=not rendered and prompt.follows is None) for prompt in prompts], rendered
 
 
-def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run: RunDirectory) -> SuitePlan:
+def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run: Run) -> SuitePlan:
     """Return the suite's plan with the prompts that the stored plan withholds. Raise UserError if they changed."""
     if suite.withheld is None:
         return suite
@@ -148,8 +143,8 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     complete = suite.changed(items=_tokenise(prompts, suite.suite, checkpoint, request.protocol))
     if complete.digest() != suite.withheld:
         raise UserError(
-            f"the prompts of suite {suite.suite!r} are not those planned in {str(run.path)!r}; restore the data that "
-            "it was planned with (`--data-dir`), or start another run with `mtbench run -o DIR`."
+            f"the prompts of suite {suite.suite!r} are not those planned in {str(run.directory.path)!r}; restore "
+            "the data that it was planned with (`--data-dir`), or start another run with `mtbench run -o DIR`."
         )
     return complete
 

@@ -5,17 +5,15 @@ from typing import Any, Literal
 
 from mtbench.errors import first_line
 from mtbench.evaluation.suite import Suite
-from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores
+from mtbench.runs.formats import FailureLine, GenerationLine, Scores
 from mtbench.runs.plan import Cell, Plan, SuitePlan
-from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.prompts import open_suite
+from mtbench.runs.run import Run
 
 STAGE: Literal["score"] = "score"  # marks failures that another scoring may repair
 
 
-def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool = False) -> None:
+def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -> None:
     """Write scores.json: cell -> item -> score in [0, 1].
 
     Cells of suites without a metric have no scores. Nor have cells of fixed length, whose answers continue after their
@@ -25,23 +23,18 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
     programs without a sandbox; a plan that allows it is not obeyed, since it may come from somebody else. Raise
     UserError if the data of a suite are not available.
     """
-    with run.locked():
-        _score(run, data_dir, unsandboxed=unsandboxed)
-
-
-def _score(run: RunDirectory, data_dir: str | None, *, unsandboxed: bool) -> None:
-    plan, environment = read_plan(run), run.read("environment.json", Environment)
+    plan = run.plan
     request = plan.request.changed(allow_unsandboxed_code=unsandboxed, data_dir=data_dir or plan.request.data_dir)
     scores: dict[str, dict[str, float]] = {}
     tasks: dict[str, dict[str, Any]] = {}
-    failures = [failure for failure in run.read_lines("failures.jsonl", FailureLine) if failure.stage != STAGE]
+    failures = [failure for failure in run.failures if failure.stage != STAGE]
     for suite_plan in plan.suites:
         if suite_plan.metric is None:
             continue
         suite = open_suite(suite_plan.suite, request)
         tasks[suite_plan.suite] = dict(suite.task)
         for cell in _scored_cells(plan, suite_plan):
-            lines = run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
+            lines = run.answers[cell.cell]
             if not any(line.item in suite_plan.scored_items for line in lines):
                 continue
             try:
@@ -49,9 +42,9 @@ def _score(run: RunDirectory, data_dir: str | None, *, unsandboxed: bool) -> Non
             except Exception as error:  # a suite may raise anything
                 reason = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
                 failures.append(FailureLine(cell=cell.cell, error=reason, stage=STAGE))
-    run.write_json("environment.json", dump(environment.changed(scored_as=tasks)))
-    run.write_json("scores.json", scores)
-    run.keep_lines("failures.jsonl", failures)
+    run.write_environment(run.environment.changed(scored_as=tasks))
+    run.directory.write_json("scores.json", scores)
+    run.keep_failures(failures)
 
 
 def scores_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, float]:
@@ -68,17 +61,15 @@ def _scored_cells(plan: Plan, suite: SuitePlan) -> list[Cell]:
     return [cell for cell in plan.cells if cell.suite == suite.suite and cell.length == "natural"]
 
 
-def due(run: RunDirectory) -> bool:
+def due(run: Run) -> bool:
     """Return whether the scored items are not the answered ones, or whether the last scoring had failures."""
-    failures = run.read_lines("failures.jsonl", FailureLine)
-    if any(failure.stage == STAGE for failure in failures) or not run.has("scores.json"):
+    if any(failure.stage == STAGE for failure in run.failures) or not run.directory.has("scores.json"):
         return True
-    plan, scores = read_plan(run), run.read("scores.json", Scores).root
+    scores = run.directory.read("scores.json", Scores).root
     return any(
-        {line.item for line in run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)} & suite.scored_items
-        != scores.get(cell.cell, {}).keys()
-        for suite in plan.suites
-        for cell in _scored_cells(plan, suite)
+        {line.item for line in run.answers[cell.cell]} & suite.scored_items != scores.get(cell.cell, {}).keys()
+        for suite in run.plan.suites
+        for cell in _scored_cells(run.plan, suite)
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from mtbench import records
 from mtbench.decoding.output import Generation, Timing
 from mtbench.errors import UserError
-from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.formats import Environment, GenerationLine, SessionRecord, TimingLine
-from mtbench.runs.plan import Group, Plan, SuitePlan
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
+from mtbench.runs.plan import Group, SuitePlan
 
 
 def generation_line(
@@ -39,7 +39,7 @@ def timing_line(
     timing: Timing,
     conditions: Mapping[str, Any],
     identical: int | None,
-) -> JsonObject:
+) -> TimingLine:
     """Return the stored line of one block in one round.
 
     `order`: its place among the arms of the block. `conditions`: the state of the machine meanwhile. `identical`:
@@ -57,7 +57,7 @@ def timing_line(
     }
     prepared = "a shape was prepared inside the window" if timing.preparation_s else None
     line["dropped"] = conditions["dropped"] or timing.dropped or prepared
-    return line
+    return TimingLine.model_validate(line)
 
 
 def read_answers(run: RunDirectory, group: Group, suite: SuitePlan, cell: str) -> list[GenerationLine]:
@@ -68,19 +68,19 @@ def read_answers(run: RunDirectory, group: Group, suite: SuitePlan, cell: str) -
     for where, line in records.iterate_lines(run.path / f"generations/{cell}.jsonl", GenerationLine):
         number = index.get(line.item)
         if number is None:
-            raise _unplanned(where, f"item is {line.item!r:.60}, which the plan does not have")
+            raise unplanned(where, f"item is {line.item!r:.60}, which the plan does not have")
         if line.item in seen:
-            raise _unplanned(where, f"item {line.item!r:.60} is there twice")
+            raise unplanned(where, f"item {line.item!r:.60} is there twice")
         seen.add(line.item)
         if line.block >= len(group.blocks) or number not in group.blocks[line.block]:
-            raise _unplanned(where, f"block is {line.block}, in which the plan does not have {line.item!r:.60}")
+            raise unplanned(where, f"block is {line.block}, in which the plan does not have {line.item!r:.60}")
         if len(line.token_ids) > suite.max_new_tokens:
-            raise _unplanned(where, f"token_ids has {len(line.token_ids):,} ids, over {suite.max_new_tokens:,}")
+            raise unplanned(where, f"token_ids has {len(line.token_ids):,} ids, over {suite.max_new_tokens:,}")
         if line.prompt_ids is not None and line.prompt_tokens != len(line.prompt_ids):
-            raise _unplanned(where, f"prompt_tokens is {line.prompt_tokens}, not the length of prompt_ids")
+            raise unplanned(where, f"prompt_tokens is {line.prompt_tokens}, not the length of prompt_ids")
         first_turn = suite.items[number].follows is None and suite.withheld is None
         if first_turn and line.prompt_ids not in (None, suite.items[number].prompt_ids):
-            raise _unplanned(where, "prompt_ids is not the prompt of the plan")
+            raise unplanned(where, "prompt_ids is not the prompt of the plan")
         lines.append(line)
     return lines
 
@@ -91,37 +91,22 @@ def read_timings(run: RunDirectory, group: Group, cell: str, sessions: Sequence[
     lines = []
     for where, line in records.iterate_lines(run.path / f"timings/{cell}.jsonl", TimingLine):
         if line.session > len(sessions):
-            raise _unplanned(where, f"session is {line.session}, and environment.json has {len(sessions)}")
+            raise unplanned(where, f"session is {line.session}, and environment.json has {len(sessions)}")
         if line.round > len(group.rounds) or line.block >= group.rounds[line.round - 1]:
-            raise _unplanned(where, f"round is {line.round} and block is {line.block}, which the plan does not have")
+            raise unplanned(where, f"round is {line.round} and block is {line.block}, which the plan does not have")
         if (line.round, line.block) in seen:
-            raise _unplanned(
+            raise unplanned(
                 where, f"round {line.round} of block {line.block} is there twice: two commands decoded at once"
             )
         seen.add((line.round, line.block))
         block = len(group.blocks[line.block])
         for name, most in (("items", block), ("rows", group.batch_size), ("identical", block)):
             if (getattr(line, name) or 0) > most:
-                raise _unplanned(where, f"{name} is {getattr(line, name)}, over {most}")
+                raise unplanned(where, f"{name} is {getattr(line, name)}, over {most}")
         lines.append(line)
     return lines
 
 
-def refuse_unplanned(run: RunDirectory, plan: Plan) -> None:
-    """Raise UserError for answers and timings that do not belong to the plan, and for timings without answers."""
-    sessions = run.read("environment.json", Environment).sessions
-    for group in plan.groups:
-        for cell in group.cells:
-            suite = plan.suite(group.suite)
-            answered = {line.item for line in read_answers(run, group, suite, cell)}
-            for line in read_timings(run, group, cell, sessions):
-                for number in group.blocks[line.block]:
-                    if (item := suite.items[number].item) not in answered:
-                        where = str(run.path / f"generations/{cell}.jsonl")
-                        raise _unplanned(
-                            where, f"block {line.block} was timed, and its answer to {item!r:.60} is missing"
-                        )
-
-
-def _unplanned(where: str, finding: str) -> UserError:
+def unplanned(where: str, finding: str) -> UserError:
+    """Return the error of a line that the plan does not ask for."""
     return UserError(f"{where}: {finding}; {records.APPEND_ONLY}")

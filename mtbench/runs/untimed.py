@@ -8,11 +8,10 @@ from multiprocessing.connection import Connection
 
 from mtbench.plugins import InChild
 from mtbench.runs import energy, peak_memory
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment
 from mtbench.runs.lossless_check import Rescoring
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.run import Run
 from mtbench.runs.workers import interrupts_blocked
 
 
@@ -20,7 +19,7 @@ from mtbench.runs.workers import interrupts_blocked
 class UntimedPasses:
     """What the passes need to know of a run."""
 
-    run: RunDirectory
+    run: Run
     plan: Plan
     failed: Set[str]  # cells that have no answers to pass over
     deadline: float  # by time.monotonic
@@ -38,13 +37,12 @@ class UntimedPasses:
         show("measuring energy and peak memory")
         energy.measure(run, plan, pool, left_out, note, self.deadline)
         if pool.device != "cpu" or self.peak_memory_on_cpu:
-            peak_memory.measure(run, plan, pool, left_out, note, self.deadline)
+            peak_memory.measure(run.directory, plan, pool, left_out, note, self.deadline)
         pool.clear()
 
     def execute_in_child(self, note: Callable[[str], None], show: Callable[[str], None]) -> None:
         """Run the passes in a child process: the process that distributes work must not use a GPU itself."""
-        sessions = self.run.read("environment.json", Environment).sessions
-        decoded_on = sessions[0].device if sessions else None
+        decoded_on = self.run.sessions[0].device if self.run.sessions else None
         device = "cpu" if decoded_on == "cpu" else resolve_device("auto")
         if decoded_on != device:
             note(f"decoded on {decoded_on}, but this machine has {device}: no re-scoring, no measurement of memory")

@@ -33,11 +33,11 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
-from mtbench.records import dump
-from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.formats import Environment, SessionRecord
+from mtbench.runs.directory import JsonObject
+from mtbench.runs.formats import SessionRecord
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell, RunRequest
+from mtbench.runs.run import Run
 
 CONNECT_TIMEOUT_S = 5.0  # for a cluster
 
@@ -302,7 +302,7 @@ class WorkerSession:
 
     _writing = threading.Lock()  # of environment.json
 
-    def __init__(self, worker: Worker, workers: int, run: RunDirectory) -> None:
+    def __init__(self, worker: Worker, workers: int, run: Run) -> None:
         self.worker, self.workers, self.run = worker, workers, run
         self.session = 0  # its number, from 1; 0: not begun
         self.warm: set[tuple[str, int]] = set()  # cell, rows
@@ -318,13 +318,12 @@ class WorkerSession:
             raise UserError(f"{death} while it loaded the models; free memory, or use fewer `--workers`.") from None
         self.warm.clear()
         with self._writing:
-            environment = self.run.read("environment.json", Environment)
-            now, before = SessionRecord.model_validate(described), environment.sessions
+            now, before = SessionRecord.model_validate(described), self.run.sessions
             if before:
                 _refuse_other_hardware(before[0], now)
                 _refuse_other_engines(before[0], now)
             self.session = len(before) + 1
-            self.run.write_json("environment.json", dump(environment.changed(sessions=[*before, now])))
+            self.run.write_environment(self.run.environment.changed(sessions=[*before, now]))
 
 
 def in_parallel(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession], None]) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stages
 from made_records import made_decision, made_results, result_cell
+from stages import write_report
 from stored import keep_lines, stored_json, stored_lines
 from typer.testing import CliRunner, Result
 from whole import Quiet, forget_plugin_files
@@ -30,7 +32,6 @@ from mtbench.experiments.run import EXPERIMENT
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines
 from mtbench.results.decision_format import Decision
@@ -40,8 +41,8 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import Elimination, Race
 from mtbench.runs.plan import Plan
-from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import write_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution, RunRequest
 
 ROOT = Path(__file__).parents[2]
@@ -69,11 +70,11 @@ def begun(path: Path) -> Racing:
 
 def again(run: RunDirectory) -> Racing:
     """What another process makes of the run."""
-    return Racing(run, read_plan(run), run.read("race.json", Race), Execution())
+    return Racing(Run.open(run), Execution())
 
 
 def left(racing: Racing) -> dict[str, Elimination]:
-    return {line.cell: line for line in racing.run.read_lines("eliminated.jsonl", Elimination)}
+    return {line.cell: line for line in racing.run.left}
 
 
 def finish(racing: Racing) -> Decision:
@@ -84,27 +85,27 @@ def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) ->
     racing = begun(tmp_path / "race")
     assert [group.batch_size for group in racing.plan.groups] == [8, 4]
     with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
-        EXPERIMENT.refuse_other(racing.run.path)
+        EXPERIMENT.refuse_other(racing.run.directory.path)
     assert racing.race.looks == {"arithmetic b8": [6], "arithmetic b4": [6, 8, 11, 12]}
 
 
 @pytest.mark.whole
 def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None:
     """Killed in a block, and again between a look and the line of who left: the lines are those of one replay."""
-    racing = begun(tmp_path / "race")
+    racing, run = begun(tmp_path / "race"), RunDirectory(tmp_path / "race")
     with pytest.raises(KeyboardInterrupt):
         generate(racing.run, Quiet(until=14), racing.executing())
-    second = again(racing.run)
+    second = again(run)
     with pytest.raises(KeyboardInterrupt):
         generate(second.run, Quiet(until=8), second.executing())
-    lines = stored_lines(racing.run, "eliminated.jsonl")
-    keep_lines(racing.run, "eliminated.jsonl", lines[:-1])
-    third = again(racing.run)
+    lines = stored_lines(run, "eliminated.jsonl")
+    keep_lines(run, "eliminated.jsonl", lines[:-1])
+    third = again(run)
     decision = finish(third)
     stored = left(third)
 
-    assert stored_lines(racing.run, "eliminated.jsonl")[: len(lines)] == lines
-    replayed = {gone.cell: gone for group in third.plan.groups for gone in again(third.run).outcome(group).left}
+    assert stored_lines(run, "eliminated.jsonl")[: len(lines)] == lines
+    replayed = {gone.cell: gone for group in third.plan.groups for gone in again(run).outcome(group).left}
     assert {name: (line.block, line.lost) for name, line in stored.items()} == {
         name: (gone.block, gone.lost) for name, gone in replayed.items()
     }
@@ -112,9 +113,7 @@ def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None
     assert (stored[wrong].block, stored[wrong].lost) == (6, True)
     assert stored[wrong.replace("b8", "b4")].block == 0
     assert decision.complete
-    assert dump(decide(again(third.run), pipeline.finish(third.run, Execution(), Quiet(), pages=False))) == dump(
-        decision
-    )
+    assert dump(decide(again(run), stages.finish(run, Execution(), Quiet(), pages=False))) == dump(decision)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +170,7 @@ def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_pa
     """Without eliminated.jsonl no block is decoded again, and the decision is the same."""
     run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
     (run.path / "eliminated.jsonl").unlink()
-    _, decision = choosing.finish(run, Execution(), RunProgress(Terminal(quiet=True)))
+    _, decision = choosing.finish(Run.open(run), Execution(), RunProgress(Terminal(quiet=True)))
     assert stored_lines(run, "eliminated.jsonl") == stored_lines(race, "eliminated.jsonl")
     assert dump(decision) == stored_json(race, "decision.json")
     for kind in ("timings", "generations"):
@@ -191,7 +190,7 @@ def test_a_report_decides_a_race_from_its_stored_blocks(race: RunDirectory, tmp_
     if blocks is not None:
         spent = made["spent"] | ({"decoding_s": 1.0} if blocks == "fewer" else {})
         run.write_json("decision.json", made | {"headline": "that of before", "spent": spent})
-    choosing.report(run)
+    choosing.report(Run.open(run))
     assert stored_json(run, "decision.json") == made
     assert in_words(made["headline"], arm_names(run.read("results.json", Results).cells)) in html.unescape(
         (run.path / "report.html").read_text()
@@ -302,7 +301,7 @@ def test_the_page_says_what_the_race_decided(race: RunDirectory, tmp_path: Path)
     run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
     says_what_was_decided(run)
     (run.path / "report.html").unlink()
-    pipeline.report(run)
+    stages.report(run)
     for name in ("report.html", "report.md"):
         assert (run.path / name).read_bytes() == (race.path / name).read_bytes()
 

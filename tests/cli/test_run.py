@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import save_small
+from stages import assemble, generate
 from stored import stored_json, stored_lines
 from thinned import one_in
 from whole import Quiet, cells_of, figures, finish, start
@@ -27,9 +28,7 @@ from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, W
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.report.detail_tables import gaps
-from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution

@@ -9,12 +9,12 @@ from typing import Any
 import pynvml
 import pytest
 from driver import Driver, processes
+from stages import assemble
 from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Sample
 from mtbench.records import dump
-from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 
 THERMAL_NS = [0, 50_000_000]  # 50 ms slowed by heat

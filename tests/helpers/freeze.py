@@ -22,6 +22,7 @@ import fake_build
 import fake_gate
 import made_loads
 import pytest
+import stages
 import whole
 
 import mtbench
@@ -41,10 +42,10 @@ from mtbench.experiments.reproduce.compare import compare
 from mtbench.experiments.reproduce.document import document as reproduce_document
 from mtbench.hardware import machine
 from mtbench.records import dump
-from mtbench.report import pipeline
 from mtbench.results import flags
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
+from mtbench.runs.run import Run
 from mtbench.training.document import write_training_page
 
 FOLDER = Path(__file__).parents[1] / "frozen"
@@ -53,11 +54,12 @@ SKIPPED = {"script", "style", "svg"}
 
 
 def report(folder: Path) -> None:
-    pipeline.report(RunDirectory(folder))
+    stages.report(RunDirectory(folder))
 
 
 def race(folder: Path) -> None:
-    racing.report(RunDirectory(folder))
+    with Run.locked(RunDirectory(folder)) as run:
+        racing.report(run)
 
 
 def gate(folder: Path) -> None:
@@ -90,7 +92,7 @@ def reproduce(folder: Path) -> None:
     asked, parts = rerun.reopen(folder)
     for part in parts:
         if part.plan is not None:
-            pipeline.report(RunDirectory(folder / part.folder))
+            stages.report(RunDirectory(folder / part.folder))
     write(folder, "reproduction", reproduce_document(compare(rerun.published(asked.name), asked, parts, folder)))
 
 

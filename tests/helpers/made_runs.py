@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from made_records import generation_line, plan_cell, timing_line
+from stages import read_stored
 
 from mtbench.records import dump
-from mtbench.results.aggregate import Stored, read_stored
+from mtbench.results.aggregate import Stored
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Cell, Group, Item, Plan, RunRequest, SuitePlan
 

@@ -5,28 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import stages
 from rich.console import Console
+from stages import assemble, generate, score
 
 from mtbench import plugins
 from mtbench.hardware import machine
 from mtbench.records import dump
-from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
-from mtbench.results.aggregate import assemble
 from mtbench.runs import workers
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
-from mtbench.runs.score import score
 
 
 def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
     """Do what `mtbench run` does, without the pages."""
     run = start(folder / "run", request)
     with RunProgress(Console(quiet=True)) as progress:
-        pipeline.finish(run, Execution(), progress, pages=False)
+        stages.finish(run, Execution(), progress, pages=False)
     return run
 
 

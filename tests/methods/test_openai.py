@@ -12,6 +12,7 @@ from decoding_cases import decode_prompts, run_external
 from rich.console import Console
 from service import Answer, Service, serving
 from small import save_small
+from stages import assemble, generate, score
 from stored import stored_lines
 
 from mtbench.clients.openai_client import ServerError
@@ -24,15 +25,12 @@ from mtbench.models.loading import Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
-from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.engine_arms import servers_of
-from mtbench.runs.executor import generate
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution
-from mtbench.runs.score import score
 
 TEXTS = ["12 plus 30 is 42.\nThe answer is 42.", "7 times 6 is 42.\nThe answer is 42.\n\nAnd so on", "1"]
 PROMPTS = [[11, 12, 13], [14], [15, 16]]

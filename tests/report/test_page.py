@@ -12,6 +12,7 @@ import pytest
 from browsers import BROWSER, opened
 from made_records import cell_data, generation_line, made_decision, made_results, result_cell, speedup, timing_line
 from rich.console import Console
+from stages import assemble, write_report
 from stored import stored_json
 
 from mtbench.document.latex_table import latex
@@ -19,13 +20,12 @@ from mtbench.document.markdown_text import markdown
 from mtbench.document.model import Document, Entry, Row, Section, Table
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.document import write_report
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import speed_word
 from mtbench.report.race import race_parts
 from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
-from mtbench.results.aggregate import _request_latency, assemble
+from mtbench.results.aggregate import _request_latency
 from mtbench.results.comparisons import own_speedups
 from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory

@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 from browsers import BROWSER, opened
 from rich.console import Console
+from stages import assemble, write_report
 from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.document.model import Figure
 from mtbench.document.plots import MOST_TICKS, log_ticks
 from mtbench.errors import printable
 from mtbench.report import figures
-from mtbench.report.document import write_report
 from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers, simulations
 from mtbench.report.summary import summary, warnings
 from mtbench.report.terminal import results_tables
 from mtbench.report.text import facts
-from mtbench.results.aggregate import assemble
 from mtbench.results.figure_formats import OWNERS, DerivedAcceptance, Speedup
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from schemas import validator
+from stages import read_stored
 from stored import stored_lines
 
 from mtbench.cli import main
@@ -34,7 +35,6 @@ from mtbench.experiments.reproduce.rerun import Part, lay_out, names, published
 from mtbench.models.families import FAMILIES
 from mtbench.records import dump
 from mtbench.report.phrases import DEMONSTRATION
-from mtbench.results.samples import read
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell
 
@@ -277,9 +277,7 @@ def test_a_speedup_is_compared_on_a_gpu_by_the_eager_engine(tmp_path: Path) -> N
 def test_the_papers_accounting_counts_what_is_behind_the_end(own: tuple[JsonObject, Path]) -> None:
     """Its tokens per forward are all tokens that were accepted over the same forwards; recounted from the lines."""
     result, folder = own
-    _, parts = reproduction.reopen(folder)
-    assert parts[0].plan is not None
-    cells = read(RunDirectory(folder / "tiny"), parts[0].plan).values()
+    cells = read_stored(RunDirectory(folder / "tiny")).cells.values()
     lines = next(data.lines.values() for data in cells if "0.5" in data.cell.arm)
     forwards = sum(len(line.commits or ()) for line in lines)
     after = sum(line.surplus or 0 for line in lines)

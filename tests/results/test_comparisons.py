@@ -9,28 +9,24 @@ from made_records import cell_data, generation_line, result_cell, speedup
 from rich.console import Console
 from schemas import validator
 from small import save_small
+from stages import assemble, generate, read_stored, score, write_report
 from stored import stored_lines
 
 from mtbench.document.terminal import ONE_LINE
 from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names
-from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
 from mtbench.report.summary import over_batch_sizes
 from mtbench.report.terminal import results_tables
-from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import floor, stops_paying
 from mtbench.results.figure_formats import Floor, Percentiles
 from mtbench.results.format import BreakEven, ResultCell, Results
-from mtbench.results.samples import CellData, read
+from mtbench.results.samples import CellData
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
-from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan
-from mtbench.runs.score import score
 
 pytestmark = pytest.mark.whole
 
@@ -220,9 +216,9 @@ def test_a_ratio_over_another_engine_has_the_engines_part_with_it(results: Resul
 
 def test_a_task_is_compared_with_the_same_engine_alone(run: RunDirectory) -> None:
     """A task's table cannot mark the part of another engine, so it would be read as the method's."""
-    plan = read_plan(run)
-    group = plan.groups[0]
-    of_group = {one.cell.arm: one for name, one in read(run, plan).items() if name in group.cells}
+    stored = read_stored(run)
+    plan, group = stored.plan, stored.plan.groups[0]
+    of_group = {one.cell.arm: one for name, one in stored.cells.items() if name in group.cells}
     items = list(plan.suites[0].items)
     for i in group.blocks[0]:
         items[i] = items[i].changed(item=f"other/{i}/0")

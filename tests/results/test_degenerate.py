@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from made_records import cell_data, generation_line
+from stages import assemble
 
 from mtbench.results import degenerate
-from mtbench.results.aggregate import assemble
 from mtbench.results.figure_formats import Degenerate
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine

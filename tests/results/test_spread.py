@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from made_records import cell_data, generation_line, result_cell, speedup, timing_line
+from stages import assemble
 
 from mtbench.records import dump
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import spread_over_tasks
 from mtbench.results import subtasks
-from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import compare, own_speedups
 from mtbench.results.figure_formats import Speedup, Spread, TaskFigures, TaskValue
 from mtbench.results.format import Results

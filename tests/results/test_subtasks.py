@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from schemas import validator
+from stages import assemble, write_report
 from stored import keep_lines, stored_json, stored_lines
 
-from mtbench.report.document import write_report
-from mtbench.results.aggregate import assemble
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 

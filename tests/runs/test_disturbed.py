@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fork_server import run_child
 from made_records import cell_data, result_cell, speedup, timing_line
+from stages import generate
 from whole import Quiet, start
 
 from mtbench.decoding.batch_clock import BatchClock
@@ -21,7 +22,7 @@ from mtbench.results.comparisons import OwnSpeedups, compare
 from mtbench.results.flags import disturbances
 from mtbench.results.samples import CellData, far_off
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import Stage, generate
+from mtbench.runs.executor import Stage
 from mtbench.runs.formats import TimingLine
 from mtbench.runs.plan import Cell, RunRequest
 from mtbench.runs.run_request import Execution

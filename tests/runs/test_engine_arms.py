@@ -14,6 +14,7 @@ from living import is_alive, until
 from mtp_checkpoints import save_headed
 from scripted_engine import PLUGIN, Scripted, install
 from small import save_small
+from stages import assemble, generate
 from stored import keep_lines, stored_lines
 from whole import Quiet
 
@@ -26,15 +27,14 @@ from mtbench.experiments.choose.candidates import candidates
 from mtbench.hardware import machine
 from mtbench.report.main_table import notes_of
 from mtbench.results import flags
-from mtbench.results.aggregate import assemble
 from mtbench.results.figure_formats import Lossless
 from mtbench.runs import lossless_check, simulation
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.formats import FailureLine, GenerationLine
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import APART, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 from mtbench.runs.untimed import UntimedPasses
 
@@ -291,7 +291,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, folder: Path, says: list[int]) -> 
 def judged(run: RunDirectory, planned: Plan, deadline: float = float("inf")) -> tuple[Lossless, list[str], list[str]]:
     """The grade of the method, what was noted, and what was shown, after the passes behind the timed one."""
     notes, shown = list[str](), list[str]()
-    passes = UntimedPasses(run, planned, set(), deadline, False)
+    passes = UntimedPasses(Run.open(run), planned, set(), deadline, False)
     passes.execute(ModelPool(planned.request), notes.append, shown.append)
     graded = assemble(run).cells[1].lossless
     assert graded is not None

@@ -5,19 +5,17 @@ from pathlib import Path
 
 import pytest
 from made_records import cell_data, generation_line, timing_line
+from stages import assemble, generate, score
 from stored import stored_lines
 from whole import Quiet, figures, finish, start
 
 from mtbench.records import dump
-from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import compare
 from mtbench.results.samples import CellData, _valid
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.formats import Elimination, Race
 from mtbench.runs.plan import Group, RunRequest
 from mtbench.runs.run_request import Execution
-from mtbench.runs.score import score
 
 PLAIN, GONE = "ar@ar/graph", "mars:tau=0.8@mars/graph"
 

@@ -10,6 +10,7 @@ import torch
 from decoding_cases import decode_prompts
 from made_records import generation_line
 from small import save_small, small_checkpoint
+from stages import assemble, generate
 from stored import stored_json
 from whole import Quiet, cells_of, start
 
@@ -22,10 +23,8 @@ from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
 from mtbench.report.text import method_notes
-from mtbench.results.aggregate import assemble
 from mtbench.runs import lossless_check, peak_memory
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.formats import RescoringRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan, RunRequest
@@ -140,15 +139,15 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
         {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
     )
     lines = [
-        dump(generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts))
+        generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts)
         for i, (p, t) in enumerate(answers)
     ]
-    other = [*lines[:2], lines[2] | {"token_ids": [*lines[2]["token_ids"][:-1], lines[2]["token_ids"][-1] ^ 1]}]
-    for name, written in (("r.b1", lines[:1]), ("r.b8", lines), ("c", lines), ("d", other)):
-        run.append(f"generations/{name}.jsonl", written)
-    suite = SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines])
+    other = [*lines[:2], lines[2].changed(token_ids=[*lines[2].token_ids[:-1], lines[2].token_ids[-1] ^ 1])]
+    stored = {"r.b1": lines[:1], "r.b8": lines, "c": lines, "d": other}
+    suite = SimpleNamespace(items=[SimpleNamespace(item=line.item) for line in lines])
     plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite, item_seed=lambda _: 0))
-    rescoring = lossless_check.Rescoring(run, plan, pool, pytest.fail)
+    opened = cast("Any", SimpleNamespace(directory=run, answers=stored))
+    rescoring = lossless_check.Rescoring(opened, plan, pool, pytest.fail)
     rescoring.check(cast("Cell", cells[2]))
 
     found = stored_json(run, "lossless/c.json")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from small import save_small
+from stages import due
 from whole import finish, start
 
 from mtbench.errors import UserError
@@ -15,7 +16,6 @@ from mtbench.experiments.choose.request import RaceRequest
 from mtbench.runs import lineup
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.score import due
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 from decoding_cases import decode_prompts
 from small import PAD, save_small, small_checkpoint, small_config, small_tokenizer
+from stages import assemble, generate, open_plan, score
 from stored import stored_json, stored_lines
 from whole import Quiet, figures
 
@@ -19,14 +20,11 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
-from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.prompts import open_plan
-from mtbench.runs.score import before, score
+from mtbench.runs.score import before
 
 ARMS = ("ar:on=mars", "mars:tau=0.3", "mars")
 

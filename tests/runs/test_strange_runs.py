@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stages
 from service import Service, serving
+from stages import assemble, due, generate, score
 from stored import keep_lines, stored_json, stored_lines
 from typer.testing import CliRunner
 from whole import Quiet, finish, start
@@ -16,15 +18,11 @@ from mtbench.cli.run import app
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Source
 from mtbench.records import dump
-from mtbench.report import pipeline
-from mtbench.results.aggregate import assemble
 from mtbench.runs import prompts
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.engine_arms import servers_of
-from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.run_request import Execution
-from mtbench.runs.score import due, score
 
 REQUEST = RunRequest(method=("ar",), limit=2, batch_size=(1,), rounds=1, max_new_tokens=4)
 
@@ -100,8 +98,8 @@ def test_a_plan_sends_nothing_to_a_server_that_the_command_does_not_name(
 
 
 def test_this_commands_offline_counts_with_any_plan(run: RunDirectory) -> None:
-    assert prompts.open_plan(run, offline=True).request.offline
-    assert not prompts.open_plan(run).request.offline
+    assert stages.open_plan(run, offline=True).request.offline
+    assert not stages.open_plan(run).request.offline
 
 
 # --- Locks --------------------------------------------------------------------------------------------------------
@@ -125,8 +123,8 @@ def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crash
         for stage in (
             lambda: generate(run, Quiet()),
             lambda: score(run),
-            lambda: pipeline.finish(run, Execution(), Quiet()),
-            lambda: pipeline.report(run),
+            lambda: stages.finish(run, Execution(), Quiet()),
+            lambda: stages.report(run),
         ):
             with pytest.raises(UserError, match=r"^another mtbench command works on '[^\n]*run'; wait[^\n]*$"):
                 stage()
@@ -204,7 +202,7 @@ def test_a_run_directory_with_a_link_is_refused_and_nothing_is_written_through_i
     for stage in (
         lambda: RunDirectory.open(run.path),
         lambda: generate(run, Quiet()),
-        lambda: pipeline.report(run),
+        lambda: stages.report(run),
     ):
         with pytest.raises(UserError, match=r"^[^\n]* is a link; a run directory holds files and folders only[^\n]*$"):
             stage()

@@ -16,21 +16,19 @@ from typing import Any
 import pytest
 import torch
 from small import save_small
+from stages import assemble, generate, score
 from stored import stored_json, stored_lines
 from whole import Quiet, figures, serve_busily
 
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.records import dump
-from mtbench.results.aggregate import assemble
 from mtbench.runs import executor as generating
 from mtbench.runs import workers
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
-from mtbench.runs.score import score
 from mtbench.runs.workers import Died, Done, Failed, LocalWorker, Task
 
 pytestmark = pytest.mark.whole

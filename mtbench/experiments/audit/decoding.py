@@ -19,6 +19,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan, write_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution, RunRequest
 
 
@@ -66,4 +67,5 @@ def decode(directory: RunDirectory, planned: Plan, servers: Sequence[str], progr
     """Decode what is missing of a plan. `servers`: those that it may ask."""
     if not directory.has("plan.json"):
         write_plan(RunDirectory.create(directory.path), planned, [])
-    pipeline.finish(directory, Execution.of(planned.request, servers=servers), progress)
+    with Run.locked(directory) as run:
+        pipeline.finish(run, Execution.of(planned.request, servers=servers), progress)

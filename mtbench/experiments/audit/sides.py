@@ -18,10 +18,10 @@ from mtbench.models.loading import Inspected
 from mtbench.models.vocabularies import other_token
 from mtbench.results.answers import Prompt
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores
+from mtbench.runs.formats import GenerationLine, Scores
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.prompts import open_plan
-from mtbench.runs.stored_lines import read_answers
+from mtbench.runs.run import Run
 from mtbench.statistics import EXACT_EPSILON
 
 
@@ -123,29 +123,29 @@ def named(text: str, *, offline: bool = False) -> Named:
 
 def of_run(path: Path, *, offline: bool = False) -> list[Side]:
     """Return a side for every cell of a run. Raises UserError for a run that is not complete."""
-    run = RunDirectory.open(path, "run")
-    run.refuse_going()
+    files = RunDirectory.open(path, "run")
+    files.refuse_going()
+    run = Run.open(files)
     plan = open_plan(run, offline=offline)
-    sessions = run.read("environment.json", Environment).sessions
-    scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
-    failed = {line.cell for line in run.read_lines("failures.jsonl", FailureLine) if line.stage is None}
-    dtype = next((session.dtype for session in sessions), None)
+    scores = files.read("scores.json", Scores).root if files.has("scores.json") else {}
+    failed = {line.cell for line in run.failures if line.stage is None}
+    dtype = next((session.dtype for session in run.sessions), None)
     sides = [_side(run, plan, cell, dtype, scores.get(cell.cell, {})) for cell in plan.cells if cell.cell not in failed]
     if not sides:
         raise UserError(f"{str(path)!r}: every cell failed, so there are no answers to audit; see failures.jsonl.")
     return sides
 
 
-def _side(run: RunDirectory, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[str, float]) -> Side:
+def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[str, float]) -> Side:
     suite, group = plan.suite(cell.suite), plan.group(cell.cell)
     number = {item.item: index for index, item in enumerate(suite.items)}
-    lines = read_answers(run, group, suite, cell.cell)
+    lines, path = run.answers[cell.cell], run.directory.path
     there = {line.item for line in lines}
     due = [suite.items[index].item for block in group.blocks for index in block]
-    if (missing := [item for item in due if item not in there]) and not run.has("race.json"):
+    if (missing := [item for item in due if item not in there]) and run.race is None:
         raise UserError(
-            f"{run.path}: cell {cell.cell} has answers to {len(there)} of {len(due)} items, the first one missing is "
-            f"{missing[0]!r:.60}; finish the run with `mtbench run -o {run.path} --resume`."
+            f"{path}: cell {cell.cell} has answers to {len(there)} of {len(due)} items, the first one missing is "
+            f"{missing[0]!r:.60}; finish the run with `mtbench run -o {path} --resume`."
         )
     said = {line.item: line.context for line in lines}
 
@@ -166,8 +166,8 @@ def _side(run: RunDirectory, plan: Plan, cell: Cell, dtype: str | None, scores: 
     answers = {line.item: answer(line) for line in sorted(lines, key=lambda line: number[line.item])}
     method = METHODS[cell.method]
     return Side(
-        name=f"{run.path}:{cell.cell}",
-        source=str(run.path),
+        name=f"{path}:{cell.cell}",
+        source=str(path),
         suite=cell.suite,
         arm=cell.arm,
         answers=answers,

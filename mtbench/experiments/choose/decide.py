@@ -42,7 +42,7 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
         serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
         serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
-    racing.run.write_json(FILE, dump(decision))
+    racing.run.directory.write_json(FILE, dump(decision))
     return decision
 
 

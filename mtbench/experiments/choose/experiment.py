@@ -29,9 +29,9 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.model_pool import resolve_device, with_dtype
 from mtbench.runs.plan import Plan
-from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import write_plan
 from mtbench.runs.prompts import open_suites
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 from mtbench.runs.workers import refuse
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
@@ -110,7 +110,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             engine_options=job.asked.engine_option,
         )
         with job.progress() as progress:
-            return finish(job.directory, execution, progress)
+            return finish(Run.open(job.directory), execution, progress)
 
     def show(self, job: Job[RaceRequest, RaceSession], found: Decided, console: Terminal) -> None:
         """Print a line for each arm, what to use, and how to deploy it."""
@@ -179,32 +179,30 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
     return [] if dtype in EXACT_EPSILON else [(suite, most, dtype) for suite, most in few.items()]
 
 
-def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> Decided:
+def finish(run: Run, execution: Execution, progress: RunProgress) -> Decided:
     """Run what is missing of a race, decide, and write its pages. A decision from before stays until then."""
-    plan, race = read_plan(run), run.read("race.json", Race)
-    racing = Racing(run, plan, race, execution, progress.expect)
-    with run.locked():
-        Racing(run, plan, race, execution).restore_left()  # it counts no batches: none are expected yet
-        results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
-        if explain(run, results, progress.show):
-            results = assemble(run)
-        decision = decide(racing, results)
-        write_report(run, results)
+    Racing(run, execution).restore_left()  # it counts no batches: none are expected yet
+    racing = Racing(run, execution, progress.expect)
+    results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
+    if explain(run, results, progress.show):
+        results = assemble(run)
+    decision = decide(racing, results)
+    write_report(run, results)
     return Decided(results, decision)
 
 
-def is_decided(run: RunDirectory) -> bool:
+def is_decided(run: Run) -> bool:
     """Return whether decision.json is of the stored blocks. A race that was resumed and killed has more of them."""
-    return run.has(FILE) and run.read(FILE, Decision).spent == spent_on(read_stored(run))
+    files = run.directory
+    return files.has(FILE) and files.read(FILE, Decision).spent == spent_on(read_stored(run))
 
 
-def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
+def report(run: Run, *, price_per_hour: float | None = None) -> Results:
     """Write results, decision and pages of a race, from the stored lines. Its looks are kept if it has no new block."""
-    with run.locked():
-        results = assemble(run, price_per_hour=price_per_hour)
-        looks = run.read(FILE, Decision).looks if is_decided(run) else None
-        decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results, looks)
-        write_report(run, results)
+    results = assemble(run, price_per_hour=price_per_hour)
+    looks = run.directory.read(FILE, Decision).looks if is_decided(run) else None
+    decide(Racing(run, Execution()), results, looks)
+    write_report(run, results)
     return results
 
 

@@ -13,18 +13,16 @@ from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay, words
 from mtbench.options.classes import decoding_options
-from mtbench.records import dump
 from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles
 from mtbench.results.format import ResultCell
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Elimination, Environment, FailureLine, GenerationLine, Race, Slo, TimingLine
+from mtbench.runs.formats import Elimination, GenerationLine, Race, Slo, TimingLine
 from mtbench.runs.plan import Cell, Group, Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.runs.score import scores_of
-from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 
@@ -56,14 +54,22 @@ def _spec(arm: Arm) -> str:
 class Racing:
     """The race of a run: what its stored lines say now. As the hook of an execution it lets cells leave."""
 
-    run: RunDirectory
-    plan: Plan
-    race: Race
+    run: Run
     execution: Execution
     expect: Callable[[int], None] | None = None  # is told how many batches are left at most when cells leave
     _suites: dict[str, Suite] = field(default_factory=dict)
     _scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by cell and item
+    _accuracies: dict[str, dict[str, str]] = field(default_factory=dict)  # words by suite and arm
     _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
+
+    @property
+    def plan(self) -> Plan:
+        return self.run.plan
+
+    @property
+    def race(self) -> Race:
+        assert self.run.race is not None, "the run is a race"
+        return self.run.race
 
     def executing(self) -> Execution:
         """Return the execution with the race as its hook."""
@@ -74,13 +80,13 @@ class Racing:
         group = next(group for group in self.plan.groups if list(cells) == group.cells)
         key = (group.suite, group.batch_size)
         plain = next((name for name in group.cells if is_plain(self.plan.cell(name))), None)
-        ended = 0 if plain is None else len(self.run.read_lines(f"timings/{plain}.jsonl", TimingLine))
+        ended = 0 if plain is None else len(self.run.timings[plain])
         last = self._made.get(key, -1)
         if plain is None or (last >= 0 and not any(last < look <= ended for look in self.looks(group))):
             return []
         outcome = self.outcome(group)
         self._made[key] = max(outcome.made, default=0)
-        known = {line.cell for line in self.run.read_lines("eliminated.jsonl", Elimination)}
+        known = {line.cell for line in self.run.left}
         leaving = [gone.changed(reason=self._by_arm(gone)) for gone in outcome.left if gone.cell not in known]
         if self.expect is not None and leaving:
             self.expect(self._batches(known | {line.cell for line in leaving}))
@@ -89,16 +95,16 @@ class Racing:
     def restore_left(self) -> None:
         """Make the looks at the stored blocks again: without its line, the blocks of a cell's group are lost."""
         for group in self.plan.groups:
-            begun = any(self.run.read_lines(f"timings/{name}.jsonl", TimingLine) for name in group.cells)
+            begun = any(self.run.timings[name] for name in group.cells)
             if begun and (leaving := self(group.cells)):
-                self.run.append("eliminated.jsonl", [dump(line) for line in leaving])
+                self.run.add_left(leaving)
 
     def _batches(self, gone: Collection[str]) -> int:
         """Return the batches that are left to decode if no further cell leaves."""
         left = 0
         for group in self.plan.groups:
             live = [name for name in group.cells if name not in gone]
-            ended = (len(self.run.read_lines(f"timings/{name}.jsonl", TimingLine)) for name in live)
+            ended = (len(self.run.timings[name]) for name in live)
             left += len(live) * len(group.blocks) - sum(ended)
         return left
 
@@ -112,18 +118,15 @@ class Racing:
     def entrants(self, group: Group) -> list[RacedArm]:
         """Return the cells of a group with their leading blocks."""
         plain = next(cell for cell in map(self.plan.cell, group.cells) if is_plain(cell))
-        sessions = self.run.read("environment.json", Environment).sessions
-        failures = self.run.read_lines("failures.jsonl", FailureLine)
-        failed = {failure.cell for failure in failures if failure.stage is None}
-        suite = self.plan.suite(group.suite)
-        answers = {name: read_answers(self.run, group, suite, name) for name in group.cells}
+        sessions, answers = self.run.sessions, self.run.answers
+        failed = {failure.cell for failure in self.run.failures if failure.stage is None}
         base = {line.item: line.token_ids for line in answers[plain.cell]}
         known = self._known(group)
         inexact = bool(sessions) and sessions[0].dtype not in EXACT_EPSILON
         graded_after = self._graded_after(group, answers[plain.cell], plain) if inexact else 0
         found = []
         for cell in map(self.plan.cell, group.cells):
-            timings = sorted(read_timings(self.run, group, cell.cell, sessions), key=lambda timing: timing.block)
+            timings = sorted(self.run.timings[cell.cell], key=lambda timing: timing.block)
             clean = {t.block: None if t.dropped else t.wall_s for t in timings}
             leading = next((block for block in range(len(group.blocks)) if block not in clean), len(group.blocks))
             lines: list[list[GenerationLine]] = [[] for _ in range(len(group.blocks))]
@@ -161,7 +164,7 @@ class Racing:
         """
         for before in itertools.takewhile(lambda other: other != group, self.plan.groups):
             same = [c for c in map(self.plan.cell, before.cells) if (c.suite, c.arm) == (plain.suite, plain.arm)]
-            stored = [line for c in same for line in self.run.read_lines(f"generations/{c.cell}.jsonl", GenerationLine)]
+            stored = [line for c in same for line in self.run.answers[c.cell]]
             if sum(len(line.token_ids) for line in stored) >= EPSILON_POSITIONS_NEEDED:
                 return 0
         tokens = [0] * len(group.blocks)
@@ -175,13 +178,18 @@ class Racing:
         return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
 
     def _known(self, group: Group) -> dict[str, str]:
-        """Return by arm the word on its accuracy from the largest batch size; empty for that size itself."""
+        """Return by arm the word on its accuracy from the largest batch size; empty for that size itself.
+
+        It is computed once: the largest batch size has ended when a smaller one begins.
+        """
         largest = max((g for g in self.plan.groups if g.suite == group.suite), key=lambda g: g.batch_size)
         if largest.batch_size == group.batch_size:
             return {}
-        entrants, at = self.entrants(largest), self.looks(largest)
-        found = words(entrants, at, self.plan.request.max_loss, self.outcome(largest))
-        return {self.plan.cell(name).arm: word for name, word in found.items()}
+        if group.suite not in self._accuracies:
+            entrants, at = self.entrants(largest), self.looks(largest)
+            found = words(entrants, at, self.plan.request.max_loss, replay(entrants, at, self.plan.request.max_loss))
+            self._accuracies[group.suite] = {self.plan.cell(name).arm: word for name, word in found.items()}
+        return self._accuracies[group.suite]
 
     def _score(self, group: Group, cell: Cell, lines: Sequence[GenerationLine]) -> Mapping[str, float]:
         """Return the scores of a cell's answers by item; each answer is scored once. Empty if they cannot be scored."""

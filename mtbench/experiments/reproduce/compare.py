@@ -50,6 +50,7 @@ from mtbench.results.figure_formats import Estimate
 from mtbench.results.format import ResultCell, Results
 from mtbench.results.samples import CellData
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run import Run
 from mtbench.statistics import ACCURACY_MARGIN, SPEED_MARGIN
 
 
@@ -159,7 +160,7 @@ def _open(table: Published, asked: ReproduceRequest, part: Part, folder: Path) -
     """Read the results of a family's run, as far as there are any."""
     cells, run = {}, RunDirectory(folder / part.folder)
     if part.plan is not None and run.has("results.json"):
-        data = samples.read(run, part.plan)
+        data = samples.read(Run.open(run))
         for result in run.read("results.json", Results).cells:
             cells[result.suite, result.arm, result.batch_size] = Ran(data[result.cell], result)
     return FamilyResults(part, suites_of(table, asked), cells)

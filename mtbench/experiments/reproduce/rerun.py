@@ -26,6 +26,7 @@ from mtbench.runs.lineup import Lineup
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 
 FOLDER = Path(__file__).parent / "published"
@@ -198,4 +199,5 @@ def run(
 ) -> None:
     """Run what is missing of a part and score it; with `report`, write its pages too."""
     execution = Execution.of(asked, workers=workers, ray=ray)
-    pipeline.finish(RunDirectory.open(folder / part.folder), execution, progress, pages=report)
+    with Run.locked(RunDirectory.open(folder / part.folder)) as opened:
+        pipeline.finish(opened, execution, progress, pages=report)

@@ -1,0 +1,32 @@
+"""The stages of a run as commands of their own: each opens the directory, as another process would."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+from mtbench.report import document, pipeline
+from mtbench.results import aggregate
+from mtbench.runs import executor, prompts
+from mtbench.runs import score as scoring
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run import Run
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _opening(stage: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[RunDirectory, P], T]:
+    @wraps(stage)
+    def opened(directory: RunDirectory, /, *given: P.args, **named: P.kwargs) -> T:
+        with Run.locked(directory) as run:
+            return stage(run, *given, **named)
+
+    return opened
+
+
+open_plan = _opening(prompts.open_plan)
+generate = _opening(executor.generate)
+score, due = _opening(scoring.score), _opening(scoring.due)
+read_stored, assemble = _opening(aggregate.read_stored), _opening(aggregate.assemble)
+write_report = _opening(document.write_report)
+finish, report = _opening(pipeline.finish), _opening(pipeline.report)
