@@ -66,7 +66,7 @@ def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "--request-rate 0 is not allowed; it is a number above 0",
         ),
         ([*URL, "--concurrency", "1.5", "--requests", "3"], "--concurrency '1.5' is not allowed"),
-        ([*URL, "--request-rate", "1", "--slo", "speed=3s"], "'speed' is not known; limits: ttft, itl, e2e"),
+        ([*URL, "--request-rate", "1", "--slo", "speed=3s"], "'speed' is not known; limits: ttft, tpot, e2e"),
         ([*URL, "--request-rate", "1", "--slo", "ttft=1s,ttft=2s"], "ttft is given twice"),
         (["--url", "one", "--request-rate", "1"], "is not NAME=URL"),
     ],

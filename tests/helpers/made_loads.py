@@ -125,7 +125,7 @@ def line(position: int = 0, **given: Any) -> RequestLine:
         "start_s": 0.0,
         "e2e_s": 0.3,
         "ttft_s": 0.1,
-        "itl_s": 0.02,
+        "tpot_s": 0.02,
         "tokens": 11,
         "text": "a",
         "forwards": 5,
@@ -134,7 +134,7 @@ def line(position: int = 0, **given: Any) -> RequestLine:
 
 
 def refused(position: int, outcome: str = "rejected") -> RequestLine:
-    nothing = dict.fromkeys(("e2e_s", "ttft_s", "itl_s", "tokens", "text", "forwards"))
+    nothing = dict.fromkeys(("e2e_s", "ttft_s", "tpot_s", "tokens", "text", "forwards"))
     return line(position, outcome=outcome, error="503", **nothing)
 
 

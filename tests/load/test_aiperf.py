@@ -58,7 +58,7 @@ def test_aiperf(of_aiperf: Path) -> None:
     assert (first.tokens, first.forwards, first.start_s) == (24, 11, 0.0)
     assert first.ttft_s == pytest.approx(0.099816772)
     assert first.e2e_s == pytest.approx(0.214992407)
-    assert first.itl_s == pytest.approx((0.214992407 - 0.099816772) / 23)
+    assert first.tpot_s == pytest.approx((0.214992407 - 0.099816772) / 23)
     assert lines[2].error is not None
     assert "queue_full" in lines[2].error
     assert lines[2].text is None

@@ -12,7 +12,8 @@ from mtbench.document.markdown_text import markdown
 from mtbench.document.terminal import show
 from mtbench.experiments.load.aiperf import FACTS
 from mtbench.experiments.load.document import document
-from mtbench.experiments.load.format import Load, ServerFacts, Slo
+from mtbench.experiments.load.format import Load, ServerFacts
+from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores
 from mtbench.experiments.load.summary import Sent, cell, compare
 from mtbench.runs.formats import Environment
@@ -22,7 +23,8 @@ LEVELS = (1.0, 2.0, 8.0)
 
 def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95,cache=block"), *, rounds: int = 5, scored: bool = True) -> Load:
     """A load of some arms at three rates; the second arm is faster and refuses more."""
-    slo, cells, comparisons = Slo(ttft_s=0.2), [], []
+    slo: Limits = {"ttft": 0.2}
+    cells, comparisons = [], []
     for level in LEVELS:
         sent = []
         for place, arm in enumerate(names):
@@ -39,7 +41,7 @@ def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95,cache=block"), *, rounds
         cells += [cell(one) for one in sent]
         comparisons += [c for n, base in enumerate(sent) for c in compare(base, sent[n + 1 :], 0.02)]
     return Load(
-        schema_version=1,
+        schema_version=2,
         started="2026-11-22T12:00:00Z",
         complete=True,
         environment=Environment(started="2026-11-22T12:00:00Z", processor="a processor", platform="Linux", cores=2),

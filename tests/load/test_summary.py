@@ -5,15 +5,16 @@ from typing import Any
 import pytest
 from made_loads import line, point, refused
 
-from mtbench.experiments.load.format import RequestLine, Slo
+from mtbench.experiments.load.format import RequestLine
+from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import window_s
 from mtbench.experiments.load.summary import Sent, cell, compare, is_good
 
-SLO = Slo(ttft_s=0.2, itl_s=0.03)
+SLO: Limits = {"ttft": 0.2, "tpot": 0.03}
 SLOW: dict[str, Any] = {"ttft_s": 0.5, "e2e_s": 0.7}
 
 
-def sent(points: list[Any], scores: Any = None, slo: Slo = SLO, arm: str = "a") -> Sent:
+def sent(points: list[Any], scores: Any = None, slo: Limits = SLO, arm: str = "a") -> Sent:
     return Sent(arm, 2.0, points, scores or {}, slo)
 
 
@@ -25,10 +26,10 @@ def rounds(requests: list[RequestLine], count: int = 5, **given: Any) -> list[An
     ("request_", "good"),
     [
         (line(), True),
-        (line(ttft_s=0.2, itl_s=0.03), True),
+        (line(ttft_s=0.2, tpot_s=0.03), True),
         (line(ttft_s=0.21), False),
-        (line(itl_s=0.031), False),
-        (line(itl_s=None), True),
+        (line(tpot_s=0.031), False),
+        (line(tpot_s=None), True),
         (refused(0), False),
         (refused(0, "failed"), False),
     ],

@@ -25,7 +25,7 @@ PROMPTS, EXPORT = "prompts.jsonl", "export"
 RECORDS, RAW = "profile_export.jsonl", "profile_export_raw.jsonl"
 FORMULAS = {
     "ttft": "time from the request's start to its first message with text (time_to_first_token)",
-    "itl": "(time to the last message with text − time to the first one) / (output tokens − 1) "
+    "tpot": "(time to the last message with text − time to the first one) / (output tokens − 1) "
     "(inter_token_latency). A first message with several tokens makes it a little too short",
     "e2e": "time from the request's start to its last message with text (request_latency)",
 }
@@ -207,7 +207,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "error": reason,
         "e2e_s": _seconds(metrics, "request_latency"),
         "ttft_s": _seconds(metrics, "time_to_first_token"),
-        "itl_s": _seconds(metrics, "inter_token_latency"),
+        "tpot_s": _seconds(metrics, "inter_token_latency"),
         "tokens": usage.get("completion_tokens"),
         "text": "".join(map(text_of, messages)) if answered else None,
         "forwards": forwards_of(told),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.experiments.load.figures import draw
-from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, ServerFacts, Slo
+from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, ServerFacts
+from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
 from mtbench.results.figure_formats import Estimate
 from mtbench.results.verdict_words import told
@@ -19,7 +20,7 @@ COLUMNS = [
     ("correct goodput", "of these, those that were answered correctly"),
     ("accuracy", "mean score of the answered items, in percent; an item that came again counts with its first answer"),
     ("TTFT p95", "time to the first token: 95th percentile; below it p50 and p99"),
-    ("ITL p95", "time per later token, by the client's formula: 95th percentile; below it p50 and p99"),
+    ("TPOT p95", "time per later token, by the client's formula: 95th percentile; below it p50 and p99"),
     ("whole p95", "time from a request's start to its last token: 95th percentile; below it p50 and p99"),
     ("tokens per s", "tokens of all answers per second"),
     ("tokens per forward", "tokens over the forward passes of their rows, as the server counts them"),
@@ -30,7 +31,7 @@ COMPARED = [
     ("goodput", "the arm's goodput over the other's"),
     ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
 ]
-BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "ITL p95", "whole p95")
+BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "TPOT p95", "whole p95")
 
 
 def document(load: Load, *, drawn: bool = True) -> Document:
@@ -122,7 +123,7 @@ def _entries(cell: LoadCell) -> list[Entry]:
         _entry(cell.correct_goodput),
         _entry(cell.accuracy, 100, 1),
         _percentiles(cell.ttft),
-        _percentiles(cell.itl),
+        _percentiles(cell.tpot),
         _percentiles(cell.e2e),
         _entry(cell.tokens_per_s),
         _entry(cell.tokens_per_forward),
@@ -170,9 +171,9 @@ def _level(load: Load, level: float) -> str:
     return f"{level:g} {noun} per second" if load.request.request_rate else f"{level:g} {noun} at a time"
 
 
-def _limits(slo: Slo) -> str:
-    named = {"first token": slo.ttft_s, "later token": slo.itl_s, "whole request": slo.e2e_s}
-    limits = [f"{name} {seconds(limit)}" for name, limit in named.items() if limit is not None]
+def _limits(slo: Limits) -> str:
+    names = {"ttft": "first token", "tpot": "later token", "e2e": "whole request"}
+    limits = [f"{names[name]} {seconds(limit)}" for name, limit in slo.items()]
     return f"Limits: {listed(limits)}." if limits else "No limits are set: every answer is good."
 
 
@@ -227,7 +228,7 @@ def reading(load: Load) -> list[tuple[str, str]]:
             "has no time per later token. Correct goodput counts those of them with a score of at least 0.5.",
         ),
         ("Time to the first token", f"{load.client.name}: {formulas['ttft']}."),
-        ("Time per later token", f"{load.client.name}: {formulas['itl']}."),
+        ("Time per later token", f"{load.client.name}: {formulas['tpot']}."),
         ("Whole request", f"{load.client.name}: {formulas['e2e']}."),
         (
             "Percentiles",

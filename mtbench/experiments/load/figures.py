@@ -17,7 +17,7 @@ Point = tuple[float, float, list[float] | None]  # level, value, its interval
 
 def draw(load: Load) -> list[Figure]:
     """Return the figures; without accuracy if the suite is not scored."""
-    limited = any(limit is not None for limit in dict(load.request.slo).values())
+    limited = bool(load.request.slo)
     word = "Goodput" if limited else "Answered requests"
     inside = "requests per second answered within all limits" if limited else "requests per second answered"
     with plots.style():

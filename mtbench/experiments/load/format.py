@@ -10,7 +10,6 @@ from pydantic import Field
 
 from mtbench.experiments.load.request import LoadRequest as LoadRequest
 from mtbench.experiments.load.request import Positive
-from mtbench.experiments.load.request import Slo as Slo
 from mtbench.records import (
     Count,
     NonNegative,
@@ -19,12 +18,11 @@ from mtbench.records import (
     Size,
     StoredSeconds,
     Text,
-    VersionOne,
 )
 from mtbench.results.figure_formats import Estimate
 from mtbench.runs.formats import Environment
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 Outcome = Literal["ok", "rejected", "failed"]
 
@@ -63,7 +61,7 @@ class PointPlan(Record):
 class LoadPlan(Record):
     """plan.json of a load: prompts, arms and points, in the order in which they are run."""
 
-    schema_version: VersionOne = Field(description="version of this format")
+    schema_version: Literal[2] = Field(description="version of this format")
     request: LoadRequest = Field(description="what was asked")
     family: str = Field(description="family of checkpoints")
     tokenizer: str = Field(description="path or hub id of the checkpoint whose tokenizer and chat template are used")
@@ -96,7 +94,7 @@ class RequestLine(Record):
     start_s: StoredSeconds = Field(description="when it was sent, after the first request of the point")
     e2e_s: StoredSeconds | None = Field(description="time to its last token; null: not answered")
     ttft_s: StoredSeconds | None = Field(description="time to its first token; null: not answered")
-    itl_s: StoredSeconds | None = Field(description="time per later token, by the client's formula; null: one token")
+    tpot_s: StoredSeconds | None = Field(description="time per later token, by the client's formula; null: one token")
     tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not told")
     text: str | None = Field(description="the answer; null: not answered")
     forwards: Count | None = Field(description="forward passes in which the request had a row; null: not told")
@@ -142,7 +140,7 @@ class LoadCell(Record):
     correct_goodput: Estimate | None = Field(description="of these, those answered correctly; null: not scored")
     tokens_per_s: Estimate = Field(description="tokens of the answers per second")
     ttft: Latency = Field(description="time to the first token")
-    itl: Latency = Field(description="time per later token, by the client's formula")
+    tpot: Latency = Field(description="time per later token, by the client's formula")
     e2e: Latency = Field(description="time to the last token")
     accuracy: Estimate | None = Field(description="mean score of the answered items; null: not scored")
     items: Count = Field(description="different items that were answered; one answered again counts once")
@@ -191,7 +189,7 @@ class ClientFacts(Record):
 class Load(Record):
     """load.json: quality and speed of each arm at each level, from the same requests."""
 
-    schema_version: VersionOne = Field(description="version of this format")
+    schema_version: Literal[2] = Field(description="version of this format")
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     complete: bool = Field(description="false: points are missing; `mtbench load --resume` runs them")
     environment: Environment = Field(description="machine, versions and command")

@@ -4,7 +4,7 @@ Light: the command line makes its help of this file without torch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -17,24 +17,8 @@ from mtbench.records import Record, Size
 from mtbench.runs.run_request import DEMONSTRATION, TimedSession
 
 Positive = Annotated[float, Field(gt=0, le=1e6)]
-LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
-
-
-class Slo(Record):
-    """Limits that a request must keep to count for goodput."""
-
-    ttft_s: Positive | None = Field(None, description="longest time to the first token, in seconds; null: no limit")
-    itl_s: Positive | None = Field(None, description="longest time per later token, in seconds; null: no limit")
-    e2e_s: Positive | None = Field(None, description="longest time of the whole request, in seconds; null: no limit")
-
-
-def _slo(text: str) -> Slo:
-    return Slo(**{LIMITS[name]: limit_s for name, limit_s in texts.latency_limits(LIMITS)(text).items()})
-
-
-def _shown_slo(slo: Slo) -> str:
-    limits = {name: getattr(slo, field) for name, field in LIMITS.items()}
-    return texts.shown_limits({name: limit_s for name, limit_s in limits.items() if limit_s is not None})
+LimitName = Literal["ttft", "tpot", "e2e"]
+Limits = Mapping[LimitName, Positive]  # of one request, in seconds; those of a race are of 95th percentiles
 
 
 class LoadRequest(Record):
@@ -106,15 +90,16 @@ class LoadRequest(Record):
     requests: Annotated[Size | None, option("Requests of a point; default: rate times duration.", LOAD)] = None
     rounds: Annotated[common.Rounds, Field(description="How often every point is run; intervals of times need 5.")] = 5
     slo: Annotated[
-        Slo,
+        Limits,
         option(
-            "Limits of goodput, such as ttft=500ms,itl=50ms,e2e=5s; default: every answer is good.",
+            "Limits of goodput, such as ttft=500ms,tpot=50ms,e2e=5s (tpot: time per later token); default: every "
+            "answer is good.",
             LOAD,
             metavar="LIMITS",
-            parse=_slo,
-            show=_shown_slo,
+            parse=texts.latency_limits(get_args(LimitName)),
+            show=texts.shown_limits,
         ),
-    ] = Field(default_factory=Slo)
+    ] = Field(default_factory=dict)
     client: Literal["aiperf"] = Field("aiperf", description="program that sends the requests")
     limit: Annotated[common.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
         None

@@ -23,8 +23,8 @@ from mtbench.experiments.load.format import (
     LoadPlan,
     PointLine,
     RequestLine,
-    Slo,
 )
+from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
 from mtbench.results import verdict_words
 from mtbench.results.figure_formats import Estimate
@@ -44,7 +44,7 @@ class Sent:
     level: float
     points: Sequence[PointLine]
     scores: Scores
-    slo: Slo
+    slo: Limits
 
     @cached_property
     def requests(self) -> list[RequestLine]:
@@ -111,10 +111,10 @@ def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
     )
 
 
-def is_good(line: RequestLine, slo: Slo) -> bool:
+def is_good(line: RequestLine, slo: Limits) -> bool:
     """Return whether a request was answered within all limits. An answer of one token has no time per later token."""
-    measured = ((line.ttft_s, slo.ttft_s), (line.itl_s, slo.itl_s), (line.e2e_s, slo.e2e_s))
-    return line.outcome == "ok" and all(limit is None or value is None or value <= limit for value, limit in measured)
+    measured = {"ttft": line.ttft_s, "tpot": line.tpot_s, "e2e": line.e2e_s}
+    return line.outcome == "ok" and all((measured[name] or 0.0) <= limit for name, limit in slo.items())
 
 
 def cell(sent: Sent, flags: Sequence[str] = ()) -> LoadCell:
@@ -137,7 +137,7 @@ def cell(sent: Sent, flags: Sequence[str] = ()) -> LoadCell:
         correct_goodput=_rate(sent, sent.good_and_correct) if scored else None,
         tokens_per_s=_rate(sent, _tokens),
         ttft=_latency(sent, lambda line: line.ttft_s),
-        itl=_latency(sent, lambda line: line.itl_s),
+        tpot=_latency(sent, lambda line: line.tpot_s),
         e2e=_latency(sent, lambda line: line.e2e_s),
         accuracy=_accuracy(sent) if scored else None,
         items=len(items),
