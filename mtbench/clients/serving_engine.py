@@ -290,8 +290,7 @@ class ServingEngine:
         """Return the program of the user's own installation, or the Python of the engine's environment, if there."""
         if (own := cls.own()) is not None:
             return Path(own.program) if Path(own.program).exists() else None
-        python, marker = cls.folder() / "bin" / "python", cls.folder() / environments.MARKER
-        return python if marker.is_file() and python.exists() else None
+        return environments.python_of(cls.folder())
 
     @classmethod
     def state(cls) -> str:

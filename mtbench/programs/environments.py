@@ -58,11 +58,17 @@ class Pip:
         return done.stdout
 
 
+def python_of(folder: Path) -> Path | None:
+    """Return the Python of the environment in `folder`; None if it is not there or not whole."""
+    python = folder / "bin" / "python"
+    return python if (folder / MARKER).is_file() and python.exists() else None
+
+
 def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], None], note: Note) -> Path:
     """Return the Python of the environment in `folder`. Make the environment if it is not there or not whole."""
-    python, marker = folder / "bin" / "python", folder / MARKER
+    python = folder / "bin" / "python"
     with files.write_errors(folder), _locked(folder, label, note) as lock:
-        if not (marker.is_file() and python.exists()):
+        if python_of(folder) is None:
             started = time.monotonic()
             note(f"installing {label} in {folder}; this takes minutes")
             shutil.rmtree(folder, ignore_errors=True)
@@ -72,7 +78,7 @@ def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], No
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-            files.write_text(marker, commit)
+            files.write_text(folder / MARKER, commit)
             note(f"installed {label} in {time.monotonic() - started:.0f} s")
         os.utime(folder)  # when it was last used, so that old ones can be found and deleted
     return python

@@ -85,8 +85,8 @@ class FastClient(Client):
 
     def command(self, python: Path, sending: Sending, folder: Path) -> list[str]:
         write_prompts(sending, folder)
-        body = json.dumps(sending.body | {"model": sending.model})
-        return [str(python), "-S", load_client.__file__, PROMPTS, EXPORT, sending.url, body]
+        body = json.dumps(sending.body | {"model": sending.running.model})
+        return [str(python), "-S", load_client.__file__, PROMPTS, EXPORT, sending.running.server.url, body]
 
 
 CLIENT = FastClient()

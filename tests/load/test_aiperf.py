@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_loads import CLIENT, PYTHON
+from made_loads import CLIENT, PYTHON, request
 from tool_files import RECORDED
 
+from mtbench.clients.openai_client import Server
 from mtbench.errors import UserError
-from mtbench.experiments.load import aiperf
+from mtbench.experiments.load import aiperf, planning
 from mtbench.experiments.load.aiperf import Client, Sending, forwards_of, read, with_key
+from mtbench.experiments.load.format import LoadPlan
+from mtbench.experiments.load.servers import Running
 from mtbench.programs import environments
 from mtbench.results import acceptance
 from mtbench.results.answers import messages_of, read_answers
@@ -22,22 +25,20 @@ from mtbench.results.answers import messages_of, read_answers
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 
 
-def sending(**given: Any) -> Sending:
-    values: dict[str, Any] = {
-        "url": "http://127.0.0.1:8000/v1",
-        "model": "tiny",
-        "prompts": PROMPTS,
-        "items": ITEMS,
-        "rate": None,
-        "concurrency": 5,
-        "poisson": False,
-        "seed": 1,
-        "max_new_tokens": 24,
-        "stop": ["Q:"],
-        "timeout_s": 60.0,
-        "tokenizer": Path("tokenizer"),
-    }
-    return Sending(**values | given)
+@pytest.fixture(scope="module")
+def plan() -> LoadPlan:
+    """The recorded prompts, five at a time."""
+    asked = request(url={"one": "http://h/v1"}, request_rate=[], concurrency=[5], requests=len(ITEMS), rounds=1)
+    planned = planning.plan(asked)
+    items = [
+        item.changed(item=name, prompt=text) for item, name, text in zip(planned.items, ITEMS, PROMPTS, strict=True)
+    ]
+    points = [point.changed(items=list(range(len(items)))) for point in planned.points]
+    return planned.changed(items=items, points=points, max_new_tokens=24, stop=["Q:"])
+
+
+def sending(plan: LoadPlan, key_env: str | None = None, url: str = "http://127.0.0.1:8000/v1") -> Sending:
+    return Sending(plan, plan.points[0], Running(Server(url, key_env, 60.0), "tiny", None), Path("tokenizer"))
 
 
 @pytest.fixture
@@ -48,9 +49,9 @@ def of_aiperf(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_aiperf(of_aiperf: Path) -> None:
+def test_aiperf(plan: LoadPlan, of_aiperf: Path) -> None:
     """Six requests, five at a time, to a server with one row and room for one more."""
-    lines = read(sending(), of_aiperf)
+    lines = read(sending(plan), of_aiperf)
     assert [line.item for line in lines] == list(ITEMS)
     assert [line.outcome for line in lines] == ["ok", "ok", "rejected", "rejected", "rejected", "rejected"]
     first = lines[0]
@@ -64,16 +65,16 @@ def test_aiperf(of_aiperf: Path) -> None:
     assert lines[2].text is None
 
 
-def test_an_audit_reads_the_answers_in_aiperfs_export(of_aiperf: Path) -> None:
+def test_an_audit_reads_the_answers_in_aiperfs_export(plan: LoadPlan, of_aiperf: Path) -> None:
     """Those of requests that did not fail, as the load reads them."""
-    lines = {line.position: line.text for line in read(sending(), of_aiperf) if line.outcome == "ok"}
+    lines = {line.position: line.text for line in read(sending(plan), of_aiperf) if line.outcome == "ok"}
     answers = read_answers(of_aiperf / aiperf.EXPORT / aiperf.RAW).answers
     assert {int(one.item): one.text for one in answers if not one.lacks} == lines
 
 
-def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
+def test_acceptance_in_aiperfs_export_equals_ours(plan: LoadPlan, of_aiperf: Path) -> None:
     """Of each answer: aiperf's figures of what our server told, and ours of the commits of the same answer."""
-    lines = {line.position: line for line in read(sending(), of_aiperf) if line.outcome == "ok"}
+    lines = {line.position: line for line in read(sending(plan), of_aiperf) if line.outcome == "ok"}
     stored = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RAW).read_text().splitlines()]
     told = {
         int(raw["metadata"]["conversation_id"]): message["metrics"]["speculative_decoding"]
@@ -96,15 +97,15 @@ def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
         assert figures["spec_decode_accepted_draft_tokens"] == (line.tokens or 0) - (line.forwards or 0)
 
 
-def test_an_export_without_all_requests_is_refused(of_aiperf: Path) -> None:
-    more = sending(prompts=[*PROMPTS, "one more"], items=[*ITEMS, "x"])
+def test_an_export_without_all_requests_is_refused(plan: LoadPlan, of_aiperf: Path) -> None:
+    more = plan.changed(points=[plan.points[0].changed(items=[*plan.points[0].items, 0])])
     with pytest.raises(UserError, match="6 of 7 requests"):
-        read(more, of_aiperf)
+        read(sending(more), of_aiperf)
 
 
-def test_an_export_that_is_none(tmp_path: Path) -> None:
+def test_an_export_that_is_none(plan: LoadPlan, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="wrote no"):
-        read(sending(), tmp_path)
+        read(sending(plan), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,12 @@ def test_an_export_that_is_none(tmp_path: Path) -> None:
         (None, False, ["--concurrency 5"]),
     ],
 )
-def test_what_clients_are_told(tmp_path: Path, rate: float | None, poisson: bool, words: list[str]) -> None:
-    asked = sending(rate=rate, poisson=poisson)
-    command = " ".join(Client().command(Path("python"), asked, tmp_path))
+def test_what_aiperf_is_told(
+    plan: LoadPlan, tmp_path: Path, rate: float | None, poisson: bool, words: list[str]
+) -> None:
+    asked = plan.request.changed(request_rate=[rate] if rate else [], poisson=poisson)
+    point = plan.points[0].changed(level=rate or 5.0)
+    command = " ".join(Client().command(Path("python"), sending(plan.changed(request=asked, points=[point])), tmp_path))
     assert all(word in command for word in [*words, "--request-count 6", '"max_tokens": 24', '"stop": ["Q:"]'])
     assert json.loads((tmp_path / aiperf.PROMPTS).read_text().splitlines()[1])["text"] == PROMPTS[1]
 
@@ -127,20 +131,19 @@ def test_a_server_that_tells_nothing(metrics: Any) -> None:
     assert forwards_of(metrics) is None
 
 
-def test_a_client_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_client_that_fails_says_why(plan: LoadPlan, tmp_path: Path) -> None:
     """Its last words are in the error, and its log is kept."""
     with pytest.raises(UserError, match=r"aiperf 0.13.0 ended with exit code 1: .*Connection refused.*client.log"):
-        CLIENT.send(PYTHON, sending(url="http://127.0.0.1:9/v1"), tmp_path / "point")
+        CLIENT.send(PYTHON, sending(plan, url="http://127.0.0.1:9/v1"), tmp_path / "point")
 
 
-def test_a_key_is_in_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_in_no_command_line(plan: LoadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's process puts it in after its start; without a key nothing is sent."""
     monkeypatch.setenv("THE_KEY", "sk-secret")
     (tmp_path / "told.py").write_text("import json, sys\nprint(json.dumps(sys.argv))")
-    assert "key" not in json.dumps(Client().command(Path(sys.executable), sending(), tmp_path)).lower().replace(
-        "_", "-"
-    )
-    command = Client().command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
+    python = Path(sys.executable)
+    plain, command = (Client().command(python, sending(plan, key), tmp_path) for key in (None, "THE_KEY"))
+    assert "key" not in json.dumps(plain).lower().replace("_", "-")
     command = with_key([*command[:2], "told", *command[3:]], "THE_KEY")
     assert "sk-secret" not in json.dumps(command)
     told = subprocess.run(

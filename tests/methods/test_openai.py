@@ -159,6 +159,7 @@ def test_what_the_server_counts_besides_its_text_is_kept(service: Service, words
     assert ask(service, words)[1].counted is None
 
 
+COUNTERS = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]
 VLLM = {
     "mean_acceptance_length": 1.75,
     "draft_acceptance_rate": 0.25,
@@ -179,51 +180,37 @@ SGLANG = {
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("said", "engine", "each"),
     [
-        ("vLLM", {"metrics": {"time_to_first_token_ms": 3.0, "speculative_decoding": VLLM}}),
-        ("SGLang", {"sglext": {"spec_tokens_details": SGLANG}}),
+        ({"metrics": {"time_to_first_token_ms": 3.0, "speculative_decoding": VLLM}}, "vLLM", (4, 12, 3)),
+        ({"sglext": {"spec_tokens_details": SGLANG}}, "SGLang", (4, 12, 3)),
+        ({"metrics": {"speculative_decoding": VLLM | {"num_draft_tokens": None}}}, "vLLM", (4, None, 3)),
+        ({"metrics": {"speculative_decoding": VLLM | {"num_spec_steps": -1}}}, None, None),
+        ({"metrics": {"speculative_decoding": {"acceptance_histogram": [1], "num_spec_steps": 1}}}, None, None),
+        ({"metrics": [3], "sglext": "no"}, None, None),
     ],
+    ids=["vLLM", "SGLang", "drafted tokens are not reported", "a wrong number", "TensorRT-LLM's form", "no object"],
 )
 def test_what_it_says_of_each_request_comes_before_its_counters(
-    service: Service, words: Inspected, engine: str, said: dict[str, Any]
+    service: Service, words: Inspected, said: dict[str, Any], engine: str | None, each: tuple[int | None, ...] | None
 ) -> None:
-    """Counters cover all clients of the server; per-request figures only ours."""
-    names = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]
-    service.counters, service.beside_usage = dict.fromkeys(names, 100.0), said
-    timing = ask(service, words)[1]
-    asked = len(PROMPTS)
-    assert (timing.drafts, timing.drafted, timing.accepted) == (4 * asked, 12 * asked, 3 * asked)
+    """Counters cover all clients of the server; per-request figures only ours. Another form of these is left unread."""
+    service.counters = dict.fromkeys(COUNTERS, 100.0)
+    service.beside_usage = said
+    timing, asked = ask(service, words)[1], len(PROMPTS)
+    if each is None:
+        assert (timing.drafts, timing.histogram, timing.reported_by) == (timing.counted, None, None)
+        return
+    total = tuple(None if count is None else count * asked for count in each)
+    assert (timing.drafts, timing.drafted, timing.accepted) == total
     assert timing.histogram is not None
     assert timing.histogram[:3] == [2 * asked, asked, asked]
     assert timing.reported_by == f"the server's metrics of each request, as {engine} names them"
 
 
-def test_a_number_of_drafted_tokens_that_is_not_reported_is_null(service: Service, words: Inspected) -> None:
-    """An engine may know what was accepted of each draft, and not how long the drafts were."""
-    service.beside_usage = {"metrics": {"speculative_decoding": VLLM | {"num_draft_tokens": None}}}
-    timing = ask(service, words)[1]
-    assert (timing.drafts, timing.drafted, timing.accepted) == (4 * len(PROMPTS), None, 3 * len(PROMPTS))
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"metrics": {"speculative_decoding": VLLM | {"num_spec_steps": -1}}},
-        {"metrics": {"speculative_decoding": {"acceptance_histogram": [1], "num_spec_steps": 1}}},  # TensorRT-LLM's
-        {"metrics": [3], "sglext": "no"},
-    ],
-)
-def test_metrics_of_another_form_are_left_unread(service: Service, words: Inspected, said: dict[str, Any]) -> None:
-    service.beside_usage = said
-    timing = ask(service, words)[1]
-    assert (timing.drafts, timing.histogram, timing.reported_by) == (None, None, None)
-
-
 def test_counters_are_differences_over_the_batch(service: Service, words: Inspected) -> None:
     """Summed over labels, of vLLM's names and SGLang's; null where there is none, unread where that is asked."""
-    names = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]
-    service.counters = {name: 100.0 * i for i, name in enumerate(names, start=1)}
+    service.counters = {name: 100.0 * i for i, name in enumerate(COUNTERS, start=1)}
     for _ in range(2):
         _, timing = ask(service, words, [4, 4, 2])
         assert (timing.drafts, timing.drafted, timing.accepted) == (10, 10, 10)
@@ -253,13 +240,7 @@ def test_the_key_comes_from_the_environment_alone(
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "127.0.0.1:8000",
-        "http:///v1",
-        "http://me:pass@host/v1",
-        "http://host/v1?key=1",
-        "http://host/\x1b[2J",
-    ],
+    ["127.0.0.1:8000", "http:///v1", "http://me:pass@host/v1", "http://host/v1?key=1", "http://host/\x1b[2J"],
 )
 def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
     """Before anything runs, for it would stand in every file."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.experiments.load.format import ClientFacts, RequestLine
+from mtbench.experiments.load.format import ClientFacts, LoadItem, LoadPlan, PointPlan, RequestLine
+from mtbench.experiments.load.servers import Running
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
 from mtbench.programs.environments import Note, Pip, installed
@@ -44,33 +45,28 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 class Sending(NamedTuple):
-    """What a client is asked to send: the prompts of a point, in order."""
+    """What a client is asked to send, and to which server."""
 
-    url: str  # of the server, ending in /v1
-    model: str
-    prompts: Sequence[str]
-    items: Sequence[str]
-    rate: float | None  # requests per second; None: `concurrency` requests at a time
-    concurrency: int | None
-    poisson: bool
-    seed: int
-    max_new_tokens: int
-    stop: Sequence[str]
-    timeout_s: float
-    tokenizer: Path
-    key_env: str | None = None  # environment variable with the server's key
-    fields: Mapping[str, Any] = {}  # of every request, for this server
+    planned: LoadPlan
+    point: PointPlan
+    running: Running
+    tokenizer: Path  # folder of the checkpoint's
+
+    @property
+    def items(self) -> list[LoadItem]:
+        """The items, in the order in which their prompts are sent."""
+        return [self.planned.items[place] for place in self.point.items]
 
     @property
     def duration_s(self) -> float:
         """The planned time of sending; 0 with a concurrency."""
-        return len(self.prompts) / self.rate if self.rate else 0.0
+        return len(self.point.items) / self.point.level if self.planned.request.request_rate else 0.0
 
     @property
     def body(self) -> dict[str, Any]:
         """What every request asks for."""
-        stop = {"stop": list(self.stop)} if self.stop else {}
-        return {"temperature": 0, "max_tokens": self.max_new_tokens, **stop, **self.fields}
+        stop = {"stop": list(self.planned.stop)} if self.planned.stop else {}
+        return {"temperature": 0, "max_tokens": self.planned.max_new_tokens, **stop, **self.running.fields}
 
 
 class Client:
@@ -79,8 +75,7 @@ class Client:
     def python(self, note: Note, *, offline: bool = False) -> Path:
         """Return a Python that has the client, which is installed if it is not there. Raises UserError if it cannot."""
         folder = cache_home() / "clients" / f"{NAME}-{VERSION}-{sys.implementation.cache_tag}"
-        python, marker = folder / "bin" / "python", folder / environments.MARKER
-        if marker.is_file() and python.exists():
+        if (python := environments.python_of(folder)) is not None:
             return python
         if offline:
             raise UserError(
@@ -92,19 +87,21 @@ class Client:
     def command(self, python: Path, sending: Sending, folder: Path) -> list[str]:
         """Write the prompts and return the command line."""
         write_prompts(sending, folder)
-        load = ["--concurrency", str(sending.concurrency)]
-        if sending.rate is not None:
-            pattern = "poisson" if sending.poisson else "constant"
-            load = ["--request-rate", f"{sending.rate:g}", "--arrival-pattern", pattern]
+        request, point, (server, model, *_) = sending.planned.request, sending.point, sending.running
+        load = ["--concurrency", str(int(point.level))]
+        if request.request_rate:
+            pattern = "poisson" if request.poisson else "constant"
+            load = ["--request-rate", f"{point.level:g}", "--arrival-pattern", pattern]
         return [
             *(str(python), "-m", "aiperf", "profile"),
-            *("--model", sending.model, "--url", sending.url, "--endpoint-type", "completions", "--streaming"),
+            *("--model", model, "--url", server.url, "--endpoint-type", "completions", "--streaming"),
             *("--input-file", PROMPTS, "--custom-dataset-type", "single_turn"),
             *("--dataset-sampling-strategy", "sequential"),
-            *("--request-count", str(len(sending.prompts)), *load, "--random-seed", str(sending.seed)),
-            *("--extra-inputs", json.dumps(sending.body), "--request-timeout-seconds", f"{sending.timeout_s:g}"),
+            *("--request-count", str(len(point.items)), *load, "--random-seed", str(point.seed)),
+            *("--extra-inputs", json.dumps(sending.body)),
+            *("--request-timeout-seconds", f"{request.request_timeout_s:g}"),
             *("--tokenizer", str(sending.tokenizer.resolve()), "--use-server-token-count"),
-            *(("--api-key", KEY) if sending.key_env else ()),
+            *(("--api-key", KEY) if server.key_env else ()),
             *("--export-level", "raw", "--artifact-dir", EXPORT, "--ui-type", "none"),
             *("--no-gpu-telemetry", "--no-server-metrics"),
         ]
@@ -118,10 +115,11 @@ class Client:
             folder.mkdir(parents=True, exist_ok=True)
         log = folder / "client.log"
         command = self.command(python, sending, folder)
-        if sending.key_env is not None:
-            command = with_key(command, sending.key_env)
+        if (key_env := sending.running.server.key_env) is not None:
+            command = with_key(command, key_env)
         variables = environments.variables(python) | VARIABLES
-        limit_s = sending.duration_s + sending.timeout_s * (1 + len(sending.prompts) / 8) + BEYOND_S
+        timeout_s = sending.planned.request.request_timeout_s
+        limit_s = sending.duration_s + timeout_s * (1 + len(sending.items) / 8) + BEYOND_S
         with processes.started(command, variables, log, folder, grace_s=5.0) as process:
             over = not processes.has_ended(process, limit_s)
         said = processes.last_line(log)
@@ -143,18 +141,19 @@ def read(sending: Sending, folder: Path) -> list[RequestLine]:
         metadata = raw["metadata"]
         if metadata.get("benchmark_phase") == "profiling":
             found[int(metadata["conversation_id"])] = _line(raw, records.get(_request(raw), {}))
-    missing = [position for position in range(len(sending.prompts)) if position not in found]
+    items = sending.items
+    missing = [position for position in range(len(items)) if position not in found]
     if missing:
-        raise UserError(f"wrote {len(found)} of {len(sending.prompts)} requests; the first missing one is {missing[0]}")
+        raise UserError(f"wrote {len(found)} of {len(items)} requests; the first missing one is {missing[0]}")
     first_ns = min(line["start_ns"] for line in found.values())
     return [
         RequestLine(
             position=position,
-            item=item,
+            item=item.item,
             start_s=(found[position].pop("start_ns") - first_ns) / 1e9,
             **found[position],
         )
-        for position, item in enumerate(sending.items)
+        for position, item in enumerate(items)
     ]
 
 
@@ -164,7 +163,7 @@ def _install(pip: Pip) -> None:
 
 def write_prompts(sending: Sending, folder: Path) -> None:
     """Write the prompts into a folder, in the order in which they are sent."""
-    lines = [{"text": text, "session_id": f"{position:06}"} for position, text in enumerate(sending.prompts)]
+    lines = [{"text": item.prompt, "session_id": f"{place:06}"} for place, item in enumerate(sending.items)]
     files.write_text(folder / PROMPTS, "".join(json.dumps(line) + "\n" for line in lines))
 
 

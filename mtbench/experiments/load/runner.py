@@ -98,23 +98,7 @@ class LoadRun:
 
     def _point(self, point: PointPlan, running: Running, python: Path) -> PointLine:
         """Run a point and return its line."""
-        request, items = self.planned.request, [self.planned.items[place] for place in point.items]
-        sending = Sending(
-            url=running.server.url,
-            model=running.model,
-            prompts=[item.prompt for item in items],
-            items=[item.item for item in items],
-            rate=point.level if request.request_rate else None,
-            concurrency=None if request.request_rate else int(point.level),
-            poisson=request.poisson,
-            seed=point.seed,
-            max_new_tokens=self.planned.max_new_tokens,
-            stop=self.planned.stop,
-            timeout_s=request.request_timeout_s,
-            tokenizer=self.run.path / TOKENIZER,
-            key_env=running.server.key_env,
-            fields=running.fields,
-        )
+        sending = Sending(self.planned, point, running, self.run.path / TOKENIZER)
         folder = self.run.path / WORK / point.point
         shutil.rmtree(folder, ignore_errors=True)
         started, gpu = utc_now(), machine.gpu() if running.command is not None else None
