@@ -124,7 +124,7 @@ def load(*, progress: bool = False, **given: Any) -> Found:
 def reproduce(name: str, *, progress: bool = False, **given: Any) -> Found:
     """Run a published table as `mtbench reproduce` does, and compare every figure. Return reproduction.json."""
     job, found = _carry_out("reproduce", {"name": name} | given, progress=progress)
-    return Found(job.path, records.dump(found.record))
+    return Found(job.path, records.dump(found))
 
 
 def audit(a: str | Path, b: str | Path, *, progress: bool = False, **given: Any) -> Found:

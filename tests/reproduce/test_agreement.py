@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtbench.experiments.reproduce.agreement import WORDS, Measured, half_unit, judge, mean, number, share
@@ -86,6 +86,7 @@ def test_a_change_is_paired() -> None:
 shares = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
 
+@settings(deadline=None)  # a busy machine
 @given(shares, st.floats(0, 1), st.integers(1, 20_000))
 def test_one_word_and_what_it_means(mine: tuple[int, int], value: float, items: int) -> None:
     """Whatever the figures: the word is what the interval says, and only `cannot tell` has a reason."""
@@ -99,6 +100,7 @@ def test_one_word_and_what_it_means(mine: tuple[int, int], value: float, items: 
     assert bool(found.why) == (found.word == "cannot tell")
 
 
+@settings(deadline=None)
 @given(st.lists(shares, min_size=2, max_size=6))
 def test_a_mean_is_surer_than_its_parts(parts: list[tuple[int, int]]) -> None:
     """Its interval is as wide as that of independent parts: not wider than the widest of them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mtbench.document.formatting import NONE, listed
+from mtbench.document.formatting import NONE, bounds, interval, listed, number
 from mtbench.document.model import SIGNS, Document, Entry, Notes, Pairs, Points, Row, Section, Table, Tone, Verdict
 from mtbench.experiments.reproduce.agreement import Word
 from mtbench.experiments.reproduce.format import KINDS, Figure, Reproduction
@@ -72,31 +72,32 @@ def _row(figure: Figure, reasons: dict[str, int]) -> Row:
     """Return a figure as a row. The reasons of verdicts are numbered in `reasons`."""
     kind = KINDS[figure.quantity]
     tone = TONES.get(figure.word, "plain")
-    number = f" ({reasons.setdefault(figure.why, len(reasons) + 1)})" if figure.why else ""
+    reason = f" ({reasons.setdefault(figure.why, len(reasons) + 1)})" if figure.why else ""
     entries = [
         Entry(figure.published.replace("-", "−")),
-        Entry(*_with_interval(figure.ours, f"{'+' if kind.signed else ''},.{kind.digits}f")),
+        Entry(*_with_interval(figure.ours, kind.digits, signed=kind.signed)),
         Entry(_difference(figure)),
-        Entry("", verdict=Verdict(f"{figure.word}{number}", tone=tone, sign=SIGNS[tone])),
+        Entry("", verdict=Verdict(f"{figure.word}{reason}", tone=tone, sign=SIGNS[tone])),
     ]
     group = f"{figure.row} ({listed(filter(None, [figure.arm, figure.note]))})"
     return Row(f"{figure.benchmark}, {kind.words}", entries, group=group)
 
 
 def _difference(figure: Figure) -> str:
+    if figure.difference is None:
+        return NONE
     percent = KINDS[figure.quantity].is_share
-    value, interval = _with_interval(figure.difference, "+.1f" if percent else ".3f")
-    return value if figure.difference is None else f"{'' if percent else '×'}{value} {interval or ''}".strip()
+    value, limits = _with_interval(figure.difference, 1 if percent else 3, signed=percent)
+    return f"{'' if percent else '×'}{value} {limits or ''}".strip()
 
 
-def _with_interval(found: Estimate | None, form: str) -> tuple[str, str | None]:
+def _with_interval(found: Estimate | None, digits: int, *, signed: bool) -> tuple[str, str | None]:
     """Return a value and its interval as text."""
     if found is None or found.value is None:
         return NONE, None
-    value, *ends = (
-        None if x is None else f"{x:{form}}".replace("-", "−") for x in (found.value, found.ci_low, found.ci_high)
+    return f"{'+' if signed and found.value >= 0 else ''}{number(found.value, digits)}", interval(
+        bounds(found), 1, digits
     )
-    return value or NONE, f"[{ends[0]}, {ends[1]}]" if all(ends) else None
 
 
 def _setup(result: Reproduction) -> Pairs:

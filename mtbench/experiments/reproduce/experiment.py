@@ -35,14 +35,7 @@ class ReproducePlan(NamedTuple):
     parts: list[Part]
 
 
-class Reproduced(NamedTuple):
-    """What a reproduction has found, and whether all of it could be run."""
-
-    record: Reproduction
-    complete: bool
-
-
-class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, ReproducePlan, Reproduced]):
+class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, ReproducePlan, Reproduction]):
     """One run for each family of a published table."""
 
     command, begun_by, result, page = "reproduce", rerun.ASKED, rerun.RESULT, "reproduction.html"
@@ -60,7 +53,8 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
 
     def warnings(self, planned: ReproducePlan) -> list[str]:
         """Return what is not run, with the reasons."""
-        return not_run(planned.parts)
+        reasons = [(part.family, *why) for part in planned.parts for why in (part.missing | part.closed).items()]
+        return [f"not run: {family}, {what}: {why}" for family, what, why in reasons]
 
     def dry_run(self, planned: ReproducePlan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
         """Print the plans and time estimates."""
@@ -69,7 +63,7 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
                 console.say(f"{planned.table.name}, {part.family}")
                 console.print(plan_table(part.plan))
                 show_estimate(part.plan, console, notes, f"{part.family}: ")
-        for line in not_run(planned.parts):
+        for line in self.warnings(planned):
             notes.say(line)
 
     def begin(self, directory: RunDirectory, planned: ReproducePlan, argv: Sequence[str]) -> None:
@@ -82,7 +76,7 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
             return None
         return RunDirectory(directory).read(rerun.ASKED, AskedFile).asked
 
-    def run(self, job: Job[ReproduceRequest, ReproduceSession]) -> Reproduced:
+    def run(self, job: Job[ReproduceRequest, ReproduceSession]) -> Reproduction:
         """Run what is missing, and compare. A family that cannot be run does not stop the others.
 
         Raises UserError if none can be run.
@@ -101,25 +95,19 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
             raise errors[0]
         found = compare(rerun.published(job.request.name), job.request, parts, job.path)
         write(job.path, "reproduction", document(found))
-        return Reproduced(found, not errors and not any("failed: " in figure.why for figure in found.figures))
+        return found
 
-    def show(self, job: Job[ReproduceRequest, ReproduceSession], found: Reproduced, console: Terminal) -> None:
+    def show(self, job: Job[ReproduceRequest, ReproduceSession], found: Reproduction, console: Terminal) -> None:
         """Print every figure beside ours."""
-        show(document(found.record), console)
+        show(document(found), console)
 
-    def exit_code(self, found: Reproduced, session: ReproduceSession) -> int:
+    def exit_code(self, found: Reproduction, session: ReproduceSession) -> int:
         """Return 0 if nothing failed."""
-        return 0 if found.complete else FAILED
+        return FAILED if any(figure.why.startswith("failed: ") for figure in found.figures) else 0
 
     def listing(self, request: ReproduceRequest) -> list[RenderableType]:
         """Return the published tables if none is named."""
         return [] if request.name else [tables()]
-
-
-def not_run(parts: Sequence[Part]) -> list[str]:
-    """Return the parts that are not run, with the reasons."""
-    reasons = [(part.family, *why) for part in parts for why in (*part.missing.items(), *part.closed.items())]
-    return [f"not run: {family}, {skipped}: {why}" for family, skipped, why in reasons]
 
 
 def tables() -> Table:

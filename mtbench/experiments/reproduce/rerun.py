@@ -119,10 +119,17 @@ def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
     checkpoint = {**table.families.get(family, {}), **asked.checkpoint}
     values = own | given | {"suite": suites, "family": family, "checkpoint": checkpoint}
     request = RunRequest(**values | {"engine": (values["engine"],), "batch_size": tuple(values["batch_size"])})
-    specs = list(dict.fromkeys([*table.plan.beside, *specs_of(rows)]))
-    missing = _missing(specs, request)
-    methods = {str(arm_of(spec, request.engine)): spec for spec in reversed(specs) if spec not in missing}
-    chosen = request.changed(method=[spec for spec in specs if spec in methods.values()])
+    lineup = Lineup(families.family(family, checkpoints=request.checkpoint), request)
+    methods: dict[str, str] = {}  # arm -> as the table names it
+    missing: dict[str, str] = {}
+    for spec in [*table.plan.beside, *specs_of(rows)]:
+        arm = arm_of(spec, request.engine)
+        try:
+            lineup.entrant(arm)
+            methods.setdefault(str(arm), spec)
+        except UserError as error:
+            missing[spec] = str(error)
+    chosen = request.changed(method=[*methods.values()])
     plans, closed = [], {}
     for suite in suites if chosen.method else ():
         try:
@@ -148,18 +155,6 @@ def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
 def arm_of(spec: str, engines: Sequence[str]) -> Arm:
     """Return the arm that a row's method describes."""
     return parse_arms([spec], engines)[0]
-
-
-def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
-    """Return the arms that cannot run because a checkpoint is missing or unfit, with the reasons."""
-    assert request.family is not None
-    lineup, missing = Lineup(families.family(request.family, checkpoints=request.checkpoint), request), {}
-    for spec in specs:
-        try:
-            lineup.entrant(arm_of(spec, request.engine))
-        except UserError as error:
-            missing[spec] = str(error)
-    return missing
 
 
 def specs_of(rows: Sequence[PublishedRow]) -> list[str]:

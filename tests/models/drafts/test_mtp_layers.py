@@ -22,7 +22,6 @@ from small import small_tokenizer
 from torch import Tensor
 
 from mtbench.errors import UserError
-from mtbench.experiments.reproduce import rerun
 from mtbench.hardware import probe
 from mtbench.models.checkpoint_files import WEIGHTS
 from mtbench.models.drafts.loading import draft_config, load_draft
@@ -319,15 +318,3 @@ def test_weights_that_were_left_out_are_missed_at_planning(mimo: Path) -> None:
 def test_what_is_no_such_draft_is_refused(mimo: Path, method: str, how: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         plan(mimo, method, **how)
-
-
-def test_a_published_row_is_run_where_the_target_has_the_layers(mimo: Path) -> None:
-    """`mtbench reproduce` looks for them in the target, and says which row lacks them."""
-    request = RunRequest(family="tiny", checkpoint={"ar": str(mimo)}, device="cpu")
-    assert rerun._missing(["mtp", "mtp:draft=ar#mtp"], request) == {}
-    change_config(mimo, num_nextn_predict_layers=0)
-    request = request.changed(checkpoint={"ar": str(shutil.copytree(mimo, mimo.with_name("none")))})
-    missing = rerun._missing(["ar", "mtp", "mtp:on=nobody"], request)
-    assert set(missing) == {"mtp", "mtp:on=nobody"}
-    assert "num_nextn_predict_layers is 0" in missing["mtp"]
-    assert "no checkpoint in the role 'nobody'" in missing["mtp:on=nobody"]
