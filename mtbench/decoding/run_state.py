@@ -16,7 +16,7 @@ READ_EVERY = 8  # steps between two searches of the text for stop strings
 Reads = Literal["all", "recent"] | None  # of the tokens: all, those that a few steps decided, or none
 
 
-class Answer(NamedTuple):
+class CollectedRow(NamedTuple):
     """The content of a row when it was collected."""
 
     token_ids: list[int]
@@ -109,7 +109,7 @@ class WorkloadRun(RunState):
         self.sets_options = any(request.options for request in requests)
         self.stops_early = any(request.stop for request in requests)
         self.queue = deque(enumerate(requests))
-        self.answers: dict[int, Answer] = {}  # by request
+        self.answers: dict[int, CollectedRow] = {}  # by request
         self.positions_fed = [0]  # per row; entry n: sum of the first n steps
         self.draft_forwards = [0]  # entry n: sum of the first n steps
 
@@ -143,7 +143,7 @@ class WorkloadRun(RunState):
     def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
         placed = self.placed.pop(row)
         prompt = len(placed.request.prompt_ids)
-        self.answers[placed.number] = Answer(token_ids[prompt:], counts, placed.first_step)
+        self.answers[placed.number] = CollectedRow(token_ids[prompt:], counts, placed.first_step)
 
     def generations(self, checkpoint: Checkpoint) -> list[Generation]:
         """Return each request's answer, cut at its stop strings. Its counts end with its last kept token."""

@@ -36,7 +36,7 @@ class Against(Record):
     same: int | None  # tokens before the first that differs; None: the same tokens
 
 
-class Answer(Record):
+class ViewedAnswer(Record):
     """An arm's answer to an item. `text` stands in for `pieces` if the tokenizer is not available."""
 
     pieces: list[str] | None  # the text of each token
@@ -56,7 +56,7 @@ class ShownItem(Record):
 
     item: str
     prompt: str | None
-    answers: list[Answer | None]
+    answers: list[ViewedAnswer | None]
 
 
 class ShownArm(Record):
@@ -191,7 +191,7 @@ def _item(name: str, generations: _Generations) -> ShownItem:
     return ShownItem(item=name, prompt=prompt, answers=answers)
 
 
-def _answer(item: str, cell: ResultCell, generations: _Generations) -> Answer | None:
+def _answer(item: str, cell: ResultCell, generations: _Generations) -> ViewedAnswer | None:
     """Return an arm's answer to an item; None if there is none."""
     line = generations.lines[cell.cell].get(item)
     if line is None:
@@ -204,7 +204,7 @@ def _answer(item: str, cell: ResultCell, generations: _Generations) -> Answer | 
         special = [i for i, token in enumerate(line.token_ids) if token in of_vocabulary]
         if line.finish_reason == "stop":
             cut = _cut(pieces, special, len(line.text))
-    return Answer(
+    return ViewedAnswer(
         pieces=pieces,
         text=_sound(line.text) if pieces is None else None,
         commits=line.commits,

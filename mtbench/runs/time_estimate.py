@@ -30,15 +30,15 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
 
 
-def estimate(plan: Plan, show: Show = lambda *_: None) -> "Estimate":
+def estimate(plan: Plan, show: Show = lambda *_: None) -> "TimeEstimate":
     """Return the expected times of a plan, whose models are loaded for it."""
     show(0, len(plan.cells), "loading the models")
     pool = ModelPool(with_dtype(plan).request)
     pool.load(plan.cells)
-    return Estimate(plan, LocalWorker(pool, plan.cells), show, loading_s=pool.loading_s or 0.0)
+    return TimeEstimate(plan, LocalWorker(pool, plan.cells), show, loading_s=pool.loading_s or 0.0)
 
 
-class Estimate:
+class TimeEstimate:
     """The expected times of a plan in seconds: what parts of it that a worker decodes say of the whole."""
 
     def __init__(self, plan: Plan, worker: Worker, show: Show = lambda *_: None, *, loading_s: float = 0.0) -> None:

@@ -13,7 +13,7 @@ from mtbench.decoding.live import Ended
 from mtbench.decoding.output import text_of
 from mtbench.serving.served import Served
 from mtbench.serving.wire import Asked
-from mtbench.serving.worker import Job
+from mtbench.serving.worker import TimedTicket
 
 DONE = b"data: [DONE]\n\n"
 INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
@@ -22,7 +22,7 @@ INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character y
 class Answer:
     """One request's answer. `whole` returns it at once; `grow` and `end` return the messages of a stream."""
 
-    def __init__(self, asked: Asked, served: Served, job: Job) -> None:
+    def __init__(self, asked: Asked, served: Served, job: TimedTicket) -> None:
         self.asked, self.served, self.job = asked, served, job
         self._names = {"id": f"mtbench-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
         self._stream = TextStream(served.tokenizer, asked.request.stop)

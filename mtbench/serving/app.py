@@ -19,7 +19,7 @@ from mtbench.errors import first_line
 from mtbench.serving import wire
 from mtbench.serving.answers import DONE, Answer, sse
 from mtbench.serving.wire import Asked, BadRequestError
-from mtbench.serving.worker import Job, Outcome, Worker
+from mtbench.serving.worker import Outcome, TimedTicket, Worker
 
 LARGEST_BODY = 4 << 20  # bytes
 DRAIN_S = 0.05  # between two looks whether to end
@@ -128,7 +128,7 @@ class Service:
 class Completion(Response):
     """The answer to a request, written while it is decoded. It ends early if the client goes or time runs out."""
 
-    def __init__(self, service: Service, asked: Asked, job: Job) -> None:
+    def __init__(self, service: Service, asked: Asked, job: TimedTicket) -> None:
         super().__init__()
         self.service, self.asked, self.job = service, asked, job
         self.answer = Answer(asked, service.served, job)

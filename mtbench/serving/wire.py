@@ -71,7 +71,7 @@ class _Told(_Record):
         return {n: v for n, v in kept.items() if n in cls.model_fields or not (n in IGNORED or v in OFF)}
 
 
-class Part(_Told):
+class ContentPart(_Told):
     """A part of a message."""
 
     type: Literal["text"]
@@ -82,7 +82,7 @@ class Message(_Told):
     """A message of a conversation. The chat template gets all of it."""
 
     role: str
-    content: str | list[Part]
+    content: str | list[ContentPart]
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

@@ -55,7 +55,7 @@ class Metrics:
 
 
 @dataclass(eq=False, slots=True)
-class Job(Ticket):
+class TimedTicket(Ticket):
     """A ticket with its times, on the monotonic clock, and the event that wakes its handler."""
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -107,14 +107,14 @@ class Worker:
                 raise UserError(f"{self.served.arm} cannot be served: {first_line(error)}.")  # type: ignore[arg-type]
         self.metrics = self._new_metrics()
 
-    def submit(self, request: Request) -> Job:
-        job = Job(request)
+    def submit(self, request: Request) -> TimedTicket:
+        job = TimedTicket(request)
         self.queue.put(job)
         if self.error is not None:  # the thread may have ended before it saw the job
             self._fail([job])
         return job
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: TimedTicket) -> None:
         """Free what a job has, because nobody waits for its answer."""
         if not self.queue.remove(job):
             job.give_up()
@@ -128,7 +128,7 @@ class Worker:
         await asyncio.to_thread(self._thread.join, within_s)
 
     def joined(self, ticket: Ticket) -> None:
-        assert isinstance(ticket, Job)
+        assert isinstance(ticket, TimedTicket)
         ticket.joined_s = time.perf_counter()
         self.running += 1
 
@@ -138,7 +138,7 @@ class Worker:
     def grew(self, grown: Sequence[tuple[Ticket, int]]) -> None:
         now = time.perf_counter()
         for job, tokens in grown:
-            assert isinstance(job, Job)
+            assert isinstance(job, TimedTicket)
             if job.first_s is None:
                 job.first_s = now
                 self.metrics.first_s.observe(now - job.arrived_s)
@@ -179,5 +179,5 @@ class Worker:
 
 def _set(tickets: Sequence[Ticket]) -> None:
     for job in tickets:
-        assert isinstance(job, Job)
+        assert isinstance(job, TimedTicket)
         job.news.set()

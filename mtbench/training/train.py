@@ -31,7 +31,7 @@ from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, wit
 from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.processes import fsdp_format, processes, refuse_other_launch
 from mtbench.training.recipes import Stage
-from mtbench.training.trainer import Job, Progress, fit
+from mtbench.training.trainer import Progress, TrainingJob, fit
 
 FREE = ("settings.rows", "settings.pack", "settings.checkpointing")  # may change on resuming: they change no loss
 
@@ -85,7 +85,7 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     if group.is_main_process:
         files.write_json(request.resume_folder / "request.json", checked.record)
     group.wait_for_everyone()
-    job = Job(
+    job = TrainingJob(
         model=model,
         objective=objective,
         data=checked.data,

@@ -78,7 +78,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """What `fit` trains. `resume_folder` holds the resumable checkpoints; each carries `request` in its record."""
 
     model: Model
@@ -111,7 +111,7 @@ class Trained(NamedTuple):
     gathered_weights: Mapping[str, Tensor] | None  # if each process holds only a part of the weights
 
 
-def fit(job: Job) -> Trained | None:
+def fit(job: TrainingJob) -> Trained | None:
     """Train `job.model` in place; continue from the last checkpoint in `job.resume_folder`.
 
     Returns None in all processes but the main one. Raises UserError if memory runs out, or if a loss or gradient is NaN
@@ -154,7 +154,7 @@ def fit(job: Job) -> Trained | None:
     return Trained(figures, gathered) if trainer.is_world_process_zero() else None
 
 
-def _training_arguments(job: Job, on_gpu: bool) -> TrainingArguments:
+def _training_arguments(job: TrainingJob, on_gpu: bool) -> TrainingArguments:
     settings = job.settings
     in_bfloat16 = fastest_for(job.model.num_parameters(), "cuda" if on_gpu else "cpu") == "bfloat16"
     args = TrainingArguments(
@@ -191,7 +191,7 @@ def _set_steps(args: TrainingArguments, schedule: Schedule, settings: Settings) 
     args.save_steps = settings.save_steps or tenth
 
 
-def _run(trainer: "ObjectiveTrainer", job: Job, schedule: Schedule) -> None:
+def _run(trainer: "ObjectiveTrainer", job: TrainingJob, schedule: Schedule) -> None:
     """Train from the last checkpoint to the end. Raises UserError if memory runs out."""
     shutil.rmtree(job.resume_folder / "writing", ignore_errors=True)
     checkpoint = _last_checkpoint(job.resume_folder)

@@ -11,7 +11,7 @@ from made_records import timing_line
 
 from mtbench.experiments.gate.floor import noise_of
 from mtbench.experiments.gate.pairs import (
-    Pair,
+    CellTimes,
     PairTimes,
     Times,
     differences,
@@ -136,7 +136,7 @@ def test_the_noise_is_said_of_a_noisy_cell() -> None:
 def a_pair(**ratios: float) -> PairTimes:
     """A pair with head's time over base's by cell; the other cells have no valid times."""
     return PairTimes(
-        {cell: Pair(Times(1.0, None, None), Times(ratio, None, None)) for cell, ratio in ratios.items()}, {}
+        {cell: CellTimes(Times(1.0, None, None), Times(ratio, None, None)) for cell, ratio in ratios.items()}, {}
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.time_estimate import Estimate
+from mtbench.runs.time_estimate import TimeEstimate
 from mtbench.runs.workers import Done, Failed, Task
 
 
@@ -42,7 +42,7 @@ def measured_plan(**asked: Any) -> Plan:
 def test_a_measured_estimate_counts_every_pass() -> None:
     """Answers are as long as in one whole block, a batch as long as its longest answer; warm-ups and loading count."""
     plan = measured_plan(batch_size=(1, 4), rounds=2)
-    found = Estimate(plan, Slow(), loading_s=7.0)  # type: ignore[arg-type]
+    found = TimeEstimate(plan, Slow(), loading_s=7.0)  # type: ignore[arg-type]
 
     assert found.blocks_s == pytest.approx([1 + 0.5 * (20 + 40 + 20 + 40) / 4, 4 + 0.5 * 40])
     assert found.timed_s == pytest.approx(20 * 16.0 + 6 * 24.0)
@@ -60,13 +60,13 @@ def test_lossless_arms_are_rescored_in_the_estimate() -> None:
     group = plan.groups[0].changed(cells=[plan.cells[0].cell, "twin"])
     plan = plan.changed(cells=[plan.cells[0], twin], groups=[group])
 
-    assert Estimate(plan, Slow()).rescoring_s == pytest.approx(10 * 1.0 * (10 + 30) / 10)  # type: ignore[arg-type]
+    assert TimeEstimate(plan, Slow()).rescoring_s == pytest.approx(10 * 1.0 * (10 + 30) / 10)  # type: ignore[arg-type]
 
 
 def test_a_cell_that_fails_is_told_and_the_others_are_measured() -> None:
     """Its own error is in the estimate, and its time counts as nothing."""
     plan = measured_plan(batch_size=(1, 4), rounds=1)
-    found = Estimate(plan, Slow(failing=".b1"))  # type: ignore[arg-type]
+    found = TimeEstimate(plan, Slow(failing=".b1"))  # type: ignore[arg-type]
 
     assert found.failed == {plan.cells[0].cell: "it broke"}
     assert found.blocks_s == [0.0, 24.0]
@@ -75,7 +75,7 @@ def test_a_cell_that_fails_is_told_and_the_others_are_measured() -> None:
 def test_fixed_lengths_take_the_whole_budget() -> None:
     """No block is decoded to learn how long answers are."""
     plan, worker = measured_plan(batch_size=(1,), ignore_eos=True), Slow()
-    found = Estimate(plan, worker)  # type: ignore[arg-type]
+    found = TimeEstimate(plan, worker)  # type: ignore[arg-type]
 
     assert found.blocks_s == pytest.approx([1 + 0.5 * 64])
     assert [budget for _, budget in worker.asked] == [16, 16]

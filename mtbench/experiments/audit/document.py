@@ -19,7 +19,7 @@ from mtbench.document.model import (
     Verdict,
 )
 from mtbench.experiments.audit.cases import Case, Known
-from mtbench.experiments.audit.format import Audit, Finding
+from mtbench.experiments.audit.format import Audit, Divergence
 
 SHOWN = 40  # first differences that the page has side by side
 BEFORE, AFTER = 6, 10  # tokens before and from the first difference
@@ -97,7 +97,7 @@ def _findings(found: Audit) -> Table:
     )
 
 
-def _part(finding: Finding, case: Case) -> Part:
+def _part(finding: Divergence, case: Case) -> Part:
     """Return a first difference, token by token."""
     place = "" if finding.first is None else f", token {finding.first}"
     blocks: list[Block] = [Text(finding.evidence)]

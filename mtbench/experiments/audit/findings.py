@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mtbench.document.formatting import counted, listed
 from mtbench.experiments.audit.cases import Case, Known
 from mtbench.experiments.audit.classes import CLASSES, is_fault, name
-from mtbench.experiments.audit.format import Audit, ClassCount, Finding, JudgedLine, NoiseLine, PairRecord
+from mtbench.experiments.audit.format import Audit, ClassCount, Divergence, JudgedLine, NoiseLine, PairRecord
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair
@@ -104,13 +104,13 @@ def audit(request: AuditRequest, model: str | None, known: Sequence[Known], note
     )
 
 
-def _findings(number: int, known: Known) -> Iterator[Finding]:
+def _findings(number: int, known: Known) -> Iterator[Divergence]:
     for case in known.cases:
         key, evidence = name(case)
         if key == "same":
             continue
         differ = case.a.tokens != case.b.tokens
-        yield Finding(
+        yield Divergence(
             pair=number,
             item=case.item,
             name=key,
@@ -123,7 +123,7 @@ def _findings(number: int, known: Known) -> Iterator[Finding]:
         )
 
 
-def _sentence(known: Sequence[Known], findings: Sequence[Finding], classes: Sequence[ClassCount]) -> str:
+def _sentence(known: Sequence[Known], findings: Sequence[Divergence], classes: Sequence[ClassCount]) -> str:
     """Return what was found in one sentence. A single answer of a class is named with its place."""
     items = sum(len(pair.cases) for pair in known)
     if not findings:

@@ -85,7 +85,7 @@ class PairRecord(Record):
     )
 
 
-class Finding(Record):
+class Divergence(Record):
     """An item whose answers or scores differ."""
 
     pair: Count = Field(description="index of the pair of arms")
@@ -121,5 +121,5 @@ class Audit(Record):
     pairs: list[PairRecord] = Field(description="pairs of arms")
     classes: list[ClassCount] = Field(description="classes and their answers")
     trials: list[TrialLine] = Field(description="changes of the reference model that were tried; empty: none had to be")
-    findings: list[Finding] = Field(description="items whose answers or scores differ")
+    findings: list[Divergence] = Field(description="items whose answers or scores differ")
     notes: list[str] = Field(description="what was left out or could not be known")

@@ -63,7 +63,7 @@ class Build:
         return replace(self, plugins=tuple(plugins), label=" with ".join([self.label, *names]))
 
 
-class Answer(Record):
+class ProbeReport(Record):
     """What `build_probe.py` prints."""
 
     mtbench: str
@@ -110,7 +110,7 @@ def describe(build: Build) -> BuildRecord:
             f"{build.env!r}: mtbench cannot be imported: {said}. Try `{build.python} -m mtbench --version`."
         )
     try:
-        answer = Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
+        answer = ProbeReport.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
         commit = _commit(answer)
     except (OSError, ValueError):  # another answer, or one with paths that cannot be
         raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
@@ -214,7 +214,7 @@ def _git(folder: Path, *arguments: str, error: str) -> str:
     return done.stdout.strip()
 
 
-def _commit(answer: Answer) -> str | None:
+def _commit(answer: ProbeReport) -> str | None:
     """Return the commit of an environment that we made, or of a checkout; else None."""
     marker = Path(answer.prefix, MARKER)
     if marker.is_file():

@@ -92,7 +92,7 @@ class Times(NamedTuple):
     tokens: float = 1  # that were emitted
 
 
-class Pair(NamedTuple):
+class CellTimes(NamedTuple):
     """A cell in both processes of a pair."""
 
     base: Times
@@ -107,7 +107,7 @@ class Pair(NamedTuple):
 class PairTimes(NamedTuple):
     """What a pair timed, by cell."""
 
-    cells: Mapping[str, Pair]
+    cells: Mapping[str, CellTimes]
     void: Mapping[str, tuple[str | None, str | None]]  # why base's or head's times do not count
 
 
@@ -128,7 +128,7 @@ def mean_differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> list[f
     return [fmean(pair.cells[cell].difference for cell in cells) for pair in whole] if cells else []
 
 
-def mean_attribution(pairs: Sequence[Pair]) -> Attribution | None:
+def mean_attribution(pairs: Sequence[CellTimes]) -> Attribution | None:
     """Return the parts of the difference as shares of base's time, means over pairs; None without pairs."""
     if not pairs:
         return None
@@ -187,7 +187,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> Pair | None:
+def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> CellTimes | None:
     """Return the times over the blocks that both processes have, head's for base's number of tokens.
 
     None if they share too few blocks.
@@ -198,7 +198,7 @@ def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> Pair | None
     of_base, of_head = (_total([process[block] for block in shared]) for process in (base, head))
     share = of_base.tokens / of_head.tokens if of_base.tokens and of_head.tokens else 1.0
     wall_s, prefill_s, forward_s = (None if part is None else part * share for part in of_head[:3])
-    return Pair(of_base, Times(wall_s or 0.0, prefill_s, forward_s, of_base.tokens))
+    return CellTimes(of_base, Times(wall_s or 0.0, prefill_s, forward_s, of_base.tokens))
 
 
 def _total(blocks: Sequence[Times]) -> Times:

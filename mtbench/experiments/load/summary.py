@@ -179,16 +179,16 @@ def compare(baseline: Sent, others: Sequence[Sent], max_loss: float) -> list[Com
     ]
 
 
-Pair = tuple[PointLine, PointLine]
+SharedRound = tuple[PointLine, PointLine]
 
 
-def _shared_rounds(baseline: Sent, arm: Sent) -> list[Pair]:
+def _shared_rounds(baseline: Sent, arm: Sent) -> list[SharedRound]:
     """Return the rounds that both have."""
     by_round = {point.round: point for point in baseline.points}
     return [(by_round[point.round], point) for point in arm.points if point.round in by_round]
 
 
-def _speedup(shared: Sequence[Pair]) -> statistics.Ratio:
+def _speedup(shared: Sequence[SharedRound]) -> statistics.Ratio:
     """Return the baseline's time over the arm's, on the requests that both answered."""
     sums: list[tuple[float, float]] = []
     for pair in shared:
@@ -202,7 +202,7 @@ def _speedup(shared: Sequence[Pair]) -> statistics.Ratio:
     return statistics.ratio_of_totals([[a for a, _ in sums]], [[b for _, b in sums]], unit="round")
 
 
-def _goodput_ratio(baseline: Sent, arm: Sent, shared: Sequence[Pair]) -> statistics.Ratio:
+def _goodput_ratio(baseline: Sent, arm: Sent, shared: Sequence[SharedRound]) -> statistics.Ratio:
     """Return the arm's goodput over the baseline's."""
     good = [[sum(sent.good(pair[side])) for pair in shared] for side, sent in enumerate((baseline, arm))]
     windows = [[pair[side].window_s for pair in shared] for side in (0, 1)]
