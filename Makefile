@@ -43,7 +43,7 @@ faults: export PYTHONPATH = tests/helpers
 test: lint tests oldest  ## lint, types, all tests; the loop's tests on the oldest transformers, too
 
 tests: $(INSTALLED)
-	$(BIN)/pytest $(PARALLEL)
+	$(BIN)/pytest $(PARALLEL) $(if $(CI),--durations=40)
 
 oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest $(MEETING)
@@ -58,6 +58,7 @@ lint: $(INSTALLED)  ## style, import layers, types
 	$(BIN)/mypy
 
 slow: $(INSTALLED) faults  ## the checks that take minutes
+	$(BIN)/$(INSTALL) -c constraints.txt ray
 	$(BIN)/pytest -m slow
 
 KILLS ?= 1000

@@ -2,11 +2,17 @@
 
 import gc
 import json
+import os
+import resource
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from browsers import end_browser
+from forked import forking
 from recorded_graphs import recorded as recorded  # a fixture
+from shared import made_once
 from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
 from whole import forget_plugin_files, whole_run
@@ -18,13 +24,36 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 
 gc.disable()  # until all is imported
-LONGEST = {"kernels", "choose", "train", "loop", "report", "reproduce", "stages", "comparisons", "plugins", "methods"}
-LONGEST |= {"run", "sandbox"}
+LONGEST = {"every_method", "kernels", "choose", "benchmarks", "mtp", "train_again", "stages", "loop", "report"}
+LONGEST |= {"reproduce", "train_benchmark", "train", "comparisons", "plugins", "methods", "run", "sandbox"}
+BEGAN_S = dict[Path, float]()  # file -> processor time before its first test
+MOST_S = 90.0  # of a processor, for a file in CI: three times the longest, since machines and their load differ
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest come first, so that at the end no worker is left alone with one of them."""
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
+
+
+def processor_s() -> float:
+    """The processor time of this process and of its children that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    BEGAN_S.setdefault(item.path, processor_s())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """CI refuses a file that takes long: find the same with less, or mark tests slow that have a cheaper twin."""
+    yield
+    ends = nextitem is None or nextitem.path != item.path
+    spent_s = processor_s() - BEGAN_S[item.path]
+    if ends and spent_s > MOST_S and "CI" in os.environ and item.get_closest_marker("slow") is None:
+        pytest.fail(f"{item.path.name} took {spent_s:.0f} s of a processor, more than {MOST_S:.0f}", pytrace=False)
 
 
 def pytest_collection_finish() -> None:
@@ -42,10 +71,11 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def own_plugin_files() -> Iterator[None]:
-    """What the tests of a file load is not there for the next file."""
+def left_by_a_file() -> Iterator[None]:
+    """What the tests of a file load or start is not there for the next file."""
     yield
     forget_plugin_files()
+    end_browser()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,6 +86,13 @@ def loaded_machine() -> Iterator[None]:
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
         patch.setattr(samples, "FAR_OFF", float("inf"))
         patch.setattr(samples, "STRETCHED", float("inf"))
+        yield
+
+
+@pytest.fixture
+def forks() -> Iterator[None]:
+    """Processes of Python are forked from this one: they need not import torch again."""
+    with forking():
         yield
 
 
@@ -75,7 +112,10 @@ def make_runner() -> Callable[..., ModelRunner]:
 @pytest.fixture(scope="session")
 def hostile_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint on disk, many of whose words are markup that would break out of a careless page."""
-    folder = tmp_path_factory.mktemp("checkpoint")
+    return made_once(tmp_path_factory, "checkpoint", save_hostile)
+
+
+def save_hostile(folder: Path) -> None:
     checkpoint = small_checkpoint()
     checkpoint.model.float().save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
@@ -85,23 +125,26 @@ def hostile_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         del stored["model"]["vocab"][word]
         stored["model"]["vocab"][f"</script><script>broken=1</script><b>&amp;{word}"] = index
     (folder / "tokenizer.json").write_text(json.dumps(stored))
-    return folder
 
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory, hostile_checkpoint: Path) -> RunDirectory:
     """A real run, from plan to results.json: two suites, one of them not scored, four arms, two batch sizes."""
-    folder = tmp_path_factory.mktemp("small")
-    prompts = folder / "my prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"a a {'a ' * i}"}) + "\n" for i in range(7)))
-    request = RunRequest(
-        suite=["arithmetic", f"prompts:{prompts}"],
-        checkpoint={role: str(hostile_checkpoint) for role in ("ar", "mars")},
-        method=["ar", "ar:on=mars", "mars:tau=1.0|0.3"],
-        batch_size=(1, 2),
-        limit=7,
-        rounds=2,
-        max_new_tokens=10,
-        device="cpu",
-    )
-    return whole_run(folder, request)
+
+    def make(folder: Path) -> None:
+        prompts = folder / "my prompts.jsonl"
+        prompts.write_text("".join(json.dumps({"prompt": f"a a {'a ' * i}"}) + "\n" for i in range(7)))
+        request = RunRequest(
+            suite=["arithmetic", f"prompts:{prompts}"],
+            checkpoint={role: str(hostile_checkpoint) for role in ("ar", "mars")},
+            method=["ar", "ar:on=mars", "mars:tau=1.0|0.3"],
+            batch_size=(1, 2),
+            limit=7,
+            rounds=2,
+            max_new_tokens=10,
+            device="cpu",
+        )
+        whole_run(folder, request)
+
+    shared = made_once(tmp_path_factory, "run", make)
+    return RunDirectory(Path(shutil.copytree(shared, tmp_path_factory.mktemp("small"), dirs_exist_ok=True)) / "run")

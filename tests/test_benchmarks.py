@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from forked import forking
 from living import is_alive, until
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -39,11 +40,13 @@ class Call(NamedTuple):
         return "\n".join(line for line in self.text.splitlines() if line.startswith(f"{step} "))
 
 
-def call(script: Path, out: Path, *options: str, folder: Path | None = None) -> Call:
-    """Run the script. `folder`: of modules that Python imports first."""
-    command = [sys.executable, str(script), "--out", str(out), *options]
-    variables = os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(folder)} if folder else {})
-    done = subprocess.run(command, capture_output=True, text=True, env=variables)
+def call(script: Path, out: Path, *options: str, first: str = "") -> Call:
+    """Run the script. `first`: code that runs before it."""
+    code = f"import runpy, sys\nsys.argv.pop(0)\nsys.path[0] = {str(BENCHMARKS)!r}\n{first}\n"
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, *(("-c", code) if first else ()), str(script)]
+    with forking():
+        done = subprocess.run([*command, "--out", str(out), *options], capture_output=True, text=True)
     assert "Traceback" not in done.stderr, done.stderr
     found = {file.stem: json.loads(file.read_text()) for file in out.glob("*.json")}
     return Call(out, done.returncode, done.stdout + done.stderr, found)
@@ -52,23 +55,24 @@ def call(script: Path, out: Path, *options: str, folder: Path | None = None) -> 
 # Every step, on stand-ins.
 
 WITHOUT = """
-import sys
+missing = ("lm_eval", "datasets")
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("lm_eval", "datasets"):
+        if name.partition(".")[0] in missing:
             raise ImportError(f"{name} is not on the machine with the GPU")
 
 sys.meta_path.insert(0, Missing())
+for name in list(sys.modules):  # those of the tests; what needs them is imported again
+    if name.partition(".")[0] in (*missing, "mtbench"):
+        del sys.modules[name]
 """
 
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Call:
     """Without lm-eval and datasets."""
-    folder = tmp_path_factory.mktemp("dry")
-    (folder / "sitecustomize.py").write_text(WITHOUT)
-    return call(BENCHMARKS / "gpu.py", folder / "out", "--dry-run", folder=folder)
+    return call(BENCHMARKS / "gpu.py", tmp_path_factory.mktemp("dry") / "out", "--dry-run", first=WITHOUT)
 
 
 @pytest.mark.whole
@@ -136,10 +140,9 @@ def test_a_second_call_runs_only_what_is_asked_again(dry: Call) -> None:
 @pytest.mark.whole
 def test_figures_of_a_dry_run_are_not_taken_for_a_gpus(tmp_path: Path) -> None:
     (tmp_path / "kind.json").write_text('{"dry_run": true}')
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.strip() == f"{tmp_path} has figures of a dry run; choose another --out."
+    found = call(BENCHMARKS / "gpu.py", tmp_path)
+    assert found.code == 2
+    assert found.text.strip() == f"{tmp_path} has figures of a dry run; choose another --out."
 
 
 @pytest.mark.whole
@@ -169,11 +172,9 @@ def test_the_script_itself_stays_off_the_gpu() -> None:
 @pytest.mark.whole
 def test_a_wrong_kernel_is_named_and_the_others_are_checked(tmp_path: Path) -> None:
     """A product that depends on the number of rows."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "from mtbench import kernels\nright = kernels.linear\n"
-        "kernels.linear = lambda x, weight, bias=None: (1 + 0.01 * len(x)) * right(x, weight, bias)\n"
-    )
-    found = call(BENCHMARKS / "gpu.py", tmp_path / "out", "--dry-run", "--only", "operations", folder=tmp_path)
+    wrong = "from mtbench import kernels\nright = kernels.linear\n"
+    wrong += "kernels.linear = lambda x, weight, bias=None: (1 + 0.01 * len(x)) * right(x, weight, bias)\n"
+    found = call(BENCHMARKS / "gpu.py", tmp_path / "out", "--dry-run", "--only", "operations", first=wrong)
     assert "qkv 16 invariant: the product of a row depends on the other rows" in found.line("operations")
     assert found.found["operations"]["found"]["operations"]["head 112 library"]["us"] > 0
 

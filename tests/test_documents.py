@@ -107,6 +107,7 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("block", RUN)
+@pytest.mark.usefixtures("forks")
 def test_a_block_that_says_so_is_run(block: Block, tmp_path: Path) -> None:
     """Its commands end with exit code 0, one after the other, in an empty folder."""
     if block.language == "python":

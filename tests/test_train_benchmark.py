@@ -1,7 +1,6 @@
 """The script that trains a MARS checkpoint on a GPU, run on a CPU on the embedded model: killed, and called again."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from forked import forking
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "train_mars.py"
 ARMS = ["ar@ar", "ar@mars", "mars@mars", "mars:tau=0.95@mars", "mars:tau=0.9@mars", "mars:tau=0.8@mars"]
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("forks")]
 
 
 class Dry(NamedTuple):
@@ -32,17 +32,18 @@ def command(out: Path, *options: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Dry:
-    out, variables = tmp_path_factory.mktemp("dry") / "out", os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command(out, "--dry-run"), env=variables, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(out.glob("mars.training/checkpoint-*")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    answered_at = (out / "answers.jsonl").stat().st_mtime_ns
-    done = subprocess.run(command(out, "--dry-run"), env=variables, capture_output=True, text=True)
+    out = tmp_path_factory.mktemp("dry") / "out"
+    with forking():
+        process = subprocess.Popen(command(out, "--dry-run"), stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while not list(out.glob("mars.training/checkpoint-*")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        answered_at = (out / "answers.jsonl").stat().st_mtime_ns
+        done = subprocess.run(command(out, "--dry-run"), capture_output=True, text=True)
     return Dry(out, answered_at, done.returncode, done.stdout + done.stderr)
 
 

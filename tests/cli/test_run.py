@@ -280,6 +280,7 @@ def arguments(checkpoints: dict[str, str], path: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_killed_run_can_be_resumed(
     checkpoints: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

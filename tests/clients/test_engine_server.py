@@ -156,6 +156,7 @@ def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("forks")
 def test_no_process_of_an_engine_survives_a_kill_of_mtbench(tmp_path: Path) -> None:
     """The server is stopped when its caller is killed by SIGKILL. It ends, and so does the child that it started."""
     child = tmp_path / "child"

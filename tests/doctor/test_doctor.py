@@ -315,6 +315,7 @@ def test_an_interruption_keeps_what_was_found(
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_a_signal_keeps_what_was_found(tmp_path: Path) -> None:
     """As `timeout` sends it, in a process: the check that measures the load sleeps for two seconds."""
     file = tmp_path / "found.json"

@@ -21,7 +21,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from trainings import exact
 from transformers import TrainingArguments
 
@@ -108,7 +108,8 @@ def train_together(count: int, cases: Sequence[Case]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spawn(_work, (count, port, cases), nprocs=count)  # raises if a process fails
+    # forked, so that none imports torch; raises if a process fails
+    start_processes(_work, (count, port, cases), nprocs=count, start_method="fork")
 
 
 def steps_of(case: Case) -> list[Step]:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that train, made once in each process: `pytest_plugins = ["training_fixtures"]`."""
+"""Fixtures of the tests that train, made once for all processes: `pytest_plugins = ["training_fixtures"]`."""
 
 import json
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared import made_once
 from trainings import COUNT, MARS, SHAPE, USUAL, conversation, one_thread, run
 
 from mtbench.training import train as training
@@ -22,23 +23,27 @@ def single_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Conversations of many lengths, no two equal."""
-    file = tmp_path_factory.mktemp("data") / "rows.jsonl"
-    file.write_text("".join(json.dumps({"messages": conversation(n)}) + "\n" for n in range(COUNT)))
-    return str(file)
+    lines = "".join(json.dumps({"messages": conversation(n)}) + "\n" for n in range(COUNT))
+    folder = made_once(tmp_path_factory, "rows", lambda folder: (folder / "rows.jsonl").write_text(lines))
+    return str(folder / "rows.jsonl")
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An untrained checkpoint."""
-    folder = tmp_path_factory.mktemp("base") / "init"
-    return str(initialise(map(conversation, range(COUNT)), folder, seed=1, data={}, **SHAPE))
+
+    def make(folder: Path) -> None:
+        initialise(map(conversation, range(COUNT)), folder / "init", seed=1, data={}, **SHAPE)
+
+    return str(made_once(tmp_path_factory, "base", make) / "init")
 
 
 @pytest.fixture(scope="session")
 def undisturbed(base: str, rows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training without interruption."""
     with one_thread():
-        return run(MARS, base, rows, USUAL, tmp_path_factory.mktemp("undisturbed") / "out")
+        make = lambda folder: run(MARS, base, rows, USUAL, folder / "out")  # noqa: E731
+        return made_once(tmp_path_factory, "training", make) / "out"
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_plain_operation_that_is_wrong_is_named(name: str, factor: float) -> N
 def test_each_kernel_equals_its_definition(dtype: torch.dtype, count: int) -> None:
     """At 1 to 112 positions: one row, a batch, and a batch that drafts."""
     with running(of_floats):
-        assert wrong(dtype, count, FEW if count == 112 else SIZES) == []
+        assert wrong(dtype, count, FEW if count > 5 else SIZES) == []
 
 
 @of_kernels

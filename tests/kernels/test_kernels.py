@@ -363,6 +363,7 @@ SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}  # that a program may ha
 @pytest.mark.parametrize(
     "architecture", [one if one == 90 else pytest.param(one, marks=pytest.mark.slow) for one in SHARED_BYTES]
 )
+@pytest.mark.usefixtures("forks")
 def test_each_kernel_compiles_for_a_gpu_without_spilling(architecture: int) -> None:
     """At Qwen2.5-7B's shapes, for Ampere, Hopper and Blackwell. Two programs of attention fit a Hopper processor."""
     made = compiled(KERNELS, architecture=architecture)
@@ -393,6 +394,7 @@ for view in (512, 48, 1040, 32, 2000, 50):
 @pytest.mark.whole
 @has_triton
 @pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+@pytest.mark.usefixtures("forks")
 def test_views_that_are_multiples_of_16_share_a_kernel() -> None:
     """A view of one block is not split. A long one has parts of another size, for which both kernels are compiled, and
     one that is no multiple needs one more.

@@ -524,6 +524,7 @@ def test_apart_a_resumed_run_decodes_no_whole_round_again(monkeypatch: pytest.Mo
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_a_killed_run_leaves_no_server_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SIGKILL of mtbench in the middle of a block: what is stored stays, and `--resume` adds what is missing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -115,6 +115,7 @@ with RunDirectory(Path(sys.argv[1])).locked():
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crashed(run: RunDirectory) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE) as first:
         assert first.stdout is not None

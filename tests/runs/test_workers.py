@@ -108,6 +108,7 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunReques
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_killed_outright_with_its_workers_a_run_goes_on(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """SIGKILL of the process that writes: its workers end too, and one process finishes what is missing."""
     run = begun(tmp_path / "run", request_)

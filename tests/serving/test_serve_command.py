@@ -58,6 +58,7 @@ def decoded(method: str, prompts: Sequence[Sequence[int]], budget: int) -> list[
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_a_process_serves_and_drains() -> None:
     """openai's client and curl have the texts of the decode loop; SIGTERM lets answers end."""
     with started("--method", "mars:tau=0.9", "--max-num-seqs", "2") as (process, url):
@@ -102,6 +103,7 @@ class Lost(METHODS["ar"]):
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_a_process_without_its_gpu_fails_its_requests_and_ends(tmp_path: Path) -> None:
     """One line says why, and the exit code is not 0, so that a supervisor starts it again."""
     plugin = tmp_path / "lost.py"

@@ -105,6 +105,7 @@ def test_an_unpacked_file_has_priority_over_the_archive(packed: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_the_questions_are_never_written(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite opens no file for writing, and afterwards no file holds a question."""
     code = f"""
