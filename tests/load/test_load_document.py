@@ -49,7 +49,10 @@ def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95,cache=block"), *, rounds
         metric="exact_match" if scored else None,
         max_new_tokens=160,
         client=FACTS,
-        arms=[ServerFacts(name=arm, model="tiny", command=["serve", "--method", arm], url=None) for arm in names],
+        arms=[
+            ServerFacts(name=arm, model="tiny", command=["mtbench", "serve"], engine="mtbench", url=None)
+            for arm in names
+        ],
         cells=cells,
         comparisons=comparisons,
     )

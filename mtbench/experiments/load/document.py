@@ -187,7 +187,7 @@ def _servers(load: Load) -> Table:
 def _served(arm: ServerFacts) -> str:
     if arm.command is None:
         return arm.url or NONE
-    return f"{arm.engine or 'mtbench'}: {shlex.join(arm.command)}"
+    return f"{arm.engine}: {shlex.join(arm.command)}"
 
 
 def _machine(load: Load) -> list[tuple[str, str]]:

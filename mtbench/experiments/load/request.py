@@ -100,7 +100,6 @@ class LoadRequest(Record):
             show=texts.shown_limits,
         ),
     ] = Field(default_factory=dict)
-    client: Literal["aiperf"] = Field("aiperf", description="program that sends the requests")
     limit: Annotated[common.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
         None
     )
