@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation import dataset_files
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
+from mtbench.programs import network
 
 # lm-eval's own seeds. Its published runs show these few-shot examples in this order; ours do too, for every run seed.
 FEWSHOT_SEED = 1234

@@ -22,11 +22,12 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jinja2 import TemplateError
 
-from mtbench import files, network
+from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import RowError, read_rows
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 from mtbench.files import cache_home
+from mtbench.programs import network
 
 TIMEOUT_S = 60
 ANSWER = "<<answer-placeholder>>"  # stands for the answer when a template renders the turn after it

@@ -31,12 +31,12 @@ from transformers import (
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
 
-from mtbench import network
 from mtbench.errors import UserError, first_line
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import OWN
 from mtbench.models.checkpoint_files import CONFIG, Shapes, check_files, check_settings, check_sizes, stored_shapes
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, read_training_record
+from mtbench.programs import network
 
 MASK = "<|mask|>"
 MASKS = (MASK, "|<MASK>|")  # the second: Fast-dLLM v2, whose tokenizer does not say that it is its mask token

@@ -19,13 +19,13 @@ import pytest
 from jinja2 import TemplateError
 from made_up import COUNT, WRONG, answerable, chat, right, write_all, write_lines
 
-from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.sandbox import unavailable
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite
+from mtbench.programs import network
 
 NAMES = list(SUITES)
 SCORED = [name for name in NAMES if SUITES[name].metric]

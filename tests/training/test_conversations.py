@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages, Source
+from mtbench.programs import network
 from mtbench.training.conversations import (
     Counts,
     Data,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from huggingface_hub import constants
 
-from mtbench import network
 from mtbench.errors import UserError
 from mtbench.models.families import FAMILIES
 from mtbench.models.loading import explained, inspect
+from mtbench.programs import network
 
 CLOSED = "https://127.0.0.1:1"
 
