@@ -336,25 +336,6 @@ def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
     assert all(finding["judged"]["a"]["text"] == "Okay" for finding in record["findings"])
 
 
-def aiperf_records(run: Path, path: Path) -> Path:
-    """Return a file of aiperf's raw records with the answers of a run, streamed in two events each, in other order."""
-    tokenizer = judge_runner().checkpoint.tokenizer
-    lines: list[str] = []
-    for text in reversed((run / f"generations/{AR}.b4.jsonl").read_text().splitlines()):
-        line = json.loads(text)
-        parts = line["text"][:3], line["text"][3:]
-        events = [json.dumps({"choices": [{"text": part}]}) for part in parts]
-        packets = [[{"name": "data", "value": value}] for value in (*events, "[DONE]")]
-        raw = {
-            "metadata": {"conversation_id": str(len(lines))},
-            "payload": {"prompt": tokenizer.decode(line["prompt_ids"])},
-            "responses": [{"perf_ns": 1, "packets": one} for one in packets],
-        }
-        lines.append(json.dumps(raw) + "\n")
-    path.write_text("".join(lines))
-    return path
-
-
 @pytest.mark.parametrize("asked", ["d e", f"{BEGIN} d e", [{"role": "user", "content": "d e"}]])
 def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
     """A text without BOS gets it from the tokenizer, as a server did; one that has it, or a chat, has its own."""
@@ -365,38 +346,15 @@ def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
     assert made.answers["1"].prompt == [PAD, 3, 4]
 
 
-def test_file_of_a_load_client(honest: Path, tmp_path: Path) -> None:
-    """Raw records of aiperf: items are found by their prompts."""
-    file = aiperf_records(honest, tmp_path / "profile_export_raw.jsonl")
-    record = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
-    assert record["sentence"] == "B equals A in all 8 answers."
-
-
-def test_messages_of_a_load_client(tmp_path: Path) -> None:
-    """A chat is read as its messages, an answer in one document too, and a failed request has no answer."""
-    asked = [{"role": "user", "content": [{"type": "text", "text": "What is 2+3?"}]}]
-    answer = {"choices": [{"message": {"content": "5"}}]}
-    whole = {"metadata": {}, "payload": {"messages": asked}, "responses": [{"text": json.dumps(answer)}]}
-    failed = {"metadata": {}, "payload": {"messages": asked}, "responses": [], "error": {"code": 500}}
-    file = tmp_path / "raw.jsonl"
-    file.write_text("\ufeff" + "".join(json.dumps(line) + "\n" for line in (failed, whole)), encoding="utf-8")
-    [left_out, said] = read_answers(file).answers
-    assert (left_out.text, left_out.lacks) == ("", "failed")
-    assert (said.prompt, said.text, said.lacks) == ([{"role": "user", "content": "What is 2+3?"}], "5", None)
-
-
-def aiperf(said: Callable[[str], Any], **first: Any) -> Callable[[list[str]], str]:
-    """Records of aiperf without prompts, in other order; `said`: the deltas, or the message, of a text."""
-
-    def record(place: int, text: str) -> dict[str, Any]:
-        told = said(text)
-        events = [{"delta": delta} for delta in told] if isinstance(told, list) else [{"message": told}]
-        packets = [{"name": "data", "value": json.dumps({"choices": [event]})} for event in events]
-        return {"metadata": {"conversation_id": f"s{place}", "session_num": place}, "responses": [{"packets": packets}]}
+def aiperf(said: Callable[[str], list[Any]]) -> Callable[[list[str]], str]:
+    """Records of aiperf without prompts, in other order; `said`: the deltas of a text."""
 
     def write(texts: list[str]) -> str:
-        records = [record(*numbered) for numbered in enumerate(texts)]
-        records[0] |= first
+        records = [
+            {"metadata": {"conversation_id": f"s{place}", "session_num": place}}
+            | streamed(*({"choices": [{"delta": delta}]} for delta in said(text)))
+            for place, text in enumerate(texts)
+        ]
         return "".join(json.dumps(line) + "\n" for line in reversed(records))
 
     return write
@@ -410,79 +368,15 @@ def vllm(change: Callable[[list[Any]], list[Any]] = list, **more: Any) -> Callab
     return lambda texts: json.dumps({"generated_texts": change(texts), **more})
 
 
-def guidellm(said: Callable[[str], dict[str, Any]], **errored: Any) -> Callable[[list[str]], str]:
-    """Requests in an order of their own; `errored`: of the one that is queued first."""
-
-    def write(texts: list[str]) -> str:
-        told = [{"info": {"timings": {"queued": place}}} | said(text) for place, text in enumerate(texts)]
-        failed = [told.pop(0) | errored] if errored else []
-        return json.dumps({"benchmarks": [{"requests": {"successful": told[::-1], "errored": failed}}]})
-
-    return write
-
-
-BETWEEN = [{"role": "assistant", "content": ""}]
-CALL = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
-BEGUN = {"choices": [{"delta": {"content": "Well"}}]}
 CLEAN: list[str] = []
-FAILS = ["1 request of B failed and is left out."]
 FILES: dict[str, tuple[Callable[[list[str]], str], str, list[str]]] = {  # with the sentence and the notes
     "no prompts": (vllm(), "B equals A in all 8 answers.", CLEAN),
-    "reasoning": (
-        aiperf(lambda t: [*BETWEEN, {"reasoning_content": t[:5]}, {"reasoning_content": t[5:9]}, {"content": t[9:]}]),
-        "B equals A in all 8 answers.",
-        CLEAN,
-    ),
-    "reasoning by two names": (
-        aiperf(lambda t: [{"reasoning": t[:9], "reasoning_content": t[:9]}, {"content": t[9:]}]),
-        "B equals A in all 8 answers.",
-        CLEAN,
-    ),
-    "only reasoning": (aiperf(lambda t: {"content": None, "reasoning": t}), "B equals A in all 8 answers.", CLEAN),
-    "reasoning in a part": (
-        aiperf(
-            lambda t: {
-                "content": [
-                    {"type": "thinking", "thinking": [{"type": "text", "text": t[:9]}]},
-                    {"type": "text", "text": t[9:]},
-                ]
-            }
-        ),
-        "B equals A in all 8 answers.",
-        CLEAN,
-    ),
-    "reasoning of guidellm": (
-        guidellm(lambda t: {"output": t[9:], "reasoning_output": t[:9], "tool_calls": None}),
-        "B equals A in all 8 answers.",
-        CLEAN,
-    ),
-    "tool calls": (
-        aiperf(lambda t: [{"content": t}], **streamed(CALL)),
-        "B equals A in all 7 answers.",
-        ["1 request of B got tool_calls in place of text and is left out."],
-    ),
-    "a refusal": (
-        aiperf(lambda t: [{"content": t}], **streamed({"choices": [{"delta": {"refusal": "No."}}]})),
-        "B equals A in all 7 answers.",
-        ["1 request of B got refusal in place of text and is left out."],
-    ),
-    "an error in a stream": (
-        aiperf(lambda t: [{"content": t}], **streamed(BEGUN, {"error": {"message": "no"}})),
-        "B equals A in all 7 answers.",
-        FAILS,
-    ),
-    "vLLM's errors": (
+    "reasoning": (aiperf(lambda t: [{"reasoning": t[:9]}, {"content": t[9:]}]), "B equals A in all 8 answers.", CLEAN),
+    "a failed request": (
         vllm(lambda texts: ["", *texts[1:]], errors=["503", *[""] * 7]),
         "B equals A in all 7 answers.",
-        FAILS,
+        ["1 request of B failed and is left out."],
     ),
-    "null": (vllm(lambda texts: [None, *texts[1:]]), "B equals A in all 7 answers.", FAILS),
-    "no tokens": (
-        vllm(lambda texts: ["", *texts[1:]], output_lens=[0, *[9] * 7]),
-        "B equals A in all 7 answers.",
-        FAILS,
-    ),
-    "errored": (guidellm(lambda t: {"output": t}, output=None), "B equals A in all 7 answers.", FAILS),
     "an empty text": (
         vllm(lambda texts: ["", *texts[1:]]),
         "B differs from A in 1 of 8 answers: 1 unexplained at item arithmetic/0/0, token 0.",
@@ -513,6 +407,10 @@ def record(text: str, prompt: Any = None, end: str | None = "stop", **metadata: 
     events: list[dict[str, Any]] = [{"choices": [{"index": 0, "text": text}]}, {"choices": [{"finish_reason": end}]}]
     asked = {} if prompt is None else {"payload": {"prompt": prompt}}
     return {"metadata": metadata} | streamed(*events) | asked
+
+
+def chat(*choices: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {}} | streamed(*({"choices": [choice]} for choice in choices))
 
 
 def request(text: str, prompt: str) -> dict[str, Any]:
@@ -568,45 +466,6 @@ PAIRED: dict[str, tuple[Writer, str, list[str]]] = {
         "B equals A in all 2 answers.",
         ["1 request of B matched no request of the other side and is left out."],
     ),
-    "a failed request, tried again": (
-        lambda t, p: [record("", p[0]) | {"error": {"code": 503}}, *map(record, t, p)],
-        EQUAL,
-        FAILS,
-    ),
-    "a warm-up": (
-        lambda t, p: [record("Zebra", p[0], benchmark_phase="warmup"), *map(record, t, p)],
-        EQUAL,
-        CLEAN,
-    ),
-    "a stream that was cut off": (
-        lambda t, p: [record(t[0][:2], p[0], end=None), *map(record, t[1:], p[1:])],
-        "B equals A in all 7 answers.",
-        FAILS,
-    ),
-    "no stream has an end": (lambda t, p: [record(*of, end=None) for of in zip(t, p, strict=True)], EQUAL, CLEAN),
-    "an error event": (
-        lambda t, p: [
-            record(t[0], p[0]) | {"responses": [{"packets": [{"name": "event", "value": "error"}]}]},
-            *map(record, t[1:], p[1:]),
-        ],
-        "B equals A in all 7 answers.",
-        FAILS,
-    ),
-    "two choices": (
-        lambda t, p: [
-            record(t[0], p[0]) | streamed({"choices": [{"index": 1, "text": "a"}]}),
-            *map(record, t[1:], p[1:]),
-        ],
-        "B equals A in all 7 answers.",
-        ["1 request of B got several choices and is left out."],
-    ),
-    "an older guidellm": (
-        lambda t, p: benchmarks(
-            [{"output": t[n], "prompt": p[n], "request_type": "text_completions"} for n in reversed(range(8))]
-        ),
-        EQUAL,
-        CLEAN,
-    ),
     "SGLang": (lambda t, _: [{"backend": "sglang", "generated_texts": t}], EQUAL, CLEAN),
 }
 
@@ -637,12 +496,71 @@ def test_an_order_that_is_assumed_is_no_fault_of_rows(letter: str, honest: Path,
     )
 
 
-def test_messages_of_a_harness(tmp_path: Path) -> None:
-    """lm-eval writes the messages of a chat as a JSON text in a list."""
-    messages = [{"role": "user", "content": "d e"}]
-    (tmp_path / "samples_a_1.jsonl").write_text(json.dumps(samples(["5"], [[json.dumps(messages)]])[0]))
-    [answer] = read_answers(tmp_path / "samples_a_1.jsonl").answers
-    assert (answer.prompt, answer.text) == (messages, "5")
+CHAT = [{"role": "user", "content": "d e"}]
+PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "ab"}]}, {"type": "text", "text": "c"}]
+CALL = {"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}
+QUEUED = [{"info": {"timings": {"queued": place}}} for place in (0, 1)]
+FIVE, FAILED = ("5", None, None), ("", "failed", None)  # text, why it is left out, prompt
+READ: dict[str, tuple[list[Any], list[tuple[str, str | None, Any]]]] = {
+    "reasoning by two names": (
+        [chat({"delta": {"reasoning": "ab", "reasoning_content": "ab"}}, {"delta": {"content": "c"}})],
+        [("abc", None, None)],
+    ),
+    "only reasoning": ([chat({"message": {"content": None, "reasoning": "abc"}})], [("abc", None, None)]),
+    "reasoning in a part": ([chat({"message": {"content": PARTS}})], [("abc", None, None)]),
+    "reasoning of guidellm": (
+        benchmarks([{"output": "c", "reasoning_output": "ab", "tool_calls": None}]),
+        [("abc", None, None)],
+    ),
+    "tool calls": ([chat(CALL)], [("", "got tool_calls in place of text", None)]),
+    "a refusal": ([chat({"delta": {"refusal": "No."}})], [("", "got refusal in place of text", None)]),
+    "two choices": ([chat({"index": 1, "text": "a"})], [("a", "got several choices", None)]),
+    "an error in a stream": (
+        [{"metadata": {}} | streamed({"choices": [{"text": "Well"}]}, {"error": {"message": "no"}})],
+        [("Well", "failed", None)],
+    ),
+    "an error event": (
+        [{"metadata": {}, "responses": [{"packets": [{"name": "event", "value": "error"}]}]}, record("5")],
+        [FAILED, FIVE],
+    ),
+    "a failed request, tried again": (
+        [record("", "p") | {"error": {"code": 503}}, record("5", "p")],
+        [("", "failed", "p"), ("5", None, "p")],
+    ),
+    "a warm-up": ([record("Zebra", benchmark_phase="warmup"), record("5")], [FIVE]),
+    "a stream that was cut off": ([record("ab", end=None), record("5")], [("ab", "failed", None), FIVE]),
+    "no stream has an end": ([record("5", end=None)] * 2, [FIVE] * 2),
+    "an answer in one document": (
+        [
+            {
+                "metadata": {},
+                "payload": {"messages": CHAT},
+                "responses": [{"text": json.dumps({"choices": [{"text": "5"}]})}],
+            }
+        ],
+        [("5", None, CHAT)],
+    ),
+    "null": ([{"generated_texts": [None, "5"]}], [FAILED, FIVE]),
+    "no tokens": ([{"generated_texts": ["", "5"], "output_lens": [0, 1]}], [FAILED, FIVE]),
+    "errored": (
+        [{"benchmarks": [{"requests": {"successful": [QUEUED[1] | {"output": "5"}], "errored": QUEUED[:1]}}]}],
+        [FAILED, FIVE],
+    ),
+    "an older guidellm": (
+        benchmarks([{"output": "5", "prompt": "p", "request_type": "text_completions"}]),
+        [("5", None, "p")],
+    ),
+    "messages of a harness": (samples(["5"], [[json.dumps(CHAT)]]), [("5", None, CHAT)]),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_answers_in_a_file(name: str, tmp_path: Path) -> None:
+    """Reasoning belongs to the text; a request that failed, or whose answer is no text, is left out."""
+    documents, answers = READ[name]
+    file = tmp_path / "samples_a_1.jsonl"
+    file.write_text("\ufeff" + "".join(json.dumps(line) + "\n" for line in documents), encoding="utf-8")
+    assert [(of.text, of.lacks, of.prompt) for of in read_answers(file).answers] == answers
 
 
 UNREADABLE: dict[str, tuple[list[Any], str]] = {
