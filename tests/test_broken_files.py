@@ -4,12 +4,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from types import FrameType
 
 import pytest
 import stages
-from broken_files import CHECKPOINTS, LINES, OTHERS, PLANS, RESULTS, ROW_FILES, Change
+from broken_files import ANSWERS, CHECKPOINTS, LINES, LOOKUP, OTHERS, PLANS, ROW_FILES, TIMES, Change, mutated
 from rich.console import Console
 from small import VOCABULARY, save_small
 from stages import assemble
@@ -126,6 +127,13 @@ def check(complete_run: Path, tmp_path: Path, change: Change, commands: tuple[st
     assert not wrong
 
 
+READERS = ("pages", "score", "generate", "load")
+FILES: dict[str, tuple[str, ...]] = {  # with the commands that read them
+    "plan.json": ("report", "score", "reopen", "fresh"),
+    "results.json": ("load",),
+    **dict.fromkeys((ANSWERS, TIMES, "environment.json", "scores.json", f"lossless/{LOOKUP}.json"), READERS),
+}
+
 # What an error about a plan names: the plan, or what the plan contradicts.
 PLANNED = ("plan.json", "generations/", "timings/", "checkpoint", "--model PATH", "--device", "prompts of suite")
 
@@ -141,22 +149,24 @@ def named(change: str) -> str:
 
 @pytest.mark.parametrize("name", one_in(10, PLANS))
 def test_a_plan(complete_run: Path, tmp_path: Path, name: str) -> None:
-    check(complete_run, tmp_path, PLANS[name], ("report", "score", "reopen", "fresh"), *PLANNED)
+    check(complete_run, tmp_path, PLANS[name], FILES["plan.json"], *PLANNED)
 
 
 @pytest.mark.parametrize("name", one_in(10, LINES))
 def test_answers_and_times(complete_run: Path, tmp_path: Path, name: str) -> None:
-    check(complete_run, tmp_path, LINES[name], ("pages", "score", "generate", "load"), named(name))
+    check(complete_run, tmp_path, LINES[name], READERS, named(name))
 
 
 @pytest.mark.parametrize("name", one_in(10, OTHERS))
 def test_other_files_of_a_run(complete_run: Path, tmp_path: Path, name: str) -> None:
-    check(complete_run, tmp_path, OTHERS[name], ("pages", "score", "generate", "load"), named(name))
+    check(complete_run, tmp_path, OTHERS[name], READERS, named(name))
 
 
-@pytest.mark.parametrize("name", one_in(5, RESULTS))
-def test_results(complete_run: Path, tmp_path: Path, name: str) -> None:
-    check(complete_run, tmp_path, RESULTS[name], ("load",), "results.json")
+@pytest.mark.parametrize(("file", "number"), one_in(20, product(FILES, range(60))))
+def test_a_value_that_is_odd_or_missing(complete_run: Path, tmp_path: Path, file: str, number: int) -> None:
+    """Anywhere in a file of a run."""
+    expected = PLANNED if file == "plan.json" else (Path(file).name,)
+    check(complete_run, tmp_path, mutated(file, number), FILES[file], *expected)
 
 
 def test_the_run_itself_works(complete_run: Path, tmp_path: Path) -> None:
@@ -178,12 +188,16 @@ def complete_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PLANNED_WITH = ("training record", "chat template", "empty prompt", "guesses in a forward")
 
 
-@pytest.mark.parametrize("name", one_in(10, CHECKPOINTS))
+PARTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "mtbench_training.json")
+BROKEN = CHECKPOINTS | {f"{file}: {n}": mutated(file, n) for file in PARTS for n in range(40)}
+
+
+@pytest.mark.parametrize("name", one_in(15, BROKEN))
 def test_a_checkpoint(complete_checkpoint: Path, tmp_path: Path, name: str) -> None:
     """It is planned with, then loaded."""
     folder = tmp_path / "inside" / "checkpoint"
     shutil.copytree(complete_checkpoint, folder)
-    CHECKPOINTS[name](folder)
+    BROKEN[name](folder)
     request = RunRequest(
         suite=(f"prompts:{complete_checkpoint.parent / 'prompts.jsonl'}",),
         checkpoint={"mars": str(folder)},

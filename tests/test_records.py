@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broken_files import places
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 from stored import stored_json, stored_lines
@@ -216,14 +217,6 @@ def test_a_schema_is_valid_and_describes_every_field(kind: str) -> None:
 
 
 MUTANTS: tuple[Any, ...] = (None, True, "odd", -1, 1.5, [], {})
-
-
-def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The path of everything inside a document."""
-    inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inner:
-        yield (*path, key)
-        yield from places(part, (*path, key))
 
 
 @pytest.mark.parametrize("kind", ["generation", "timing", pytest.param("results", marks=pytest.mark.slow)])

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import stages
-from made_records import made_decision, made_results, result_cell
-from stages import write_report
 from stored import keep_lines, stored_json, stored_lines
 from typer.testing import CliRunner, Result
 from whole import Quiet, forget_plugin_files
@@ -25,7 +23,6 @@ from mtbench.errors import UserError
 from mtbench.experiments.choose import experiment as choosing
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.decide import decide
-from mtbench.experiments.choose.experiment import deployment_lines
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
 from mtbench.experiments.run import EXPERIMENT
@@ -33,7 +30,6 @@ from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
-from mtbench.report.terminal import decision_lines
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
 from mtbench.runs import model_pool
@@ -145,18 +141,6 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     assert "no arm could be compared with plain decoding" in run.read("decision.json", Decision).headline
 
 
-def test_what_this_machine_cannot_do_leaves_no_directory(tmp_path: Path) -> None:
-    """A race that cannot start would keep its name, and could not go on with other options."""
-    path = tmp_path / "race"
-    for options in (["--workers", "0"], ["--device", "tpu"], ["--workers", "0", "--dry-run"]):
-        error = invoke(["--limit", "1", *options, "-o", str(path)]).exception
-        assert f"{options[0]} {options[1]}" in str(error).replace("'", "")
-        assert not path.exists()
-    with pytest.raises(UserError, match="--workers 0 is not allowed"):
-        mtbench.choose(limit=1, workers=0, out=path)
-    assert not path.exists()
-
-
 def test_a_race_is_decoded_by_its_own_command_only(tmp_path: Path) -> None:
     """`mtbench generate` makes no looks: it would decode what has left."""
     RunDirectory(tmp_path).write_json("plan.json", {})
@@ -225,15 +209,6 @@ def warnings_of(request: RaceRequest) -> list[str]:
     return choosing.warnings(choosing.plan_of(request).plan)
 
 
-def test_a_deployment_without_a_note_has_no_empty_line() -> None:
-    decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
-    lines = [*deployment_lines(decision, {})]
-    assert [line.rpartition(": ")[2] for line in lines] == [
-        "Deploy (measured only in the engine of the race):",
-        "vllm serve m",
-    ]
-
-
 def test_auto_stands_alone() -> None:
     with pytest.raises(UserError, match="--method auto names all arms that can run"):
         RaceRequest(method=("auto", "mars")).run_request()
@@ -276,61 +251,6 @@ def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory, tmp_pat
     assert again.exception is None
     assert stored_json(race, "decision.json") == chosen.decision
     assert copied.read_bytes() == (race.path / "decision.json").read_bytes()
-
-
-def says_what_was_decided(run: RunDirectory) -> Decision:
-    """Assert that terminal, page and Markdown say the decision first, in the same words; return it."""
-    results, decision = run.read("results.json", Results), run.read("decision.json", Decision)
-    page, markdown = (html.unescape((run.path / name).read_text()) for name in ("report.html", "report.md"))
-    names = arm_names(results.cells)
-    said = in_words(decision.headline, names)
-    assert said in decision_lines(results, decision)
-    assert said in page.partition("<main>")[0]
-    assert said in markdown.partition("\n## ")[0].replace("\\", "")
-    for recommended in decision.recommendations:
-        assert in_words(recommended.text, names) in page
-    for gone in (cell.left for cell in results.cells if cell.left):
-        assert in_words(gone.reason, names) in page
-    assert ("over a limit" in page) == bool(decision.over_slo)
-    return decision
-
-
-@pytest.mark.whole
-def test_the_page_says_what_the_race_decided(race: RunDirectory, tmp_path: Path) -> None:
-    """`mtbench report` writes the same page again."""
-    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
-    says_what_was_decided(run)
-    (run.path / "report.html").unlink()
-    stages.report(run)
-    for name in ("report.html", "report.md"):
-        assert (run.path / name).read_bytes() == (race.path / name).read_bytes()
-
-
-@pytest.mark.whole
-def test_arms_over_a_limit_are_on_the_page(race: RunDirectory, tmp_path: Path) -> None:
-    """What is decided by limits from the same lines."""
-    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
-    run.write_json("race.json", stored_json(run, "race.json") | {"slo_s": {"ttft": 1e-9}})
-    results = run.read("results.json", Results)
-    decide(again(run), results)
-    write_report(run, results)
-    assert says_what_was_decided(run).over_slo
-
-
-@pytest.mark.whole
-def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
-    """Folded, behind the tables; the command that repeats it is that of the library's options."""
-    page = html.unescape((race.path / "report.html").read_text()).partition('id="race"')[2]
-    decision = race.read("decision.json", Decision)
-    for told in (
-        "Who left, and when: arithmetic, batch size 8",
-        "loses more accuracy than accepted",
-        f"{decision.spent.forwards:,} of {decision.spent.forwards_full:,} forwards",
-        "mtbench choose --method speculative --method mars:tau=0.5 --method bigram"
-        " --max-loss 2 --batch-size 4,8 --limit 48",
-        f"--plugin {PLUGIN}",
-    ):
-        assert told in page
 
 
 MISTAKES = [

@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 import time
@@ -83,19 +81,6 @@ def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDire
 
 
 @pytest.mark.whole
-def test_speedups_are_ratios_of_totals_and_their_factors_multiply(finished: tuple[RunDirectory, Any]) -> None:
-    """rate_ratio = speedup × length_ratio = the product of the five factors, for every arm and baseline."""
-    entries = [s for cell in finished[1]["cells"] for s in cell["speedup"]]
-    assert len(entries) == 2 * (1 + 4 * 2)
-    for entry in entries:
-        assert entry["rate_ratio"] == pytest.approx(entry["value"] * entry["length_ratio"], rel=1e-9)
-        product = 1.0
-        for factor in entry["factors"].values():
-            product *= factor
-        assert entry["rate_ratio"] == pytest.approx(product, rel=1e-9)
-
-
-@pytest.mark.whole
 def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) -> None:
     """τ=1 is graded against `ar` on the same checkpoint, `cache=none` against `cursor`; lossy arms get no grade."""
     grades = {arm: c["lossless"] for arm, c in cells_of(finished[1]).items()}
@@ -146,15 +131,6 @@ def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_pat
     assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
 
 
-@pytest.mark.whole
-def test_baselines_are_ordered(finished: tuple[RunDirectory, Any]) -> None:
-    """The first baseline is `ar` on the same checkpoint; the second is `ar` on the deployed checkpoint."""
-    cells = cells_of(finished[1])
-    assert [s["baseline"] for s in cells["mars:tau=0.3@mars/graph"]["speedup"]] == ["ar@mars/graph", "ar@ar/graph"]
-    assert [s["baseline"] for s in cells["ar@mars/graph"]["speedup"]] == ["ar@ar/graph"]
-    assert cells["ar@ar/graph"]["speedup"] == []
-
-
 def test_the_smaller_batch_size_times_only_its_first_blocks(checkpoints: dict[str, str]) -> None:
     """The largest batch size covers all items; smaller ones measure speed only."""
     plan = make_plan(request_for(checkpoints, limit=40, batch_size=(1, 4)))
@@ -190,20 +166,6 @@ def test_resuming_a_finished_run_changes_nothing(finished: tuple[RunDirectory, A
     before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*.jsonl")}
     generate(run, Quiet())
     assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*.jsonl")} == before
-
-
-@pytest.mark.whole
-def test_a_broken_line_is_refused_with_its_number(
-    checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
-) -> None:
-    """A torn last line is dropped; a broken line elsewhere is an error, since the file is append-only."""
-    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"]))
-    generate(run, Quiet())
-    path = next((run.path / "generations").glob("*.b3.jsonl"))
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
-    with pytest.raises(UserError, match=r"b3\.jsonl, line 2: .*append-only"):
-        generate(run, Quiet())
 
 
 def test_a_line_is_not_added_to_a_torn_one(tmp_path: Path) -> None:
@@ -271,52 +233,6 @@ def process(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 BRIEF: Mapping[str, Any] = {"method": ("ar", "mars:tau=0.3"), "batch_size": (3,)}
-
-
-def arguments(checkpoints: dict[str, str], path: Path) -> list[str]:
-    roles = [f"--checkpoint={role}={where}" for role, where in checkpoints.items()]
-    arms = [f"--method={arm}" for arm in BRIEF["method"]]
-    return ["run", *roles, *arms, "--batch-size=3", "--limit=7", "--rounds=2", "--max-new-tokens=6", f"-o{path}"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forks")
-def test_a_killed_run_can_be_resumed(
-    checkpoints: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After SIGKILL, `--resume` gives the figures of an uninterrupted run; the same command without it is refused."""
-    path = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-m", "mtbench", *arguments(checkpoints, path)])
-    deadline = time.monotonic() + 60
-    while not list(path.glob("timings/*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (path / "results.json").exists()
-    code, _, error = mtbench(capsys, monkeypatch, *arguments(checkpoints, path))
-    assert code == 2
-    assert error.count("\n") == 1
-    assert "is never overwritten" in error
-    code, output, error = mtbench(capsys, monkeypatch, "run", "-o", str(path), "--resume")
-    assert code in (0, None), error
-    assert output.strip().endswith("report.html")
-    undisturbed = finish(start(tmp_path / "undisturbed", request_for(checkpoints, **BRIEF)))
-    assert figures(json.loads((path / "results.json").read_text())) == figures(json.loads(json.dumps(undisturbed)))
-
-
-@pytest.mark.whole
-@pytest.mark.slow
-def test_a_full_disk_is_one_error_line_and_loses_nothing(checkpoints: dict[str, str], tmp_path: Path) -> None:
-    """The error names the file that cannot grow; complete results are kept and the run can be resumed."""
-    path = tmp_path / "run"
-    full = process(
-        *arguments(checkpoints, path),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY)),
-    )
-    assert full.returncode == 2
-    assert "cannot write" in full.stderr.splitlines()[-1]
-    assert "Traceback" not in full.stderr
-    assert {cell["status"] for cell in finish(RunDirectory.open(path))["cells"]} == {"ok"}
 
 
 def no_mask_row(folder: Path) -> str:
@@ -389,55 +305,6 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert error.startswith("error: ")
     assert says in error
     assert not (tmp_path / "run").exists()
-
-
-def test_json_that_cannot_be_written_is_one_line(
-    finished: tuple[RunDirectory, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The run is complete, and the line says where the same JSON is."""
-    run, _ = finished
-    monkeypatch.setattr("mtbench.report.figures.draw", lambda scene: [])  # which takes most of the time
-    code, _, error = mtbench(capsys, monkeypatch, "report", str(run.path), "--json", str(tmp_path / "no" / "x.json"))
-    assert (code, error.count("\n")) == (2, 1)
-    assert f"x.json: No such file or directory; the run is complete, and {run.path}/results.json has the same" in error
-
-
-def test_json_overwrites_results_of_this_run_only(
-    finished: tuple[RunDirectory, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Another file is refused before anything runs."""
-    run, _ = finished
-    monkeypatch.setattr("mtbench.report.figures.draw", lambda scene: [])  # which takes most of the time
-    mine, other = tmp_path / "mine.json", tmp_path / "other.json"
-    other.write_text('{"run_id": "other"}')
-    for _ in range(2):
-        assert not mtbench(capsys, monkeypatch, "report", str(run.path), "--json", str(mine))[0]
-    for command in (["report", str(run.path)], ["run", "-o", str(tmp_path / "run")], ["run", "--dry-run"]):
-        code, _, error = mtbench(capsys, monkeypatch, *command, "--json", str(other))
-        assert (code, error.count("\n")) == (2, 1)
-        assert "other.json' exists and is never overwritten" in error
-    assert other.read_text() == '{"run_id": "other"}'
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("step", ["experiments.run.make_plan", "report.pipeline.generate"])
-def test_a_scheduler_interrupts_as_a_user_does(
-    step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGTERM ends a run like Ctrl-C: one line says how to resume, or that nothing was started."""
-    monkeypatch.setattr(f"mtbench.{step}", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    path = tmp_path / "run"
-    code, _, error = mtbench(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(path))
-    expected = "nothing was started"
-    if step.endswith("generate"):
-        expected = f"complete results are kept; resume with `mtbench run -o {path} --resume`"
-    assert (code, error.splitlines()[-1]) == (130, f"interrupted; {expected}")
 
 
 def test_a_dry_run_refuses_what_the_run_would(

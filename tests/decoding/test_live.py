@@ -14,7 +14,7 @@ from small import WORDS, small_checkpoint
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.host_sync import Shape
-from mtbench.decoding.live import Ended, GivenUpError, Queue, Ticket, serve
+from mtbench.decoding.live import GivenUpError, Queue, Ticket, serve
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method
 from mtbench.decoding.output import Generation
@@ -261,22 +261,6 @@ def test_nothing_grows_with_the_life_of_a_batch(runner: ModelRunner, monkeypatch
     assert watcher.forwards > 2 * (2 * 64 + 8 + 2)  # more than a log has
     assert all(size == sizes[0] for size in sizes[1:])
     assert len({tuple(generation_of(ticket).token_ids) for ticket in tickets}) <= 5
-
-
-def test_an_answer_says_which_value_it_had(runner: ModelRunner) -> None:
-    """A request keeps its own value beside others; one that sets none has the method's."""
-    loose, strict = (
-        Ticket(Request(prompt_ids=[3, 4], max_new_tokens=30, ignore_eos=True, options=o)) for o in ({}, {"tau": 1.0})
-    )
-    with live(batch(mars(tau=0.0), runner, rows=2)) as (queue, watcher):
-        queue.put(loose)
-        queue.put(strict)
-        watcher.wait(2)
-    assert isinstance(loose.outcome, Ended)
-    assert isinstance(strict.outcome, Ended)
-    assert (loose.outcome.options, strict.outcome.options) == ({"tau": 0.0}, {"tau": 1.0})
-    assert len(generation_of(loose).commits or []) < 10
-    assert generation_of(strict).commits == [1] * 30
 
 
 def test_a_row_that_has_finished_does_not_lengthen_the_next_steps(

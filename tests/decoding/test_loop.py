@@ -8,7 +8,6 @@ from typing import Any
 import naive
 import pytest
 import torch
-from _pytest.outcomes import Failed
 from decoding_cases import (
     BUDGET,
     CONFIGS,
@@ -16,7 +15,6 @@ from decoding_cases import (
     PROMPTS,
     READ_LAG,
     ar,
-    check_step_never_waits,
     decode_prompts,
     mars,
     naive_logits,
@@ -33,7 +31,7 @@ from torch import Tensor
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import CHECKED, Batch, NoProgressError
-from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, TargetOutput
 from mtbench.decoding.request import in_batch
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
@@ -218,62 +216,6 @@ def test_a_prefill_in_chunks_does_not_change_the_answers(runner: ModelRunner, mo
     monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_POSITIONS", 24)
     monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_WIDTH", 8)
     assert run(mars(tau=0.3), runner, prompts) == whole
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda device: device.copy_(torch.tensor([1, 2])),
-        lambda device: device[torch.tensor([0])],
-        lambda device: device[device > 0],
-        lambda device: device.tolist(),
-    ],
-)
-def test_the_guard_finds_what_makes_a_host_wait(wait: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read, or a tensor of the host where one of the device is needed. The tests of steps rely on it."""
-    device = torch.tensor([0, 1])
-    with no_waiting(monkeypatch):
-        device.copy_(device + torch.arange(2, device=device.device))
-        with pytest.raises((AssertionError, Failed)):
-            wait(device)
-
-
-def copies_from_the_host(known: Tensor) -> None:
-    known.add(torch.tensor([1], device=known.device))
-
-
-def writes_into_a_slice(known: Tensor) -> None:
-    """A Python value, as MARS writes: a kernel takes it by value."""
-    known.clone()[:1] = 5
-
-
-@pytest.mark.parametrize(
-    ("hook", "refused"),
-    [
-        (lambda known: int(known.max()), "reads from the device"),
-        (lambda known: known[known > 0], "a mask as an index reads"),
-        (copies_from_the_host, "copies between host and device"),
-        (writes_into_a_slice, None),
-    ],
-    ids=["reads a host value", "counts true elements", "copies from the host", "writes a Python value into a slice"],
-)
-def test_a_capture_that_reads_a_host_value_is_found(
-    hook: Callable[[Tensor], Any], refused: str | None, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A CUDA graph cannot record it: planted in a hook, each such operation fails the check of a step."""
-    ar_class: Any = type(ar())
-
-    class Planted(ar_class):  # type: ignore[misc]
-        def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-            hook(rows.known)
-            guess: Tensor = super().propose(state, rows, runners)
-            return guess
-
-    if refused is None:
-        check_step_never_waits(on(runner), Planted(), monkeypatch)
-        return
-    with pytest.raises((AssertionError, Failed), match=refused):
-        check_step_never_waits(on(runner), Planted(), monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """`mtbench doctor`: each check's judgement, each measurement on a stand-in, its lines, JSON, exit code and record."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -312,23 +309,6 @@ def test_an_interruption_keeps_what_was_found(
         validator("doctor").validate(written)
         assert [checked["check"] for checked in written["checks"]] == [first.name]
         assert (written["passed"], written["not_reached"]) == (passed, ["endless", "hungry", "right"])
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("forks")
-def test_a_signal_keeps_what_was_found(tmp_path: Path) -> None:
-    """As `timeout` sends it, in a process: the check that measures the load sleeps for two seconds."""
-    file = tmp_path / "found.json"
-    command = [sys.executable, "-m", "mtbench", "doctor", "--device", "cpu", "--json", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(2)]
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert [line.split()[1] for line in lines] == ["versions", "processor"]
-    assert process.returncode == 130
-    assert said.splitlines()[-1].startswith("interrupted in other load; not reached: steady times, memory, GPU")
-    assert json.loads(file.read_text())["not_reached"][0] == "other load"
 
 
 @pytest.mark.parametrize("passed", [True, False])

@@ -1,14 +1,17 @@
 """Broken and hostile files: changes of the files that strangers hand over, each by a name.
 
-A change takes the folder that holds the files and edits one of them. `PLANS`, `LINES`, `OTHERS` and `RESULTS` change a
-run directory, `CHECKPOINTS` a checkpoint, `ROW_FILES` a line of prompts or conversations.
+A change takes the folder that holds the files and edits one of them. `mutated` changes one value of a file; the tables
+have what is wrong with several values together, or with more than a value: `PLANS`, `LINES` and `OTHERS` in a run
+directory, `CHECKPOINTS` in a checkpoint, `ROW_FILES` in a line of prompts or conversations.
 """
 
+import copy
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
+from random import Random
 from typing import Any
 
 Change = Callable[[Path], object]
@@ -16,6 +19,41 @@ Change = Callable[[Path], object]
 DEEP = "[" * 100_000 + "]" * 100_000
 FAR = 10**12
 AR, LOOKUP = "arithmetic.ar.ar.graph.b2", "arithmetic.prompt-lookup-ahead2.ar.graph.b2"  # cells of the run
+ODD: tuple[Any, ...] = (
+    *(None, True, 0, -1, 10**6 + 1, FAR, 10**400, 1e308, float("nan"), float("inf"), [], {}, [1]),
+    *("", "odd", "../../outside/x", "/no/such/file", "a\0b", "\x1b[2J", "\ud800", "x" * 10**6),
+)
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of everything inside a document."""
+    inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+def mutated(file: str, number: int) -> Change:
+    """Put something else in the place of a value of a JSON file or of a line, leave it out, or repeat it."""
+
+    def change(folder: Path) -> None:
+        chance, text = Random(f"{file} {number}"), (folder / file).read_text()
+        found = text.splitlines() if file.endswith(".jsonl") else [text]
+        which = chance.randrange(len(found))
+        document = json.loads(found[which])
+        path = chance.choice([*places(document)])
+        owner: Any = at(document, path[:-1])
+        kind = chance.randrange(len(ODD) + 3)
+        if kind < len(ODD):
+            owner[path[-1]] = ODD[kind]
+        elif isinstance(owner, list) and kind == len(ODD):
+            owner.append(copy.deepcopy(at(document, path)))
+        else:
+            del owner[path[-1]]
+        found[which] = json.dumps(document)
+        (folder / file).write_text("".join(line + "\n" for line in found))
+
+    return change
 
 
 def changed(file: str, apply: Callable[[Any], object]) -> Change:
@@ -150,26 +188,12 @@ PLANS: dict[str, Change] = {
     "plan: an item in two blocks": edit(*GROUP, "blocks", to=[[0, 1], [1, 2]]),
     "plan: a block above the batch size": edit(*GROUP, "blocks", to=[[0, 1, 2, 3]]),
     "plan: two items of one name": edit(*ITEM, "item", to="arithmetic/0/0"),
-    "plan: an item that follows itself": edit(*ITEM, "follows", to=1),
     "plan: an item that follows a later one": edit(*ITEM, "follows", to=3),
-    "plan: an empty prompt": edit(*ITEM, "prompt_ids", to=[]),
     "plan: an id beyond the vocabulary": edit(*ITEM, "prompt_ids", to=[5, 10_000]),
-    "plan: an empty stop string": edit(*ITEM, "stop", to=[""]),
-    "plan: a long item name": edit(*ITEM, "item", to="x" * 10**6),
     "plan: a huge budget": edit(PLAN, "suites", 0, "max_new_tokens", to=10**18),
-    "plan: an unknown suite": edits(
-        edit(PLAN, "suites", 0, "suite", to="nothing"),
-        edit(*CELL, "suite", to="nothing"),
-        edit(PLAN, "cells", 1, "suite", to="nothing"),
-        edit(*GROUP, "suite", to="nothing"),
-    ),
-    "plan: a private suite": edit(PLAN, "suites", 0, "withheld", to="0" * 64),
-    "plan: a group of a suite that has none": edit(*GROUP, "suite", to="gsm8k"),
     "plan: a cell twice in a group": edit(*GROUP, "cells", to=[AR, AR]),
     "plan: a cell in no group": edit(*GROUP, "cells", to=[AR]),
     "plan: two cells of one name": copy_of(PLAN, "cells", entry=0),
-    "plan: a cell of another suite": edit(*CELL, "suite", to="gsm8k"),
-    "plan: a cell of another batch size": edit(*CELL, "batch_size", to=3),
     "plan: a huge batch size": edits(
         edit(*CELL, "batch_size", to=10**9),
         edit(PLAN, "cells", 1, "batch_size", to=10**9),
@@ -180,28 +204,12 @@ PLANS: dict[str, Change] = {
     "plan: a cell's name leads outside": edits(
         edit(*CELL, "cell", to="../../outside/x"), edit(*GROUP, "cells", 0, to="../../outside/x")
     ),
-    "plan: a cell's name has a null byte": edits(edit(*CELL, "cell", to="a\0b"), edit(*GROUP, "cells", 0, to="a\0b")),
-    "plan: an option of 10^12": edit(PLAN, "cells", 1, "options", "ahead", to=FAR),
-    "plan: an unknown option": edit(PLAN, "cells", 1, "options", "speed", to=2),
-    "plan: an unknown method": edit(*CELL, "method", to="magic"),
-    "plan: no checkpoint": edit(*CELL, "checkpoints", to={}),
-    "plan: a checkpoint that does not exist": edit(*CELL, "checkpoints", to={"ar": "/no/such/folder"}),
     "plan: an embedded checkpoint outside": edit(*CELL, "checkpoints", to={"ar": "embedded:tiny/../../.."}),
-    "plan: a random checkpoint of no shape": edit(*CELL, "checkpoints", to={"ar": "random:nothing"}),
-    "plan: another engine": edit(*CELL, "engine", to="warp"),
-    "plan: a baseline that did not run": edit(PLAN, "cells", 1, "baselines", to=["mars@mars/graph"]),
-    "plan: held to nothing": edit(PLAN, "cells", 1, "lossless_reference", to="nothing"),
     "plan: a script of 10^12 tokens": edit(
         *CELL,
         "accept",
         to={"source": "x", "lengths": [FAR] * 4, "seed": 0, "scripts": [[FAR]] * 4, "probabilities": None},
     ),
-    "plan: another device": edit(PLAN, "request", "device", to="abacus"),
-    "plan: a temperature of -1": edit(PLAN, "request", "temperature", to=-1.0),
-    "plan: a seed of 300 digits": edit(PLAN, "request", "seed", to=10**300),
-    "plan: NaN inside": with_text(PLAN, '"temperature": 0.0', '"temperature": NaN'),
-    "plan: a lone surrogate": with_text(PLAN, '"family": "tiny"', '"family": "\\ud800"'),
-    "plan: an escape sequence in a name": edit(PLAN, "suites", 0, "family", to="\x1b[2J"),
     "plan: deep nesting inside": with_text(PLAN, '"task": {', f'"task": {{"x": {DEEP}, '),
 }
 
@@ -211,31 +219,16 @@ LINES: dict[str, Change] = {
     **_broken_as_a_whole(ANSWERS),
     **_broken_as_a_whole(TIMES),
     "answers: an unknown item": edit_line(ANSWERS, item="arithmetic/999/0"),
-    "answers: a block that is not planned": edit_line(ANSWERS, block=99),
     "answers: an item twice": double_line(ANSWERS),
     "answers: a commit of 10^12": edit_line(ANSWERS, commits=[FAR]),
     "answers: other commits than forwards": edit_line(ANSWERS, commits=[1] * 50),
-    "answers: 10^400 forwards": edit_line(ANSWERS, forwards=10**400),
-    "answers: an id beyond the vocabulary": edit_line(ANSWERS, token_ids=[10_000]),
     "answers: more ids than the budget": edit_line(ANSWERS, token_ids=[5] * 100_000),
-    "answers: no ids": edit_line(ANSWERS, token_ids=[]),
     "answers: another prompt": edit_line(ANSWERS, prompt_ids=[1, 2, 3]),
-    "answers: an unknown reason": edit_line(ANSWERS, finish_reason="tired"),
     "answers: a text of 100 MB": edit_line(ANSWERS, text="x" * 10**8),
-    "answers: an escape sequence": edit_line(ANSWERS, text="\x1b[2J"),
-    "answers: a lone surrogate": with_text(ANSWERS, '"text": "', '"text": "\\ud800'),
-    "answers: NaN inside": with_text(ANSWERS, '"block": 0', '"block": NaN'),
     "times: a session that did not run": edit_line(TIMES, session=99),
-    "times: a block that is not planned": edit_line(TIMES, block=99),
-    "times: a block that round 2 does not repeat": edit_line(TIMES, round=2, block=10**9),
     "times: a block twice": double_line(TIMES),
-    "times: a negative wall time": edit_line(TIMES, wall_s=-1.0),
-    "times: a wall time of 1e308": edit_line(TIMES, wall_s=1e308),
     "times: an infinite wall time": with_text(TIMES, '"wall_s": ', '"wall_s": 1e999, "odd": '),
-    "times: more device than decode time": edit_line(TIMES, device_s=1e6),
-    "times: 10^400 tokens": edit_line(TIMES, tokens=10**400),
     "times: steps of 1e308": edit_line(TIMES, step_s=[1e308] * 50),
-    "times: more identical than items": edit_line(TIMES, -1, identical=10**6),
     "times: more accepted than drafted": edit_line(TIMES, accepted=5, drafted=1, drafts=1),
 }
 
@@ -247,36 +240,20 @@ OTHERS: dict[str, Change] = {
     **_broken_as_a_whole("memory.json"),
     **_broken_as_a_whole("energy.json"),
     **_broken_as_a_whole(f"lossless/{LOOKUP}.json"),
-    "environment: a session that is a text": edit("environment.json", "sessions", 0, to="first"),
-    "environment: a command of numbers": edit("environment.json", "command", to=[1]),
     "failures: a cell outside": content("failures.jsonl", '{"cell": "../../x", "error": "x"}\n'),
-    "failures: an unknown stage": content("failures.jsonl", f'{{"cell": "{AR}", "error": "x", "stage": "dream"}}\n'),
     "preparation: twice 1e308 s": content(
         "preparation.jsonl", f'{{"session": 1, "cell": "{AR}", "preparation_s": 1e308}}\n' * 2
     ),
-    "scores: a score of 2": content("scores.json", json.dumps({AR: {"arithmetic/0/0": 2}})),
-    "memory: 10^30 bytes": content("memory.json", json.dumps({AR: 10**30})),
-    "lossless: an unknown item": content(f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"nothing": {}}}'),
     "lossless: an index beyond the answer": content(
         f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"arithmetic/0/0": {"999999999999": 1.0}}}'
     ),
 }
-
-RESULTS: dict[str, Change] = {
-    **_broken_as_a_whole("results.json"),
-    "results: no cells": edit("results.json", "cells", to=[]),
-    "results: a cell outside": edit("results.json", "cells", 0, "cell", to="../../outside/x"),
-    "results: a cell without an arm": drop("results.json", "cells", 0, "arm"),
-}
-
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 SETTINGS, RECORD, TEMPLATE = "tokenizer_config.json", "mtbench_training.json", "chat_template.jinja"
 GENERATION = "generation_config.json"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
 LOOP += "{% endfor %}{% endfor %}{% endfor %}"
-ODD: tuple[Any, ...] = (0, -1, 10**6 + 1, FAR, 10**30, "many", [], None)
-SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")
 
 
 def header(change: Callable[[dict[str, Any]], Any]) -> Change:
@@ -330,16 +307,9 @@ CHECKPOINTS: dict[str, Change] = {
     **_broken_as_a_whole(SETTINGS),
     **_broken_as_a_whole(GENERATION),
     **_broken_as_a_whole(RECORD),
-    **{f"config: {name} is {odd!s:.20}": edit(CONFIG, name, to=odd) for name in SIZES for odd in ODD},
-    "config: a head of 10^12": edit(CONFIG, "head_dim", to=FAR),
     "config: one layer more": edits(edit(CONFIG, "num_hidden_layers", to=4), drop(CONFIG, "layer_types")),
-    "config: an unknown model": edit(CONFIG, "model_type", to="magic"),
     "config: another kind of model": edit(CONFIG, "model_type", to="vit"),
     "config: remote code": edit(CONFIG, "auto_map", to={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}),
-    "config: rope of the wrong type": edit(CONFIG, "rope_parameters", to=[1]),
-    "config: an unknown activation": edit(CONFIG, "hidden_act", to="magic"),
-    "config: a quantization of nothing": edit(CONFIG, "quantization_config", to={"quant_method": "magic"}),
-    "config: deep nesting inside": with_text(CONFIG, "{", '{"x": ' + DEEP + ", "),
     "weights: a length beyond the file": content(WEIGHTS, b"\xff" * 8 + b"{}"),
     "weights: cut short": cut_short(WEIGHTS, 100),
     "weights: another shape": first_weight(shape=[1, 2]),
@@ -354,21 +324,14 @@ CHECKPOINTS: dict[str, Change] = {
     "index: a path outside": index_of(**{"model.norm.weight": "../outside/x.safetensors"}),
     "index: a missing file": index_of(**{"model.norm.weight": "missing.safetensors"}),
     "index: a FIFO": edits(index_of(**{"model.norm.weight": "x.safetensors"}), as_fifo("x.safetensors")),
-    "tokenizer: no model": drop(TOKENIZER, "model"),
-    "tokenizer: an empty vocabulary": edit(TOKENIZER, "model", "vocab", to={}),
     "tokenizer: ids of 10^12": edit(TOKENIZER, "model", "vocab", "a", to=FAR),
     "tokenizer: an added token of 10^9": edit(TOKENIZER, "added_tokens", 0, "id", to=10**9),
-    "tokenizer: an end token of the wrong type": edit(SETTINGS, "eos_token", to=[1]),
     "tokenizer: remote code": edit(SETTINGS, "auto_map", to={"AutoTokenizer": ["evil.T", None]}),
     "template: not Jinja": content(TEMPLATE, "{% for %}"),
     "template: nested loops": content(TEMPLATE, LOOP),
     "template: deep nesting": content(TEMPLATE, "{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}"),
     "template: a huge number": content(TEMPLATE, "{{ 10 ** 10 ** 10 }}"),
     "template: an attack": content(TEMPLATE, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
-    "template: a FIFO": as_fifo(TEMPLATE),
-    "generation: an end token of 10^12": edit(GENERATION, "eos_token_id", to=FAR),
-    "record: an option that is a text": edit(RECORD, "options", to={"block_size": "four"}),
-    "record: an option of 0": edit(RECORD, "options", to={"block_size": 0}),
 }
 
 

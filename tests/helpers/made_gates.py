@@ -184,61 +184,6 @@ def changed() -> Gate:
     return gate(word="FAIL", reason=reason, timed=[], compared=names, findings=found, looks=[], floor=None)
 
 
-def inconclusive() -> Gate:
-    """One cell on a noisy CPU that was never calibrated."""
-    text = "+1.4% [−4.0, 7.1] after 14 pairs; 310 pairs would decide"
-    test = time_test(0.014, 0.056, word="INCONCLUSIVE", pairs_needed=310)
-    cell = timed_cell(
-        0, 0.014, test=test, attribution=Attribution(prefill=-0.004, forward=None, host=None, total=0.014)
-    )
-    return gate(
-        word="INCONCLUSIVE",
-        reason="one cell is neither slower nor shown to be as fast",
-        timed=[cell],
-        findings=[finding(kind="undecided", level="inconclusive", cell=cell.cell, text=text)],
-        key=key(gpu_uuid=None, driver=None, power_cap_w=None),
-        floor=None,
-    )
-
-
-def counts_only() -> Gate:
-    names = [timed_cell(n).cell for n in range(4)]
-    return gate(
-        reason="4 cells have the same tokens and counts",
-        timed=[],
-        compared=names,
-        request=request(counts_only=True),
-        looks=[],
-        floor=None,
-    )
-
-
-def allowed() -> Gate:
-    """Other tokens, by permission."""
-    cell = timed_cell(1)
-    text = "head has other tokens in 5 of 64 items, first in gsm8k/3/0"
-    return gate(
-        request=request(allow_changed=True),
-        findings=[finding(stage="exact", kind="changed", level="note", cell=cell.cell, text=text)],
-    )
-
-
-def many(cells: int = 30) -> Gate:
-    """FAIL by time in one of many cells, and one whose interval is very long."""
-    timed = [timed_cell(n, 0.0015 * (n % 5) - 0.003) for n in range(cells)]
-    timed[7] = timed_cell(7, 0.052, test=time_test(0.052, 0.01, word="FAIL"))
-    timed[11] = timed_cell(11, 0.01, test=time_test(0.01, 0.4, word="INCONCLUSIVE", pairs_needed=None))
-    return gate(
-        word="FAIL",
-        reason=f"{timed[7].cell} is slower: +5.2% [4.2, 6.2]",
-        timed=timed,
-        findings=[
-            finding(cell=timed[7].cell, text="head takes 5.2% longer [4.2, 6.2] in 14 pairs"),
-            finding(kind="undecided", level="inconclusive", cell=timed[11].cell, text="too noisy to decide"),
-        ],
-    )
-
-
 def hostile() -> Gate:
     """Every text that a stranger may write is hostile."""
     bad = build(HOSTILE, env=HOSTILE, git=HOSTILE, mtbench=HOSTILE, packages={HOSTILE: HOSTILE})
@@ -263,10 +208,6 @@ GATES = {
     "PASS": gate,
     "FAIL by time": slower,
     "FAIL by tokens": changed,
-    "INCONCLUSIVE": inconclusive,
-    "counts only": counts_only,
-    "allowed change": allowed,
-    "30 cells": many,
     "one build": lambda: slower().changed(same_build=True, head=build("main")),
     "hostile": hostile,
 }

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 from trainings import exact
-from transformers import TrainingArguments
 
 from mtbench.cli import main
 from mtbench.training import trainer
@@ -52,7 +51,6 @@ class Case(NamedTuple):
 
     request: TrainingRequest
     environment: Mapping[str, str] = {}  # with FSDP's, each process holds a part of the model
-    bfloat16: bool = False  # compute as on a GPU; else in float64
 
 
 def split_on_cpu(patch: pytest.MonkeyPatch) -> None:
@@ -73,8 +71,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def recorded(bfloat16: bool = False) -> Iterator[list[Step]]:
-    """Compute in float64, or as on a GPU, and keep what the optimizer gets in each step."""
+def recorded() -> Iterator[list[Step]]:
+    """Compute in float64, and keep what the optimizer gets in each step."""
     steps: list[Step] = []
     clip = trainer.ObjectiveTrainer._clip_grad_norm
 
@@ -89,16 +87,13 @@ def recorded(bfloat16: bool = False) -> Iterator[list[Step]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.ObjectiveTrainer, "_clip_grad_norm", clipped)
-        if bfloat16:
-            patch.setattr(trainer, "TrainingArguments", lambda **given: TrainingArguments(**given | {"bf16": True}))
-        else:
-            patch.setattr(trainer, "attach_loss", lambda model, *rest: attach_loss(exact(model), *rest))
+        patch.setattr(trainer, "attach_loss", lambda model, *rest: attach_loss(exact(model), *rest))
         yield steps
 
 
-def train_alone(request: TrainingRequest, bfloat16: bool = False) -> list[Step]:
+def train_alone(request: TrainingRequest) -> list[Step]:
     """Train in this process; return the steps."""
-    with recorded(bfloat16) as steps:
+    with recorded() as steps:
         train(request)
     return steps
 
@@ -126,7 +121,7 @@ def _work(rank: int, count: int, port: int, cases: Sequence[Case]) -> None:
     os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=HANG_S))
     for case in cases:
-        with pytest.MonkeyPatch.context() as patch, recorded(case.bfloat16) as steps:
+        with pytest.MonkeyPatch.context() as patch, recorded() as steps:
             for name, value in case.environment.items():
                 patch.setenv(name, value)
             if case.environment:

@@ -39,6 +39,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def deeper(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An untrained checkpoint of two layers: drafts read one before the last."""
+    folder = tmp_path_factory.mktemp("deeper") / "init"
+    return str(initialise(map(conversation, range(COUNT)), folder, seed=1, data={}, **SHAPE | {"num_hidden_layers": 2}))
+
+
+@pytest.fixture(scope="session")
 def undisturbed(base: str, rows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training without interruption."""
     with one_thread():

@@ -8,17 +8,15 @@ from typing import Any
 import naive
 import pytest
 import torch
-from chi_square import excess_at, excess_of_texts, markov_pair
-from decoding_cases import READ_LAG, decode_prompts, naive_logits, outcomes
-from exact_chains import Models, Rule, along, chains, distance, lengths, random_models, target_law, verified
+from chi_square import excess_of_texts, markov_pair
+from decoding_cases import READ_LAG, decode_prompts, outcomes
+from exact_chains import Models, along, chains, distance, lengths, random_models, target_law, verified
 from hypothesis import given, settings, strategies
-from method_cases import drafted
 from torch import Tensor
 
 from mtbench import sampling
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import VerifiedMethod
 
 EXACT = 1e-12  # of sums of float64 probabilities
 many = given(strategies.integers(0, 10**6), strategies.sampled_from([(2, 1), (2, 3), (3, 2), (2, 5), (4, 2), (3, 3)]))
@@ -91,44 +89,6 @@ def test_the_papers_example() -> None:
     assert verified(models, sampling.token_rule)[1] == pytest.approx(10 / 9)
 
 
-def residual_of_one_token(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """vllm-ascend issue 7807: the token after the drafts is drawn as if they were verified one by one."""
-    return sampling.block_rule(draft, q, p)[0], sampling.token_rule(draft, q, p)[1]
-
-
-def product_of_ratios(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """vllm-ascend issue 7807: a prefix passes with the product of the ratios."""
-    ratio = (sampling._of(draft, p) / sampling._of(draft, q)).cumprod(1).clamp(max=1)
-    return ratio, sampling.block_rule(draft, q, p)[1]
-
-
-def chances_of_tokens(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """vllm-ascend issue 7807: a prefix passes as its last token would alone."""
-    return sampling.token_rule(draft, q, p)[0], sampling.block_rule(draft, q, p)[1]
-
-
-def mass_before(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """The mass behind the prefix before, not behind the prefix itself."""
-    chance, residual = sampling.block_rule(draft, q, p)
-    return torch.cat((chance[:, -1:], chance[:, :-1]), 1), residual
-
-
-FAULTS: list[tuple[Rule, bool]] = [
-    (residual_of_one_token, True),
-    (product_of_ratios, True),
-    (chances_of_tokens, True),
-    (mass_before, True),
-    (sampling.block_rule, False),  # up to the first prefix that fails, as token by token
-]
-
-
-@pytest.mark.parametrize(("rule", "longest"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_wrong_residual_or_a_wrong_chance_is_caught(rule: Rule, longest: bool) -> None:
-    """By the test of the distribution, which finds another one."""
-    models = random_models(21, 6, 3)
-    assert distance(verified(models, rule, block=longest)[0], target_law(models)) > 0.01
-
-
 @many
 @settings(max_examples=10, deadline=None)
 def test_certain_drafts_are_accepted_as_token_by_token(seed: int, size: tuple[int, int]) -> None:
@@ -190,22 +150,3 @@ def test_the_loop_keeps_the_targets_distribution_over_many_seeds(
 ) -> None:
     made = method(ahead=4, verify=verify, confidence=confidence)
     assert excess_of_texts(made, seed, 40_000, tokens=tokens, length=length) < 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("agrees", ["sometimes", "never", "always"])
-def test_transformers_keep_the_targets_distribution(agrees: str) -> None:
-    """Of each of four tokens given those before, of drafts like the target and unlike it."""
-    on, prompt, draws = drafted(agrees), [5, 9, 1], 24_000
-    how: dict[str, Any] = {"rows": 500, "temperature": 1.5, "ignore_eos": True}
-    got, _ = decode_prompts(method(ahead=3, verify="block"), on, [prompt] * draws, 4, seeds=range(draws), **how)
-    logits = naive_logits(on.target)
-    texts = [g.token_ids for g in got]
-    for place in range(4):
-        assert excess_at(texts, lambda ids: logits([*prompt, *ids])[-1] / 1.5, place) < 4
-
-
-def test_numbers_that_two_steps_share_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step knows drafts and numbers of positions that it does not decide; the next one must not draw them again."""
-    monkeypatch.setattr(VerifiedMethod, "drawing", lambda self, rows: rows)
-    assert excess_of_texts(method(ahead=3, verify="block"), 2, 4000) > 6

@@ -10,6 +10,7 @@ import pytest
 import torch
 from decoding_cases import MANY, PROMPTS, decode_prompts, naive_logits, outcomes
 from small import END, small_checkpoint, small_tokenizer
+from torch import Tensor
 
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import ModelRunners
@@ -48,15 +49,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> ModelRunners:
 def recomputed(pair: ModelRunners, prompt: list[int]) -> tuple[list[int], list[int]]:
     """Return tokens and commits: one forward over text and K-1 masks a step, everything computed anew."""
     draft, target = naive_logits(pair["draft"]), naive_logits(pair.target)
-    answer: list[int] = []
-    commits: list[int] = []
-    while True:
-        text = prompt + answer
-        drafts = draft(text + [PARD] * (AHEAD - 1))[-AHEAD:].argmax(1).tolist()
-        own = target(text + drafts)[-AHEAD - 1 :].argmax(1).tolist()
-        kept = next((i for i in range(AHEAD) if drafts[i] != own[i]), AHEAD)
-        if naive.finish(answer, commits, own[: kept + 1], END, BUDGET):
-            return answer, commits
+
+    def drafted(text: list[int], masks: int) -> Tensor:
+        return draft(text + [PARD] * masks)[-masks - 1 :]
+
+    return naive.speculative(target, drafted, prompt, ahead=AHEAD, each=AHEAD, budget=BUDGET, end=END)
 
 
 def test_it_drafts_all_at_once_as_everything_computed_anew(pair: ModelRunners) -> None:

@@ -15,14 +15,10 @@ from chi_square import Fit, exact_law, fit, numbers
 from decoding_cases import decode_prompts, naive_logits
 from method_cases import models
 from small import VOCABULARY
-from thinned import one_in
-from torch import Tensor
 
-from mtbench import sampling
-from mtbench.decoding.method import ModelRunners, TargetOutput
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import VerifiedMethod
 
 TOKENS, LENGTH, PROMPT, TEMPERATURE = 4, 4, [5, 9, 1], 1.5
 MANY = 24_000  # texts of a slow test
@@ -109,60 +105,3 @@ def test_texts_of_mars_after_a_draft_have_the_law_of_the_target(made: Made) -> N
     sampled = sample(made("sometimes"), "mars-speculative", MANY)
     print(f"mars-speculative match N={MANY} {sampled.fit} tokens in the first forward {sampled.commits}")
     assert sampled.fit.p > 1e-4
-
-
-# Planted faults. Each is one change of what all methods share.
-
-
-def other_temperature(patch: pytest.MonkeyPatch) -> None:
-    """The offer is that of another temperature than the drafts were drawn at."""
-    right = VerifiedMethod.keep_offer
-    patch.setattr(VerifiedMethod, "keep_offer", lambda self, state, rows, q, *sure: right(self, state, rows, q / 2))
-
-
-def shifted_offer(patch: pytest.MonkeyPatch) -> None:
-    """The offer of each draft is that of the draft before."""
-    right = VerifiedMethod.keep_offer
-    patch.setattr(
-        VerifiedMethod, "keep_offer", lambda self, state, rows, q, *sure: right(self, state, rows, q.roll(1, 1))
-    )
-
-
-def unnormalised_residual(patch: pytest.MonkeyPatch) -> None:
-    """What the residual's mass lacks of 1 falls to the last token, as in a draw that forgets to normalise."""
-
-    def planted(right: Any) -> Any:
-        def rule(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-            chance, residual = right(draft, q, p)
-            residual[..., TOKENS - 1] += 1 - residual.sum(-1)
-            return chance, residual
-
-        return rule
-
-    for name in ("token_rule", "block_rule"):
-        patch.setattr(sampling, name, planted(getattr(sampling, name)))
-
-
-FAULTS = [other_temperature, shifted_offer, unnormalised_residual]
-PLANTED = [("DSpark", FAULTS[0]), *((name, fault) for name in METHODS_OF for fault in FAULTS)]
-
-
-@pytest.mark.parametrize(("name", "plant"), one_in(len(PLANTED), PLANTED))
-def test_a_wrong_offer_or_residual_is_seen(made: Made, name: str, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a quarter of the texts or fewer, by both rules."""
-    plant(monkeypatch)
-    for verify in ("rejection", "block"):
-        found = sample_method(made, name, verify, 2000 if name == "DSpark" else MANY // 4).fit
-        print(f"{plant.__name__} {name} {verify} {found}")
-        assert found.p < 1e-6
-
-
-@pytest.mark.slow
-def test_a_draft_accepted_without_a_match_is_seen(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of mars-speculative, whose drafts have no offer: the first one is always accepted."""
-    agrees = TargetOutput.agrees
-    first = torch.arange(3) == 0
-    monkeypatch.setattr(TargetOutput, "agrees", lambda self, drafts: agrees(self, drafts) | first)
-    found = sample(made("never"), "mars-speculative", MANY // 4).fit
-    print(f"no match mars-speculative {found}")
-    assert found.p < 1e-6

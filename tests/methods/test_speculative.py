@@ -13,7 +13,6 @@ from typing import Any, cast
 import naive
 import pytest
 import torch
-from chi_square import excess_at
 from decoding_cases import ar, decode_prompts, naive_logits, outcomes, requests_for
 from hypothesis import given, settings, strategies
 from method_cases import AGREES, drafted
@@ -64,24 +63,6 @@ def test_several_drafts_per_forward_cost_fewer_forwards() -> None:
     for per_forward, forwards in ((1, 5), (2, 3), (5, 1), (8, 1)):
         got = run(method("speculative", ahead=5, per_forward=per_forward), runners("never"), [[3, 8]], ignore_eos=True)
         assert got[0].draft_forwards == forwards * (got[0].forwards or 0)
-
-
-def test_masks_of_a_draft_are_its_own_predictions() -> None:
-    """`per_forward`: what a draft guesses behind its first token is what its masks predict, all of it recomputed."""
-    on = runners("sometimes")
-    logits, target = naive_logits(on["draft"]), naive_logits(on.target)
-    text: list[int] = [5, 9, 1]
-    commits: list[int] = []
-    answer: list[int] = []
-    while True:
-        judged = logits(text + answer + [MASK] * 2)[-3:]
-        drafts = judged.argmax(1).tolist()
-        own = target(text + answer + drafts)[-4:].argmax(1).tolist()
-        kept = next((i for i, (a, b) in enumerate(zip(drafts, own, strict=False)) if a != b), 3)
-        if naive.finish(answer, commits, own[: kept + 1], END, BUDGET):
-            break
-    got = run(method("speculative", ahead=3, per_forward=3), on, [text])[0]
-    assert (got.token_ids, got.commits) == (answer, commits)
 
 
 @pytest.mark.parametrize(("tau", "agrees"), one_in(2, product([0.3, 1], AGREES)))
@@ -164,26 +145,6 @@ def test_a_seed_is_the_requests_own() -> None:
     assert first[0].token_ids == first[1].token_ids
     assert len({tuple(g.token_ids) for g in first}) == 5
     assert run(ar(), on, [[3, 8]], temperature=1.0, seeds=[9])[0].token_ids == first[3].token_ids
-
-
-@pytest.mark.parametrize("agrees", ["sometimes", "never"])
-def test_rejection_sampling_keeps_the_targets_distribution(agrees: str) -> None:
-    """Of the second and third token, each given the one before, over many seeds: a chi-square against the target."""
-    on, prompt, draws = runners(agrees), [5, 9, 1], 4000
-    logits = naive_logits(on.target)
-    answers = run(
-        method("speculative", ahead=2, verify="rejection"),
-        on,
-        [prompt] * draws,
-        budget=3,
-        rows=500,
-        temperature=2.0,
-        ignore_eos=True,
-        seeds=range(draws),
-    )
-    for place in (0, 1):
-        assert excess_at([g.token_ids for g in answers], lambda ids: logits([*prompt, *ids])[-1] / 2, place) < 4
-    assert any(max(g.commits or []) > 1 for g in answers)
 
 
 def test_rejection_sampling_accepts_as_often_as_two_distributions_can_agree() -> None:

@@ -10,7 +10,7 @@ import naive
 import pytest
 import torch
 from chi_square import excess_at
-from decoding_cases import MANY, PROMPTS, REFILLED, ar, decode_prompts, naive_logits, run
+from decoding_cases import MANY, PROMPTS, decode_prompts, naive_logits
 from eagle_cases import FORMATS, make_pair
 from method_cases import MAP, drafted
 from method_cases import models as models_of
@@ -21,7 +21,7 @@ from whole import finish, start
 
 from mtbench.cli.train import app
 from mtbench.decoding.loop import Batch
-from mtbench.decoding.method import ModelRunners, TargetOutput
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.method_checks import fault
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
@@ -119,37 +119,6 @@ def test_the_head_that_runs_has_the_rows_of_the_map_alone(tmp_path: Path) -> Non
     draft = models_of("trimmed mimo", tmp_path)["#mtp"]
     assert len(draft.model.get_output_embeddings().weight) == len(MAP)
     assert draft.model.num_parameters() < draft.checkpoint.model.num_parameters()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "method", "options"),
-    [
-        ("always", "mars-speculative", {"ahead": 2, "block_size": 3}),
-        ("deepspec", "eagle", {"ahead": 2, "tree": "3x2"}),
-        ("z-lab", "dflash", {"ahead": 3}),
-        ("rnn", "dflash", {"ahead": 3}),
-        ("glm", "mtp", {"ahead": 3}),
-    ],
-)
-def test_drafts_of_every_kind_are_those_of_the_map(
-    tmp_path: Path, name: str, method: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tokens of `ar`, in refilled rows; what is chosen from a draft's logits is in the map, and some of it is kept."""
-    runners, drafted_ids = models_of(f"trimmed {name}", tmp_path), set[int]()
-    agrees = TargetOutput.agrees
-
-    def noted(output: TargetOutput, drafts: Tensor, *behind: Tensor) -> Tensor:
-        drafted_ids.update(drafts.flatten().tolist())
-        return agrees(output, drafts, *behind)
-
-    monkeypatch.setattr(TargetOutput, "agrees", noted)
-    want = run(ar(), runners.target, MANY[:5], BUDGET)
-    for how in REFILLED:
-        got, _ = decode_prompts(METHODS[method](**options), runners, MANY[:5], BUDGET, **how)
-        assert [g.token_ids for g in got] == [g.token_ids for g in want]
-        assert max(n for g in got for n in g.commits or []) > 1
-    assert drafted_ids <= {*MAP}
 
 
 def save(file: Path, value: Any) -> str:

@@ -41,15 +41,6 @@ def test_rope_types_that_depend_on_the_batch_are_rejected(rope: dict[str, object
         refuse_unserved(config, "somewhere")
 
 
-@pytest.mark.parametrize("rope", ["default", "linear", "llama3", "yarn"])
-def test_other_rope_types_are_accepted(rope: str) -> None:
-    """Their angles depend on the position only."""
-    config = small_config()
-    factors = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
-    config.rope_parameters = {"rope_theta": 10000.0, "rope_type": rope, **factors}
-    refuse_unserved(config, "somewhere")
-
-
 @pytest.mark.parametrize(
     ("config", "name"), [(MambaConfig(), "mamba"), (Qwen3NextConfig(num_hidden_layers=4), "linear_attention")]
 )

@@ -10,26 +10,24 @@ from pathlib import Path
 
 import pytest
 from browsers import BROWSER, opened
-from made_records import cell_data, generation_line, made_decision, made_results, result_cell, speedup, timing_line
+from made_records import cell_data, generation_line, made_decision, result_cell, speedup, timing_line
 from rich.console import Console
 from stages import assemble, write_report
 from stored import stored_json
 
 from mtbench.document.latex_table import latex
-from mtbench.document.markdown_text import markdown
-from mtbench.document.model import Document, Entry, Row, Section, Table
+from mtbench.document.model import Entry, Row, Table
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import speed_word
-from mtbench.report.race import race_parts
-from mtbench.report.terminal import decision_lines, results_tables
+from mtbench.report.terminal import results_tables
 from mtbench.report.text import environment
 from mtbench.results.aggregate import _request_latency
 from mtbench.results.comparisons import own_speedups
 from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Elimination, SessionRecord
+from mtbench.runs.formats import Elimination
 
 AXE = "axe-core@4.10.3"
 AR, ARM = "ar@ar/graph", "mars:tau=0.95@mars/graph"
@@ -97,70 +95,6 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
     return run
 
 
-def test_the_page_starts_with_the_decision(many_arms: RunDirectory) -> None:
-    """Question, subject and decision come before the first section, in the same order in Markdown and terminal."""
-    page, markdown = ((many_arms.path / name).read_text() for name in ("report.html", "report.md"))
-    decision = " ".join(decision_lines(many_arms.read("results.json", Results)))
-    assert "use MARS τ=0.3: 1.90 to 2.10 times" in decision
-    first_screen = page.partition("<main>")[0].partition("<body>")[2]
-    places = [
-        first_screen.find(part) for part in ("<h1>Which of 10 arms", "batch sizes 1, 2", "use MARS τ=0.3", "<figure>")
-    ]
-    assert places == sorted(places)
-    assert -1 not in places
-    before = markdown.partition("\n## ")[0]
-    assert "Which of 10 arms decodes fastest" in before
-    assert "use MARS τ=0.3: 1.90 to 2.10 times" in before
-    assert "![" in before
-
-
-def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
-    """Arms in words, settings and commands as they are; what it took."""
-    slow, odd = "mars:tau=0.3@mars/graph", "mars@mars/graph"
-    results = small_run.read("results.json", Results)
-    gone = Elimination(cell="b", block=6, lost=True, reason=f"surely slower than {results.cells[0].arm}")
-    cells = [cell.changed(demonstration=False) for cell in results.cells if cell.suite == "arithmetic"]
-    cells = [cell.changed(left=gone) if cell.batch_size == 1 else cell for cell in cells]
-    results = results.changed(cells=cells)
-    decision = made_decision(
-        results,
-        complete=False,
-        slo_s={"ttft": 0.5},
-        over_slo=[cell.cell for cell in cells if cell.arm == odd],
-        serving={slow: {"vLLM": f"--draft {slow}"}},
-    )
-    written = markdown(Document("t", "l", sections=[Section("s", race_parts(results, decision, arm_names(cells)))]))
-    shown = written.replace("\\", "")
-    assert re.findall("^### (.*)$", shown, re.MULTILINE) == [
-        "What was asked",
-        "Who left, and when: arithmetic, batch size 1",
-        "Who left, and when: arithmetic, batch size 2",
-        "What it took",
-        "Deploy (measured only in the engine of the race)",
-    ]
-    left = "after 6 blocks: surely slower than Plain decoding (ar)"
-    for text in (
-        "- Limits: time to the first token at most 500 ms, for 95 % of the requests or commits",
-        "Arms were compared after these blocks: 6; planned: 6, 8.",
-        f"- MARS τ=0.3: {left}\n",
-        f"- MARS: {left}; over a limit, so it is not recommended\n",
-        "The time budget ended the race; go on with `mtbench choose -o DIR --resume`.",
-        "1,200 of 3,000 forwards of the full grid (40 %). 12.0 s of 30.0 s",
-        f"- MARS τ=0.3, vLLM: --draft {slow}\n",
-    ):
-        assert text in shown
-
-
-def test_weights_of_a_quantised_file_are_named() -> None:
-    """Its times are those of the type to which it was converted. Several sessions say it once."""
-    made = "dequantised from small.gguf (Q4_1) to float32"
-    sessions = [SessionRecord(converted={"small.gguf": made})] * 2 + [SessionRecord()]
-    results = made_results([result_cell()])
-    results = results.changed(environment=results.environment.changed(sessions=sessions))
-    assert ("Weights", made) in environment(results)
-    assert "Weights" not in dict(environment(made_results([result_cell()])))
-
-
 def test_an_arm_that_ran_slower_code_is_marked_everywhere(small_run: RunDirectory, tmp_path: Path) -> None:
     """All are where mtbench's kernels did not run."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
@@ -197,19 +131,6 @@ def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -
     assert (
         len([line for line in table.splitlines() if line.strip(" ─")]) - len(lines) <= 6
     )  # title, headings, and what the signs stand for
-
-
-def test_a_table_for_a_paper_has_its_columns_and_notes_below(many_arms: RunDirectory) -> None:
-    """Caption, label, arms in words, verdicts; the source, and what the run is not, stand below the table."""
-    text = (many_arms.path / "tables/arithmetic.b2.tex").read_text()
-    table, _, notes = text.rpartition("\\end{tabular}\n")
-    assert "\\caption{Methods: arithmetic, batch size 2. What each arm gains and what it costs.}\n" in table
-    assert "\\label{tab:arithmetic-b2}\n" in table
-    plain = " ".join(re.sub(r"\\\\(\{\})?|\\(begin|end)\{tabular\}(\[t\])?(\{@\{\}.@\{\}\})?", " ", table).split())
-    for head in ("accuracy, \\%", "speedup over Plain decoding (ar)", "tokens per forward", "lossless"):
-        assert f"& {head}" in plain
-    assert re.search(r"MARS \$\\tau\$=0.3 & 0\.0 \[[^]]*\] \S[^&]* & \$\\times\$2\.00 \[[^]]*\] faster & ", plain)
-    assert "Source: arithmetic, batch size 2" in notes
 
 
 def test_an_interval_on_its_own_line_is_no_argument_of_the_line_break() -> None:

@@ -19,11 +19,10 @@ from mtbench.document.plots import MOST_TICKS, log_ticks
 from mtbench.errors import printable
 from mtbench.report import figures
 from mtbench.report.generation_viewer import split
-from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers, simulations
-from mtbench.report.summary import summary, warnings
+from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers
+from mtbench.report.summary import warnings
 from mtbench.report.terminal import results_tables
 from mtbench.report.text import facts
-from mtbench.results.figure_formats import OWNERS, DerivedAcceptance, Speedup
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 
@@ -106,56 +105,6 @@ def page_of(run: RunDirectory) -> Page:
 def files_of(run: RunDirectory) -> dict[str, bytes]:
     made = [run.path / "report.md", run.path / "report.html", *run.path.glob("tables/*"), *run.path.glob("figures/*")]
     return {str(file.relative_to(run.path)): file.read_bytes() for file in made}
-
-
-def test_every_arm_of_every_group_is_in_the_page_and_in_the_markdown(reported: RunDirectory) -> None:
-    """One row per cell in the main tables of both, and every section once."""
-    page, markdown = page_of(reported), (reported.path / "report.md").read_text()
-    cells = stored_json(reported, "results.json")["cells"]
-    for arm in {cell["arm"] for cell in cells}:
-        assert page.text.count(arm) >= 4
-    first_tables = [part.split("###")[0] for part in markdown.split("\n## ")[1:] if ", batch size " in part]
-    rows = [line for part in first_tables for line in part.splitlines() if re.match(r"\| \d+ \|", line)]
-    assert len(rows) == len(cells)
-    assert len(first_tables) == 4
-
-
-def test_a_demonstration_is_titled_as_one(reported: RunDirectory) -> None:
-    """Page, Markdown, tables and figures of the embedded family say that they are a demonstration."""
-    html = (reported.path / "report.html").read_text()
-    assert f"<title>{DEMONSTRATION}</title>" in html
-    assert f'<p class="mark">{DEMONSTRATION}.</p>' in html
-    assert (reported.path / "report.md").read_text().startswith(f"# {DEMONSTRATION}\n")
-    assert DEMONSTRATION in (reported.path / "tables/arithmetic.b1.tex").read_text()
-    for figure in ("speedups", "frontier"):
-        assert DEMONSTRATION in (reported.path / f"figures/arithmetic.b1.{figure}.svg").read_text()
-
-
-@pytest.mark.usefixtures("one_group_drawn")
-def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
-    """Page, row, table and figure of a simulated cell mark it."""
-    results = stored_json(run, "results.json")
-    for cell in results["cells"]:
-        simulated = {"weights": "random:qwen2.5-7b", "accept": "0.8,0.6", "note": "independent draws: optimistic"}
-        cell |= {"demonstration": False, "simulated": simulated}
-    write(run, results)
-    page = page_of(run)
-    mark = "Simulated acceptance and weights"
-    notes = [
-        "Simulated weights: random:qwen2.5-7b.",
-        "Simulated acceptance: 0.8,0.6 (independent draws: optimistic).",
-    ]
-    assert page.text.startswith(mark)
-    for shown in (page.text, (run.path / "report.md").read_text()):
-        assert [shown.count(note) for note in notes] == [4, 4]
-    cells = Results.model_validate(results).cells[:4]
-    refilled = simulations([cell.changed(batching="refill") for cell in cells])
-    assert "optimistic" not in " ".join(refilled)
-    table = (run.path / "tables/arithmetic.b1.tex").read_text()
-    assert mark in table
-    marked = sum(c["batch_size"] == 1 for c in results["cells"]) // 2
-    assert table.count("(simulated)") == marked * table.count("toprule")
-    assert mark in (run.path / "figures/arithmetic.b1.frontier.svg").read_text()
 
 
 def test_nothing_a_model_wrote_is_markup(reported: RunDirectory) -> None:
@@ -286,28 +235,6 @@ def test_a_void_cell_says_why(run: RunDirectory) -> None:
     assert "Left out: 1 void." in page_of(run).text
 
 
-def test_an_unscored_suite_claims_nothing_of_accuracy(reported: RunDirectory) -> None:
-    """It has no accuracy and no comparison of accuracies, and says so."""
-    markdown = (reported.path / "report.md").read_text()
-    section = next(
-        part for part in markdown.split("\n## ") if part.startswith("prompts:my prompts.jsonl, batch size 1")
-    )
-    assert "not scored" in section
-    assert "accuracy, %" not in section
-    assert "Accuracy compared" not in section
-
-
-def test_the_summary_counts_by_verdicts(run: RunDirectory) -> None:
-    cells = arithmetic_cells(run)
-    own = {c["arm"]: c["speedup"][-1] | {"baseline": "ar@mars/graph"} for c in cells[2:]}
-    for cell, verdict in zip(cells[2:], ("faster", "slower"), strict=True):
-        own[cell["arm"]]["verdict"] = verdict
-    place = "On arithmetic at batch size 2"
-    assert summary_of(cells, own) == [f"{place}: 1 of 2 arms faster than ar@mars/graph, 1 slower."]
-    cells[3]["status"], cells[2]["void"] = "failed", ["it was disturbed"]
-    assert summary_of(cells, own)[-1] == "Left out: 1 failed, 1 void."
-
-
 def test_the_page_warns_of_what_spoils_the_run(run: RunDirectory) -> None:
     """An unfinished run, and an arm that breaks its promise."""
     cells = arithmetic_cells(run)
@@ -330,27 +257,6 @@ def arithmetic_cells(run: RunDirectory, batch_size: int = 2) -> Any:
     return [c for c in cells if (c["suite"], c["batch_size"]) == ("arithmetic", batch_size)]
 
 
-def summary_of(cells: Any, own: Any) -> list[str]:
-    speedups = {arm: Speedup.model_validate(entry) for arm, entry in own.items()}
-    typed = [ResultCell.model_validate(cell) for cell in cells]
-    return summary(typed, speedups, "arithmetic at batch size 2")
-
-
-def test_the_first_figure_has_the_fastest_arms(run: RunDirectory) -> None:
-    """At most twelve, in the order of the table; its caption says how many there are."""
-    [cell] = arithmetic_cells(run)[2:3]
-    arms = [f"mars:tau={n / 100}@mars/graph" for n in range(1, 16)]
-    cells = [ResultCell.model_validate(cell | {"arm": arm, "cell": f"c{n}"}) for n, arm in enumerate(arms)]
-    own = {
-        arm: Speedup.model_validate(cell["speedup"][-1] | {"value": 1 + n % 15 / 10, "ci_low": None, "ci_high": None})
-        for n, arm in enumerate(arms)
-    }
-    numbers = {arm: n for n, arm in enumerate(arms, 1)}
-    drawn = figures.draw(figures.Scene(cells, numbers, own))[0]
-    assert [arm for arm in arms if arm in drawn.alt] == arms[3:]
-    assert "The 12 fastest of 15 arms" in drawn.caption
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_a_single_arm_needs_no_baseline(run: RunDirectory) -> None:
     """A run of one arm, without a comparison, has a page, too."""
@@ -365,15 +271,6 @@ def test_a_single_arm_needs_no_baseline(run: RunDirectory) -> None:
     assert "Accurac" not in text.partition("no arm can be compared")[2].partition("95% intervals")[0]
 
 
-def test_without_a_baseline_the_summary_names_the_option_that_adds_one(run: RunDirectory) -> None:
-    """The option adds the reference on the arm's own checkpoint; a reference needs none."""
-    cells = arithmetic_cells(run)
-    (sentence,) = summary_of([cells[0], cells[2]], {})
-    assert sentence.endswith("can be compared with a baseline; add `--method ar:on=mars`.")
-    (sentence,) = summary_of(cells[:2], {})
-    assert "add" not in sentence
-
-
 def sections_of(run: RunDirectory, results: Any) -> list[str]:
     """Write the report and return the sections of its Markdown, one per suite and batch size."""
     write(run, results)
@@ -386,79 +283,11 @@ def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
     return next(c for c in found if c["arm"].startswith(arm))
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_what_drafts_and_heads_cost_has_columns_where_any_arm_has_them(run: RunDirectory) -> None:
-    """Forwards per token, seconds and their share of decoding; no other table has an empty column."""
-    results = stored_json(run, "results.json")
-    assert not re.search(r"\| draft|\| head time", "".join(sections_of(run, results)))
-    cell = arm_of(results, "mars:tau")
-    cell |= {"draft_forwards": 1200, "draft_forwards_per_token": 2.5, "draft_s": 0.3, "head_s": 0.06, "decode_s": 0.6}
-    (shown,) = [part for part in sections_of(run, results) if "| draft" in part]
-    cost = shown.partition("### Cost of the measurement")[2]
-    assert "| draft forwards per token | draft time | head time |" in cost
-    assert "| 2.50 | 300 ms, 50.0% of decoding | 60.0 ms, 10.0% of decoding |" in cost
-    assert cost.count("| – | – | – |") == 3
-    cell |= {"draft_s": None, "head_s": None}
-    (shown,) = [part for part in sections_of(run, results) if "| draft" in part]
-    assert "draft time" not in shown
-
-
-ACCEPTANCE = {
-    "length": 2.0,
-    "rate": 0.3333,
-    "per_position": [0.5, 0.375, 0.125],
-    "offered": 1240,
-    "derived": {owner: 1.5 + i / 100 for i, owner in enumerate(OWNERS)},
-}
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_acceptance_has_a_table_of_its_own(run: RunDirectory) -> None:
-    """It shows the arms that guess, with every owner's figure. A hidden value is a dash, and no arm is no table."""
-    results = stored_json(run, "results.json")
-    arm_of(results, "mars:tau")["acceptance"] = ACCEPTANCE
-    engine = {"length": 2.5, "rate": None, "per_position": None, "offered": None}
-    arm_of(results, "mars@")["acceptance"] = {
-        **engine,
-        "derived": dict.fromkeys(DerivedAcceptance.model_fields) | {"vllm": 2.5},
-    }
-    part = next(p for p in sections_of(run, results) if p.startswith("arithmetic, batch size 2"))
-    table = part.partition("### Acceptance")[2].partition("###")[0]
-    derived = " | ".join(f"{1.5 + i / 100:.2f}" for i in range(len(OWNERS)))
-    assert f"| 2.00 | 33.3 | 1,240 | 50, 38, 12 | {derived} |" in table
-    assert "| 2.50 | – | – | – | 2.50 |" in table
-    assert "ar@" not in table
-    assert all(whose.replace("_", "\\_") in table for whose, _ in OWNERS.values())
-    page = page_of(run)
-    assert all(formula in page.text for _, formula in OWNERS.values())
-    for cell in results["cells"]:
-        cell["acceptance"] = None
-    assert "### Acceptance" not in "".join(sections_of(run, results))
-
-
 def printed(results: Any, width: int = 140) -> str:
     console = Console(width=width, record=True)
     for table in results_tables(Results.model_validate(results), width):
         console.print(table)
     return console.export_text()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_floor_stands_next_to_every_grade(run: RunDirectory) -> None:
-    """Page and Markdown show `ar` against itself over batch sizes, unless there is one size."""
-    results = stored_json(run, "results.json")
-    for cell in results["cells"]:
-        if cell["lossless"]:
-            cell["lossless"]["floor"] |= {"items": 1200, "identical": 1150}
-    markdown = "".join(sections_of(run, results))
-    graded = sum(c["lossless"] is not None for c in results["cells"])
-    assert graded == 4
-    texts = (markdown, page_of(run).text)
-    assert [text.count("floor 1,150 of 1,200") for text in texts] == [graded, graded]
-    for cell in results["cells"]:
-        if cell["lossless"]:
-            cell["lossless"]["floor"] = None
-    assert "floor" not in "".join(sections_of(run, results))
 
 
 @pytest.mark.usefixtures("undrawn")

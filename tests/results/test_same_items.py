@@ -3,16 +3,11 @@
 from collections.abc import Mapping
 
 import pytest
-from made_records import cell_data, generation_line, made_results, result_cell
-from rich.console import Console
+from made_records import cell_data, generation_line
 
-from mtbench.report.phrases import fewer_items
-from mtbench.report.terminal import results_tables
 from mtbench.results.comparisons import same_items
-from mtbench.results.figure_formats import Accuracy, SameItems
-from mtbench.results.format import ResultCell
+from mtbench.results.figure_formats import SameItems
 from mtbench.results.samples import CellData
-from mtbench.statistics import wilson
 
 
 def cell(batch_size: int, scores: Mapping[int, float], **given: str) -> CellData:
@@ -47,43 +42,3 @@ def test_without_more_items_there_is_nothing_to_say(scores: Mapping[int, float])
     """Nor without scores, nor without a common item. A smaller batch size does not count."""
     small = cell(2, {0: 1.0})
     assert same_items(small, [small, cell(8, scores), cell(1, {0: 1.0, 1: 1.0})]) is None
-
-
-def scored(arm: str, here: float, there: float | None) -> ResultCell:
-    same = None
-    if there is not None:
-        same = SameItems(batch_size=8, batching="static", items=400, n=24, here=here, there=there)
-    accuracy = Accuracy(metric="exact_match", **wilson(round(24 * here), 24)._asdict())
-    return result_cell(arm=arm, accuracy=accuracy, accuracy_same_items=same)
-
-
-BEGINNING = "accuracy is over 24 of 400 items; on the same items, batch size 8 has"
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "ending"),
-    [
-        ([(0.75, 0.75), (0.5, 0.5)], "the same accuracies"),
-        ([(0.75, 0.81)], "81.0% in arm0 (here 75.0%)"),
-        ([(0.75, 0.81), (0.5, 0.5)], "81.0% in arm0 (here 75.0%)"),
-        ([(0.5, 0.5), (0.75, 0.81), (0.5, 0.5)], "81.0% in arm1 (here 75.0%)"),
-        ([(0.75, 0.81), (0.5, 0.4)], "81.0% in arm0 (here 75.0%), 40.0% in arm1 (here 50.0%)"),
-    ],
-)
-def test_the_sentence_names_only_what_differs(accuracies: list[tuple[float, float]], ending: str) -> None:
-    cells = [scored(f"arm{n}", here, there) for n, (here, there) in enumerate(accuracies)]
-    assert fewer_items(cells) == [f"{BEGINNING} {ending}"]
-
-
-def test_all_items_need_no_sentence() -> None:
-    assert fewer_items([scored("arm", 0.75, None), result_cell()]) == []
-
-
-def test_the_terminal_says_it() -> None:
-    """Below the table of the batch size with fewer items."""
-    cells = [scored("arm", 0.75, 0.75)]
-    results = made_results(cells)
-    console = Console(width=200)
-    with console.capture() as shown:
-        console.print(*results_tables(results, 200))
-    assert f"{BEGINNING} the same accuracies" in " ".join(shown.get().split())

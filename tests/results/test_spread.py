@@ -1,24 +1,16 @@
 """The worst and the best task of a headline figure: which tasks count, and where the spread is shown."""
 
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import cell_data, generation_line, result_cell, speedup, timing_line
-from stages import assemble
+from made_records import cell_data, generation_line, speedup, timing_line
 
 from mtbench.records import dump
-from mtbench.report.main_table import main_table
-from mtbench.report.phrases import spread_over_tasks
-from mtbench.results import subtasks
-from mtbench.results.comparisons import compare, own_speedups
-from mtbench.results.figure_formats import Speedup, Spread, TaskFigures, TaskValue
-from mtbench.results.format import Results
+from mtbench.results.comparisons import compare
+from mtbench.results.figure_formats import Speedup, Spread, TaskFigures
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import by_task, tokens_per_forward_spread, with_spreads
-from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Item
 
 AR, ARM = "ar@ar/graph", "mars@ar/graph"
@@ -114,47 +106,3 @@ def test_a_ratio_that_contains_an_engine_has_none() -> None:
     tasks = figures({"code": 2.5, "chat": 1.25})[1]
     [over] = with_spreads([speedup(baseline=AR, includes_engine=True, plain=None)], tasks)
     assert "spread" not in dump(over)
-
-
-def test_a_run_stores_the_spread(small_run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In results.json, beside the headline; null for a suite of one task."""
-    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
-    assert not any(cell.tokens_per_forward_spread for cell in assemble(run).cells)
-    spread = made(1.2, 2.6)
-    monkeypatch.setattr(subtasks, "_spread", lambda figures, tasks: spread)
-    assemble(run)
-    stored = run.read("results.json", Results).cells
-    assert all(cell.tokens_per_forward_spread == spread for cell in stored)
-    assert {over.spread == spread for cell in stored for over in cell.speedup} == {True}
-
-
-def made(low: float, high: float, compared: int = 3) -> Spread:
-    worst = TaskValue(task="chat", value=low, ci_low=low - 0.1, ci_high=low + 0.1)
-    best = TaskValue(task="code", value=high, ci_low=high - 0.1, ci_high=high + 0.1)
-    return Spread(worst=worst, best=best, compared=compared, tasks=3)
-
-
-@pytest.mark.parametrize(
-    ("spread", "words"),
-    [
-        (None, None),
-        (made(1.2, 2.6), "from 1.20 on chat to 2.60 on code"),
-        (made(1.2, 2.6, compared=2), "from 1.20 on chat to 2.60 on code, 1 of 3 tasks measured too little"),
-        (made(1.201, 1.204), None),
-    ],
-    ids=["none", "all tasks", "some tasks", "written alike"],
-)
-def test_the_words_name_both_tasks(spread: Spread | None, words: str | None) -> None:
-    """And how many tasks do not count, if any."""
-    assert spread_over_tasks(spread) == words
-
-
-def test_the_row_of_an_arm_says_it() -> None:
-    """Below its speedup and its tokens per forward. The baseline has nothing to say."""
-    over = speedup(baseline=AR, verdict="faster", value=1.9, ci_low=1.8, ci_high=2.0, spread=made(1.2, 2.6))
-    arm = result_cell(arm=ARM, tokens_per_forward=2.0, tokens_per_forward_spread=made(1.5, 2.4), speedup=[over])
-    both = [result_cell(arm=AR, reference=True), arm]
-    of_baseline, of_arm = main_table(both, {AR: 1, ARM: 2}, own_speedups(both)).rows
-    said = [entry.detail for entry in of_arm.entries if entry.detail]
-    assert said[:2] == ["by task from 1.20 on chat to 2.60 on code", "by task from 1.50 on chat to 2.40 on code"]
-    assert not any("by task" in (entry.detail or "") for entry in of_baseline.entries)

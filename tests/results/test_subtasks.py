@@ -118,16 +118,6 @@ def test_results_with_tasks_follow_the_schema(run: RunDirectory) -> None:
     validator("results").validate(stored_json(run, "results.json"))
 
 
-def test_tasks_have_a_table(run: RunDirectory) -> None:
-    """Page and Markdown have a row per task and one for all items."""
-    markdown, page = ((run.path / name).read_text() for name in ("report.md", "report.html"))
-    assert markdown.count("### By task") == page.count("<h3>By task</h3>") == 2
-    for row in ("| even &amp; co (4) |", "| odd (3) |", "| all items (7) |", "| mean of the 2 |"):
-        assert markdown.count(row) == 2
-    assert "even &amp; co (4)" in page
-    assert " per forward, " in markdown
-
-
 def test_the_mean_over_tasks_counts_each_alike(run: RunDirectory, results: Results) -> None:
     """It stands next to the mean over items, with an interval that is not empty even if all answers are wrong."""
     scores = stored_json(run, "scores.json")

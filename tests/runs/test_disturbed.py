@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 from fork_server import run_child
-from made_records import cell_data, result_cell, speedup, timing_line
+from made_records import cell_data, timing_line
 from stages import generate
 from whole import Quiet, start
 
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.hardware import machine
-from mtbench.report.main_table import main_table
-from mtbench.report.summary import warnings
 from mtbench.results import samples
-from mtbench.results.comparisons import OwnSpeedups, compare
+from mtbench.results.comparisons import compare
 from mtbench.results.flags import disturbances
 from mtbench.results.samples import CellData, far_off
 from mtbench.runs.directory import RunDirectory
@@ -214,36 +212,3 @@ def test_longer_work_is_not_far_off() -> None:
     short = arms(ar=[3.0] * 7 + [2.5])
     short["ar"].timings[-1] = short["ar"].timings[-1].changed(batch_forwards=1)  # nearly all of it is prefill
     assert not far_off(short.values())
-
-
-@pytest.mark.parametrize(
-    ("verdict", "light"),
-    [("inconclusive: the machine was disturbed in block 3 of ar@ar/graph", True), ("faster", False)],
-)
-def test_a_disturbed_comparison_has_no_bold_figure_and_is_told_above_all_figures(verdict: str, light: bool) -> None:
-    flags = ["the machine was disturbed: block 3 took 89.5 s"] if light else ["power cap active"]
-    found = OwnSpeedups({}, {"mars": speedup(value=3.14, ci_low=0.63, ci_high=15.7, verdict=verdict)})
-    cells = [
-        result_cell(arm="ar@ar/graph", reference=True, flags=flags),
-        result_cell(arm="mars", cell="m", speedup=[found.headline["mars"]]),
-    ]
-    said = ["The machine was disturbed while ar@ar/graph decoded: block 3 took 89.5 s."]
-    assert warnings(cells) == (said if light else [])
-    numbers = {"ar@ar/graph": 1, "mars": 2}
-    entries = [entry for entry in main_table(cells, numbers, found).rows[1].entries if entry.value == "×3.14"]
-    assert [entry.light for entry in entries] == [light]
-
-
-def test_the_page_says_what_was_dropped_and_what_was_decoded_again() -> None:
-    """With the longest of these samples: how long it computed, and how long it took."""
-    again = [{"wall_s": 6.31, "cpu_s": 0.52, "reason": machine.NO_PROCESSOR}]
-    lines = [
-        timing_line(block=0, wall_s=5.0, cpu_s=0.5, dropped=machine.NO_PROCESSOR),
-        timing_line(block=1, disturbed=again),
-        timing_line(block=2),
-    ]
-    assert disturbances(cell_data([], lines), None) == [
-        "the machine was disturbed: 1 of 3 samples dropped: the process did not get the processor "
-        "(block 0: 0.5 of 5 s); end other programs, or measure again",
-        "decoded again once, since the process did not get the processor (block 1: 0.52 of 6.31 s)",
-    ]

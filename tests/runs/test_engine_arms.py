@@ -24,9 +24,7 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
-from mtbench.hardware import machine
 from mtbench.report.main_table import notes_of
-from mtbench.results import flags
 from mtbench.results.figure_formats import Lossless
 from mtbench.runs import lossless_check, simulation
 from mtbench.runs.directory import RunDirectory
@@ -341,45 +339,6 @@ def test_an_id_that_only_an_engine_may_choose_is_judged_like_any(
     assert (graded.grade, notes) == ("divergent", [])
     assert graded.worst_margin is not None
     assert 0 < graded.worst_margin < 1000
-
-
-SPINS = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); [0 for _ in iter(int, 1)]"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("usual", "told"),
-    [
-        (1.0, "the machine was disturbed: 2 of 2 samples dropped: the process did not get the processor"),
-        (None, "shared processor: the arm waited for it in "),
-    ],
-    ids=["disturbed", "always busy"],
-)
-def test_a_server_whose_child_does_not_get_the_processor_is_told(
-    usual: float | None, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As in mtbench's own loop, by the rules for it. usual: the share of earlier windows, as on a quiet machine.
-
-    The other programs have sessions of their own: the kernel shares a core between sessions.
-    """
-    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.75)  # tests/conftest.py has none of these rules
-    monkeypatch.setattr(flags, "PROCESSOR_SHARE", 0.95)
-    monkeypatch.setattr(machine.ProcessorShares, "usual", lambda self, cell: None if cell else usual)
-    SCRIPT.update(child=str(tmp_path / "child"), computes=SPINS, takes_s=0.1)
-    planned = plan(method=["ar"], engine=[TOOLBOX], batch_size=[1])
-    run = begin_run(tmp_path / "run", planned, ["mtbench"])
-    spin = [sys.executable, "-S", "-c", SPINS]
-    others = [subprocess.Popen(spin, start_new_session=True) for _ in range(5)]
-    try:
-        generate(run, Quiet(), Execution(timed_only=True))
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-    lines = stored_lines(run, f"timings/{planned.cells[0].cell}.jsonl")
-    assert [line["dropped"] for line in lines] == [usual and machine.NO_PROCESSOR] * 2
-    assert all(0 < line["cpu_s"] < 0.5 * line["wanted_s"] for line in lines)
-    assert any(flag.startswith(told) for flag in assemble(run).cells[0].flags)
 
 
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:

@@ -97,34 +97,6 @@ def offline(tmp_path: Path) -> OfflinePython:
     return OfflinePython(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("code", "attempts"),
-    [
-        ("import urllib.request as u; u.urlopen('http://example.org')", "socket.getaddrinfo example.org\n"),
-        ("import socket; socket.create_connection(('192.0.2.1', 80))", "socket.getaddrinfo 192.0.2.1\n"),
-        ("import socket; socket.socket().connect(('192.0.2.1', 80))", "socket.connect 192.0.2.1\n"),
-        (
-            "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('192.0.2.1', 9))",
-            "socket.sendto 192.0.2.1\n",
-        ),
-        (
-            "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())",
-            "",
-        ),
-        (
-            "import subprocess, sys; code = 'import socket; socket.gethostbyname(\"example.org\")'\n"
-            "sys.exit(subprocess.run([sys.executable, '-c', code]).returncode)",
-            "socket.gethostbyname example.org\n",
-        ),
-    ],
-    ids=["url", "connection", "connect", "datagram", "loopback", "child"],
-)
-def test_every_network_access_is_recorded(code: str, attempts: str, offline: OfflinePython) -> None:
-    """It fails, and the record exists even if the program catches the error. Processes of one machine communicate."""
-    assert offline.run(["-c", code], 60).returncode == bool(attempts)
-    assert offline.attempts == attempts
-
-
 @real
 @pytest.mark.slow
 def test_suites_run_offline(offline: OfflinePython) -> None:

@@ -1,8 +1,6 @@
 """Speed without trained weights: commits follow the scripts exactly, and results are marked as simulated."""
 
-import json
 import math
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,10 +21,8 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt
 from mtbench.models.runner import ModelRunner
-from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Plan, RunRequest, Script
-from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted, draw, least_variance, scripted
 
@@ -190,31 +186,6 @@ def test_a_meaningless_simulation_is_refused(changes: dict[str, Any], message: s
     """Accuracy of random text, unknown acceptance, and invalid scripts or lengths raise an error."""
     with pytest.raises(UserError, match=message):
         plan(**changes)
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "message"),
-    [
-        ("cells", {"engine": "warp"}, "unknown engine in cells[0] 'warp'; known: eager, graph, invariant, "),
-        ("cells", {"batching": "later"}, "cells[0].batching is 'later', allowed: 'static' or 'refill'; restore it"),
-        ("cells", {"method": "hf-generate"}, "cells[0].engine: 'graph' is not null, but hf-generate is an external"),
-        ("cells", {"method": "marz"}, "unknown method in cells[0] 'marz' (did you mean 'mars'?)"),
-        ("cells", {"options": {"tua": 1}}, "unknown option of ar in cells[0] 'tua'"),
-        ("groups", {"cells": ["lost"]}, "groups[0].cells: the plan has no cell 'lost'"),
-    ],
-)
-def test_an_unknown_value_in_a_stored_plan_is_refused(
-    part: str, change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    """The plan may come from another version or an editor; the error has the value and the known ones."""
-    run = RunDirectory.create(tmp_path / "run")
-    stored = json.loads(json.dumps(dump(plan())))
-    run.write_json("plan.json", stored)
-    assert dump(read_plan(run)) == stored
-    stored[part][0] |= change
-    run.write_json("plan.json", stored)
-    with pytest.raises(UserError, match=re.escape(message)):
-        read_plan(run)
 
 
 def test_a_warning_names_what_refill_omits() -> None:

@@ -10,37 +10,28 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import several_processes
 from safetensors.torch import load_file
 from several_processes import FSDP, Case, Step, steps_of, train_alone, train_together
-from trainings import COUNT, MARS, SHAPE, USUAL, conversation, losses_of, record, requested, resume_folder
+from trainings import MARS, USUAL, losses_of, record, requested, resume_folder
 from transformers import AutoModelForCausalLM
 
 from mtbench.models.families import RECORD
 from mtbench.training.draft_objectives import Eagle, MarkovBlockDraft, Mtp
-from mtbench.training.init_model import initialise
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Medusa, Objective
-from mtbench.training.trainer import Settings
 
 pytest_plugins = ["training_fixtures"]
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
 
 DSPARK = MarkovBlockDraft(layers=1, block_size=3, markov_rank=4, anchors=4)
+OBJECTIVES = [Ar(), MARS, BlockDiffusion(), Draft(distil="logits"), Medusa(heads=2), Eagle(steps=2), Mtp(), DSPARK]
 FEW = replace(USUAL, epochs=1, rows=1)  # 4 steps of 4 forward passes; the last one has no conversation
 DOCS = Path(__file__).parents[2] / "docs" / "train.md"
 KINDS = ("multi_gpu", "use_fsdp")  # options of its commands
 ON_CPU = "--num_machines 1 --main_process_port 0 --dynamo_backend no --mixed_precision no"
 SMALL = "--epochs 1 --batch-size 4 --rows 2 --learning-rate 0.01 --save-steps 2 --dtype float32 --block-size 4"
-
-
-@pytest.fixture(scope="module")
-def deeper(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An untrained checkpoint of two layers."""
-    folder = tmp_path_factory.mktemp("deeper") / "init"
-    return str(initialise(map(conversation, range(COUNT)), folder, seed=1, data={}, **SHAPE | {"num_hidden_layers": 2}))
 
 
 def assert_equal_steps(steps: Sequence[Step], alone: Sequence[Step], tolerance: float) -> None:
@@ -53,9 +44,9 @@ def assert_equal_steps(steps: Sequence[Step], alone: Sequence[Step], tolerance: 
             assert (gradient - single.gradients[name]).abs().max() <= tolerance * single.norm, name
 
 
-def assert_equal_checkpoints(out: Path, alone: Path, tolerance: float) -> None:
+def assert_equal_checkpoints(out: Path, alone: Path) -> None:
     """The same curve, evaluation and files; the same tensors in float32, each once."""
-    assert losses_of(out) == pytest.approx(losses_of(alone), abs=max(2e-6, tolerance))
+    assert losses_of(out) == pytest.approx(losses_of(alone), abs=2e-6)
     assert record(out)["evaluation"]["loss"] == pytest.approx(record(alone)["evaluation"]["loss"], abs=2e-5)
     assert record(out)["tokens"] == record(alone)["tokens"]
     assert {file.name for file in out.iterdir()} == {file.name for file in alone.iterdir()}
@@ -64,50 +55,35 @@ def assert_equal_checkpoints(out: Path, alone: Path, tolerance: float) -> None:
         ours, theirs = load_file(out / file.name), load_file(file)
         assert ours.keys() == theirs.keys()
         for name, tensor in theirs.items():
-            assert (ours[name] - tensor).abs().max() <= max(1e-7, tolerance), name
+            assert (ours[name] - tensor).abs().max() <= 1e-7, name
 
 
-def check_together(
-    cases: Sequence[tuple[str, Objective, dict[str, Any]]], base: str, rows: str, folder: Path, settings: Settings
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [("ddp", DSPARK), ("fsdp", MARS)],
+        pytest.param([(kind, each) for each in OBJECTIVES for kind in ("ddp", "fsdp")], marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_two_processes_give_the_gradients_of_one(
+    cases: Sequence[tuple[str, Objective]], deeper: str, rows: str, tmp_path: Path
 ) -> None:
-    """Train each case alone and in two processes, and compare."""
+    """DDP and FSDP2, in float64 to 1e-12; a model, and a draft of a frozen one."""
     together, alone = [], []
-    for number, (kind, objective, more) in enumerate(cases):
-        bfloat16, teacher = more.get("bfloat16", False), base if objective.needs_teacher else None
-        chosen = replace(settings, **more.get("settings", {}))
+    for number, (kind, objective) in enumerate(cases):
+        teacher = deeper if objective.needs_teacher else None
         single, several = (
-            requested(objective, base, rows, chosen, folder / f"{name}-{number}", teacher=teacher)
+            requested(objective, deeper, rows, FEW, tmp_path / f"{name}-{number}", teacher=teacher)
             for name in ("alone", "together")
         )
-        alone.append((single.out, train_alone(single, bfloat16)))
-        together.append(Case(several, FSDP if kind == "fsdp" else {}, bfloat16))
+        alone.append((single.out, train_alone(single)))
+        together.append(Case(several, FSDP if kind == "fsdp" else {}))
     train_together(2, together)
-    for (kind, _, _), (out, steps), case in zip(cases, alone, together, strict=True):
-        tolerance = 1e-3 if case.bfloat16 else 1e-12
-        assert_equal_steps(steps_of(case), steps, tolerance)
+    for (kind, _), (out, steps), case in zip(cases, alone, together, strict=True):
+        assert_equal_steps(steps_of(case), steps, 1e-12)
         assert {step.split for step in steps_of(case)} == {kind == "fsdp"}
-        assert_equal_checkpoints(case.request.out, out, 1e-3 if case.bfloat16 else 0)
-
-
-def test_two_processes_give_the_gradients_of_one(deeper: str, rows: str, tmp_path: Path) -> None:
-    """DDP and FSDP2, in float64 to 1e-12; a model, and a draft of a frozen one. The slow test has all, and bfloat16."""
-    cases: list[tuple[str, Objective, dict[str, Any]]] = [("ddp", DSPARK, {}), ("fsdp", MARS, {})]
-    check_together(cases, deeper, rows, tmp_path, FEW)
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_gradients_of_one_for_every_objective(deeper: str, rows: str, tmp_path: Path) -> None:
-    """Also with checkpointing, packed rows, and as many forward passes as processes."""
-    objectives = [Ar(), MARS, BlockDiffusion(), Draft(distil="logits"), Medusa(heads=2), Eagle(steps=2), Mtp(), DSPARK]
-    cases: list[tuple[str, Objective, dict[str, Any]]] = []
-    for kind in ("ddp", "fsdp"):
-        cases += [(kind, objective, {}) for objective in objectives]
-        cases += [
-            (kind, MARS, {"settings": {"checkpointing": True}}),
-            (kind, Eagle(steps=2), {"settings": {"pack": 120}}),
-        ]
-        cases += [(kind, DSPARK, {"settings": {"rows": 3}}), (kind, MARS, {"bfloat16": True})]
-    check_together(cases, deeper, rows, tmp_path, replace(FEW, epochs=2))
+        assert_equal_checkpoints(case.request.out, out)
 
 
 def documented(kind: str) -> str:

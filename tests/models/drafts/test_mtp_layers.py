@@ -253,23 +253,10 @@ def test_a_target_without_layers_is_refused_by_name(mimo: Path, changes: dict[st
 
 # Other formats, as vLLM reads them: model type, entry of config.json that counts layers, and the name of a tensor.
 UNREAD = [
-    ("bailing_hybrid", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
     ("deepseek_v32", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
-    ("deepseek_v4", "num_nextn_predict_layers", "mtp.0.e_proj.weight"),
-    ("dots3_note", "num_nextn_predict_layers", "model.mtp.layers.0.eh_proj.weight"),
-    ("exaone4_5", "num_nextn_predict_layers", "mtp.fc.weight"),
     ("glm5_next", "text_config:num_nextn_predict_layers", "model.language_model.layers.32.eh_proj.weight"),
-    ("glm_moe_dsa", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
-    ("glm_ocr", "text_config:num_nextn_predict_layers", "model.language_model.layers.32.eh_proj.weight"),
-    ("hy_v4", "num_nextn_predict_layers", "model.mtp_layers.0.eh_proj.weight"),
     ("inkling_mm_model", "mtp_config", "model.mtp.layers.0.input_proj.weight"),
-    ("kimi_k3", "text_config:num_nextn_predict_layers", "language_model.model.layers.32.eh_proj.weight"),
     ("mimo_v2_flash", None, "model.mtp.layers.0.eh_proj.weight"),
-    ("minimax_m3_vl", "text_config:num_mtp_modules", "language_model.model.mtp.layers.0.eh_proj.weight"),
-    ("nemotron_h", "num_nextn_predict_layers", "mtp.layers.0.eh_proj.weight"),
-    ("pangu_ultra_moe", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
-    ("qwen4_exp", "text_config:mtp_num_hidden_layers", "mtp.fc.weight"),
-    ("step3p5", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
 ]
 
 
