@@ -18,12 +18,13 @@ import numpy
 import torch
 from jinja2 import TemplateError
 
-from mtbench import files, network
+from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import RowError, read_rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
+from mtbench.programs import network
 from mtbench.training.packing import Examples, contiguous_examples
 
 CHUNK = 1000  # conversations tokenised at once
