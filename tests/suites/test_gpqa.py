@@ -164,15 +164,23 @@ def test_without_any_file_both_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_the_order_is_that_of_lm_eval_alone(unpacked: Path, tmp_path: Path) -> None:
-    """The prompts equal those of `simple_evaluate` with its defaults, in a process without mtbench."""
+    """The prompts equal those of `simple_evaluate` with its defaults, in a process that imports lm-eval anew."""
     # "or so" makes them texts: lm-eval's reader of CSV files would read numbers.
     rows = [{**row, "Correct Answer": f"{row['Correct Answer']} or so"} for row in ROWS]
     for n in (1, 2, 3):
         rows = [{**row, f"Incorrect Answer {n}": f"{row[f'Incorrect Answer {n}']} or so"} for row in rows]
     write_csv(unpacked / "gpqa/gpqa_diamond.csv", rows)
     code = f"""
-import json, lm_eval, lm_eval.evaluator
+import json, sys
+import datasets.config, huggingface_hub.constants
+huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = True
+datasets.config.HF_DATASETS_CACHE = {str(tmp_path / "cache")!r}
+for name in list(sys.modules):
+    if name.partition(".")[0] == "lm_eval":
+        del sys.modules[name]
+import lm_eval, lm_eval.evaluator
 from lm_eval.api.model import LM
 lm_eval.evaluator.add_env_info = lambda results: None
 class Spy(LM):
@@ -194,8 +202,7 @@ lm_eval.simple_evaluate(
     apply_chat_template=True, bootstrap_iters=0, task_manager=index,
 )
 """
-    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **home})
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     (prompts,) = re.findall(r"^PROMPTS (.*)$", process.stdout, re.MULTILINE) or [process.stderr]
 
     assert [p.text for p in opened(unpacked).prompts(chat, None)] == json.loads(prompts)

@@ -163,11 +163,15 @@ def test_empty_tables_count_as_missing(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_offline_nothing_is_requested(folder: Path) -> None:
     """Importing lm-eval's checkers for the first time, in a new process, makes no DNS request and no connection."""
     code = f"""
 import socket, sys
 from pathlib import Path
+for name in list(sys.modules):
+    if name.partition(".")[0] in ("lm_eval", "nltk", "langdetect"):
+        del sys.modules[name]
 requested = []
 events = ("socket.getaddrinfo", "socket.connect")
 sys.addaudithook(lambda event, args: requested.append(args) if event in events else None)
