@@ -30,6 +30,7 @@ from mtbench.decoding.output import Generation
 from mtbench.runs.simulation import Scripted
 
 Made = Callable[[str], ModelRunners]
+EACH = [*{case.name: case for case in CASES}.values()]  # one of each method
 LOSSLESS = [case for case in CASES if case.method.claims == "lossless"]
 STILL = [case for case in CASES if case.models not in ("glm", "deepseek")]  # a mixture of experts reads its routes
 DRAFTS = [  # as many as a script may say, in every step
@@ -64,7 +65,7 @@ def ends(generations: list[Generation]) -> list[tuple[list[int], str]]:
     return [(g.token_ids, g.finish_reason) for g in generations]
 
 
-@pytest.mark.parametrize("case", one_in(3, CASES), ids=str)
+@pytest.mark.parametrize("case", one_in(6, CASES, EACH), ids=str)
 def test_a_method_changes_the_speed_but_no_tokens(made: Made, case: Case) -> None:
     """Tokens and finish reasons are those of `ar`, in rows that are refilled, also in the shapes of a GPU.
 
@@ -87,7 +88,7 @@ def test_a_method_changes_the_speed_but_no_tokens(made: Made, case: Case) -> Non
                 assert (g.commits, g.drafted) == (by_itself.commits, by_itself.drafted)
 
 
-@pytest.mark.parametrize("case", one_in(3, LOSSLESS), ids=str)
+@pytest.mark.parametrize("case", one_in(6, LOSSLESS, EACH), ids=str)
 def test_sampled_tokens_are_those_of_sampled_ar(made: Made, case: Case) -> None:
     runners = made(case.models)
     want = run(ar(), runners.target, MANY[:5], BUDGETS, temperature=1)
@@ -149,7 +150,7 @@ def test_on_a_gpu_each_choice_is_one_pass_over_the_logits(
     assert inside[1] > 0
 
 
-@pytest.mark.parametrize("case", one_in(2, STILL), ids=str)
+@pytest.mark.parametrize("case", one_in(6, STILL, EACH), ids=str)
 def test_a_replayed_step_equals_a_plain_step(made: Made, case: Case, recorded: list[str]) -> None:
     """The state keeps its memory address: a step recorded once serves other rows, refills and later batches."""
     method, plain, fast = case.method, made(case.models), graph(made(case.models))
@@ -163,7 +164,7 @@ def test_a_replayed_step_equals_a_plain_step(made: Made, case: Case, recorded: l
     assert len(recorded) == 1 + len(method.variants)
 
 
-@pytest.mark.parametrize("case", STILL, ids=str)
+@pytest.mark.parametrize("case", one_in(4, STILL, EACH), ids=str)
 def test_a_step_never_waits_for_the_host(made: Made, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting included: nothing is read back, at every width."""
     runners = graph(made(case.models))
