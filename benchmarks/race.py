@@ -21,7 +21,7 @@ from mtbench.results.roofline import fraction
 from mtbench.results.samples import CellData
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
-from mtbench.runs.model_pool import ModelPool, method_of
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.stored_lines import generation_line, timing_line
 from mtbench.statistics import Ratio, ratio_of_totals
@@ -65,7 +65,7 @@ class Race:
         """Return the figures of one arm."""
         measured = self.arms[arm]
         cell, totals = measured.cell, measured.totals
-        judged = 1 if cell.engine is None else method_of(cell).window().guesses + 1
+        judged = 1 if cell.engine is None else cell.built.window().guesses + 1
         sessions = [SessionRecord(**self.session)]
         roofline, reason = fraction(cell, judged, measured.lines.values(), measured.samples, sessions)
         busy = self.rate(arm, "device_s", "decode_s").value

@@ -358,7 +358,7 @@ def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
     """Return the share of the measured roofline, or why there is none."""
     cell, judged = data.cell, 1
     if is_ours(cell.engine) and not cell.fault:
-        variants = METHODS[cell.method](**cell.options).variants
+        variants = cell.built.variants
         if len(variants) > 1:
             return Fraction(None, "its width differs from forward to forward")
         judged = variants[0].window().guesses + 1

@@ -15,14 +15,12 @@ from mtbench.runs.plan import RunRequest
 from mtbench.runs.simulation import Acceptance
 
 
-def is_there(arm: Arm, request: RunRequest, family: Family, acceptance: Acceptance | None) -> bool:
+def is_there(arm: Arm, method: Method, request: RunRequest, family: Family, acceptance: Acceptance | None) -> bool:
     """Return whether the arm's engine has its method, and can read its checkpoints and make up their acceptance.
 
     Raises UserError if it cannot read those of a reference: without plain decoding nothing can be compared.
     """
-    if not is_served(arm.engine):
-        return True
-    method, engine = METHODS[arm.method](**arm.options), SERVING_ENGINES[arm.engine]()
+    engine = _engine(arm)
     try:
         _refuse_checkpoints(arm, engine, family, request.dtype)
         refuse_made_up(arm, method, family, acceptance)
@@ -51,16 +49,16 @@ def refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Accepta
     """Raise UserError if a serving engine cannot make up the acceptance of an arm that drafts."""
     if acceptance is None or not is_served(arm.engine) or not (rates := acceptance.rates(method)):
         return
-    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    engine = _engine(arm)
     setting = engine.setting(method, family.checkpoints(arm.roles))
     made = engine.synthetic(setting, rates) if isinstance(setting, Setting) else setting
     if isinstance(made, str):
         raise UserError(f"{str(arm)!r}: {made} Leave that `--method` or `--simulate-acceptance` out.")
 
 
-def refuse_in_engine(arm: Arm, engine: ServingEngine, family: Family, request: RunRequest) -> None:
+def refuse_in_engine(arm: Arm, method: Method, family: Family, request: RunRequest) -> None:
     """Raise UserError for what a serving engine does not have, or an option or a checkpoint that it cannot take."""
-    method: Method = METHODS[arm.method](**arm.options)
+    engine = _engine(arm)
     setting = engine.setting(method, family.checkpoints(arm.roles))
     if isinstance(setting, str):
         raise UserError(
@@ -78,9 +76,14 @@ def engine_flags(arm: Arm, source: str, given: Sequence[str]) -> list[str]:
     """Return flags for options of the arm's engine, which may change its tokens, and for other weights than ours."""
     if not is_served(arm.engine):
         return []
-    engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+    engine = _engine(arm)
     options, other = " ".join(engine.own_options(given)), engine.other_weights(source)
     return [*([f"{engine.title} with {options}"] if options else []), *([f"another model: {other}"] if other else [])]
+
+
+def _engine(arm: Arm) -> ServingEngine:
+    engine: ServingEngine = SERVING_ENGINES[str(arm.engine)]()
+    return engine
 
 
 def servers_of(request: RunRequest) -> set[str]:

@@ -124,7 +124,7 @@ def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:
 def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
     """Raise UserError if a cell asks a server that this command does not name: the plan is untrusted input."""
     for cell in cells:
-        method = METHODS[cell.method](**cell.options)
+        method = cell.built
         if isinstance(method, ExternalEngine) and method.server is not None and method.server not in servers:
             raise UserError(
                 f"the plan asks the server {method.server!r}, which this command does not name; if you trust it, add "

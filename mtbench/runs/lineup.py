@@ -3,13 +3,15 @@
 Planning, a race, a server and `mtbench ls arms` ask it for an arm's method, its checkpoints and what is wrong with it.
 """
 
+import copy
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, is_served, parse_arms
 from mtbench.decoding.method import Method
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.models import families
@@ -46,12 +48,20 @@ class Entrant(NamedTuple):
 class Lineup:
     """The arms of a request on the checkpoints of a family. `known`: what is read of checkpoints, by source."""
 
-    def __init__(self, family: Family, request: RunRequest, known: dict[str, Inspected] | None = None) -> None:
-        self.family, self.request = family, request
-        self.arms: list[Arm] = []
+    def __init__(
+        self, family: Family, request: RunRequest, arms: Iterable[Arm] = (), known: dict[str, Inspected] | None = None
+    ) -> None:
+        self.family, self.request, self.arms = family, request, tuple(arms)
         self._known = {} if known is None else known
         self._passed = set[str]()
+        self._methods: dict[str, tuple[Method, list[str]]] = {}
         self._entrants: dict[str, Entrant] = {}
+
+    def of(self, arms: Iterable[Arm]) -> Self:
+        """Return the lineup of other arms, with what is known of these."""
+        other = copy.copy(self)
+        other.arms = tuple(arms)
+        return other
 
     @property
     def entrants(self) -> list[Entrant]:
@@ -69,12 +79,18 @@ class Lineup:
         """The sources of those that read the target's token ids."""
         return {checkpoint.source for entrant in self.entrants for checkpoint in entrant.readers}
 
+    def method(self, arm: Arm) -> tuple[Method, list[str]]:
+        """Return the method of an arm, built once, and a remark for each option that differs from the training."""
+        if str(arm) not in self._methods:
+            self._methods[str(arm)] = build(METHODS[arm.method], arm.options, self.family.training(arm.on))
+        return self._methods[str(arm)]
+
     def entrant(self, arm: Arm) -> Entrant:
         """Return an arm with its method and checkpoints. Raises UserError for one that cannot run as requested."""
         if str(arm) not in self._entrants:
             self.refuse(arm)
             checkpoints = self._inspect(arm)
-            method, untrained = build(METHODS[arm.method], arm.options, self.family.training(arm.on))
+            method, untrained = self.method(arm)
             if not is_served(arm.engine):  # a serving engine reads its files itself
                 for checkpoint in checkpoints.values():
                     if not isinstance(checkpoint.config, DraftConfig):
@@ -90,8 +106,6 @@ class Lineup:
         request, family = self.request, self.family
         if str(arm) in self._passed:
             return
-        if is_served(arm.engine):
-            refuse_in_engine(arm, SERVING_ENGINES[arm.engine](), family, request)
         if arm.on in arm.roles[1:]:
             raise UserError(
                 f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint "
@@ -103,6 +117,8 @@ class Lineup:
                 f"{str(arm)!r}: {part!r} is a part of {checkpoint!r} that drafts, and a whole model is needed; leave "
                 f"out `{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
             )
+        if is_served(arm.engine):
+            refuse_in_engine(arm, self.method(arm)[0], family, request)
         if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:
             raise UserError(
                 f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
@@ -135,7 +151,6 @@ def line_up(
 ) -> Lineup:
     """Return the lineup of a suite. Raises UserError for what is known to fail before any download."""
     family = family_of(request, spec)
-    refuse_simulated(spec, family, request)
     if acceptance is not None:
         named = request.family or request.model or request.checkpoint or request.weights
         if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
@@ -143,8 +158,8 @@ def line_up(
                 f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
-    lineup = Lineup(family, request, known)
-    lineup.arms = _arms(lineup, acceptance)
+    lineup = Lineup(family, request, known=known)
+    lineup = lineup.of(_arms(lineup, acceptance))
     if request.apart and (ours := [str(arm) for arm in lineup.arms if not is_served(arm.engine)]):
         raise UserError(
             f"{ours[0]!r} decodes in mtbench's process, and --apart is for servers that do not fit together; leave "
@@ -153,7 +168,7 @@ def line_up(
     return lineup
 
 
-def refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
+def _refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
     """Raise UserError if a suite with a metric would run simulated: a simulation has no accuracy."""
     simulated = [f"weights {source!r}" for source in family.roles.values() if source.startswith(families.RANDOM)]
     if request.simulate_acceptance is not None:
@@ -167,17 +182,22 @@ def refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
 
 
 def family_of(request: RunRequest, spec: str) -> Family:
-    """Return the requested checkpoints, else the suite's own. Random weights fill every role that a method names."""
+    """Return the requested checkpoints, else the suite's own. Random weights fill every role that a method names.
+
+    Raises UserError if a suite with a metric would run simulated.
+    """
     methods = [METHODS[name] for name in METHODS]
     named = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
     roles = [role for role in named if not role.startswith(families.PART)]
-    return families.family(
+    found = families.family(
         request.family or SUITES[spec.partition(":")[0]].family,
         request.model,
         request.checkpoint,
         weights=request.weights,
         roles=roles,
     )
+    _refuse_simulated(spec, found, request)
+    return found
 
 
 def _arms(lineup: Lineup, acceptance: Acceptance | None) -> list[Arm]:
@@ -187,6 +207,10 @@ def _arms(lineup: Lineup, acceptance: Acceptance | None) -> list[Arm]:
     for an arm that cannot run as requested.
     """
     request, family = lineup.request, lineup.family
+
+    def there(arm: Arm) -> bool:
+        return not is_served(arm.engine) or is_there(arm, lineup.method(arm)[0], request, family, acceptance)
+
     if request.method:
         arms = parse_arms(request.method, request.engine)
         for arm in arms:
@@ -194,16 +218,12 @@ def _arms(lineup: Lineup, acceptance: Acceptance | None) -> list[Arm]:
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
-    arms = [
-        arm
-        for arm in arms
-        if all(role in family.roles for role in arm.roles) and is_there(arm, request, family, acceptance)
-    ]
+    arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and there(arm)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
-        there = {arm.method for arm in arms}
-        more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
-        arms += [arm for arm in parse_arms(more, request.engine) if is_there(arm, request, family, acceptance)]
+        named = {arm.method for arm in arms}
+        more = [m.name for m in methods if _untrained(m) and m.name not in named and not (inside and m.outside)]
+        arms += filter(there, parse_arms(more, request.engine))
     return arms
 
 

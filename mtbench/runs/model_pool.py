@@ -17,7 +17,7 @@ from mtbench.decoding.external import Answers, ExternalEngine, run_outside, time
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.errors import UserError
 from mtbench.files import cache_home
@@ -128,7 +128,7 @@ class ModelPool:
     def method(self, cell: Cell) -> Method:
         """Return the cell's method, with its scripted acceptance; one object, since engines keep graphs by method."""
         if cell.cell not in self.methods:
-            method = method_of(cell)
+            method = cell.built
             if cell.accept is not None and not is_served(cell.engine):
                 method = simulation.scripted(method, cell.accept, torch.device(self.device))
             self.methods[cell.cell] = method
@@ -226,7 +226,7 @@ class ModelPool:
         started_at, served = time.perf_counter(), list[str]()
         for cell in cells:
             self.arms.add(cell.arm)
-            method = method_of(cell)
+            method = cell.built
             if self.offline and isinstance(method, ExternalEngine) and method.host:
                 raise UserError(
                     f"{cell.arm!r} asks {method.host}, which --offline forbids; leave out the arm or --offline, or "
@@ -285,7 +285,7 @@ class ModelPool:
 
     def runners_of(self, cell: Cell) -> ModelRunners:
         """Return the runners of a cell's roles."""
-        return self.runners_for(cell.on, cell.checkpoints, cell.engine, method_of(cell).token_map)
+        return self.runners_for(cell.on, cell.checkpoints, cell.engine, cell.built.token_map)
 
     def runners_for(
         self, on: str, checkpoints: Mapping[str, str], engine: str | None, map_file: str | None
@@ -334,7 +334,7 @@ def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
     request = plan.request
     if request.dtype != "auto":
         return plan
-    sources = {source for cell in plan.cells if method_of(cell).needs_weights for source in cell.checkpoints.values()}
+    sources = {source for cell in plan.cells if cell.built.needs_weights for source in cell.checkpoints.values()}
     return plan.changed(request=request.changed(dtype=decoded_in or fastest_dtype(request, sources)))
 
 
@@ -369,9 +369,3 @@ def parameters(source: str, offline: bool) -> int:
         return int(without_weights(source, offline=offline).num_parameters())
     except UserError:
         return 0
-
-
-def method_of(cell: Cell) -> Method:
-    """Return the cell's method with its resolved options."""
-    method: Method = METHODS[cell.method](**cell.options)
-    return method

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from mtbench.decoding.arms import is_served
-from mtbench.decoding.method import Claims
+from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.evaluation.registry import SUITES
@@ -170,6 +170,12 @@ class Cell(Record):
     fault: str | None = Field(
         None, description="error of the method when the cell was planned, so that the cell is not run; null: none"
     )
+
+    @property
+    def built(self) -> Method:
+        """Its method with its options."""
+        method: Method = METHODS[self.method](**self.options)
+        return method
 
     @property
     def computes_here(self) -> bool:

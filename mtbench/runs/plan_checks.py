@@ -1,6 +1,7 @@
 """Read a plan, and check what the types of its fields do not: known names, references that exist, work within bounds.
 
-A plan is untrusted input. Every finding is a UserError that names the field, before any work begins.
+A stored plan is untrusted input, and planning ends with the same check. Every finding is a UserError that names the
+field, before any work begins.
 """
 
 from collections.abc import Hashable, Iterable
@@ -33,9 +34,15 @@ def read_plan(run: RunDirectory) -> Plan:
     plugins.refuse_missing(plan.plugins)
     try:
         refuse_faulty(plan)
+    except Fault as error:
+        raise UserError(f"{file}: {error}; {ADVICE}") from None
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     return plan
+
+
+class Fault(UserError):
+    """What is wrong with a field of a plan."""
 
 
 def refuse_faulty(plan: Plan) -> None:
@@ -53,8 +60,8 @@ def refuse_faulty(plan: Plan) -> None:
         _check_group(group, suites, cells, f"groups[{number}]")
 
 
-def _fault(field: str, finding: str) -> UserError:
-    return UserError(f"{field}: {finding}; {ADVICE}")
+def _fault(field: str, finding: str) -> Fault:
+    return Fault(f"{field}: {finding}")
 
 
 def _refuse_doubled(values: Iterable[Hashable], field: str) -> None:

@@ -32,7 +32,7 @@ from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.engine_arms import engine_flags, refuse_made_up
 from mtbench.runs.formats import Race
-from mtbench.runs.lineup import Entrant, Lineup, line_up, refuse_simulated
+from mtbench.runs.lineup import Entrant, Lineup, line_up
 from mtbench.runs.plan import (
     APART,
     SCHEMA_VERSION,
@@ -46,6 +46,7 @@ from mtbench.runs.plan import (
     Simulated,
     SuitePlan,
 )
+from mtbench.runs.plan_checks import refuse_faulty
 from mtbench.runs.prompts import open_suites, plan_suite
 from mtbench.runs.run_request import REFILLS, TIMED_BLOCKS
 from mtbench.runs.simulation import (
@@ -80,7 +81,6 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
     cells: list[Cell] = []
     groups: list[Group] = []
     for spec, chosen in lineups.items():
-        refuse_simulated(spec, chosen.family, request)
         suite_plan = plan_suite(spec, opened[spec], chosen.family, chosen.checkpoints, request, chosen.readers)
         suites.append(suite_plan)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
@@ -96,10 +96,9 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
             "--batching refill leaves nothing to run: it needs a batch size of at least 2 and a method that runs in "
             "mtbench's loop; add `--batching static,refill` or `--batch-size 8`."
         )
-    _refuse_twins(cells)
     used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in lineups]
     used += [SERVING_ENGINES[cell.engine] for cell in cells if cell.engine in list(SERVING_ENGINES)]
-    return Plan(
+    plan = Plan(
         schema_version=SCHEMA_VERSION,
         request=request,
         suites=suites,
@@ -108,6 +107,8 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
         plugins=plugins.files_of(used),
         token_maps={path: token_map.read(path).sha256 for cell in cells if (path := cell.options.get("token_map"))},
     )
+    refuse_faulty(plan)
+    return plan
 
 
 def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
@@ -139,13 +140,6 @@ def _refuse_two_sources(request: RunRequest) -> None:
             f"{' and '.join(named)} each name the models; give one of them. (One role can have random weights, too: "
             "`--checkpoint ROLE=random:SHAPE`.)"
         )
-
-
-def _refuse_twins(cells: Sequence[Cell]) -> None:
-    names = [cell.cell for cell in cells]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two cells have the name {name!r}: a suite is given twice under two spellings.")
 
 
 def _batched(entrants: Sequence[Entrant], size: int, batching: str) -> list[Entrant]:

@@ -46,10 +46,11 @@ def candidates(request: RunRequest) -> Candidates:
     Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
     that no arm has.
     """
-    lineup = Lineup(family_of(request, request.suite[0]), request)
     named = parse_arms(list(dict.fromkeys(request.method)), request.engine) if request.method else []
-    _refuse_unknown_roles(request, named)
-    plain = _plain(lineup.family, named, request)
+    every = [arm for name in METHODS for arm in _arms(METHODS[name], request.engine)]
+    _refuse_unknown_roles(request, [*named, *every])
+    family = family_of(request, request.suite[0])
+    plain, lineup = _plain(family, named, request), Lineup(family, request)
     if reason := why_not(plain, lineup):
         raise UserError(f"plain decoding cannot run: {reason}")
     for arm in named:
@@ -64,19 +65,12 @@ def candidates(request: RunRequest) -> Candidates:
                 f"{str(arm)!r} cannot be raced: all arms have the engine of plain decoding; give `--engine "
                 f"{arm.engine}`."
             )
-    lineup.arms = [plain, *(arm for arm in named if not _is_reference(arm))]
-    refused: dict[str, str] = {}
-    for method in (METHODS[name] for name in METHODS if not named):
-        reasons = []
-        for arm in _arms(method, request.engine):
-            reason = why_not(arm, lineup)
-            if reason is not None:
-                reasons.append(reason)
-            elif not _is_reference(arm):
-                lineup.arms.append(arm)
-        if reasons and not any(arm.method == method.name for arm in lineup.arms):
-            refused[method.name] = reasons[-1]  # the first arm may have a width that no engine has
-    return Candidates(lineup, refused)
+    reasons = [(arm, why_not(arm, lineup)) for arm in named or every]
+    raced = [plain, *(arm for arm, reason in reasons if reason is None and not _is_reference(arm))]
+    there = {arm.method for arm in raced}
+    # Of several reasons the last one: the first arm may have a width that no engine has.
+    refused = {arm.method: reason for arm, reason in reasons if reason is not None and arm.method not in there}
+    return Candidates(lineup.of(raced), refused)
 
 
 def why_not(arm: Arm, lineup: Lineup) -> str | None:
@@ -99,8 +93,7 @@ def _arms(method: type[Method], engines: Sequence[str]) -> Sequence[Arm]:
     return parse_arms(method.choices or method.default_arms or (method.name,), engines)
 
 
-def _refuse_unknown_roles(request: RunRequest, named: Sequence[Arm]) -> None:
-    arms = [*named, *(arm for name in METHODS for arm in _arms(METHODS[name], request.engine))]
+def _refuse_unknown_roles(request: RunRequest, arms: Sequence[Arm]) -> None:
     known = {role for arm in arms for role in arm.roles if not role.startswith(PART)}
     for role in request.checkpoint:
         if role not in known:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mtbench.clients.serving_engine import ServingEngine, Setting
 from mtbench.decoding.method import Method
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.models import gguf
 from mtbench.models.families import EMBEDDED
@@ -90,7 +90,7 @@ def placed(
     the place of a width `auto`. In the arm's own engine it has what it was measured with: `dtype`, and `given` as
     `--engine-option`.
     """
-    method: Method = METHODS[cell.method](**cell.options)
+    method = cell.built
     fixed, note = method, ""
     if len(method.variants) > 1:
         fixed = min(method.variants, key=lambda variant: abs(_positions(variant) - (positions or 0)))

@@ -27,7 +27,6 @@ from mtbench.experiments.gate.pairs import (
 )
 from mtbench.experiments.gate.processes import BuildFailed
 from mtbench.experiments.gate.tables import changed_by
-from mtbench.runs.model_pool import method_of
 from mtbench.runs.plan import Cell
 
 SPARE_PAIRS = 1.25  # times the last look, for pairs in which a cell has no valid time
@@ -190,7 +189,7 @@ def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
 def is_replayable(cell: Cell) -> bool:
     """Return whether both builds can be made to repeat given commits in a cell."""
     known = cell.method in list(METHODS) and not METHODS[cell.method].outside
-    return known and is_ours(cell.engine) and method_of(cell).variants[-1].block == 1
+    return known and is_ours(cell.engine) and cell.built.variants[-1].block == 1
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
