@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from stored import stored_json, stored_lines
 from thinned import one_in
 from whole import Quiet, cells_of, figures, finish, start
 
+from mtbench import api, records
 from mtbench.cli import main
 from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
@@ -305,6 +307,42 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert error.startswith("error: ")
     assert says in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.whole
+def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stages of one command share what is read: the plan by one reading, the lines of a resumed run as well."""
+    read = Counter[str]()
+    read_json, iterate_lines = records.read_json, records.iterate_lines
+
+    def counted(reader: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(path: Path, *arguments: Any) -> Any:
+            read[path.parent.name if path.suffix == ".jsonl" else path.name] += 1
+            return reader(path, *arguments)
+
+        return reading
+
+    monkeypatch.setattr(records, "read_json", counted(read_json))
+    monkeypatch.setattr(records, "iterate_lines", counted(iterate_lines))
+    api.run(method=["ar"], limit=2, batch_size=1, rounds=1, max_new_tokens=4, device="cpu", out=tmp_path / "run")
+    assert read["plan.json"] == read["generations"] == read["timings"] == 1
+    read.clear()
+    api.run(resume=True, out=tmp_path / "run")
+    assert read["generations"] == read["timings"] == 1
+
+
+@pytest.mark.parametrize("step", ["experiments.run.make_plan", "report.pipeline.generate"])
+def test_a_scheduler_interrupts_as_a_user_does(
+    step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends a run like Ctrl-C: one line says how to resume, or that nothing was started."""
+    monkeypatch.setattr(f"mtbench.{step}", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    path = tmp_path / "run"
+    code, _, error = mtbench(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(path))
+    expected = "nothing was started"
+    if step.endswith("generate"):
+        expected = f"complete results are kept; resume with `mtbench run -o {path} --resume`"
+    assert (code, error.splitlines()[-1]) == (130, f"interrupted; {expected}")
 
 
 def test_a_dry_run_refuses_what_the_run_would(
