@@ -85,17 +85,14 @@ def begun(table: Published, asked: ReproduceRequest, folder: Path) -> list[Part]
 
 
 def carried_out(table: Published, asked: ReproduceRequest, folder: Path) -> JsonObject:
-    """The reproduction as its file has it."""
+    """The reproduction as its file has it and its schema says, read by a parser that knows no NaN."""
     parts = begun(table, asked, folder)
     for part in parts:
         if part.plan is not None:
             reproduction.run(folder, part, asked, Quiet(), report=False)
-    return dump(compare(table, asked, parts, folder))
-
-
-def validate(result: JsonObject) -> None:
-    """As its schema says, read by a parser that knows no NaN."""
+    result = dump(compare(table, asked, parts, folder))
     validator("reproduction").validate(json.loads(json.dumps(result, allow_nan=False)))
+    return result
 
 
 WHOLE = ("mars-table-2", "mars-table-5")  # accuracies and a missing role; times and batch sizes
@@ -107,8 +104,6 @@ def test_every_table_runs_in_miniature(name: str, tmp_path: Path) -> None:
     table = published(name)
     sizes = None if any(row.batch_size for row in table.rows) else (1,)
     result = carried_out(table, ReproduceRequest(name=name, batch_size=sizes, **MINIATURE), tmp_path / "all")
-    validate(result)
-    assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
     assert sum(result["verdicts"].values()) == len(result["figures"])
     lacking = {"base", "eagle", "dflash", "dspark"} - set(FAMILIES["tiny"].roles)
     for figure in result["figures"]:
@@ -123,9 +118,7 @@ def test_every_table_runs_in_miniature(name: str, tmp_path: Path) -> None:
     assert not re.search(r"https?://|//[a-z]+\.[a-z]", shown)
     words = re.sub("</?code>", "`", html.unescape(shown))
     assert all(figure["why"] in words for figure in result["figures"])
-    for row in table.rows:
-        assert row.row in shown
-        assert row.row in text
+    assert all(row.row in shown and row.row in text for row in table.rows)
 
 
 @pytest.mark.parametrize("name", names())
@@ -205,7 +198,6 @@ def test_the_same_thing_is_compared(own: tuple[JsonObject, Path]) -> None:
     Times do not: a CPU is no GPU, and a GPU that is not stated is none that can be had.
     """
     result, _ = own
-    validate(result)
     accuracy, per_forward = figure(result, "fast", "accuracy"), figure(result, "fast", "tokens_per_forward")
     assert accuracy["word"] == "differs", "far fewer are right where half sure is enough"
     assert accuracy["difference"]["value"] == pytest.approx(accuracy["ours"]["value"] - 99)
@@ -226,7 +218,6 @@ def test_an_accepted_length_is_counted_as_deepspec_does(tmp_path: Path) -> None:
     table = own_table(24, ["drafted"])
     table = table.changed(plan=table.plan.changed(batch_sizes=[1], temperature=1.0, beside=["ar"]))
     result = carried_out(table, OWN, tmp_path / "it")
-    validate(result)
     cells = json.loads((tmp_path / "it" / "tiny" / "results.json").read_text())["cells"]
     lines = [*stored_lines(RunDirectory(tmp_path / "it" / "tiny"), f"generations/{cells[1]['cell']}.jsonl")]
     steps = [step for line in lines for step in line["commits"] if step]
@@ -375,9 +366,12 @@ SMALL += ["--batch-size", "2", "--device", "cpu"]
 def test_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table, its dry run, its page as the last line, and going on, which does nothing twice."""
+    """The list of tables, a table's dry run, its page as the last line, and going on, which does nothing twice."""
     out = str(tmp_path / "run")
     command = ["mars-table-9", *SMALL, "-o", out]
+    assert mtbench(monkeypatch=monkeypatch) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in (*names(), "qwen2.5-7b"))
     assert mtbench(*command, "--dry-run", monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
     assert "jacobi:ahead=256" in said
@@ -386,24 +380,19 @@ def test_from_the_command_line(
     assert mtbench(*command, monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == f"{out}/reproduction.html"
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {
-        "asked.json",
-        "reproduction.json",
-        "reproduction.md",
-        "reproduction.html",
-        "tiny",
-        ".lock",
-    }
+    pages = {f"reproduction.{kind}" for kind in ("json", "md", "html")}
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"asked.json", *pages, "tiny", ".lock"}
     assert (tmp_path / "run" / "tiny" / "report.html").is_file()
     before = (tmp_path / "run" / "reproduction.json").read_text()
     assert mtbench("-o", out, "--resume", monkeypatch=monkeypatch) == 0
     assert (tmp_path / "run" / "reproduction.json").read_text() == before
-    assert mtbench(*command, monkeypatch=monkeypatch) == 2
-    assert "go on with `mtbench reproduce -o" in capsys.readouterr().err
-    assert mtbench("-o", out, "--resume", "--limit", "3", monkeypatch=monkeypatch) == 2
-    assert "has limit=2, not 3; go on with" in capsys.readouterr().err
-    assert mtbench("mars-table-2", "-o", out, "--resume", monkeypatch=monkeypatch) == 2
-    assert "has name='mars-table-9'" in capsys.readouterr().err
+    for words, said in (
+        (command, "go on with `mtbench reproduce -o"),
+        (["-o", out, "--resume", "--limit", "3"], "has limit=2, not 3; go on with"),
+        (["mars-table-2", "-o", out, "--resume"], "has name='mars-table-9'"),
+    ):
+        assert mtbench(*words, monkeypatch=monkeypatch) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -424,11 +413,3 @@ def test_a_mistake_is_one_line(
     assert len(lines) == 1
     assert said in lines[0]
     assert not list(tmp_path.iterdir())
-
-
-def test_without_a_name_they_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the families that they run."""
-    assert mtbench(monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in names())
-    assert "qwen2.5-7b" in said
