@@ -21,7 +21,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.experiments import experiment as frame
 from mtbench.experiments.experiment import Job
 from mtbench.experiments.registry import experiment_of, records_of
-from mtbench.options.fields import argument_of, as_words, options_of, read_options
+from mtbench.options.fields import argument_of, as_words, fields_of, read_options
 from mtbench.records import dump
 from mtbench.results.format import Results as ResultsRecord
 from mtbench.runs.directory import RunDirectory
@@ -188,8 +188,8 @@ def _sorted_out(
 
 def _arguments(kind: type[records.Record]) -> dict[str, str]:
     """Return the arguments of a library function for the options of a record -> their fields."""
-    found = options_of(kind).items()
-    return {argument_of(field, option): field for field, option in found if field not in OF_COMMANDS}
+    found = fields_of(kind).items()
+    return {argument_of(name, field): name for name, field in found if name not in OF_COMMANDS}
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.reproduce import rerun
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, SHAPES
-from mtbench.options.classes import options_of, show
+from mtbench.options.fields import allowed, fields_of
+from mtbench.options.texts import shown as as_text
 from mtbench.plugins import Registry
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +99,7 @@ def _option(parameter: Any) -> tuple[str, str, str]:
     elif isinstance(default, list | tuple):
         shown = code(", ".join(map(str, default)))
     else:
-        shown = code(show(default))
+        shown = code(as_text(default))
     names = ", ".join(code(name) for name in [*parameter.opts, *parameter.secondary_opts])
     required = " Required." if parameter.required else ""
     return names, shown, prose(parameter.help or "") + required
@@ -116,7 +117,11 @@ def methods() -> str:
     for name in _own(METHODS):
         method = METHODS[name]
         found += [f"## {name}", prose(ls.docstring(method)), _facts(ls.method_facts(method))]
-        if rows := [(code(o.name), code(show(o.default)), code(o.kind), prose(o.help)) for o in options_of(method)]:
+        rows = [
+            (code(option), code(as_text(field.default)), code(allowed(field) or "text"), prose(field.description or ""))
+            for option, field in fields_of(method).items()
+        ]
+        if rows:
             found.append(table(("option", "default", "allowed", "what it does"), rows))
     return joined(found)
 

@@ -1,6 +1,7 @@
 """`mtbench compare`: open the runs, compare each with the first, print the tables."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.options import common
+from mtbench.options.common import COMPARED
+from mtbench.options.fields import option
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_document
 from mtbench.results.across_runs import ComparedRun, Comparison, RunComparison, compare_runs
@@ -25,14 +28,15 @@ app = typer.Typer()
 @app.command()
 @command
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Finished run directories; the first one is compared with.")],
-    json_to: Annotated[
-        Path | None, typer.Option("--json", help="Also write the comparison to this file; `-` is standard output.")
-    ] = None,
+    runs: Annotated[
+        Sequence[Path], option("Finished run directories; the first one is compared with.", COMPARED, argument=True)
+    ],
+    json_to: common.JsonTo = None,
     plugin: common.Plugins = (),
 ) -> None:
     """Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items."""
-    refuse_existing(json_to)
+    file = None if json_to is None else Path(json_to)
+    refuse_existing(file)
     if len(runs) < 2:
         raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
     refuse_twice(runs, "directory", "give two different runs")
@@ -42,8 +46,8 @@ def compare(
         runs=[_described(stored) for stored in (base, *heads)],
         comparisons=[_compared(base, head) for head in heads],
     )
-    show(comparison_document(comparison), beside_json(json_to))
-    write_json(json_to, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
+    show(comparison_document(comparison), beside_json(file))
+    write_json(file, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
 
 
 def _open(directory: Path) -> Stored:

@@ -12,11 +12,10 @@ from typing import Any
 
 import typer
 
-from mtbench.cli.parameters import given, load_plugins, parameters, with_parameters
+from mtbench.cli.parameters import asked, given, load_plugins, parameters, with_parameters
 from mtbench.cli.session import beside_json, err, importing, say, warn, write_json
 from mtbench.experiments.registry import KINDS, experiment_of, records_of
 from mtbench.files import refuse_existing
-from mtbench.options.fields import read_options
 
 
 def command(name: str) -> typer.Typer:
@@ -36,9 +35,8 @@ def _function(name: str) -> Callable[..., Any]:
 
 def carry_out(name: str, ctx: typer.Context) -> None:
     """Do what the command says, print what was found, and end with the path of its page."""
-    see = f"mtbench {name} --help"
     request_kind, session_kind = records_of(name)
-    asked, session = given(ctx, request_kind), read_options(given(ctx, session_kind), session_kind, see)
+    given_options, session = given(ctx, request_kind), asked(ctx, session_kind)
     files = load_plugins(session.plugin)
     session = session.changed(plugin=files) if files else session
     with importing():
@@ -49,14 +47,14 @@ def carry_out(name: str, ctx: typer.Context) -> None:
     there = Path(session.out) / experiment.result if session.out is not None and session.resume else None
     refuse_existing(json_to, there)
     console = beside_json(json_to)
-    if not session.resume and (listed := experiment.listing(read_options(asked, request_kind, see))):
+    if not session.resume and (listed := experiment.listing(asked(ctx, request_kind))):
         for renderable in listed:
             console.print(renderable)
         return
     if getattr(session, "dry_run", False):
-        frame.dry_run(experiment, asked, session, console, err)
+        frame.dry_run(experiment, given_options, session, console, err)
         return
-    job = frame.begin(experiment, asked, session, err, warn, sys.argv)
+    job = frame.begin(experiment, given_options, session, err, warn, sys.argv)
     found = frame.carry_out(experiment, job)
     experiment.show(job, found, console)
     if json_to is not None:

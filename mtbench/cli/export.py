@@ -1,15 +1,16 @@
 """`mtbench export CHECKPOINT --for ENGINE --out DIR`: a draft's files as a serving engine loads them."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Option
 
 from mtbench.cli.parameters import command
 from mtbench.cli.session import say
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
+from mtbench.options import common
+from mtbench.options.common import COMPARED
+from mtbench.options.fields import option
 
 app = typer.Typer()
 
@@ -17,10 +18,12 @@ app = typer.Typer()
 @app.command()
 @command
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="Draft to export: a folder, a hub id or embedded:tiny/ROLE.")],
-    engine: Annotated[str, Option("--for", help="The engine; `mtbench ls engines` lists them.")],
-    out: Annotated[Path, Option("--out", "-o", help="Folder to write; must not exist.")],
-    offline: Annotated[bool, Option("--offline", help="Never use the network.")] = False,
+    checkpoint: Annotated[
+        str, option("Draft to export: a folder, a hub id or embedded:tiny/ROLE.", COMPARED, argument=True)
+    ],
+    engine: Annotated[str, option("The engine; `mtbench ls engines` lists them.", COMPARED, flags=("--for",))],
+    out: common.NewFolder,
+    offline: common.Offline = False,
 ) -> None:
     """Write a draft's files as a serving engine loads them.
 

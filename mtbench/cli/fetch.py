@@ -7,6 +7,8 @@ import typer
 
 from mtbench.cli.parameters import command
 from mtbench.cli.session import say
+from mtbench.options.common import COMPARED
+from mtbench.options.fields import option
 
 app = typer.Typer()
 
@@ -14,11 +16,11 @@ app = typer.Typer()
 @app.command()
 @command
 def fetch(
-    what: Annotated[Literal["engine"], typer.Argument(help="engine.")],
-    name: Annotated[str, typer.Argument(help="The engine; `mtbench ls engines` lists them.")],
+    what: Annotated[Literal["engine"], option("engine.", COMPARED, argument=True)],
+    name: Annotated[str, option("The engine; `mtbench ls engines` lists them.", COMPARED, argument=True)],
     program: Annotated[
         Path | None,
-        typer.Option(help="Use an installation of yours: the Python that has the engine, or llama-server."),
+        option("Use an installation of yours: the Python that has the engine, or llama-server.", COMPARED),
     ] = None,
 ) -> None:
     """Install a serving engine, or use an installation of yours.

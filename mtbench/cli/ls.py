@@ -19,7 +19,10 @@ from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, SHAPES
 from mtbench.options import common
-from mtbench.options.classes import arm_options, options_of, roles_of, show
+from mtbench.options.classes import arm_options, roles_of
+from mtbench.options.common import COMPARED
+from mtbench.options.fields import allowed, fields_of, option
+from mtbench.options.texts import shown
 from mtbench.plugins import Registry
 
 app = typer.Typer()
@@ -31,8 +34,10 @@ NONE = "–"
 @app.command()
 @command
 def ls(
-    kind: Annotated[str, typer.Argument(help="methods, suites, families, engines or arms.")] = "methods",
-    name: Annotated[str | None, typer.Argument(help="Show the options, subtasks or roles of this one.")] = None,
+    kind: Annotated[str, option("methods, suites, families, engines or arms.", COMPARED, argument=True)] = "methods",
+    name: Annotated[
+        str | None, option("Show the options, subtasks or roles of this one.", COMPARED, argument=True)
+    ] = None,
     family: common.Family = None,
     model: common.Model = None,
     checkpoint: common.Checkpoints = {},  # noqa: B006
@@ -93,12 +98,12 @@ def _show_method(name: str) -> None:
     method = _methods()[name]
     _print_docstring(method)
     _print_facts(method_facts(method))
-    its_options = options_of(method)
-    if its_options:
+    if fields := fields_of(method):
         say("")
         table = _table(("option", "default", "allowed", "what it does"))
-        for option in its_options:
-            table.add_row(*_plain(option.name, show(option.default), option.kind.replace("|", " | "), option.help))
+        for its, field in fields.items():
+            values = (allowed(field) or "text").replace("|", " | ")
+            table.add_row(*_plain(its, shown(field.default), values, field.description or ""))
         out.print(table)
     say("")
     engines = f", engine={'|'.join(ENGINES)}" if "engine" in arm_options(method) else ""

@@ -5,30 +5,33 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import wraps
-from typing import Annotated, Any, get_origin
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, TypeVar
 
 import typer
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from mtbench import plugins
+from mtbench.options import fields
 from mtbench.options.common import PANELS
-from mtbench.options.fields import Option, as_texts, flag_of, option_of, options_of, parts, read_options
+from mtbench.options.fields import fields_of, flag_of, option_of, read_options
 
 LEADING = ("base", "head", "method", "suite")  # first of their panels
 
+T = TypeVar("T")
 
-def parameters(*kinds: type[BaseModel], without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """Return the options of records as parameters for Typer, in the order of the panels of `--help`."""
-    found = [
-        (not option.argument, PANELS.index(option.panel), name not in LEADING, _parameter(kind, name, option))
-        for kind in kinds
-        for name, option in options_of(kind).items()
-        if name not in without
-    ]
-    return [parameter for *_, parameter in sorted(found, key=lambda entry: entry[:3])]
+
+def parameters(*kinds: type[Any], without: Collection[str] = ()) -> list[inspect.Parameter]:
+    """Return the options of records and classes as parameters for Typer, in the order of the panels of `--help`."""
+    found = []
+    for kind in kinds:
+        for name, field in fields_of(kind).items():
+            panel = option_of(field).panel or kind.panel
+            place = not option_of(field).argument, PANELS.index(panel), name not in LEADING
+            if name not in without:
+                found.append((place, _parameter(name, field, panel)))
+    return [parameter for _, parameter in sorted(found, key=lambda entry: entry[0])]
 
 
 def with_parameters(function: Callable[..., Any], found: Collection[inspect.Parameter]) -> Callable[..., Any]:
@@ -41,32 +44,24 @@ def with_parameters(function: Callable[..., Any], found: Collection[inspect.Para
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Let a function be a command: those of its parameters that are options are read as `read_options` does.
-
-    Other parameters, such as arguments, are Typer's.
-    """
-    signature = inspect.signature(function)
-    fields: dict[str, Any] = {
-        p.name: (p.annotation, ... if p.default is p.empty else p.default)
-        for p in signature.parameters.values()
-        if _is_option(p)
+    """Let a function whose parameters are options, but for the context, be a command."""
+    signature = inspect.signature(function).parameters
+    declared: dict[str, Any] = {
+        name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in signature.items()
+        if name != "ctx"
     }
-    kind = create_model(function.__name__, __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
+    config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+    kind = create_model(function.__name__, __config__=config, **declared)
 
-    @wraps(function)
-    def run(ctx: typer.Context, **values: Any) -> None:
-        read = read_options(given(ctx, kind), kind, f"{ctx.command_path} --help")
-        load_plugins(getattr(read, "plugin", ()))
-        chosen = {name: getattr(read, name) for name in fields}
-        own = {name: value for name, value in values.items() if name in signature.parameters and name not in fields}
-        function(**own, **chosen, **({"ctx": ctx} if "ctx" in signature.parameters else {}))
+    def run(ctx: typer.Context, **_: Any) -> None:
+        chosen = asked(ctx, kind)
+        load_plugins(getattr(chosen, "plugin", ()))
+        context = {"ctx": ctx} if "ctx" in signature else {}
+        function(**context, **{name: getattr(chosen, name) for name in declared})
 
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    of_typer = [p for p in signature.parameters.values() if p.name not in {*fields, "ctx"}]
-    merged = [context, *of_typer, *parameters(kind)]
-    run.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in merged}
-    return run
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return with_parameters(run, parameters(kind))
 
 
 def load_plugins(paths: Collection[str]) -> tuple[str, ...]:
@@ -76,9 +71,14 @@ def load_plugins(paths: Collection[str]) -> tuple[str, ...]:
     return tuple(plugins.load_file(path).path for path in paths)
 
 
-def given(ctx: typer.Context, kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the options of a record that are on the command line, as Typer read them."""
-    return {name: ctx.params[name] for name in kind.model_fields if name in ctx.params and was_given(ctx, name)}
+def asked(ctx: typer.Context, kind: type[T]) -> T:
+    """Return the record or object with the options on the command line. Raises UserError for a wrong value."""
+    return read_options(given(ctx, kind), kind, f"{ctx.command_path} --help")
+
+
+def given(ctx: typer.Context, kind: type[Any]) -> dict[str, Any]:
+    """Return the options that are on the command line, as Typer read them."""
+    return {name: ctx.params[name] for name in fields_of(kind) if name in ctx.params and was_given(ctx, name)}
 
 
 def was_given(ctx: typer.Context, name: str) -> bool:
@@ -87,31 +87,34 @@ def was_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _is_option(parameter: inspect.Parameter) -> bool:
-    marks = getattr(parameter.annotation, "__metadata__", ())
-    return any(isinstance(mark, FieldInfo) and option_of(mark) is not None for mark in marks)
-
-
-def _parameter(kind: type[BaseModel], name: str, option: Option) -> inspect.Parameter:
-    field = kind.model_fields[name]
-    kinds = {get_origin(part) or part for part in parts(field.annotation)}
-    repeatable = option.parse_all is not None or (option.parse is None and not {Sequence, Mapping}.isdisjoint(kinds))
-    number = next((known for known in (bool, int, float) if known in kinds), str)
-    value: Any = None if field.is_required() else field.get_default(call_default_factory=True)
-    if repeatable:
-        taken: Any = list[str]
-        default: Any = as_texts(value, option) if value else []
-    elif option.parse is not None or number is str:
-        taken, default = str | None, as_texts(value, option)[0] if value or value == 0 else None
+def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
+    """Return an option as a parameter. Typer reads switches and texts; values are made of texts by `read_options`."""
+    option, switch = option_of(field), fields.number_of(field) is bool
+    repeatable = option.parse_all is not None or (option.parse is None and fields.item_of(field) is not None)
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    shown = [] if value is None or value in ("", (), {}) else fields.as_texts(value, field)
+    taken: Any
+    default: Any
+    if switch:
+        taken, default = bool, value
+    elif repeatable:
+        taken, default = list[str], shown
     else:
-        taken, default = bool if number is bool else number | None, value
-    if option.argument:
-        argument = typer.Argument(help=field.description, show_default=False)
-        return inspect.Parameter(
-            name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Annotated[taken, argument]
-        )
-    flags = option.flags or (flag_of(name, option),)
+        taken, default = str | None, shown[0] if shown else None
     if field.is_required():
         default = inspect.Parameter.empty
-    shape = typer.Option(*flags, help=field.description, metavar=option.metavar, rich_help_panel=option.panel)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[taken, shape])
+    if option.argument:
+        shape: Any = typer.Argument(help=field.description, metavar=option.metavar, show_default=False)
+    else:
+        flags = option.flags or (flag_of(name, field),)
+        if option.negatable:
+            flags = (f"{flags[0]}/{fields.no(flags[0])}",)
+        shape = typer.Option(
+            *flags,
+            help=field.description,
+            metavar=None if switch else fields.metavar(field),
+            hidden=option.hidden,
+            rich_help_panel=panel,
+        )
+    place = inspect.Parameter.POSITIONAL_OR_KEYWORD if option.argument else inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, place, default=default, annotation=Annotated[taken, shape])

@@ -6,18 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from mtbench.cli.parameters import command, given, load_plugins, parameters, with_parameters
+from mtbench.cli.parameters import asked, command, given, load_plugins, parameters, with_parameters
 from mtbench.cli.session import FAILED, beside_json, err, importing, out, say, warn, write_json
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.options import common
 from mtbench.options.common import MACHINE
-from mtbench.options.fields import option, read_options
+from mtbench.options.fields import option
 from mtbench.runs.run_request import Execution, RunRequest, RunSession
 
 app = typer.Typer()
 
-DirectoryArgument = Annotated[Path, typer.Argument(help="A run directory.")]
 NOT_OF_A_PLAN = ("resume", "json_to", "dry_run", "workers", "ray", "server", "peak_memory", "fail_on")
 
 
@@ -27,7 +26,7 @@ def plan(ctx: typer.Context, **_: Any) -> None:
         from mtbench.experiments import experiment as frame  # imports torch
         from mtbench.experiments.run import EXPERIMENT
 
-    session = read_options(given(ctx, RunSession), RunSession, "mtbench plan --help")
+    session = asked(ctx, RunSession)
     load_plugins(session.plugin)
     job = frame.begin(EXPERIMENT, given(ctx, RunRequest), session, err, warn, sys.argv)
     say(job.path)
@@ -39,7 +38,7 @@ app.command()(with_parameters(plan, parameters(RunRequest, RunSession, without=N
 @app.command()
 @command
 def generate(
-    directory: DirectoryArgument,
+    directory: common.Directory,
     workers: common.Workers = None,
     ray: common.Ray = None,
     data_dir: common.DataDir = None,
@@ -47,7 +46,7 @@ def generate(
     engine_option: common.EngineOptions = (),
     peak_memory: common.PeakMemory = False,
     timed_only: Annotated[
-        bool, option("Leave out the untimed passes: re-scoring, energy, peak memory.", MACHINE)
+        bool, option("Leave out the untimed passes: re-scoring, energy, peak memory.", MACHINE, hidden=True)
     ] = False,
     turns: Annotated[
         bool,
@@ -55,6 +54,7 @@ def generate(
             "Print `ready` before every block and wait for a line on standard input, so that two processes "
             "can take turns.",
             MACHINE,
+            hidden=True,
         ),
     ] = False,
     plugin: common.Plugins = (),
@@ -98,7 +98,7 @@ def _wait_for_turn() -> None:
 @app.command()
 @command
 def score(
-    directory: DirectoryArgument,
+    directory: common.Directory,
     data_dir: common.DataDir = None,
     allow_unsandboxed_code: common.AllowUnsandboxedCode = False,
     plugin: common.Plugins = (),
@@ -115,7 +115,7 @@ def score(
 @app.command()
 @command
 def report(
-    directory: DirectoryArgument,
+    directory: common.Directory,
     json_to: common.JsonTo = None,
     plugin: common.Plugins = (),
     price_per_hour: common.PricePerHour = None,

@@ -7,6 +7,7 @@ import typer
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from mtbench.cli.parameters import command
 from mtbench.cli.session import say
 from mtbench.doctor.checks import Diagnosis
 from mtbench.experiments.audit.format import Audit
@@ -14,6 +15,8 @@ from mtbench.experiments.gate.format import FloorFile, Gate
 from mtbench.experiments.load.format import Load, LoadPlan, PointLine
 from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.files import write_json
+from mtbench.options.common import OUTPUT
+from mtbench.options.fields import option
 from mtbench.records import Record
 from mtbench.results.across_runs import Comparison
 from mtbench.results.decision_format import Decision
@@ -68,8 +71,11 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 @app.command()
+@command
 def schemas(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it is made if it is missing.")],
+    directory: Annotated[
+        Path, option("Folder to write; it is made if it is missing.", OUTPUT, metavar="DIR", argument=True)
+    ],
 ) -> None:
     """Write the JSON Schemas of the files that mtbench writes.
 

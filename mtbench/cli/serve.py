@@ -5,25 +5,23 @@ from importlib.util import find_spec
 from typing import Annotated
 
 import typer
-from typer import Option
 
 from mtbench.cli.parameters import command
 from mtbench.cli.session import FAILED, importing, say, warn
 from mtbench.errors import UserError
-from mtbench.options import common, texts
-from mtbench.options.common import SERVER
+from mtbench.options import common
+from mtbench.options.common import COMPARED, SERVER
 from mtbench.options.fields import option
 from mtbench.runs.run_request import RunRequest
 
 app = typer.Typer()
-SHORTEST_LIMIT_S = 0.1  # of a request
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 
 @app.command()
 @command
 def serve(
-    method: Annotated[str, Option("--method", help="Method as NAME[:option=value,…]. See `mtbench ls methods`.")],
+    method: Annotated[str, option("Method as NAME[:option=value,…]. See `mtbench ls methods`.", COMPARED)],
     plugin: common.Plugins = (),
     engine: common.Engine = "graph",
     family: common.Family = None,
@@ -32,35 +30,20 @@ def serve(
     dtype: common.Dtype = "auto",
     device: common.Device = "auto",
     offline: common.Offline = False,
-    max_num_seqs: Annotated[
-        int, Option("--max-num-seqs", min=1, max=4096, help="Requests decoded at the same time.")
-    ] = 8,
+    max_num_seqs: common.MaxNumSeqs = 8,
     max_length: Annotated[
-        int | None,
-        Option("--max-length", min=2, help="Tokens of a prompt and its answer; default: the context, at most 4096."),
+        int | None, option("Tokens of a prompt and its answer; default: the context, at most 4096.", SERVER, ge=2)
     ] = None,
     max_new_tokens: Annotated[
-        int, Option("--max-new-tokens", min=1, help="Tokens of an answer whose request does not say how many.")
+        int, option("Tokens of an answer whose request does not say how many.", SERVER, ge=1, le=common.MOST_NEW_TOKENS)
     ] = 256,
-    max_queue: Annotated[
-        int, Option("--max-queue", min=1, help="Requests that may wait for a row; others get 503.")
-    ] = 64,
-    host: Annotated[str, Option("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8000,
+    max_queue: common.MaxQueue = 64,
+    host: Annotated[str, option("Address to listen at.", SERVER)] = "127.0.0.1",
+    port: Annotated[int, option("Port to listen at; 0: a free one.", SERVER, ge=0, le=65535)] = 8000,
     api_key_env: Annotated[
-        str | None, Option("--api-key-env", help="Environment variable with the key that clients must send.")
+        str | None, option("Environment variable with the key that clients must send.", SERVER)
     ] = None,
-    request_timeout: Annotated[
-        float,
-        option(
-            "Time that a request may take, waiting included, such as 90s or 5m.",
-            SERVER,
-            ge=SHORTEST_LIMIT_S,
-            metavar="DURATION",
-            parse=texts.seconds,
-            show=texts.shown_seconds,
-        ),
-    ] = 300.0,
+    request_timeout_s: common.RequestTimeout = 300.0,
 ) -> None:
     """Serve one method by OpenAI's API, to measure it as a service.
 
@@ -92,7 +75,7 @@ def serve(
     limits = Limits(
         max_new_tokens=max_new_tokens,
         max_queue=max_queue,
-        request_timeout_s=request_timeout,
+        request_timeout_s=request_timeout_s,
         api_key=key,
     )
     try:

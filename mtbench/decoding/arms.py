@@ -15,7 +15,9 @@ from typing import Any, TypeGuard
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, first_line, unknown
-from mtbench.options.classes import arm_options, decoding_options, options_of, parse_option, roles_of, show
+from mtbench.options.classes import arm_options, decoding_options, parse_option, roles_of
+from mtbench.options.fields import fields_of, option_of
+from mtbench.options.texts import shown
 from mtbench.records import LONGEST_NAME
 
 ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/engines.py; the default first
@@ -54,8 +56,8 @@ class Arm:
     @property
     def changed(self) -> list[tuple[str, str]]:
         """The given options, in declaration order, as text. (Parsing keeps those that differ from their defaults.)"""
-        declared = options_of(METHODS[self.method])
-        return [(o.name, show(self.options[o.name])) for o in declared if o.name in self.options]
+        declared = fields_of(METHODS[self.method])
+        return [(name, shown(self.options[name])) for name in declared if name in self.options]
 
     def __str__(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.changed)
@@ -74,10 +76,10 @@ class Arm:
     @property
     def equivalent_arm(self) -> "Arm | None":
         """The arm with one option set back to its default that promises the same output, or None."""
-        for option in options_of(METHODS[self.method]):
-            value = self.options.get(option.name, option.default)
-            if value != option.default and value in option.same_output:
-                return replace(self, options={k: v for k, v in self.options.items() if k != option.name}, copy=1)
+        for name, declared in fields_of(METHODS[self.method]).items():
+            value = self.options.get(name, declared.default)
+            if value != declared.default and value in option_of(declared).same_output:
+                return replace(self, options={k: v for k, v in self.options.items() if k != name}, copy=1)
         return None
 
 
@@ -102,7 +104,7 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
         if not equals:
             raise UserError(
                 f"{spec!r}: {pair!r} is not `option=value`; options of {name}: "
-                f"{', '.join([*(o.name for o in options_of(method)), *arm_options(method)])}. "
+                f"{', '.join([*fields_of(method), *arm_options(method)])}. "
                 f"See `mtbench ls methods {name}`."
             )
         if key == "engine" and method.outside:
@@ -119,7 +121,7 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
         if chosen is not None:
             check_engine(chosen)
     # The default of a trained option is the checkpoint's value, so a given value is always kept.
-    defaults = {o.name: o.default for o in options_of(method) if not o.trained}
+    defaults = {name: field.default for name, field in fields_of(method).items() if not option_of(field).trained}
     arms = []
     for combination in itertools.product(*values.values()):
         options = dict(zip(values, combination, strict=True))
@@ -153,7 +155,7 @@ def check_options(method: type[Method], options: Mapping[str, Any]) -> Method:
     except UserError:
         raise
     except Exception as error:  # a plugin's method may raise any
-        given = ",".join(f"{name}={show(value)}" for name, value in options.items())
+        given = ",".join(f"{name}={shown(value)}" for name, value in options.items())
         raise UserError(
             f"{method.name}:{given} is refused: {type(error).__name__}: {first_line(error)}. "
             f"See `mtbench ls methods {method.name}`."

@@ -22,7 +22,7 @@ from torch import Tensor
 from mtbench import kernels, sampling
 from mtbench.models.loading import Inspected
 from mtbench.models.runner import ModelRunner
-from mtbench.options import AUTO
+from mtbench.options.fields import AUTO, option_of
 
 Claims = Literal["lossless", "distribution", "lossy"]
 NONE = -1  # marks a missing draft; it equals no token id
@@ -231,7 +231,7 @@ class Method:
         """
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # methods are dataclasses by contract
             if getattr(self, field.name) == AUTO:
-                return [replace(self, **{field.name: width}) for width in field.metadata["widths"]]  # type: ignore[type-var]
+                return [replace(self, **{field.name: width}) for width in option_of(field.metadata["option"]).widths]  # type: ignore[type-var]
         return (self,)
 
     @property

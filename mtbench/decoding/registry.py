@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal
 
 from mtbench.decoding.method import Method
-from mtbench.options.classes import options_of
+from mtbench.options.fields import fields_of
 from mtbench.plugins import Registry
 
 
@@ -19,7 +19,7 @@ def _check_method(cls: type[Any]) -> None:
         raise TypeError(f"{cls.__name__} is not a subclass of mtbench.decoding.method.Method")
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
         raise TypeError(f"{cls.__name__} is not a @dataclass(frozen=True, kw_only=True); its fields are the options")
-    if bare := [f.name for f in dataclasses.fields(cls) if "help" not in f.metadata]:
+    if bare := [f.name for f in dataclasses.fields(cls) if "option" not in f.metadata]:
         raise TypeError(f"{cls.__name__}.{bare[0]} is a field without mtbench.options.option(default, help)")
     kinds = typing.get_type_hints(cls)
     if untyped := [f.name for f in dataclasses.fields(cls) if not _can_be_written(kinds[f.name])]:
@@ -27,7 +27,7 @@ def _check_method(cls: type[Any]) -> None:
             f"{cls.__name__}.{untyped[0]} is of type {kinds[untyped[0]]}, which cannot be written as `option=value`; "
             "use int, float, bool, str or Literal[...]"
         )
-    options_of(cls)
+    fields_of(cls)
     roles = getattr(cls, "roles", None)
     if not isinstance(roles, tuple) or not roles or not all(isinstance(role, str) for role in roles):
         raise TypeError(f"{cls.__name__}.roles is {roles!r}, not the checkpoints it needs, such as ('ar',)")

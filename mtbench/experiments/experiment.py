@@ -19,7 +19,7 @@ from rich.console import RenderableType
 
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
-from mtbench.options.fields import flag_of, options_of, read_options
+from mtbench.options.fields import fields_of, flag_of, option_of, read_options
 from mtbench.records import Record, dump
 from mtbench.report.progress import RunProgress
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
@@ -234,8 +234,8 @@ def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, give
 def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, session: S, given: Collection[str]) -> R:
     """Return the request of a job with what this command may change. Raises UserError if it asks for something else."""
     stored, kinds = experiment.stored(directory), (experiment.request, experiment.session)
-    known = {name: option for kind in kinds for name, option in options_of(kind).items()}
-    fixed = sorted(name for name in {*given, *session.model_fields_set} if not known[name].resumable)
+    known = {name: field for kind in kinds for name, field in fields_of(kind).items()}
+    fixed = sorted(name for name in {*given, *session.model_fields_set} if not option_of(known[name]).resumable)
     again = f"go on with `mtbench {experiment.command} -o {directory} --resume`"
     if stored is None:
         if fixed:
@@ -249,8 +249,8 @@ def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, sessi
                 f"{str(directory)!r} has {name}={before[name]!r}, not {now[name]!r}; {again}, or start anew in "
                 "another directory."
             )
-    changed = {name for name in before if name in known and known[name].resumable and name in given}
-    changed |= {name for name in before if name in known and known[name].permission}
+    changed = {name for name in before if name in known and option_of(known[name]).resumable and name in given}
+    changed |= {name for name in before if name in known and option_of(known[name]).permission}
     return stored.changed(**{name: getattr(asked, name) for name in changed})
 
 

@@ -1,4 +1,4 @@
 """Options: one declaration gives an option's type, bounds, help, its text and value, and its errors."""
 
-from mtbench.options.classes import AUTO as AUTO
 from mtbench.options.classes import option as option
+from mtbench.options.fields import AUTO as AUTO

@@ -1,15 +1,18 @@
-"""Options: dataclass fields of a method (`mtbench ls methods`) or a training objective (`mtbench train --help`)."""
+"""The options of methods and training objectives, which are the fields of a dataclass.
 
-import contextlib
+A method's are listed by `mtbench ls methods`, an objective's by `mtbench train OBJECTIVE --help`.
+"""
+
 import dataclasses
-import typing
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Any
+
+from pydantic import ValidationError
 
 from mtbench.errors import UserError, unknown
-
-AUTO: Any = "auto"  # the loop chooses the option's value from its `widths`
+from mtbench.options import fields
+from mtbench.options.fields import adapter, allowed, fields_of, from_text, option_of
+from mtbench.options.texts import shown
 
 
 def option(
@@ -34,57 +37,39 @@ def option(
     acceptance. `engine`: the option affects how an external engine runs, not what it decodes. `per_request`: a number
     that each request of a server may set; the method reads it by `Rows.option`.
     """
-    metadata = {"help": help, "low": low, "high": high, "trained": trained, "same_output": same_output}
-    metadata |= {"role": role, "widths": widths, "engine": engine, "per_request": per_request}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Option:
-    """An option as the command line lists it."""
-
-    name: str
-    default: Any
-    kind: str  # what is allowed, in words
-    help: str
-    same_output: tuple[Any, ...]
-    trained: bool
-
-
-def options_of(holder: type[Any]) -> list[Option]:
-    """Return the options of a method or another dataclass, in declaration order."""
-    kinds = typing.get_type_hints(holder)
-    return [
-        Option(
-            name=f.name,
-            default=f.default,
-            kind=_allowed(kinds[f.name], f.metadata),
-            help=f.metadata["help"],
-            same_output=f.metadata["same_output"],
-            trained=f.metadata["trained"],
-        )
-        for f in dataclasses.fields(holder)
-    ]
+    mark = fields.option(
+        help,
+        negatable=isinstance(default, bool),
+        ge=low,
+        le=high,
+        trained=trained,
+        same_output=same_output,
+        role=role,
+        widths=widths,
+        engine=engine,
+        per_request=per_request,
+    )
+    return dataclasses.field(default=default, metadata={"option": mark})
 
 
 def roles_of(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
     """Return the roles that the method's options name, given the `chosen` values; other options have their defaults."""
-    fields = dataclasses.fields(method)
-    roles = [chosen.get(f.name, f.default) for f in fields if f.metadata["role"]]
-    return [role for role in roles if role is not None]
+    named = [chosen.get(name, field.default) for name, field in fields_of(method).items() if option_of(field).role]
+    return [role for role in named if role is not None]
 
 
 def per_request(holder: Any) -> list[str]:
     """Return the options that each request of a server may set."""
-    if not dataclasses.is_dataclass(holder):
+    kind = holder if isinstance(holder, type) else type(holder)
+    if not dataclasses.is_dataclass(kind):
         return []  # a method that holds another one
-    return [f.name for f in dataclasses.fields(holder) if f.metadata.get("per_request")]
+    return [name for name, field in fields_of(kind).items() if option_of(field).per_request]
 
 
 def decoding_options(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
     """Return the options that differ from their defaults and affect decoding, given the `chosen` values."""
-    fields = [f for f in dataclasses.fields(method) if not f.metadata["engine"]]
-    return [f.name for f in fields if chosen.get(f.name, f.default) != f.default]
+    decoding = {name: field.default for name, field in fields_of(method).items() if not option_of(field).engine}
+    return [name for name, default in decoding.items() if chosen.get(name, default) != default]
 
 
 def arm_options(method: type[Any]) -> list[str]:
@@ -94,113 +79,41 @@ def arm_options(method: type[Any]) -> list[str]:
 
 def parse_option(method: type[Any], name: str, text: str) -> Any:
     """Return the value of the option `name=text`. Raises UserError with what is allowed and the default."""
-    names = [f.name for f in dataclasses.fields(method)]
-    if name not in names:
-        raise unknown(f"option of {method.name}", name, [*names, *arm_options(method)], "mtbench ls methods")
+    known = fields_of(method)
+    if name not in known:
+        raise unknown(f"option of {method.name}", name, [*known, *arm_options(method)], "mtbench ls methods")
+    value = from_text(known[name].annotation, text)
     try:
-        return value_of(method, name, text)
+        check_value(method, name, value)
     except ValueError as error:
         raise UserError(
             f"{method.name}: {name}={text!r} is not allowed; {name} is {error}. See `mtbench ls methods {method.name}`."
         ) from None
-
-
-def value_of(holder: type[Any], name: str, text: str) -> Any:
-    """Return the value of the option `name` given as `text`. Raises ValueError with what is allowed and the default."""
-    kind = typing.get_type_hints(holder)[name]
-    field = next(f for f in dataclasses.fields(holder) if f.name == name)
-    if field.metadata["widths"] and text == AUTO:
-        return AUTO
-    try:
-        value = _parse(kind, text)
-        low, high = field.metadata["low"], field.metadata["high"]
-        is_nan = value != value
-        if isinstance(value, str):
-            low = high = None  # bounds are those of numbers
-        if is_nan or (low is not None and value < low) or (high is not None and value > high):
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"{_allowed(kind, field.metadata)}, default {show(field.default)}") from None
     return value
 
 
 def check_value(holder: type[Any], name: str, value: Any) -> None:
-    """Raise ValueError, with what is allowed and the default, unless `value` may be the value of the option `name`.
-
-    For values that a file holds: JSON has no tuples, and a whole number may stand for a float.
-    """
-    kind = typing.get_type_hints(holder)[name]
-    field = next(f for f in dataclasses.fields(holder) if f.name == name)
-    if value is None and NoneType in typing.get_args(kind):
-        return
+    """Raise ValueError, with what is allowed and the default, unless `value` may be the value of the option `name`."""
+    field = fields_of(holder)[name]
     try:
-        same = isinstance(value, str | int | float) and value_of(holder, name, show(value)) == value
-    except OverflowError:  # a whole number beyond any float
-        same = False
-    if not same:
-        raise ValueError(f"{_allowed(kind, field.metadata)}, default {show(field.default)}")
+        adapter(field).validate_python(value)
+    except ValidationError:
+        raise ValueError(f"{allowed(field)}, default {shown(field.default)}") from None
 
 
 def build(method: type[Any], chosen: Mapping[str, Any], trained: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Return the method with its options, and a flag for each option that differs from the `trained` one."""
     values, flags = dict(chosen), []
-    for field in dataclasses.fields(method):
-        if field.metadata["trained"] and field.name in trained:
-            trained_value = trained[field.name]
+    for name, field in fields_of(method).items():
+        if option_of(field).trained and name in trained:
+            trained_value = trained[name]
             try:
-                check_value(method, field.name, trained_value)
+                check_value(method, name, trained_value)
             except ValueError as error:
                 raise UserError(
-                    f"{method.name}: the checkpoint's training record has {field.name}={trained_value!r:.60}, which is "
+                    f"{method.name}: the checkpoint's training record has {name}={trained_value!r:.60}, which is "
                     f"not allowed; it is {error}. Correct the record."
                 ) from None
-            if values.setdefault(field.name, trained_value) != trained_value:
-                flags.append(f"{field.name}={show(values[field.name])}, trained with {show(trained_value)}")
+            if values.setdefault(name, trained_value) != trained_value:
+                flags.append(f"{name}={shown(values[name])}, trained with {shown(trained_value)}")
     return method(**values), flags
-
-
-def show(value: Any) -> str:
-    """Return a value as text, as on the command line."""
-    text = str(value)
-    if isinstance(value, bool | NoneType):
-        return text.lower()
-    return text.removesuffix(".0") if isinstance(value, float) else text
-
-
-def _without_none(union: Any) -> list[Any]:
-    """Return the types of a union but None: one, or a number and the words that may stand for it."""
-    return [kind for kind in typing.get_args(union) if kind is not NoneType]
-
-
-def _parse(kind: Any, text: str) -> Any:
-    """Return `text` as a value of the type. Raises ValueError if it is none."""
-    if typing.get_origin(kind) is Literal:
-        choices = {str(choice): choice for choice in typing.get_args(kind)}
-        if text not in choices:
-            raise ValueError
-        return choices[text]
-    if typing.get_origin(kind) in (typing.Union, UnionType):
-        for each in _without_none(kind):
-            with contextlib.suppress(ValueError):
-                return _parse(each, text)
-        raise ValueError
-    if kind is bool:
-        return _parse(Literal["true", "false"], text) == "true"
-    return kind(text)
-
-
-def _allowed(kind: Any, bounds: Mapping[str, Any]) -> str:
-    """Return the allowed values in words."""
-    if typing.get_origin(kind) is Literal:
-        return "|".join(str(choice) for choice in typing.get_args(kind))
-    if typing.get_origin(kind) in (typing.Union, UnionType):
-        return " or ".join(_allowed(each, bounds) for each in _without_none(kind))
-    if kind is bool:
-        return "true|false"
-    low, high = bounds["low"], bounds["high"]
-    word = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
-    if bounds["widths"]:
-        word = f"{AUTO} or {word}"
-    if low is not None and high is not None:
-        return f"{word} from {show(low)} to {show(high)}"
-    return word if low is None else f"{word} of at least {show(low)}"

@@ -1,6 +1,7 @@
 """The options that several commands take, and the panels of `--help`."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,8 +16,9 @@ MOST_ROWS, MOST_NEW_TOKENS, MOST_ROUNDS = 1 << 16, 1 << 24, 1000
 HOTTEST = 10.0  # temperature
 BUILDS, GATE, COMPARED, BENCHMARK, DECODING = "Builds", "Gate", "What to compare", "Benchmark", "Decoding"
 LOAD, SERVER, DECISION, TIMING = "Load", "Server", "Decision", "Batches and timing"
-MACHINE, OUTPUT = "Machine", "Output"
-PANELS = (BUILDS, GATE, COMPARED, BENCHMARK, DECODING, LOAD, SERVER, DECISION, TIMING, MACHINE, OUTPUT)
+MACHINE, OUTPUT, TRAINED, OBJECTIVE, TRAINING = "Machine", "Output", "What to train", "Objective", "Training"
+OF_MEASURING = (BUILDS, GATE, COMPARED, BENCHMARK, DECODING, LOAD, SERVER, DECISION, TIMING, MACHINE, OUTPUT)
+PANELS = (TRAINED, OBJECTIVE, TRAINING, *OF_MEASURING)  # in their order
 
 Suites = Annotated[
     Sequence[str],
@@ -242,4 +244,37 @@ FailOn = Annotated[
         show=lambda causes: texts.joined(causes) or "none",
         resumable=True,
     ),
+]
+Directory = Annotated[Path, option("A run directory.", COMPARED, argument=True)]
+NewFolder = Annotated[Path, option("Folder to write; must not exist.", OUTPUT, flags=("-o", "--out"))]
+
+# Of a server
+
+MaxNumSeqs = Annotated[int, option("Requests decoded at the same time.", SERVER, ge=1, le=4096)]
+MaxQueue = Annotated[int, option("Requests that may wait for a row; others get 503.", SERVER, ge=1)]
+RequestTimeout = Annotated[
+    float,
+    option(
+        "Time that a request may take, waiting included, such as 90s or 5m.",
+        SERVER,
+        ge=0.1,
+        le=86_400,
+        flags=("--request-timeout",),
+        metavar="DURATION",
+        parse=texts.seconds,
+        show=texts.shown_seconds,
+    ),
+]
+
+# Of a training
+
+Data = Annotated[
+    Sequence[str],
+    option("A suite (its training split), a file, or a data set of the hub. Repeatable.", TRAINED, min_length=1),
+]
+Base = Annotated[str, option("Checkpoint to start from: a folder or a hub id.", TRAINED)]
+Examples = Annotated[int | None, option("Conversations of each --data; default: all.", TRAINED, ge=1)]
+TrainingSeed = Annotated[int, option("Random seed.", TRAINED, ge=0)]
+TrainingDryRun = Annotated[
+    bool, option("Check everything that needs no weights, or print a recipe's commands; do not train.", OUTPUT)
 ]

@@ -1,16 +1,22 @@
-"""A field of a record as an option: its help, bounds, panel, and the way from text to its value and back.
+"""A field as an option: its type, bounds and help, the way from text to its value and back, and what is allowed.
 
-A request lists its options as fields with defaults. `mtbench/cli/parameters.py` makes the command's parameters of them,
-`read` makes a request of what a command line or a library call gives. The JSON Schemas have the same texts.
+The fields are those of a record (the options of a command) or of a dataclass (those of a method, of an objective, of a
+training; mtbench/options/classes.py). `mtbench/cli/parameters.py` makes the command's parameters of them,
+`read_options` makes a record or an object of what a command line or a library call gives. The JSON Schemas have the
+same texts.
 """
 
+import dataclasses
+import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -18,29 +24,42 @@ from mtbench.errors import UserError, unknown
 from mtbench.options import texts
 from mtbench.records import field_path
 
-M = TypeVar("M", bound=BaseModel)
+AUTO: Any = "auto"  # the loop chooses the option's value from its `widths`
+LONGEST_CHOICES = 24  # characters of the choices that stand for an option's value in `--help`
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How a field is an option of a command. Its help is the field's description.
+    """How a field is an option. Its help is the field's description.
 
     `parse` makes the value of one text, `parse_all` of the texts of a repeatable option. Both raise ValueError that
     says what is allowed. `show` is the way back. `resumable`: `--resume` may change it.
     """
 
-    panel: str
+    panel: str = ""
     flags: tuple[str, ...] = ()  # empty: made of the field's name
     metavar: str | None = None
     parse: Callable[[str], Any] | None = None
     parse_all: Callable[[Sequence[str]], Any] | None = None
     show: Callable[[Any], str | list[str]] | None = None
     argument: bool = False  # it stands on the command line without a flag
+    hidden: bool = False  # `--help` leaves it out
+    negatable: bool = False  # a switch that `--no-NAME` turns off
     resumable: bool = False
     permission: bool = False  # only the command that runs can give it; a stored one counts for nothing
+    # Of methods and objectives; mtbench/options/classes.py says what they mean.
+    trained: bool = False
+    same_output: tuple[Any, ...] = ()
+    role: bool = False
+    widths: tuple[int, ...] = ()
+    engine: bool = False
+    per_request: bool = False
 
 
-def option(help: str, panel: str, **more: Any) -> Any:
+def option(help: str, panel: str = "", **more: Any) -> Any:
     """Return the mark of a type that is an option: its help, the panel of `--help`, fields of `Option`, and bounds.
 
     Bounds are those of pydantic's `Field`: `ge`, `gt`, `le`, `lt`, `min_length`.
@@ -51,47 +70,73 @@ def option(help: str, panel: str, **more: Any) -> Any:
     return field
 
 
-def option_of(field: FieldInfo) -> Option | None:
+def option_of(field: FieldInfo) -> Any:
     """Return how a field is an option; None if it is none."""
     return next((entry for entry in field.metadata if isinstance(entry, Option)), None)
 
 
-def options_of(kind: type[BaseModel]) -> dict[str, Option]:
-    """Return the options of a request by the names of their fields."""
-    found = {name: option_of(field) for name, field in kind.model_fields.items()}
-    return {name: option for name, option in found.items() if option is not None}
+def fields_of(kind: Any) -> dict[str, FieldInfo]:
+    """Return the fields of a record or a dataclass that are options, in their order."""
+    fields = kind.model_fields if issubclass(kind, BaseModel) else _fields_of_class(kind)
+    return {name: field for name, field in fields.items() if option_of(field) is not None}
 
 
-def flag_of(name: str, option: Option | None) -> str:
-    """Return an option as it stands on the command line.
+@cache
+def _fields_of_class(kind: Any) -> dict[str, FieldInfo]:
+    """Return the fields of a dataclass. The bounds of an option are those of the numbers that it may be."""
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for declared in dataclasses.fields(kind):
+        mark: FieldInfo = declared.metadata["option"]
+        bounds = [entry for entry in mark.metadata if not isinstance(entry, Option)]
+        whole = Literal["auto"] | hints[declared.name] if option_of(mark).widths else hints[declared.name]
+        members = get_args(whole) if get_origin(whole) in (Union, UnionType) else (whole,)
+        bounded: Any = [Annotated[part, *bounds] if bounds and part in (int, float) else part for part in members]
+        plain: Any = Field(description=mark.description)
+        plain.metadata.append(option_of(mark))
+        annotated: Any = Annotated[Union[tuple(bounded)], plain]  # noqa: UP007
+        found[declared.name] = FieldInfo.from_annotated_attribute(annotated, declared.default)
+    return found
 
-    >>> flag_of("max_new_tokens", None)
-    '--max-new-tokens'
-    """
-    return option.flags[-1] if option is not None and option.flags else f"--{name.replace('_', '-')}"
+
+def flag_of(name: str, field: FieldInfo) -> str:
+    """Return an option as it stands on the command line, such as --max-new-tokens."""
+    flags = option_of(field).flags
+    return flags[-1] if flags else f"--{name.replace('_', '-')}"
 
 
-def argument_of(name: str, option: Option | None) -> str:
+def no(flag: str) -> str:
+    """Return what turns a switch off."""
+    return f"--no-{flag.removeprefix('--')}"
+
+
+def argument_of(name: str, field: FieldInfo) -> str:
     """Return an option as the argument of a library function: its flag with underscores."""
-    return flag_of(name, option).removeprefix("--").replace("-", "_")
+    return flag_of(name, field).removeprefix("--").replace("-", "_")
 
 
-def read_options(given: Mapping[str, Any], kind: type[M], see: str) -> M:
-    """Return the request with the given options: values, or texts as the command line has them.
+def read_options(given: Mapping[str, Any], kind: type[T], see: str) -> T:
+    """Return the record or object with the given options: values, or texts as the command line has them.
 
     `see`: the command that explains them. Raises UserError in one line for a value that is not allowed.
     """
-    fields = kind.model_fields
+    fields = fields_of(kind)
     values = {name: _value(name, fields[name], value) for name, value in given.items()}
+    name = ""
     try:
-        return kind.model_validate(values)
+        if issubclass(kind, BaseModel):
+            return kind.model_validate(values)
+        for name in values:
+            values[name] = adapter(fields[name]).validate_python(values[name])
+        return kind(**values)
     except ValidationError as error:
-        raise _refusal(kind, error.errors(include_url=False)[0], see) from None
+        raise _refusal(fields, name, error.errors(include_url=False)[0], see) from None
 
 
-def as_words(given: Mapping[str, Any], kind: type[BaseModel]) -> list[str]:
+def as_words(given: Mapping[str, Any], kind: type[Any]) -> list[str]:
     """Return options as they stand on a command line.
 
+    >>> from mtbench.options.common import BatchSizes, Methods, Offline
     >>> class Request(BaseModel):
     ...     batch_size: BatchSizes = (1,)
     ...     method: Methods = ()
@@ -99,31 +144,52 @@ def as_words(given: Mapping[str, Any], kind: type[BaseModel]) -> list[str]:
     >>> as_words({"batch_size": (1, 8), "method": ["a", "b"], "offline": True}, Request)
     ['--batch-size', '1,8', '--method', 'a', '--method', 'b', '--offline']
     """
-    said: list[str] = []
+    found: list[str] = []
+    fields = fields_of(kind)
     for name, value in given.items():
-        option = option_of(kind.model_fields[name])
-        if value is None or value is False or option is None:
+        if value is None or name not in fields:
             continue
-        flag, texts = flag_of(name, option), as_texts(value, option)
-        said += [flag] if value is True else [word for text in texts for word in (flag, text)]
-    return said
+        flag = flag_of(name, fields[name])
+        if isinstance(value, bool):
+            found += [flag] if value else [no(flag)] * option_of(fields[name]).negatable
+        else:
+            found += [word for text in as_texts(value, fields[name]) for word in (flag, text)]
+    return found
 
 
-def as_texts(value: Any, option: Option) -> list[str]:
+def as_texts(value: Any, field: FieldInfo) -> list[str]:
     """Return a value as the texts of the command line that make it; one for an option that is not repeatable."""
-    made = value if option.show is None or isinstance(value, str) else option.show(value)
+    show = option_of(field).show
+    made = value if show is None or isinstance(value, str) else show(value)
     several = made if isinstance(made, Collection) and not isinstance(made, str) else [made]
-    return [f"{part:g}" if isinstance(part, float) else str(part) for part in several]
+    return [texts.shown(part) for part in several]
+
+
+def adapter(field: FieldInfo) -> TypeAdapter[Any]:
+    """Return what validates a value of the field."""
+    marks = [entry for entry in field.metadata if not isinstance(entry, Option)]
+    kind: Any = Annotated[field.annotation, *marks, None]
+    return TypeAdapter(kind, config=STRICT)
+
+
+def from_text(kind: Any, text: str) -> Any:
+    """Return the value of the type that a text stands for; a text that stands for none as it is.
+
+    The bounds of a field of that type are not checked.
+    """
+    try:
+        return TypeAdapter(kind, config=STRICT).validate_strings(text)
+    except ValidationError:
+        return text
 
 
 def _value(name: str, field: FieldInfo, value: Any) -> Any:
     """Return what the record takes for a value or a text. Raises UserError for text that cannot be read."""
-    option, kinds = option_of(field), [*parts(field.annotation)]
-    several = [*value] if isinstance(value, list | tuple) else [value]
+    option, several = option_of(field), [*value] if isinstance(value, list | tuple) else [value]
     given = [str(part) for part in several if isinstance(part, str | Path)]
-    if option is None or len(given) != len(several):
-        lone = isinstance(value, int | float) and Sequence in {get_origin(kind) for kind in kinds}
-        return (value,) if lone else value
+    item = item_of(field)
+    if len(given) != len(several):
+        return (value,) if item and isinstance(value, int | float) else value
     try:
         if option.parse_all is not None:
             return option.parse_all(given)
@@ -131,31 +197,29 @@ def _value(name: str, field: FieldInfo, value: Any) -> Any:
             return option.parse(given[0])
     except ValueError as error:
         text = ",".join(given)
-        raise UserError(f"{flag_of(name, option)} {text!r} is not allowed; {error}.") from None
-    if Sequence in {get_origin(kind) for kind in kinds}:
-        return given
-    return given[0] if isinstance(value, Path) else value
+        raise UserError(f"{flag_of(name, field)} {text!r} is not allowed; {error}.") from None
+    if item:
+        return [from_text(item, text) for text in given]
+    return value if isinstance(value, list | tuple) else from_text(field.annotation, given[0])
 
 
-def _refusal(kind: type[BaseModel], error: ErrorDetails, see: str) -> UserError:
+def _refusal(fields: Mapping[str, FieldInfo], name: str, error: ErrorDetails, see: str) -> UserError:
     """Return the first finding of a validation in one line: the option, its value and what is allowed."""
     if isinstance(raised := error.get("ctx", {}).get("error"), UserError):
         return raised
-    name, value = str(error["loc"][0]), error["input"]
-    field = kind.model_fields[name]
-    flag = flag_of(name, option_of(field))
+    place, value = (name, *error["loc"]) if name else error["loc"], error["input"]
+    field = fields[str(place[0])]
+    flag, option = flag_of(str(place[0]), field), option_of(field)
     if error["type"] == "literal_error":
         return unknown(flag.removeprefix("--"), str(value), choices(field), see)
-    option = option_of(field)
-    if isinstance(value, float) and option is not None and option.parse is texts.seconds:
-        value = texts.shown_seconds(value)
-    elif isinstance(value, float):
-        value = texts.shown_number(value)
+    if isinstance(value, float):
+        value = texts.shown_seconds(value) if option.parse is texts.seconds else texts.shown_number(value)
     elif isinstance(value, str):
         value = repr(value)
-    place = field_path((flag, *error["loc"][1:])) if isinstance(value, dict | list) else flag
-    said = error["msg"].removeprefix("Value error, ")
-    return UserError(f"{place} {value} is not allowed; {allowed(field) or said[:1].lower() + said[1:]}.")
+    where = field_path((flag, *place[1:])) if isinstance(value, dict | list) else flag
+    may_be, finding = allowed(field), error["msg"].removeprefix("Value error, ")
+    reason = f"it is {may_be}" if may_be else finding[:1].lower() + finding[1:]
+    return UserError(f"{where} {value} is not allowed; {reason}.")
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
@@ -168,40 +232,86 @@ def _literals(kind: Any) -> tuple[Any, ...]:
 
 
 def parts(kind: Any) -> Iterable[Any]:
-    """Yield a type and the types that it is made of, such as list[int] and int."""
+    """Yield a type and the types that it is made of, such as list[int] and int; of a mapping not those inside."""
     yield kind
-    if get_origin(kind) is not Literal:
+    if get_origin(kind) not in (Literal, Mapping):
         for part in get_args(kind):
             yield from parts(part)
 
 
-def allowed(field: FieldInfo) -> str:
-    """Return the numbers that a field allows, in words; empty if it has no bounds.
+def item_of(field: FieldInfo) -> Any:
+    """Return the type of the items of a field that is a sequence; None for other fields."""
+    return next((get_args(kind)[0] for kind in parts(field.annotation) if get_origin(kind) is Sequence), None)
 
+
+def number_of(field: FieldInfo) -> type | None:
+    """Return the type of the numbers that a field takes: bool, int or float; None if it takes none."""
+    kinds = [*parts(field.annotation)]
+    return next((known for known in (bool, int, float) if known in kinds), None)
+
+
+def bounds(field: FieldInfo) -> tuple[Ge | Gt | None, Le | Lt | None]:
+    """Return the least and the largest number that a field allows; None if there is none."""
+    marks = [*field.metadata]
+    marks += [mark for kind in parts(field.annotation) for mark in getattr(kind, "__metadata__", ())]
+    marks += [mark for info in marks if isinstance(info, FieldInfo) for mark in info.metadata]
+    low = next((mark for mark in marks if isinstance(mark, Ge | Gt)), None)
+    return low, next((mark for mark in marks if isinstance(mark, Le | Lt)), None)
+
+
+def allowed(field: FieldInfo) -> str:
+    """Return the values that a field allows, in words; empty if any text may be one.
+
+    >>> from mtbench.options.common import Device, Engine, MaxLoss, Rounds
     >>> class Request(BaseModel):
     ...     rounds: Rounds = 3
     ...     max_loss: MaxLoss = 1.0
-    >>> allowed(Request.model_fields["rounds"])
-    'it is a whole number from 1 to 1,000'
-    >>> allowed(Request.model_fields["max_loss"])
-    'it is a number above 0 and below 100'
+    ...     engine: Engine = "graph"
+    ...     device: Device = "auto"
+    >>> [allowed(field) for field in Request.model_fields.values()]
+    ['a whole number from 1 to 1,000', 'a number above 0 and below 100', 'graph|eager|invariant', '']
     """
-    kinds = [*parts(field.annotation)]
-    marks = [*field.metadata, *(mark for kind in kinds for mark in getattr(kind, "__metadata__", ()))]
-    marks += [mark for info in marks if isinstance(info, FieldInfo) for mark in info.metadata]
-    low = next((mark for mark in marks if isinstance(mark, Ge | Gt)), None)
-    high = next((mark for mark in marks if isinstance(mark, Le | Lt)), None)
-    if low is None and high is None:
-        return ""
-    option = option_of(field)
-    time = option is not None and option.parse is texts.seconds
-    noun = "a time" if time else "a number" if float in kinds else "a whole number"
-    as_text: Callable[[Any], str] = texts.shown_seconds if time else texts.shown_number
+    words = ["|".join(choices(field))] if choices(field) else []
+    number, option = number_of(field), option_of(field)
+    if number is bool:
+        words.append("true|false")
+    elif number is not None:
+        time = option.parse is texts.seconds
+        noun = "a time" if time else "a number" if number is float else "a whole number"
+        words.append(noun + _bounds_in_words(*bounds(field), texts.shown_seconds if time else texts.shown_number))
+    return " or ".join(words)
+
+
+def _bounds_in_words(low: Ge | Gt | None, high: Le | Lt | None, as_text: Callable[[Any], str]) -> str:
     if isinstance(low, Ge) and isinstance(high, Le):
-        return f"it is {noun} from {as_text(low.ge)} to {as_text(high.le)}"
-    said = []
+        return f" from {as_text(low.ge)} to {as_text(high.le)}"
+    found = []
     if low is not None:
-        said.append(f"of at least {as_text(low.ge)}" if isinstance(low, Ge) else f"above {as_text(low.gt)}")
+        found.append(f" of at least {as_text(low.ge)}" if isinstance(low, Ge) else f" above {as_text(low.gt)}")
     if high is not None:
-        said.append(f"of at most {as_text(high.le)}" if isinstance(high, Le) else f"below {as_text(high.lt)}")
-    return f"it is {noun} {' and '.join(said)}"
+        found.append(f" of at most {as_text(high.le)}" if isinstance(high, Le) else f" below {as_text(high.lt)}")
+    return " and".join(found)
+
+
+def metavar(field: FieldInfo) -> str | None:
+    """Return what stands for the value of an option in `--help`; None for any text.
+
+    >>> from mtbench.options.common import MaxLoss, Rounds
+    >>> class Request(BaseModel):
+    ...     rounds: Rounds = 3
+    ...     max_loss: MaxLoss = 1.0
+    >>> [metavar(field) for field in Request.model_fields.values()]
+    ['INTEGER [1<=x<=1000]', 'NUMBER [0<x<100]']
+    """
+    option, number, words = option_of(field), number_of(field), choices(field)
+    if option.metavar is not None or option.parse is not None or item_of(field):
+        own: str | None = option.metavar
+        return own
+    if number is None:
+        listed = "|".join(words)
+        return listed if 0 < len(listed) <= LONGEST_CHOICES else None
+    low, high = bounds(field)
+    left = "" if low is None else f"{texts.shown(low.ge)}<=" if isinstance(low, Ge) else f"{texts.shown(low.gt)}<"
+    right = "" if high is None else f"<={texts.shown(high.le)}" if isinstance(high, Le) else f"<{texts.shown(high.lt)}"
+    noun = "|".join([*words, "NUMBER" if number is float else "INTEGER"])
+    return f"{noun} [{left}x{right}]" if left or right else noun

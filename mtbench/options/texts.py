@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +25,18 @@ def seconds(text: str) -> float:
     if not found:
         raise ValueError("write 500ms, 90s, 30m or 2h")
     return float(found[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def shown(value: Any) -> str:
+    """Return a value as text, as on the command line.
+
+    >>> shown(True), shown(None), shown(5.0), shown("a")
+    ('true', 'none', '5', 'a')
+    """
+    text = str(value)
+    if isinstance(value, bool | NoneType):
+        return text.lower()
+    return text.removesuffix(".0") if isinstance(value, float) else text
 
 
 def shown_seconds(time_s: float) -> str:
@@ -63,7 +76,7 @@ def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
 
 def joined(values: Collection[Any]) -> str:
     """Return values in text such as 1,8."""
-    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    return ",".join(map(shown, values))
 
 
 def item_limit(text: str) -> int | None:
@@ -96,7 +109,7 @@ def engine_options(texts: Sequence[str]) -> list[str]:
 
 def pairs(values: Mapping[str, Any]) -> list[str]:
     """Return a mapping as texts NAME=VALUE."""
-    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
+    return [f"{name}={shown(value)}" for name, value in values.items()]
 
 
 def template_variables(texts: Sequence[str]) -> dict[str, PlainValue]:

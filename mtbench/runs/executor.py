@@ -22,7 +22,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError
 from mtbench.models import token_map
-from mtbench.options.classes import options_of
+from mtbench.options.fields import fields_of
 from mtbench.records import dump
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.formats import FailureLine, GenerationLine
@@ -142,7 +142,7 @@ def refuse_engine_options(new: Collection[str]) -> None:
 def _refuse_new_options(cells: Sequence[Cell]) -> None:
     """Raise UserError if a cell that began has no value of an option: its method was another one then."""
     for cell in cells:
-        if new := {option.name for option in options_of(METHODS[cell.method])} - cell.options.keys():
+        if new := fields_of(METHODS[cell.method]).keys() - cell.options.keys():
             raise UserError(
                 f"{cell.cell} began before {cell.method} had the option {min(new)!r}, so later blocks may differ from "
                 "earlier ones; resume it with the mtbench that began it, or start another run with `-o DIR`."

@@ -14,8 +14,9 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import PART
-from mtbench.options.classes import check_value, options_of, roles_of
+from mtbench.options.classes import check_value, roles_of
 from mtbench.options.common import MOST_ROUNDS
+from mtbench.options.fields import fields_of
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 
@@ -103,7 +104,7 @@ def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:
         raise _fault(f"{field}.engine", f"{cell.engine!r:.60} is not null, but {cell.method} is an external engine")
     if not method.outside:
         check_engine(str(cell.engine), f"engine in {field}")
-    options = [option.name for option in options_of(method)]
+    options = [*fields_of(method)]
     for name, value in cell.options.items():
         if name not in options:
             raise unknown(f"option of {cell.method} in {field}", name, options, "mtbench ls methods")

@@ -19,7 +19,7 @@ from mtbench.document.model import Beside, Block, Document, Entry, Figure, Pairs
 from mtbench.document.plots import ACCENT, DASHES, INK, MUTED, PAPER, WARN
 from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD
-from mtbench.options.classes import show
+from mtbench.options.texts import shown
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
 from mtbench.training.checkpoint import read_record
@@ -250,7 +250,7 @@ def _lead(training: Training) -> str:
 
 
 def _values(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={'auto' if value is None else show(value)}" for name, value in options.items())
+    return ", ".join(f"{name}={'auto' if value is None else shown(value)}" for name, value in options.items())
 
 
 def _with(name: str, more: str) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mtbench.models.medusa_heads import ResidualHead
 from mtbench.options import option
+from mtbench.options.common import OBJECTIVE
 from mtbench.training.linear_cross_entropy import TeacherOutput, linear_cross_entropy
 from mtbench.training.packing import Example, Examples, Packed, Stream, TrainingSequence
 
@@ -70,6 +71,7 @@ class Objective:
     """The interface of an objective. `name` is its command, `parts` are the named terms of its loss."""
 
     name: ClassVar[str]
+    panel: ClassVar[str] = OBJECTIVE  # of its options, in `--help`
     needs_mask: ClassVar[bool] = False
     freezes_model: ClassVar[bool] = False  # only added modules learn
     stored: ClassVar[Stored] = "beside"

@@ -19,7 +19,7 @@ import torch
 
 from mtbench.errors import UserError
 from mtbench.evaluation.machine_share import usable_processors
-from mtbench.options.classes import options_of, show
+from mtbench.options.fields import as_words, fields_of
 from mtbench.programs.processes import last_line
 from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import Stage
@@ -67,26 +67,14 @@ def arguments(stage: Stage, stages: Sequence[Stage], folder: Path) -> list[str]:
         if stage.answer_tokens is not None:
             words += ["--max-new-tokens", str(stage.answer_tokens), "--keep-cut"]
         for name, value in stage.shape.items():
-            words += [_flag(name), str(value)]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return [*words, "--out", str(output(stage, folder))]
 
 
 def _option_words(holder: Any) -> list[str]:
     """Return the options of an objective or of settings that differ from their defaults, as command-line arguments."""
-    words = []
-    for option in options_of(type(holder)):
-        value = getattr(holder, option.name)
-        if value == option.default:
-            continue
-        if isinstance(value, bool):
-            words.append(_flag(option.name) if value else _flag(f"no_{option.name}"))
-        else:
-            words += [_flag(option.name), show(value)]
-    return words
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    values = {name: (getattr(holder, name), field.default) for name, field in fields_of(type(holder)).items()}
+    return as_words({name: value for name, (value, default) in values.items() if value != default}, type(holder))
 
 
 def missing(stages: Sequence[Stage], folder: Path) -> list[Stage]:

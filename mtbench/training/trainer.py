@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from mtbench.errors import UserError, is_out_of_memory
 from mtbench.options import option
+from mtbench.options.common import TRAINING
 from mtbench.runs.model_pool import fastest_for
 from mtbench.training.checkpoint import write_errors, write_record
 from mtbench.training.conversations import Data
@@ -39,6 +40,8 @@ ROWS = 8  # rows of a forward pass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to train. A step takes `batch_size` conversations; the paper's is 384 of at most 512 tokens."""
+
+    panel: ClassVar[str] = TRAINING  # of its options, in `--help`
 
     learning_rate: float = option(5e-6, "peak learning rate of AdamW; a cosine decays it to 0", low=0, high=1)
     epochs: float = option(5.0, "passes over the data", low=0.001, high=1000)

@@ -11,7 +11,8 @@ from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import FAMILIES
-from mtbench.options.classes import options_of, show
+from mtbench.options.fields import fields_of
+from mtbench.options.texts import shown
 
 WIDTH = 80
 
@@ -52,8 +53,8 @@ def test_a_list_of_methods_has_their_claims() -> None:
 def test_a_method_is_described_with_every_option(name: str) -> None:
     """Each option has its default and its help."""
     words = " ".join(listed("methods", name).split())
-    for option in options_of(METHODS[name]):
-        assert f" {option.name} {show(option.default)} " in words
+    for option, field in fields_of(METHODS[name]).items():
+        assert f" {option} {shown(field.default)} " in words
     assert "claims" in words
 
 

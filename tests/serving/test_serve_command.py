@@ -126,7 +126,7 @@ def test_a_process_without_its_gpu_fails_its_requests_and_ends(tmp_path: Path) -
         ({"method": "ar", "max_length": 1 << 20}, "--max-length"),
         ({"api_key_env": "MTBENCH_TEST_NO_SUCH_KEY"}, "is not set"),
         ({"host": "192.0.2.1"}, "cannot be used"),
-        ({"request_timeout": "50ms"}, "--request-timeout 0.05s is not allowed; it is a time of at least 0.1s"),
+        ({"request_timeout": "50ms"}, "--request-timeout 0.05s is not allowed; it is a time from 0.1s"),
     ],
     ids=str,
 )

@@ -33,7 +33,9 @@ class GateOptions(PlanRequest):
             GATE,
         ),
     ] = False
-    allow_dirty: Annotated[bool, option("A build may come from a checkout with changed files.", BUILDS)] = False
+    allow_dirty: Annotated[
+        bool, option("A build may come from a checkout with changed files.", BUILDS, hidden=True)
+    ] = False
     process_limit_s: Annotated[
         float,
         option(
@@ -42,6 +44,7 @@ class GateOptions(PlanRequest):
             GATE,
             gt=0,
             flags=("--process-limit",),
+            hidden=True,
             metavar="DURATION",
             parse=texts.seconds,
             show=texts.shown_seconds,
@@ -77,7 +80,9 @@ class GateOptions(PlanRequest):
             GATE,
         ),
     ] = False
-    allow_torch: Annotated[bool, option("The builds may have different versions of torch.", BUILDS)] = False
+    allow_torch: Annotated[bool, option("The builds may have different versions of torch.", BUILDS, hidden=True)] = (
+        False
+    )
 
 
 class GateSession(Session):

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from mtbench.errors import UserError
 from mtbench.options import common, texts
-from mtbench.options.common import COMPARED, LOAD, SERVER
+from mtbench.options.common import COMPARED, LOAD
 from mtbench.options.fields import option
 from mtbench.records import Record, Size
 from mtbench.runs.run_request import DEMONSTRATION, TimedSession
@@ -103,19 +103,10 @@ class LoadRequest(Record):
     limit: Annotated[common.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
         None
     )
-    max_num_seqs: Annotated[Size, option("Rows of a served method: requests decoded side by side.", SERVER)] = 8
-    max_queue: Annotated[Size, option("Requests that a served method lets wait.", SERVER)] = 64
+    max_num_seqs: common.MaxNumSeqs = 8
+    max_queue: common.MaxQueue = 64
     max_new_tokens: common.MaxNewTokens = None
-    request_timeout_s: Annotated[
-        Positive,
-        option(
-            "Time after which a request has failed, such as 90s or 5m.",
-            SERVER,
-            flags=("--request-timeout",),
-            parse=texts.seconds,
-            show=texts.shown_seconds,
-        ),
-    ] = 300.0
+    request_timeout_s: common.RequestTimeout = 300.0
     seed: Annotated[common.Seed, Field(description="Random seed for the order of items, arms and arrivals.")] = 0
     data_dir: common.DataDir = None
     offline: common.Offline = False
