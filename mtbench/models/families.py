@@ -203,7 +203,7 @@ FAMILIES: Mapping[str, Family] = {
 def random_source(text: str) -> str:
     """Return `random:NAME` or `random:FOLDER` with the absolute path. Raises UserError with the choices."""
     shape = text.removeprefix(RANDOM)
-    source = shape if shape in SHAPES else _absolute(shape)
+    source = shape if shape in SHAPES else absolute(shape)
     if not text.startswith(RANDOM) or not (source in SHAPES or (Path(locate(source)) / "config.json").is_file()):
         raise UserError(
             f"weights {text!r} are not known; choose {', '.join(RANDOM + known for known in SHAPES)}, "
@@ -229,12 +229,12 @@ def family(
         chosen = Family(RANDOM + Path(source.removeprefix(RANDOM)).name, dict.fromkeys(roles, source))
     elif model is not None:
         name = Path(model).name.removesuffix(gguf.ENDING)
-        chosen = Family(name, {"ar": _absolute(model)}, about="given by --model")
+        chosen = Family(name, {"ar": absolute(model)}, about="given by --model")
     elif name in FAMILIES:
         chosen = FAMILIES[name]
     else:
         raise unknown("family", name, FAMILIES, "mtbench ls families")
-    overrides = {role: _absolute(source) for role, source in (checkpoints or {}).items()}
+    overrides = {role: absolute(source) for role, source in (checkpoints or {}).items()}
     chosen = replace(
         chosen,
         roles={**chosen.roles, **overrides},
@@ -250,7 +250,7 @@ def family(
     return chosen
 
 
-def _absolute(source: str) -> str:
+def absolute(source: str) -> str:
     """Return a folder's absolute path, so that a plan works from any directory; return other sources unchanged."""
     if source.startswith(RANDOM):
         return random_source(source)

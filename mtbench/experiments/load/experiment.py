@@ -1,4 +1,4 @@
-"""`mtbench load`: servers under load by clients of others."""
+"""`mtbench load`: servers under load by a client of others."""
 
 import shlex
 from collections.abc import Collection, Sequence

@@ -81,8 +81,8 @@ def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
         more = engine.own_options(request.engine_option)
     else:
         engine = MtbenchServe("--family" if request.model is None else "--model")
-        model = planned.family if request.model is None else family.roles["ar"]
-        given = {"checkpoint": {role: family.roles[role] for role in request.checkpoint}}
+        model = planned.family if request.model is None else families.absolute(request.model)
+        given = {"checkpoint": {role: families.absolute(source) for role, source in request.checkpoint.items()}}
         setting = Setting(chosen.method, ("--method", str(arm.method), *as_words(given, LoadRequest)))
         more = as_words({name: getattr(request, name) for name in OF_SERVERS}, LoadRequest)
         more += ["--max-new-tokens", str(planned.max_new_tokens)]
