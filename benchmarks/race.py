@@ -16,7 +16,7 @@ from mtbench import statistics
 from mtbench.decoding.output import Generation, Timing
 from mtbench.hardware import machine
 from mtbench.records import dump
-from mtbench.results import verdict_words
+from mtbench.results import verdicts
 from mtbench.results.roofline import fraction
 from mtbench.results.samples import CellData
 from mtbench.runs.directory import JsonObject
@@ -50,11 +50,11 @@ class Race:
         """Return why the times cannot be compared, or None."""
         measured = list(self.arms.values())
         used, ran = len(measured[0].valid), len({(t.round, t.block) for t in measured[0].timings})
-        if dropped := verdict_words.too_many_dropped(used=used, dropped=ran - used):
+        if dropped := verdicts.too_many_dropped(used=used, dropped=ran - used):
             return dropped
         for arm in measured:
-            if short := verdict_words.too_short([t.wall_s for t in arm.samples], self.session["synchronisation_s"]):
-                return short
+            if short := verdicts.too_short([t.wall_s for t in arm.samples], self.session["synchronisation_s"]):
+                return short.text
         return None
 
     def dropped(self) -> Counter[str]:

@@ -24,13 +24,16 @@ rounding (the tests compare them), but results are stored with all digits, and t
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Values = Sequence[float] | npt.NDArray[np.float64]
 Unit = Literal["block", "round", "session"]
+SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
+AccuracyWord = Literal["not worse", "worse by less than the margin", "worse", "worse than margin", "inconclusive"]
+Word = Literal[SpeedWord, AccuracyWord]
 
 UNITS_NEEDED: dict[Unit, int] = {"block": 6, "round": 5, "session": 5}
 WINDOW_NEEDED_S = 1.0
@@ -52,9 +55,9 @@ EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
 LONGEST = 300.0  # reach of an interval on the log scale, so that its bounds are numbers
-INCONCLUSIVE = "inconclusive"
+INCONCLUSIVE: Final = "inconclusive"
 DISTURBED = "the machine was disturbed"
-WORD_LEVELS = {  # word -> level of its test; if several words hold, the first one is reported
+WORD_LEVELS: dict[Word, float] = {  # word -> level of its test; if several words hold, the first one is reported
     "faster": 0.025,
     "slower": 0.025,
     "same": 0.05,

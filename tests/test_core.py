@@ -5,6 +5,7 @@ Because no name is used, a new method or suite needs a single new file.
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
@@ -35,6 +36,9 @@ NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training obj
     "results/acceptance.py": {"mars"},  # a figure of the MARS paper
     "serving/wire.py": {"suffix"},  # a field of OpenAI's requests
 }
+
+# A verdict is a record: code reads its fields, never its text.
+TEXT_READ = re.compile(r"verdict[\w.()\[\]]*\.(startswith|endswith|partition|split)\(|\bre\.\w+\(.*verdict")
 
 
 def strings_of(source: str) -> Iterator[str]:
@@ -75,3 +79,15 @@ def test_functions_are_short(file: Path) -> None:
     name = file.relative_to(ROOT).as_posix()
     long = {f"{name} {f.name}" for f in functions if (f.end_lineno or 0) - f.lineno >= LONGEST_FUNCTION}
     assert long == {function for function in LONG_FUNCTIONS if function.split()[0] == name}
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_code_reads_the_text_of_a_verdict(file: Path) -> None:
+    assert TEXT_READ.search(file.read_text()) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["s.verdict.startswith('faster')", "str(verdict).partition(':')", "re.split(':', verdict)"]
+)
+def test_code_that_reads_a_verdict_would_be_found(line: str) -> None:
+    assert TEXT_READ.search(line)

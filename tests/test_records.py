@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from broken_files import places
 from jsonschema import Draft202012Validator
+from made_records import speedup
 from pydantic import BaseModel
 from stored import stored_json, stored_lines
 
+import mtbench
 from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.errors import UserError
 from mtbench.experiments.reproduce.format import Published
 from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
-from mtbench.results.figure_formats import Accuracy, Speedup
+from mtbench.results.figure_formats import Accuracy
 from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
@@ -99,11 +101,7 @@ def test_prompts_of_a_private_suite_are_never_written(small_run: RunDirectory) -
 
 def test_null_and_absent_are_two_things() -> None:
     """A key that was given as null is written as null, a key that was not given is not written."""
-    ratio: dict[str, Any] = dict.fromkeys(
-        ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
-    )
-    own = Speedup(baseline="ar", verdict="same", **ratio)
-    other = Speedup(baseline="ar", verdict="same", **ratio, includes_engine=True, plain=None)
+    own, other = speedup(), speedup(includes_engine=True, plain=None)
     assert "plain" not in dump(own)
     assert (own.plain, own.includes_engine) == (None, False)
     assert dump(other)["plain"] is None
@@ -169,6 +167,12 @@ def test_another_version_is_refused_before_anything_else(small_run: RunDirectory
     stored = stored_json(small_run, f"{kind}.json") | {"schema_version": 9, "new key": 1, "cells": 3}
     with pytest.raises(UserError, match=rf"^{kind}.json has schema version 9; this mtbench reads \d; restore it or"):
         validate(stored, WHOLE[f"{kind}.json"], f"{kind}.json")
+
+
+def test_results_of_another_version_are_made_again_by_report(small_run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(stored_json(small_run, "results.json") | {"schema_version": 1}))
+    with pytest.raises(UserError, match=f"this mtbench reads 3; make it again with `mtbench report {tmp_path}`"):
+        mtbench.read(tmp_path)
 
 
 def test_lines_follow_the_rules_of_a_file_that_is_only_appended_to(tmp_path: Path) -> None:

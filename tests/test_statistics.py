@@ -1,7 +1,7 @@
 """Every definition against a case computed by hand, every interval against simulation, every verdict at its limits."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtbench import statistics as stat
-from mtbench.results import verdict_words
-from mtbench.results.verdict_words import Verdict
-from mtbench.statistics import Difference, Ratio, Totals
+from mtbench.report.phrases import verdict_text
+from mtbench.results import verdicts
+from mtbench.results.figure_formats import Reason, Verdict
+from mtbench.statistics import Difference, Ratio, Totals, Word
 
 Array = npt.NDArray[np.float64]
 
@@ -29,16 +30,16 @@ def covers(ci: tuple[float | None, float | None], truth: float) -> bool:
     return low <= truth <= high
 
 
-def words(verdicts: Sequence[Verdict]) -> list[str]:
-    return [verdict.word for verdict in verdicts]
+def words(found: Sequence[Verdict]) -> list[str]:
+    return [verdict.word for verdict in found]
 
 
 def speed(*speedups: Ratio) -> list[str]:
-    return [str(verdict) for verdict in verdict_words.speed_verdicts(speedups, [None] * len(speedups))]
+    return [*map(verdict_text, verdicts.speed_verdicts(speedups, [None] * len(speedups)))]
 
 
 def accuracy(*differences: Difference, margin: float = 0.02) -> list[str]:
-    return [str(verdict) for verdict, _ in verdict_words.accuracy_verdicts(differences, margin)]
+    return [*map(verdict_text, verdicts.accuracy_verdicts(differences, margin))]
 
 
 # Ratios of totals
@@ -422,9 +423,9 @@ def test_an_equal_arm_is_rarely_worse(psi: float, n: int) -> None:
     assert exactly(n, psi, 0, lambda b, c: accuracy_p(b, c, n)["worse"] < stat.WORD_LEVELS["worse"]) <= 0.0275
 
 
-def accuracy_p(gained: int, lost: int, n: int) -> dict[str, float]:
+def accuracy_p(gained: int, lost: int, n: int) -> Mapping[Word, float]:
     """Return the p-value of each word on accuracy at a margin of 2 points."""
-    return verdict_words._accuracy_p(Difference(None, None, None, gained, lost, n), 0.02)
+    return verdicts._accuracy_p(Difference(None, None, None, gained, lost, n), 0.02)
 
 
 # Verdicts
@@ -490,7 +491,7 @@ def test_a_single_arm_gets_the_accuracy_verdict_of_its_intervals(n: int, gained:
         (False, True): "worse than margin" if high < -0.02 else "worse",
         (False, False): "inconclusive",
     }[low > -0.02, high < 0]
-    assert words([verdict for verdict, _ in verdict_words.accuracy_verdicts([difference])]) == [word]
+    assert words(verdicts.accuracy_verdicts([difference])) == [word]
 
 
 def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
@@ -498,8 +499,8 @@ def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
     four = stat.ratio_of_totals([[9.0] * 4], [[1.0] * 4])
     assert speed(four) == ["inconclusive: 4 blocks, 6 needed"]
     assert speed(four._replace(units=1, unit="round")) == ["inconclusive: 1 round, 5 needed"]
-    assert verdict_words.too_few(5) == "5 blocks, 6 needed"
-    assert verdict_words.too_few(6) is None
+    assert verdicts.too_few(5) == Reason(kind="too few", text="5 blocks, 6 needed")
+    assert verdicts.too_few(6) is None
 
 
 def test_no_time_measured_is_inconclusive() -> None:
@@ -519,14 +520,15 @@ def test_no_time_measured_is_inconclusive() -> None:
 )
 def test_windows_too_short_to_compare(windows_s: list[float], synchronisation_s: float, reason: str | None) -> None:
     """An arm needs one second in total, and each window ten times the cost of a synchronisation."""
-    assert verdict_words.too_short(windows_s, synchronisation_s) == reason
+    found = verdicts.too_short(windows_s, synchronisation_s)
+    assert (found and found.text) == reason
 
 
 def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
     """It is inconclusive for that reason. Neither it nor an arm of too few blocks counts in Holm's adjustment."""
     barely, few = ratio(1.0201 * math.exp(T_5_975 * 0.01), 0.01), ratio(2, 0.01)._replace(units=4)
-    verdicts = verdict_words.speed_verdicts([barely, barely, few], ["0.5 s timed, 1 s needed", None, None])
-    assert [str(verdict) for verdict in verdicts] == [
+    short = Reason(kind="too short", text="0.5 s timed, 1 s needed")
+    assert [*map(verdict_text, verdicts.speed_verdicts([barely, barely, few], [short, None, None]))] == [
         "inconclusive: 0.5 s timed, 1 s needed",
         "faster",
         "inconclusive: 4 blocks, 6 needed",
@@ -588,9 +590,9 @@ def test_accuracy_verdicts_are_adjusted_too() -> None:
 def test_other_arms_never_make_a_verdict_stronger(arms: list[tuple[float, float]]) -> None:
     """Every arm keeps the verdict it has alone or becomes inconclusive."""
     speedups = [ratio(*arm) for arm in arms]
-    together = words(verdict_words.speed_verdicts(speedups, [None] * len(arms)))
+    together = words(verdicts.speed_verdicts(speedups, [None] * len(arms)))
     for speedup, word in zip(speedups, together, strict=True):
-        assert word in (verdict_words.speed_verdicts([speedup], [None])[0].word, "inconclusive")
+        assert word in (verdicts.speed_verdicts([speedup], [None])[0].word, "inconclusive")
 
 
 @pytest.mark.slow
@@ -601,8 +603,8 @@ def test_false_verdicts_are_rare_with_many_arms() -> None:
     for _ in range(4000):
         baseline = 1.02 * lognormal(rng, 0.05, (1, 16))[0]
         arms = lognormal(rng, 0.05, (8, 16))
-        verdicts = verdict_words.speed_verdicts([stat.ratio_of_totals([baseline], [arm]) for arm in arms], [None] * 8)
-        false += "faster" in words(verdicts)
+        found = verdicts.speed_verdicts([stat.ratio_of_totals([baseline], [arm]) for arm in arms], [None] * 8)
+        false += "faster" in words(found)
     assert false / 4000 <= 0.03
 
 
@@ -621,9 +623,9 @@ def test_near_tie_epsilon_by_hand() -> None:
 
 def test_under_80_percent_of_the_samples_void_a_cell() -> None:
     """28 of 35 samples suffice; 27 do not, nor does a cell without samples."""
-    assert verdict_words.too_many_dropped(used=28, dropped=7) is None
-    assert verdict_words.too_many_dropped(used=27, dropped=8) == "27 of 35 samples left, 80% needed"
-    assert verdict_words.too_many_dropped(used=0, dropped=0) == "0 of 0 samples left, 80% needed"
+    assert verdicts.too_many_dropped(used=28, dropped=7) is None
+    assert verdicts.too_many_dropped(used=27, dropped=8) == "27 of 35 samples left, 80% needed"
+    assert verdicts.too_many_dropped(used=0, dropped=0) == "0 of 0 samples left, 80% needed"
 
 
 @pytest.mark.parametrize(
@@ -638,7 +640,7 @@ def test_under_80_percent_of_the_samples_void_a_cell() -> None:
 )
 def test_length_flags(length_ratio: float | None, cut: int, flags: list[str]) -> None:
     """Answers over 10 % longer or shorter, and over 5 % cut, are flagged; the limits themselves are not."""
-    assert verdict_words.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=100) == flags
+    assert verdicts.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=100) == flags
 
 
 def test_the_mean_of_tasks_has_its_own_interval() -> None:

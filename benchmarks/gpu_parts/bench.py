@@ -16,7 +16,7 @@ from mtbench.errors import UserError
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
 from mtbench.options.common import Batching
-from mtbench.results import verdict_words
+from mtbench.results import verdicts
 from mtbench.runs import simulation
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan, RunRequest
@@ -58,7 +58,8 @@ class Bench(runner.StepFile):
         """Store and say a figure of the closing table. `doubt`: why it meets or misses no bar."""
         figure = Figure(what, *(found[:3] if isinstance(found, Ratio) else (found,) * 3), beside)
         if isinstance(found, Ratio):
-            doubt = doubt or verdict_words.too_few(found.units)
+            few = verdicts.too_few(found.units)
+            doubt = doubt or (few.text if few else None)
         if not self.toy:
             figure = figure.judged(doubt)
         self.step["figures"].append(figure._asdict())

@@ -42,7 +42,7 @@ def compare(
     refuse_twice(runs, "directory", "give two different runs")
     base, *heads = map(_open, runs)
     comparison = Comparison(
-        schema_version=2,
+        schema_version=3,
         runs=[_described(stored) for stored in (base, *heads)],
         comparisons=[_compared(base, head) for head in heads],
     )

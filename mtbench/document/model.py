@@ -8,10 +8,8 @@ from mtbench.document.formatting import NONE
 from mtbench.statistics import DISTURBED
 
 Tone = Literal["good", "bad", "plain"]
-TONES: dict[Tone, tuple[str, ...]] = {  # first words of a verdict; any other verdict is neither good nor bad
-    "good": ("faster", "not worse", "exact"),
-    "bad": ("slower", "worse", "divergent"),
-}
+TONES: dict[str, Tone] = dict.fromkeys(("faster", "not worse", "exact"), "good")  # of a word; of any other plain
+TONES |= dict.fromkeys(("slower", "worse", "worse than margin", "divergent"), "bad")
 COMPARATIVES = ("faster", "slower", "not worse", "worse")  # verdicts that `than` may follow
 SIGNS: dict[Tone, str] = {"good": "▲", "bad": "▼", "plain": "•"}
 
@@ -23,15 +21,13 @@ class Verdict(NamedTuple):
     reason: str = ""
     tone: Tone = "plain"
     sign: str = SIGNS["plain"]
+    short: str = ""  # in place of a long word, where there is little room
 
     @classmethod
-    def of(cls, word: str) -> "Verdict":
-        """Return the verdict with the tone of its first words. A loss `by less than the margin` is not bad."""
-        fitting = [
-            tone for tone, words in TONES.items() if word.startswith(words) and "less than the margin" not in word
-        ]
-        tone = fitting[0] if fitting else "plain"
-        return cls(word, "", tone, SIGNS[tone])
+    def of(cls, word: str, text: str = "") -> "Verdict":
+        """Return a verdict with the tone of its word. `text`: in place of the word, where there is room."""
+        tone = TONES.get(word, "plain")
+        return cls(text or word, "", tone, SIGNS[tone], word)
 
 
 class Bar(NamedTuple):
@@ -71,7 +67,7 @@ class Entry:
     @property
     def light(self) -> bool:
         """Whether the value is not to be emphasised: words, or a figure that cannot be trusted."""
-        return self.words or self.verdict == DISTURBED
+        return self.words or (self.judged is not None and self.judged.word == DISTURBED)
 
     def line(self) -> str:
         """Return the whole entry on one line."""

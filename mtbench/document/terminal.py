@@ -18,7 +18,7 @@ STYLES: dict[Tone, str] = {"good": "green", "bad": "red", "plain": "yellow"}
 LEAST_NAME, ONE_LINE = 16, 28  # letters of a row's name that stay on one line: at the cost of any column, of a fourth
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 HEADING = 9  # letters of a line in a heading
-LONGEST = 32  # letters of a verdict; a longer one is shown without its reason
+LONGEST = 32  # letters of a verdict; of a longer one only its word is shown
 
 
 def show(document: Document, console: Console) -> None:
@@ -154,7 +154,7 @@ def _key(table: Table) -> Iterator[RichText]:
 
 def _short(verdict: Verdict) -> str:
     """Return a verdict, without its reason if it is long."""
-    return verdict.word if len(verdict.word) <= LONGEST else re.split("[:,]", verdict.word)[0]
+    return verdict.word if len(verdict.word) <= LONGEST else verdict.short or verdict.word
 
 
 def _room(columns: Sequence[Sequence[RichText]], width: int) -> int:

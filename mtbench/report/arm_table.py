@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mtbench.document.model import Entry, Row, Table, Verdict
+from mtbench.document.model import Entry, Row, Table
 from mtbench.report.arm_names import in_words
 from mtbench.results.format import ResultCell
 
@@ -52,7 +52,7 @@ def named(table: Table, names: Mapping[str, str]) -> Table:
         return text and in_words(text, names)
 
     def named_entry(entry: Entry) -> Entry:
-        verdict = words(entry.verdict) if not isinstance(entry.verdict, Verdict) else entry.verdict
+        verdict = entry.judged and entry.judged._replace(word=in_words(entry.judged.word, names))
         return replace(entry, verdict=verdict, against=words(entry.against), detail=words(entry.detail))
 
     rows = [

@@ -20,7 +20,7 @@ from mtbench.document.formatting import (
 )
 from mtbench.document.model import Entry, Row, Table
 from mtbench.report.arm_table import Column, Notes, arm_row, failure, table_of
-from mtbench.report.phrases import short_verdict
+from mtbench.report.phrases import shown_verdict
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import (
     OWNERS,
@@ -71,7 +71,7 @@ def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> T
         for versus in cell.accuracy_vs:
             difference = interval(bounds(versus), 100, 1)
             entries = [
-                Entry(points(versus.difference), difference, versus.verdict, versus.baseline),
+                Entry(points(versus.difference), difference, shown_verdict(versus.verdict), versus.baseline),
                 Entry(count(versus.gained)),
                 Entry(count(versus.lost)),
                 Entry(same.get(versus.baseline, NONE)),
@@ -125,7 +125,7 @@ def _task_entry(part: TaskFigures | ResultCell | None, baseline: str | None) -> 
     speedup = next((s for s in speedups if s.baseline == baseline), None)
     speed = Entry()
     if speedup is not None and speedup.value:
-        speed = Entry(times(speedup.value), interval(bounds(speedup)), short_verdict(speedup.verdict))
+        speed = Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict.word)
     elif part.tokens_per_s.value is not None:
         speed = Entry(f"{number(part.tokens_per_s.value)} tokens/s")
     if part.accuracy is None:
@@ -224,9 +224,8 @@ def speed_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
 def _speedup_entry(speedup: Speedup | None) -> Entry:
     if speedup is None or speedup.value is None:
         return Entry()
-    return Entry(
-        times(speedup.value), interval(bounds(speedup)), speedup.verdict, speedup.baseline, length_detail(speedup)
-    )
+    verdict = shown_verdict(speedup.verdict)
+    return Entry(times(speedup.value), interval(bounds(speedup)), verdict, speedup.baseline, length_detail(speedup))
 
 
 def length_detail(speedup: Speedup) -> str | None:
@@ -248,7 +247,8 @@ def _engine_entry(speedup: Speedup | None) -> Entry:
         return Entry()
     plain = speedup.plain
     alone = None if plain is None else f"plain {plain.arm} {times(plain.value)}"
-    return Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict, speedup.baseline, alone)
+    verdict = shown_verdict(speedup.verdict)
+    return Entry(times(speedup.value), interval(bounds(speedup)), verdict, speedup.baseline, alone)
 
 
 def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:

@@ -16,7 +16,6 @@ from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, WIDTH
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell
-from mtbench.results.verdict_words import told, withheld
 
 SPEEDUPS = "speedups"  # name of the figure that a page starts with
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
@@ -87,13 +86,12 @@ def _speedups(scene: Scene) -> Figure | None:
         _arm_text(axes, row, scene, cell, WIDTH - NAMES - right)
         beside: Any = {"transform": edge, "va": "center_baseline", "fontsize": 10, "clip_on": False}
         unit = 1 / (WIDTH - NAMES - right)
-        weight = "normal" if withheld(speedup.verdict) else "bold"
+        weight = "normal" if speedup.verdict.reason else "bold"
         axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight=weight, **beside)
         accuracy = None if cell.accuracy is None else cell.accuracy.value
         if scored:
             axes.text(1 + 86 * unit, row, f"{percent(accuracy)}%", ha="right", color=MUTED, **beside)
-        shown_as = told(times(speedup.value, 2), interval(bounds(speedup), digits=2), speedup.verdict)
-        texts.append(f"{scene.name(cell.arm)} {shown_as or 'no verdict'}")
+        texts.append(f"{scene.name(cell.arm)} {_in_words(speedup, 2)}")
     low, high = min(value for value in reach if value > 0), max(reach)
     space = max(1.04, (high / low) ** 0.04)
     plots.factor_axis(axes, min(0.9, low / space), max(1.1, high * space))
@@ -127,9 +125,15 @@ def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
     if cell.void:
         axes.plot([speedup.value or 1.0], [row], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
         return
-    fill = ACCENT if speedup.verdict.startswith("faster") else PAPER
-    edge = WARN if speedup.verdict.startswith("slower") else ACCENT
+    fill = ACCENT if speedup.verdict.word == "faster" else PAPER
+    edge = WARN if speedup.verdict.word == "slower" else ACCENT
     axes.plot([speedup.value or 1.0], [row], "o", ms=7, mew=1.6, mec=edge, mfc=fill, zorder=4)
+
+
+def _in_words(speedup: Speedup, digits: int | None = None) -> str:
+    """Return a speedup with its interval, where measurements suffice for a verdict."""
+    ends = interval(bounds(speedup), digits=digits)
+    return "no verdict" if ends is None or speedup.verdict.reason else f"{times(speedup.value, digits)} {ends}"
 
 
 def _frontier(scene: Scene) -> Figure | None:
@@ -209,12 +213,12 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
             axes.plot(list(curve), [s.value or 1.0 for s in curve.values()], color=ACCENT, lw=1, alpha=0.6, zorder=2)
             for size, speedup in curve.items():
                 plots.whisker(axes, size, bounds(speedup), color=MUTED, lw=1, zorder=1)
-                fill = ACCENT if speedup.verdict.startswith("faster") else PAPER
+                fill = ACCENT if speedup.verdict.word == "faster" else PAPER
                 axes.plot([size], [speedup.value or 1.0], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
                 reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
             ends += [(size, s.value or 1.0, str(scene.numbers[entry.arm]), INK) for size, s in [*curve.items()][-1:]]
-            values = [told(times(s.value), interval(bounds(s)), s.verdict) or "no verdict" for s in curve.values()]
-            texts.append(f"{scene.name(entry.arm)}: {listed(map('{} at {}'.format, values, curve))}")
+            points = (f"{_in_words(speedup)} at {size}" for size, speedup in curve.items())
+            texts.append(f"{scene.name(entry.arm)}: {listed(points)}")
         ticks = sorted({size for entry in entries for size in entry.swept})
         axes.set_xscale("log", base=2)
         axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.35)

@@ -12,7 +12,6 @@ from mtbench.report.phrases import (
     REPEATED_FLAG,
     cost_per_million,
     flags_of_measurement,
-    short_verdict,
     speed_word,
     spread_over_tasks,
     ungraded,
@@ -96,11 +95,11 @@ def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
 def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
     """Return the accuracy, with the verdict against the arm's baseline if there is one."""
     entry = percent_entry(cell.accuracy)
-    verdicts = {comparison.baseline: comparison.verdict for comparison in cell.accuracy_vs}
-    if cell.accuracy is None or cell.accuracy.value is None or not verdicts:
+    words = {comparison.baseline: comparison.verdict.word for comparison in cell.accuracy_vs}
+    if cell.accuracy is None or cell.accuracy.value is None or not words:
         return entry
-    baseline = own.baseline if own is not None and own.baseline in verdicts else next(iter(verdicts))
-    return replace(entry, verdict=short_verdict(verdicts[baseline]), against=None if own else baseline)
+    baseline = own.baseline if own is not None and own.baseline in words else next(iter(words))
+    return replace(entry, verdict=words[baseline], against=None if own else baseline)
 
 
 def _headline_entry(

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from mtbench import statistics
+from mtbench.document import model
 from mtbench.document.formatting import listed, number, percent
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
-from mtbench.results import verdict_words
-from mtbench.results.figure_formats import SameItems, Speedup, Spread
+from mtbench.results.figure_formats import SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
 from mtbench.runs.simulation import KINDS, flags_of
 
@@ -114,18 +115,36 @@ def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | 
     return price_per_hour / 3600 / cell.tokens_per_s.value * TOKENS_PRICED
 
 
+def verdict_text(verdict: Verdict) -> str:
+    """Return a verdict in words: its word, and what it lacks or what it rests on."""
+    if verdict.reason is not None:
+        return f"{verdict.word}: {verdict.reason.text}"
+    if (alone := verdict.alone) is not None:
+        number_ = f"{alone.arms} arms" if alone.looks == 1 else f"{alone.arms} arms and {alone.looks} looks"
+        ends = f"[{100 * alone.low:+.1f}, {100 * alone.high:+.1f}] points"
+        if alone.word in get_args(statistics.SpeedWord):
+            ends = f"[{alone.low:.2f}, {alone.high:.2f}]"
+        adjusted = f"adjusted for {number_}, the {100 * alone.level:.4g}% interval is {ends}"
+        return f"{verdict.word}: {alone.word} if it were the only arm; {adjusted}"
+    if verdict.needed is not None:
+        assumed = "at the observed difference" if verdict.needed.observed else "if the true difference is 0"
+        return f"{verdict.word}, needs n ≈ {verdict.needed.n} {assumed}"
+    return verdict.word
+
+
+def shown_verdict(verdict: Verdict) -> model.Verdict:
+    """Return a verdict in words for a table, which may shorten it to its word."""
+    return model.Verdict.of(verdict.word, verdict_text(verdict))
+
+
 def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
-    """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note says more."""
-    if verdict_words.disturbed(speedup.verdict):
+    """Return the word on a speedup. None where it is open and the arm has lost a race: its note says more."""
+    verdict = speedup.verdict
+    if verdict.reason is not None and verdict.reason.kind == "disturbed":
         return statistics.DISTURBED
-    word = short_verdict(speedup.verdict)
     lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
-    return None if lost and word == statistics.INCONCLUSIVE else word
-
-
-def short_verdict(verdict: str | None) -> str | None:
-    """Return a verdict without its reasons."""
-    return None if verdict is None else verdict.partition(":")[0].partition(",")[0]
+    is_open = verdict.word == statistics.INCONCLUSIVE and verdict.reason is None
+    return None if lost and is_open else verdict.word
 
 
 def breaks_promise(cell: ResultCell) -> bool:

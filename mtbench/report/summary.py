@@ -67,9 +67,9 @@ def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str)
     if compared:
         names = {speedup.baseline for speedup in compared}
         baseline = names.pop() if len(names) == 1 else "their baselines"
-        verdicts = [speedup.verdict for speedup in compared]
-        faster = f"{verdicts.count('faster')} of {counted(len(compared), 'arm')} faster than {baseline}"
-        sentence = f"On {place}: {faster}, {verdicts.count('slower')} slower."
+        words = [speedup.verdict.word for speedup in compared]
+        faster = f"{words.count('faster')} of {counted(len(compared), 'arm')} faster than {baseline}"
+        sentence = f"On {place}: {faster}, {words.count('slower')} slower."
     failed, void = sum(cell.status == "failed" for cell in cells), sum(bool(cell.void) for cell in cells)
     left_out = [f"{n} {word}" for n, word in ((failed, "failed"), (void, "void")) if n]
     return [sentence, *([f"Left out: {listed(left_out)}."] if left_out else [])]
@@ -114,8 +114,8 @@ def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:
 def over_batch_sizes(entry: BreakEven) -> str:
     """Return the verdicts of an arm by batch size, and where it stops paying by them."""
     sizes: dict[str, list[int]] = {}
-    for size, verdict in zip(entry.swept, entry.verdicts, strict=True):
-        sizes.setdefault(verdict.partition(":")[0], []).append(size)
+    for size, word in zip(entry.swept, entry.words, strict=True):
+        sizes.setdefault(word, []).append(size)
     verdicts = "; ".join(f"{word} at batch size {listed(of_word)}" for word, of_word in sizes.items())
     ending = f"it stops paying at {entry.batch_size}"
     if entry.reason:

@@ -16,8 +16,8 @@ from pydantic import Field
 from mtbench import statistics
 from mtbench.records import CellName, NonNegative, Record, Sha256, Size
 from mtbench.results.aggregate import Stored, void_reasons
-from mtbench.results.comparisons import accuracies, agreement, estimate
-from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Agreement, Estimate
+from mtbench.results.comparisons import accuracies, agreement
+from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Agreement, Estimate, Reason
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import summarize
 from mtbench.runs.formats import SessionRecord
@@ -117,7 +117,7 @@ class RunComparison(Record):
 class Comparison(Record):
     """Two or more runs side by side: the first one is the base, and every other run is compared with it."""
 
-    schema_version: Literal[2] = Field(description="version of this format")
+    schema_version: Literal[3] = Field(description="version of this format")
     runs: Annotated[list[ComparedRun], Field(min_length=2)] = Field(description="the runs; the first one is the base")
     comparisons: Annotated[list[RunComparison], Field(min_length=1)] = Field(
         description="one entry for each run after the first"
@@ -142,7 +142,7 @@ def _compare_cell(base: Stored, head: Stored, name: str, void_base: list[str], v
     before, after = base.cells[name], head.cells[name]
     common = [item for item in before.lines if item in after.lines]
     reason = _not_comparable(base, head, name, common)
-    doubt = "void in one of the runs" if void_base or void_head else None
+    doubt = Reason(kind="void", text="void in one of the runs") if void_base or void_head else None
     return CellAcrossRuns(
         cell=name,
         suite=before.cell.suite,
@@ -189,7 +189,7 @@ def _prompts(stored: Stored, data: CellData, items: Collection[str]) -> dict[str
     return asked
 
 
-def _figures(base: Stored, head: Stored, name: str, common: Collection[str], doubt: str | None) -> CellFigures:
+def _figures(base: Stored, head: Stored, name: str, common: Collection[str], doubt: Reason | None) -> CellFigures:
     """Return what a cell did on the common items, and its speed in each run. doubt: why there is no verdict."""
     reason = _not_scored(base, head, name)
     before, after = (_on(stored.cells[name], common, base.cells[name], head.cells[name]) for stored in (base, head))
@@ -234,9 +234,9 @@ def _ratio_per_forward(data: CellData, baseline: CellData) -> Estimate:
     """Return tokens per forward over the baseline's; all null if an engine hides its forwards."""
     ours, theirs = data.tokens_and_forwards(), baseline.tokens_and_forwards()
     if ours is None or theirs is None:
-        return estimate(None)
+        return Estimate.of(None)
     (tokens, forwards), (tokens0, forwards0) = ours, theirs
-    return estimate(statistics.ratio_of_totals([tokens, forwards0], [forwards, tokens0]))
+    return Estimate.of(statistics.ratio_of_totals([tokens, forwards0], [forwards, tokens0]))
 
 
 def _not_scored(base: Stored, head: Stored, name: str) -> str | None:

@@ -12,20 +12,21 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.results import samples, verdict_words
+from mtbench.results import samples, verdicts
 from mtbench.results.figure_formats import (
     AccuracyComparison,
     Agreement,
     Estimate,
     Floor,
     PlainSpeedup,
+    Reason,
     SameItems,
     SpeedFactors,
     Speedup,
+    Verdict,
 )
 from mtbench.results.format import BreakEven, ResultCell
 from mtbench.results.samples import CellData, FarOff, far_off
-from mtbench.results.verdict_words import Verdict
 from mtbench.runs.plan import Batching
 from mtbench.statistics import Ratio
 
@@ -131,43 +132,44 @@ def stops_paying(cells: Sequence[ResultCell]) -> list[BreakEven]:
     at the largest size, or if too little was measured there; `reason` says which. Void and failed cells are left out.
     """
     sound = {(c.suite, c.arm, c.batching, c.batch_size) for c in cells if not c.void}
-    verdicts: dict[tuple[str, str, str, Batching], dict[int, str]] = {}
+    found: dict[tuple[str, str, str, Batching], dict[int, Verdict]] = {}
     for cell in cells:
         for speedup in cell.speedup:
             arms = (cell.arm, speedup.baseline)
             both = {(cell.suite, arm, cell.batching, cell.batch_size) for arm in arms}
             if both <= sound and not speedup.includes_engine:
                 place = (cell.suite, *arms, cell.batching)
-                verdicts.setdefault(place, {})[cell.batch_size] = speedup.verdict
-    found = []
-    for (suite, arm, baseline, batching), by_size in verdicts.items():
+                found.setdefault(place, {})[cell.batch_size] = speedup.verdict
+    entries = []
+    for (suite, arm, baseline, batching), by_size in found.items():
         if len(by_size) < 2:
             continue
         size, reason = _where_it_stops(by_size)
-        found.append(
+        entries.append(
             BreakEven(
                 suite=suite,
                 arm=arm,
                 baseline=baseline,
                 batching=batching,
                 swept=sorted(by_size),
-                verdicts=[by_size[size] for size in sorted(by_size)],
+                words=[by_size[size].word for size in sorted(by_size)],
                 batch_size=size,
                 reason=reason,
             )
         )
-    return found
+    return entries
 
 
-def _where_it_stops(verdicts: Mapping[int, str]) -> tuple[int | None, str | None]:
+def _where_it_stops(by_size: Mapping[int, Verdict]) -> tuple[int | None, str | None]:
     """Return `batch_size` and `reason` from the verdicts beyond the last size at which too little was measured."""
-    unknown = max((size for size, verdict in verdicts.items() if verdict_words.withheld(verdict)), default=0)
-    known = {size: verdict for size, verdict in verdicts.items() if size > unknown}
+    reasons = {size: verdict.reason.text for size, verdict in by_size.items() if verdict.reason}
+    unknown = max(reasons, default=0)
+    known = {size: verdict.word for size, verdict in by_size.items() if size > unknown}
     if not known:
-        return None, f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
-    beyond = itertools.takewhile(lambda size: not known[size].startswith("faster"), sorted(known, reverse=True))
-    shown = [size for size in beyond if known[size].startswith(("same", "slower"))]
-    if shown or known[max(known)].startswith("faster"):
+        return None, f"{reasons[unknown]} at batch size {unknown}"
+    beyond = itertools.takewhile(lambda size: known[size] != "faster", sorted(known, reverse=True))
+    shown = [size for size in beyond if known[size] in ("same", "slower")]
+    if shown or known[max(known)] == "faster":
         return min(shown, default=None), None
     return None, f"neither faster nor shown to be no faster at batch size {max(known)}"
 
@@ -216,13 +218,6 @@ def same_items(data: CellData, cells: Iterable[CellData]) -> SameItems | None:
     )
 
 
-def estimate(ratio: Ratio | None) -> Estimate:
-    """Return the record of a ratio; all null if there is none."""
-    if ratio is None:
-        return Estimate(value=None, ci_low=None, ci_high=None)
-    return Estimate(value=ratio.value, ci_low=ratio.ci_low, ci_high=ratio.ci_high)
-
-
 def bounds(ratio: Ratio) -> list[float] | None:
     """Return the interval of a ratio as a list."""
     return None if ratio.ci_low is None or ratio.ci_high is None else [ratio.ci_low, ratio.ci_high]
@@ -252,27 +247,29 @@ def _compared(
     return found
 
 
-def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> str | None:
+def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> Reason | None:
     """Return why void arms forbid a verdict, or None."""
     if data.cell.arm in void:
-        return "the arm is void"
-    return "the baseline is void" if baseline.cell.arm in void else None
+        return Reason(kind="void", text="the arm is void")
+    return Reason(kind="void", text="the baseline is void") if baseline.cell.arm in void else None
 
 
-def _disturbed(data: CellData, baseline: CellData, blocks: Mapping[str, FarOff]) -> str | None:
+def _disturbed(data: CellData, baseline: CellData, blocks: Mapping[str, FarOff]) -> Reason | None:
     """Return that a block of the arm or of its baseline was disturbed, or one of them more than the other; or None."""
     for cell in (data.cell, baseline.cell):
         if cell.cell in blocks:
-            return f"{statistics.DISTURBED} in block {blocks[cell.cell].block} of {cell.arm}"
+            where = f"in block {blocks[cell.cell].block} of {cell.arm}"
+            return Reason(kind="disturbed", text=f"{statistics.DISTURBED} {where}")
     more, less = sorted((data, baseline), key=lambda one: -one.stretch)
     if more.stretch / less.stretch > samples.STRETCHED:
         waited = [f"{1 - 1 / one.stretch:.0%} of the time of {one.cell.arm}" for one in (more, less)]
-        return f"{statistics.DISTURBED}: others had the processor in {waited[0]}, and in {waited[1]}"
+        had = f"others had the processor in {waited[0]}, and in {waited[1]}"
+        return Reason(kind="disturbed", text=f"{statistics.DISTURBED}: {had}")
     return None
 
 
 def _speedups(
-    arms: Sequence[CellData], baseline: CellData, synchronisation_s: float, doubts: Sequence[str | None], looks: int
+    arms: Sequence[CellData], baseline: CellData, synchronisation_s: float, doubts: Sequence[Reason | None], looks: int
 ) -> list[tuple[CellData, Speedup]]:
     """Return the arms with samples of the same blocks as the baseline, each with its speedup on these.
 
@@ -288,14 +285,13 @@ def _speedups(
         doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
         for _, data, base, doubt in timed
     ]
-    verdicts = verdict_words.speed_verdicts(shared, reasons, looks=looks)
-    judged = zip(timed, ratios, verdicts, strict=True)
+    judged = zip(timed, ratios, verdicts.speed_verdicts(shared, reasons, looks=looks), strict=True)
     return [(arm, _speedup(data, base, ratio, verdict)) for (arm, data, base, _), ratio, verdict in judged]
 
 
-def _too_short(data: CellData, synchronisation_s: float) -> str | None:
+def _too_short(data: CellData, synchronisation_s: float) -> Reason | None:
     """Return why the timed windows are too short to compare, or None."""
-    return verdict_words.too_short([t.wall_s for t in data.samples], synchronisation_s)
+    return verdicts.too_short([t.wall_s for t in data.samples], synchronisation_s)
 
 
 def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
@@ -313,8 +309,8 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
     wall, wall0 = data.per_unit("wall_s"), baseline.per_unit("wall_s")
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0], unit=data.unit)
     repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
-    factors = None
-    if data.totals and baseline.totals and not verdict_words.disturbed(str(verdict)):
+    factors, disturbed = None, verdict.reason is not None and verdict.reason.kind == "disturbed"
+    if data.totals and baseline.totals and not disturbed:
         factors = statistics.factors(data.totals, baseline.totals)
     return Speedup(
         baseline=baseline.cell.arm,
@@ -325,7 +321,7 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
         rate_ratio=rate.value,
         rate_ratio_ci=bounds(rate),
         length_ratio=statistics.ratio_of_totals([tokens], [tokens0]).value,
-        verdict=str(verdict),
+        verdict=verdict,
         factors=None if factors is None else SpeedFactors(**factors._asdict()),
         decode=_decode_ratio(data, baseline),
     )
@@ -336,7 +332,7 @@ def _decode_ratio(data: CellData, baseline: CellData) -> Estimate | None:
     if not data.total("decode_s") or not baseline.total("decode_s"):
         return None
     decode, decode0 = data.per_unit("decode_s"), baseline.per_unit("decode_s")
-    return estimate(statistics.ratio_of_totals([decode0], [decode], unit=data.unit))
+    return Estimate.of(statistics.ratio_of_totals([decode0], [decode], unit=data.unit))
 
 
 def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellData]) -> PlainSpeedup | None:
@@ -359,43 +355,43 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
     chosen = min(plain, key=lambda other: other.cell.on != baseline.cell.on)
     if chosen.error:
         return None
-    return PlainSpeedup(arm=chosen.cell.arm, **dict(estimate(wall_ratio(chosen, baseline))))
+    return PlainSpeedup(arm=chosen.cell.arm, **dict(Estimate.of(wall_ratio(chosen, baseline))))
 
 
 def accuracies(
-    arms: Sequence[CellData], baseline: CellData, max_loss: float, doubts: Sequence[str | None], looks: int
+    arms: Sequence[CellData], baseline: CellData, max_loss: float, doubts: Sequence[Reason | None], looks: int
 ) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
     changes = (statistics.gains_and_losses(data.scores, baseline.scores) for data in arms)
     differences = [statistics.paired_difference(*change) for change in changes]
     reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
-    verdicts = verdict_words.accuracy_verdicts(differences, statistics.as_share(max_loss), reasons, looks=looks)
+    judged = verdicts.accuracy_verdicts(differences, statistics.as_share(max_loss), reasons, looks=looks)
     found = {}
-    for data, difference, (verdict, needed) in zip(arms, differences, verdicts, strict=True):
+    for data, difference, verdict in zip(arms, differences, judged, strict=True):
         if not difference.n:
             continue
         found[data.cell.arm] = AccuracyComparison(
             baseline=baseline.cell.arm,
             **difference._asdict(),
             p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
-            verdict=_settled(data, baseline) or str(verdict),
-            n_needed=None if needed is None else needed.n,
+            verdict=_settled(data, baseline) or verdict,
         )
     return found
 
 
-def _same_tokens(data: CellData, baseline: CellData) -> str | None:
+def _same_tokens(data: CellData, baseline: CellData) -> Reason | None:
     """Return that an arm has its baseline's tokens on all items, so that nothing is left to test; else None."""
     items, identical = _common(data, baseline)
     if not items or identical < items:
         return None
-    return f"same tokens on all {items} items" if items > 1 else "same tokens on the only item"
+    text = f"same tokens on all {items} items" if items > 1 else "same tokens on the only item"
+    return Reason(kind="same tokens", text=text)
 
 
-def _settled(data: CellData, baseline: CellData) -> str | None:
+def _settled(data: CellData, baseline: CellData) -> Verdict | None:
     """Return the verdict on an arm that promises its baseline's tokens and has them on all items; else None."""
     same = _same_tokens(data, baseline)
-    return f"not worse: {same}" if same and data.cell.claims == "lossless" else None
+    return Verdict(word="not worse", reason=same) if same and data.cell.claims == "lossless" else None
 
 
 def agreement(data: CellData, baseline: CellData) -> Agreement:

@@ -21,20 +21,26 @@ from typing import NamedTuple, Protocol
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_served
-from mtbench.results import verdict_words
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
 from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
 from mtbench.results.decision_text import headline as headline
 from mtbench.results.decision_text import sentence
 from mtbench.results.figure_formats import AccuracyComparison, Estimate, Speedup
 from mtbench.results.format import ResultCell
-from mtbench.results.verdict_words import Bounds
 from mtbench.runs.plan import APART
 
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")
 SURELY_WORSE = "worse than margin"
 MOST_BLOCKS = 10_000  # an arm that needs more blocks is said to need no known number
+
+
+class Bounds(NamedTuple):
+    """An interval of a ratio, and its level."""
+
+    low: float | None  # None: too few units
+    high: float | None
+    level: float = 0.95
 
 
 class Pairs(Protocol):
@@ -111,8 +117,8 @@ class _Accuracy(NamedTuple):
     batch_size: int  # at which it was measured
 
     @property
-    def word(self) -> str:
-        return self.found.verdict
+    def word(self) -> statistics.Word:
+        return self.found.verdict.word
 
 
 class _Arm(NamedTuple):
@@ -137,12 +143,12 @@ class _Arm(NamedTuple):
 
     @property
     def faster(self) -> bool:
-        return self.speedup.verdict.startswith("faster")
+        return self.speedup.verdict.word == "faster"
 
     @property
     def allowed(self) -> bool:
         """Whether it may be used if it is faster."""
-        accurate = self.same_tokens or (self.accuracy is not None and self.accuracy.word.startswith(NOT_WORSE))
+        accurate = self.same_tokens or (self.accuracy is not None and self.accuracy.word in NOT_WORSE)
         return accurate and not self.misses_slo
 
     @property
@@ -150,7 +156,7 @@ class _Arm(NamedTuple):
         """Whether it is shown that the arm is no faster, loses too much or is over a limit."""
         if self.lost or self.no_faster or self.misses_slo:
             return True
-        worse = self.accuracy is not None and self.accuracy.word.startswith(SURELY_WORSE)
+        worse = self.accuracy is not None and self.accuracy.word == SURELY_WORSE
         return worse and not self.same_tokens
 
 
@@ -224,7 +230,7 @@ def _arms(
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
         if cell.reference or cell.void or cell.status == "failed" or speedup is None:
             continue
-        high = None if verdict_words.withheld(speedup.verdict) else pairs.bounds(cell, plain).high
+        high = None if speedup.verdict.reason else pairs.bounds(cell, plain).high
         no_faster = high is not None and high < 1 + statistics.SPEED_MARGIN
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
         late = cell.cell in misses_slo
@@ -235,11 +241,14 @@ def _arms(
 
 def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
     """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
-    if verdict_words.withheld(speedup.verdict):
+    verdict = speedup.verdict
+    if verdict.reason:
         return Bounds(None, None)
-    if speedup.verdict.startswith("faster"):
+    if verdict.word == "faster":
         return Bounds(speedup.ci_low, speedup.ci_high)
-    return verdict_words.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain, tested=True)
+    if verdict.alone:
+        return Bounds(verdict.alone.low, verdict.alone.high, verdict.alone.level)
+    return pairs.bounds(cell, plain, tested=True)
 
 
 def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
@@ -317,9 +326,9 @@ def _doubt(arm: _Arm) -> str:
 
 
 def _doubt_of_speed(arm: _Arm) -> str:
-    if verdict_words.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
-        again = "; measure again in a new run" if verdict_words.disturbed(arm.speedup.verdict) else ""
-        return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'}{again})"
+    if (reason := arm.speedup.verdict.reason) is not None:
+        again = "; measure again in a new run" if reason.kind == "disturbed" else ""
+        return f"its speed has no verdict ({reason.text}{again})"
     needed, unit = _units_needed(arm), "rounds" if APART in arm.cell.flags else "blocks"
     takes = f"over {MOST_BLOCKS:,} {unit}" if needed is None else f"at least {needed:,} {unit}"
     return f"{takes} would show whether it is faster ({_timed(arm.cell):,} were timed)"
@@ -328,8 +337,8 @@ def _doubt_of_speed(arm: _Arm) -> str:
 def _doubt_of_tokens(arm: _Arm) -> str:
     if arm.accuracy is None:
         return f"its tokens are not shown to be those of plain decoding{_ungraded(arm.cell)}, and no answer was scored"
-    needed = arm.accuracy.found.n_needed
-    takes = "no known number of items" if needed is None else f"at least {needed:,} items"
+    needed = arm.accuracy.found.verdict.needed
+    takes = "no known number of items" if needed is None else f"at least {needed.n:,} items"
     return f"{takes} would show whether it loses more accuracy than accepted ({arm.accuracy.found.n:,} were scored)"
 
 
@@ -353,9 +362,8 @@ def _units_needed(arm: _Arm) -> int | None:
     None: not known, or over `MOST_BLOCKS`. The width of an interval falls with the square root of the number of units.
     """
     value, (low, high, _), timed = arm.speedup.value, arm.bounds, _timed(arm.cell)
-    if arm.faster or not value or not high:
+    if arm.faster or not value or not low or not high:
         return None
-    low = low or value**2 / high  # a bound printed as 0.00: the interval is symmetric on the log scale
     distance = abs(math.log(value) - math.log(1 + statistics.SPEED_MARGIN))
     if not distance:
         return None

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.results.decision_format import Choice, Decision, Recommendation
-from mtbench.results.verdict_words import told
 from mtbench.statistics import SPEED_MARGIN, decimals
 
 DEMONSTRATION = "On this demonstration"
@@ -146,9 +145,10 @@ def _value(choice: Choice) -> float:
 def times(choice: Choice) -> str | None:
     """Return a speedup by its interval; None if it has none."""
     low, high = choice.speedup.ci_low, choice.speedup.ci_high
-    places = decimals(high or 0.0)
-    between = None if low is None or high is None else f"{low:.{places}f} to {high:.{places}f}"
-    return told(between or "", between and f"times ({100 * choice.level:.4g} %)")
+    if low is None or high is None:
+        return None
+    places = decimals(high)
+    return f"{low:.{places}f} to {high:.{places}f} times ({100 * choice.level:.4g} %)"
 
 
 def _cost(choice: Choice) -> str:

@@ -1,8 +1,8 @@
 """Single figures of results.json as records: estimates, comparisons, acceptance, the parts of a speedup."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from mtbench.records import (
     Count,
@@ -17,29 +17,60 @@ from mtbench.records import (
 )
 from mtbench.runs.formats import REPORTED_BY, Grade
 from mtbench.runs.plan import Batching
-
-SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
-AccuracyWord = Literal["not worse", "worse by less than the margin", "worse than margin", "worse", "inconclusive"]
-SPEED_WORDS: tuple[SpeedWord, ...] = get_args(SpeedWord)
-ACCURACY_WORDS: tuple[AccuracyWord, ...] = get_args(AccuracyWord)
+from mtbench.statistics import Proportion, Ratio, Word
 
 
-def _one_of(words: tuple[str, ...]) -> StringConstraints:
-    """Return the constraint of a verdict: one of the words; a detail may follow a colon or a comma."""
-    return StringConstraints(pattern=f"^({'|'.join(words)})($|: |, )")
+class Reason(Record):
+    """Why no test decided a verdict."""
+
+    kind: Literal["void", "disturbed", "too short", "too few", "nothing measured", "same tokens"] = Field(
+        description="void: the arm or its baseline; disturbed: the machine; too short: timed windows; too few: blocks, "
+        "rounds; same tokens: on all items, so that nothing is left to test"
+    )
+    text: str = Field(description="the same in words, with numbers")
 
 
-SpeedVerdict = Annotated[str, _one_of(SPEED_WORDS)]
-AccuracyVerdict = Annotated[str, _one_of(ACCURACY_WORDS)]
-SPEED_VERDICT = "faster, slower, same or inconclusive; a detail may follow"
+class Alone(Record):
+    """The word that would hold without the adjustment for several arms, and the adjusted interval."""
+
+    word: Word = Field(description="the word")
+    level: Share = Field(description="level of the interval")
+    low: float = Field(description="lower bound: of the ratio of speed, or of the difference of accuracy as a share")
+    high: float = Field(description="upper bound")
+    arms: Size = Field(description="arms that the adjustment is for")
+    looks: Size = Field(description="looks that it is for; 1: the verdicts are looked at once")
+
+
+class NeededItems(Record):
+    """The items at which the arm is found `not worse` four times in five."""
+
+    n: Size = Field(description="items")
+    observed: bool = Field(description="true: at the observed difference; false: if the true difference is 0")
+
+
+class Verdict(Sparse):
+    """What is known of a speed or an accuracy. mtbench/report/phrases.py makes its words for people."""
+
+    word: Word = Field(
+        description="speed: faster, slower, same or inconclusive; accuracy: not worse, worse by less than the margin, "
+        "worse, worse than margin or inconclusive"
+    )
+    reason: Reason | None = Field(None, description="why no test decided it; absent: one did")
+    alone: Alone | None = Field(None, description="what only the adjustment withholds; absent: nothing")
+    needed: NeededItems | None = Field(None, description="items that would decide it; absent: decided, or enough items")
 
 
 class Estimate(Record):
-    """A ratio of totals with its 95 % interval."""
+    """A value with its 95 % interval."""
 
-    value: float | None = Field(description="the ratio; null: not measured")
+    value: float | None = Field(description="the value; null: not measured")
     ci_low: float | None = Field(description="lower bound; null: too few units")
     ci_high: float | None = Field(description="upper bound; null: too few units")
+
+    @classmethod
+    def of(cls, found: Ratio | Proportion | None) -> "Estimate":
+        """The record of a ratio or a share; all null if there is none."""
+        return cls(**{name: getattr(found, name, None) for name in ("value", "ci_low", "ci_high")})
 
 
 class Percentiles(Record):
@@ -101,13 +132,7 @@ class AccuracyComparison(Sparse):
     lost: Count = Field(description="items that only the baseline answers correctly")
     n: Count = Field(description="items that both answered")
     p_mcnemar: float | None = Field(description="exact p-value of McNemar's test; it decides nothing")
-    verdict: AccuracyVerdict = Field(
-        description="not worse, worse by less than the margin, worse, worse than margin or inconclusive; a detail may "
-        "follow"
-    )
-    n_needed: Count | None = Field(
-        description="items at which the arm is found `not worse` four times in five; null: decided, or enough items"
-    )
+    verdict: Verdict = Field(description="verdict on accuracy")
 
 
 class Agreement(Record):
@@ -128,13 +153,10 @@ class SpeedFactors(Record):
     decode_share: NonNegative = Field(description="decoding share of wall time, arm over baseline")
 
 
-class PlainSpeedup(Record):
+class PlainSpeedup(Estimate):
     """The same ratio for the plain reference by the arm's own engine: the part of the engine alone."""
 
     arm: str = Field(description="arm of the plain reference")
-    value: float | None = Field(description="wall time of the baseline over that of the plain reference")
-    ci_low: float | None = Field(description="lower bound; null: too few blocks")
-    ci_high: float | None = Field(description="upper bound; null: too few blocks")
 
 
 class TaskValue(Record):
@@ -158,21 +180,26 @@ class Spread(Record):
     tasks: Annotated[int, Field(ge=2)] = Field(description="tasks of the cell")
 
 
-class Speedup(Sparse):
-    """The speed of the arm over one baseline.
-
-    With includes_engine the baseline ran by another engine, so that the engine's part is in the ratio.
-    """
+class TaskSpeedup(Sparse):
+    """The speed of the arm over one baseline."""
 
     baseline: str = Field(description="arm of the baseline")
     value: float | None = Field(description="wall time of the baseline over that of the arm")
     ci_low: float | None = Field(description="lower bound; null: too few blocks")
     ci_high: float | None = Field(description="upper bound; null: too few blocks")
+    verdict: Verdict = Field(description="verdict on speed")
+
+
+class Speedup(TaskSpeedup):
+    """The speed of the arm over one baseline, on all items.
+
+    With includes_engine the baseline ran by another engine, so that the engine's part is in the ratio.
+    """
+
     ci_repeat: Interval | None = Field(description="interval over rounds in place of blocks; null: too few rounds")
     rate_ratio: float | None = Field(description="tokens per second, arm over baseline")
     rate_ratio_ci: Interval | None = Field(description="low and high of rate_ratio; null: too few blocks")
     length_ratio: float | None = Field(description="tokens of the arm over tokens of the baseline")
-    verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
     factors: SpeedFactors | None = Field(
         description="factors of rate_ratio; null: nothing was measured, an engine hides its counters, or the machine "
         "was disturbed"
@@ -193,16 +220,6 @@ class Speedup(Sparse):
         description="decoding time of the baseline over that of the arm, without the prompts; null: not measured, or "
         "an engine does not tell it",
     )
-
-
-class TaskSpeedup(Record):
-    """The speed of the arm over one baseline by the same engine, on one task."""
-
-    baseline: str = Field(description="arm of the baseline")
-    value: float | None = Field(description="wall time of the baseline over that of the arm")
-    ci_low: float | None = Field(description="lower bound; null: too few blocks")
-    ci_high: float | None = Field(description="upper bound; null: too few blocks")
-    verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
 
 
 class DerivedAcceptance(Sparse):

@@ -7,7 +7,7 @@ import numpy as np
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
-from mtbench.results import verdict_words
+from mtbench.results import verdicts
 from mtbench.results.comparisons import Comparisons
 from mtbench.results.figure_formats import Finish, Lossless
 from mtbench.results.samples import CellData, FarOff
@@ -37,7 +37,7 @@ def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
         reasons.append("tokens differ between rounds")
     if data.timings:
         dropped = sum(bool(t.dropped) for t in data.timings)
-        few = verdict_words.too_many_dropped(used=len(data.timings) - dropped, dropped=dropped)
+        few = verdicts.too_many_dropped(used=len(data.timings) - dropped, dropped=dropped)
         if few:
             reasons.append(few)
     return reasons
@@ -159,7 +159,7 @@ def result_flags(cell: Cell, summary: Summary, finish: Finish, comparisons: Comp
         ratios = [s.length_ratio for s in comparisons.speedup if not s.includes_engine]
         length_ratio = ratios[0] if ratios else None
         cut = finish.length
-        flags += verdict_words.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=summary.items)
-    if any(a.verdict.startswith(statistics.INCONCLUSIVE) for a in comparisons.accuracy_vs):
+        flags += verdicts.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=summary.items)
+    if any(a.verdict.word == statistics.INCONCLUSIVE for a in comparisons.accuracy_vs):
         flags.append("accuracy inconclusive")
     return flags

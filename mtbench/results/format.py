@@ -37,15 +37,15 @@ from mtbench.results.figure_formats import (
     Samples,
     SpeedParts,
     Speedup,
-    SpeedVerdict,
     Spread,
     TaskFigures,
 )
 from mtbench.runs.formats import Elimination, Environment
 from mtbench.runs.plan import CELL_ID, Batching, Length, Simulated
 from mtbench.runs.run_request import CHECKPOINTS
+from mtbench.statistics import Word
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 
 Status = Literal["ok", "left", "partial", "failed"]
 
@@ -160,7 +160,7 @@ class BreakEven(Record):
     baseline: str = Field(description="arm of the baseline")
     batching: Batching = Field(description="way of batching")
     swept: list[Size] = Field(min_length=2, description="batch sizes measured, ascending")
-    verdicts: list[SpeedVerdict] = Field(min_length=2, description="verdict on speed at each of these sizes")
+    words: list[Word] = Field(min_length=2, description="word of the verdict on speed at each of these sizes")
     batch_size: Size | None = Field(
         description="smallest size that is shown to be no faster, beyond the last faster size and all sizes with too "
         "few measurements; null: faster at the largest size, or not shown"
@@ -192,7 +192,7 @@ class Results(Sparse):
     A value is never NaN; null is what was not measured.
     """
 
-    schema_version: Literal[2] = Field(description="version of this format")
+    schema_version: Literal[3] = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run; other runs of the same plan have other ones")
     command: list[str] = Field(description="command line that began the run")
     environment: ResultEnvironment = Field(description="machine and sessions of the run")

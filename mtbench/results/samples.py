@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtbench import statistics
-from mtbench.results import verdict_words
+from mtbench.results import verdicts
 from mtbench.runs.formats import Elimination, GenerationLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Item
 from mtbench.runs.run import Run
@@ -267,7 +267,7 @@ def _valid(
     present = {name: [t for t in timings[name] if t.block < until[name]] for name in group.cells if name not in errors}
     clean = {name: {(t.round, t.block) for t in lines if not t.dropped} for name, lines in present.items()}
     lost = {name: len(present[name]) - len(pairs) for name, pairs in clean.items()}
-    void = {n for n in clean if lost[n] and verdict_words.too_many_dropped(used=len(clean[n]), dropped=lost[n])}
+    void = {n for n in clean if lost[n] and verdicts.too_many_dropped(used=len(clean[n]), dropped=lost[n])}
     if len(void) == len(clean):
         void = set()
     compared = {name: pairs for name, pairs in clean.items() if name not in void}

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench import statistics
-from mtbench.results import acceptance, verdict_words
-from mtbench.results.comparisons import bounds, compare, estimate
+from mtbench.results import acceptance
+from mtbench.results.comparisons import bounds, compare
 from mtbench.results.figure_formats import (
     AcceptanceFigures,
     Accuracy,
@@ -59,7 +59,7 @@ def summarize(data: CellData, metric: str | None) -> Summary:
         tokens_per_forward=None if per_forward is None else per_forward.value,
         tokens_per_forward_ci=None if per_forward is None else bounds(per_forward),
         acceptance=acceptance.of_cell(data),
-        tokens_per_s=estimate(rate),
+        tokens_per_s=Estimate.of(rate),
     )
 
 
@@ -111,7 +111,7 @@ def _speedup_spread(tasks: Sequence[TaskFigures], baseline: str) -> Spread | Non
         (part.task, speedup.value, speedup.ci_low, speedup.ci_high)
         for part in tasks
         for speedup in part.speedup
-        if speedup.baseline == baseline and not verdict_words.withheld(speedup.verdict)
+        if speedup.baseline == baseline and speedup.verdict.reason is None
     ]
     return _spread(figures, len(tasks))
 
@@ -143,13 +143,7 @@ def _part(data: CellData, task: str, blocks: set[int]) -> CellData:
 
 
 def _task_speedup(speedup: Speedup) -> TaskSpeedup:
-    return TaskSpeedup(
-        baseline=speedup.baseline,
-        value=speedup.value,
-        ci_low=speedup.ci_low,
-        ci_high=speedup.ci_high,
-        verdict=speedup.verdict,
-    )
+    return TaskSpeedup(**{name: getattr(speedup, name) for name in TaskSpeedup.model_fields})
 
 
 def _accuracy(metric: str | None, scores: Mapping[str, float]) -> Accuracy | None:

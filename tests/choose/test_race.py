@@ -15,6 +15,7 @@ from mtbench.experiments.choose.race import Block, RacedArm, looks, replay
 from mtbench.experiments.choose.runner import misses_slo
 from mtbench.results.comparisons import compare
 from mtbench.results.decision import recommend
+from mtbench.results.figure_formats import Verdict
 
 LOSS = 2.0
 LOSSES = [None, None, None, 0.0, 1.0, 3.0, 20.0]  # points, of arms; None: the tokens of plain decoding
@@ -197,7 +198,7 @@ def test_an_arm_without_a_word_is_shown_with_the_interval_that_its_word_is_teste
         for name in names[1:]:
             cell = result_cell(arm=name, cell=name, claims="distribution", blocks=6, speedup=over[name].speedup)
             [found] = recommend([plain, cell], max_loss=LOSS, pairs=pairs)
-            if over[name].speedup[0].verdict == "inconclusive" and found.undecided is not None:
+            if over[name].speedup[0].verdict == Verdict(word="inconclusive") and found.undecided is not None:
                 low, high = found.undecided.speedup.ci_low, found.undecided.speedup.ci_high
                 assert low is not None
                 assert high is not None

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from made_records import result_cell
+from made_records import result_cell, speedup
 
 from mtbench import statistics
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay
-from mtbench.results import verdict_words
-from mtbench.results.decision import Intervals, recommend
+from mtbench.results import verdicts
+from mtbench.results.decision import Bounds, Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
-from mtbench.results.figure_formats import AccuracyComparison, Agreement, Speedup
+from mtbench.results.figure_formats import AccuracyComparison, Agreement, Verdict
 from mtbench.results.format import ResultCell
 from mtbench.statistics import Difference
 
@@ -73,8 +72,8 @@ class _Often(Intervals):
 
     highest: Mapping[str, float | None]  # speed of each arm over plain decoding
 
-    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> verdict_words.Bounds:
-        return verdict_words.Bounds(None, self.highest[cell.arm])
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
+        return Bounds(None, self.highest[cell.arm])
 
 
 def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendation, Outcome, int]:
@@ -97,28 +96,21 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
         differences.append(
             Difference((gained - lost) / len(pairs) if pairs else None, None, None, gained, lost, len(pairs))
         )
-    speeds = verdict_words.speed_verdicts(ratios, [None] * len(arms), looks=number)
+    speeds = verdicts.speed_verdicts(ratios, [None] * len(arms), looks=number)
     lossy = [place for place, arm in enumerate(arms) if not arm.claims_lossless]
-    words = verdict_words.accuracy_words(
+    words = verdicts.accuracy_words(
         [differences[place] for place in lossy], statistics.as_share(max_loss), looks=number
     )
     word_of = dict(zip(lossy, words, strict=True))
     cells = [result_cell(arm=PLAIN, cell=PLAIN, reference=True, checkpoints=CHECKPOINTS)]
     for place, (arm, ratio, speed) in enumerate(zip(arms, ratios, speeds, strict=True)):
-        times: dict[str, Any] = {
-            "value": ratio.value,
-            "ci_low": ratio.ci_low,
-            "ci_high": ratio.ci_high,
-            "verdict": str(speed),
-        }
-        nothing: dict[str, Any] = dict.fromkeys(("ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors"))
+        times = {"value": ratio.value, "ci_low": ratio.ci_low, "ci_high": ratio.ci_high, "verdict": speed}
         difference = differences[place]
         accuracy = AccuracyComparison(
             baseline=PLAIN,
             **difference._asdict(),
             p_mcnemar=None,
-            verdict=word_of.get(place, "not worse: same tokens on all items"),
-            n_needed=None,
+            verdict=Verdict(word=word_of.get(place, "not worse")),
         )
         gone, blocks = left.get(arm.name), upto[arm.name]
         cells.append(
@@ -127,7 +119,7 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
                 cell=arm.name,
                 checkpoints=CHECKPOINTS,
                 claims="lossless" if arm.claims_lossless else "lossy",
-                speedup=[Speedup(baseline=PLAIN, **nothing, **times)],
+                speedup=[speedup(baseline=PLAIN, **times)],
                 accuracy_vs=[accuracy],
                 agreement=[Agreement(baseline=PLAIN, items=blocks, identical=blocks if arm.claims_lossless else 0)],
                 blocks=blocks,

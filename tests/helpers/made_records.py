@@ -4,7 +4,7 @@ from typing import Any
 
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import Decision, Looks, RaceCost
-from mtbench.results.figure_formats import Estimate, Finish, Percentiles, Samples, Speedup
+from mtbench.results.figure_formats import Estimate, Finish, Percentiles, Reason, Samples, Speedup, Verdict
 from mtbench.results.format import ResultCell, ResultEnvironment, Results, StatisticsInfo
 from mtbench.results.samples import CellData
 from mtbench.runs.formats import GenerationLine, TimingLine
@@ -106,11 +106,17 @@ def made_decision(results: Results, **given: Any) -> Decision:
     return Decision(**values | given)
 
 
-def speedup(**given: Any) -> Speedup:
-    """A comparison in which nothing but the verdict is known."""
+def doubted(text: str, kind: Any = "too few") -> Verdict:
+    """A verdict that no test decided, for this reason."""
+    return Verdict(word="inconclusive", reason=Reason(kind=kind, text=text))
+
+
+def speedup(*, verdict: Any = "inconclusive", **given: Any) -> Speedup:
+    """A comparison in which nothing but the verdict is known; of that a word is enough."""
     figures = ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
     values: dict[str, Any] = dict.fromkeys(figures)
-    return Speedup(**values | {"baseline": "ar@ar/graph", "verdict": "inconclusive"} | given)
+    judged = verdict if isinstance(verdict, Verdict) else Verdict(word=verdict)
+    return Speedup(**values | {"baseline": "ar@ar/graph", "verdict": judged} | given)
 
 
 def result_cell(**given: Any) -> ResultCell:
@@ -133,7 +139,7 @@ def result_cell(**given: Any) -> ResultCell:
 def made_results(cells: list[ResultCell]) -> Results:
     """results.json of a run with these cells, of which nothing else is known."""
     return Results(
-        schema_version=2,
+        schema_version=3,
         run_id="0" * 12,
         command=[],
         environment=ResultEnvironment(command=[]),

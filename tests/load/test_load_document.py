@@ -28,7 +28,7 @@ def made(*names: str) -> Load:
         ]
         sent.append(Sent(arm, 1.0, points, Scores(), slo))
     return Load(
-        schema_version=2,
+        schema_version=3,
         started="2026-11-22T12:00:00Z",
         complete=True,
         environment=Environment(started="2026-11-22T12:00:00Z", processor="a processor", platform="Linux", cores=2),

@@ -9,6 +9,8 @@ from mtbench.experiments.load.format import RequestLine
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import window_s
 from mtbench.experiments.load.summary import Sent, cell, compare, is_good
+from mtbench.report.phrases import verdict_text
+from mtbench.results.figure_formats import Verdict
 
 SLO: Limits = {"ttft": 0.2, "tpot": 0.03}
 SLOW: dict[str, Any] = {"ttft_s": 0.5, "e2e_s": 0.7}
@@ -98,14 +100,14 @@ def test_words_are_the_projects() -> None:
     base = sent(rounds([line(0), line(1)]))
     [faster] = compare(base, [other(e2e_s=0.15)], 0.02)
     assert faster.speedup.value == pytest.approx(2.0)
-    assert faster.speed_verdict == "faster"
-    assert faster.goodput_verdict == "same"
+    assert faster.speed_verdict.word == "faster"
+    assert faster.goodput_verdict.word == "same"
     [slower] = compare(base, [other(**SLOW)], 0.02)
-    assert slower.speed_verdict == "slower"
+    assert slower.speed_verdict.word == "slower"
     assert slower.goodput_ratio.value is None
-    assert slower.goodput_verdict == "inconclusive: nothing measured"
+    assert verdict_text(slower.goodput_verdict) == "inconclusive: nothing measured"
     few = sent(rounds([line(0), line(1)], 3))
-    assert compare(few, [other()], 0.02)[0].speed_verdict == "inconclusive: 3 rounds, 5 needed"
+    assert verdict_text(compare(few, [other()], 0.02)[0].speed_verdict) == "inconclusive: 3 rounds, 5 needed"
 
 
 def test_times_are_compared_on_the_same_requests() -> None:
@@ -123,7 +125,7 @@ def test_accuracies_are_compared_on_the_same_items() -> None:
     assert found.items == 100
     assert found.accuracy_difference is not None
     assert found.accuracy_difference.value == -0.5
-    assert found.accuracy_verdict == "worse than margin"
+    assert found.accuracy_verdict == Verdict(word="worse than margin")
 
 
 def test_a_window_ends_with_the_last_answer() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from browsers import BROWSER, opened
-from made_records import cell_data, generation_line, made_decision, result_cell, speedup, timing_line
+from made_records import cell_data, doubted, generation_line, made_decision, result_cell, speedup, timing_line
 from rich.console import Console
 from stages import assemble, write_report
 from stored import stored_json
@@ -80,7 +80,7 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
         results["cells"].append(pattern | {"arm": arm, "cell": f"{pattern['cell']}.{i}", "flags": flags})
     for cell in results["cells"]:  # whatever else the machine did while they ran
         cell["speedup"] = [s | {"value": 1.0, "ci_low": 0.9, "ci_high": 1.1} for s in cell["speedup"]]
-    limits = {"value": 2.0, "ci_low": 1.9, "ci_high": 2.1, "verdict": "faster"}
+    limits = {"value": 2.0, "ci_low": 1.9, "ci_high": 2.1, "verdict": {"word": "faster"}}
     pattern["speedup"] = [s | limits for s in pattern["speedup"]]
     pattern |= {
         "claims": "lossless",
@@ -165,13 +165,14 @@ def test_a_price_has_a_column_and_no_price_has_none(small_run: RunDirectory, tmp
 
 
 def test_an_arm_that_lost_a_race_is_not_called_inconclusive_beside_its_reason() -> None:
-    """Its note says `surely slower`, by the race's own bound; a verdict that is told stays."""
-    gone = Elimination(cell="b", block=6, lost=True, reason="surely slower than ar@ar/graph", rival="ar.b1")
+    """Its note says by the race's own bound that it takes longer. A word stays, as does a lack of measurements."""
+    gone = Elimination(cell="b", block=6, lost=True, reason="takes longer than ar@ar/graph", rival="ar.b1")
     open_, slower = speedup(value=0.8), speedup(value=0.8, verdict="slower")
     assert speed_word(result_cell(left=gone), open_) is None
     assert speed_word(result_cell(left=gone), slower) == "slower"
     assert speed_word(result_cell(left=gone.changed(lost=False, rival=None)), open_) == "inconclusive"
     assert speed_word(result_cell(), open_) == "inconclusive"
+    assert speed_word(result_cell(left=gone), speedup(verdict=doubted("0.3 s timed, 1 s needed"))) == "inconclusive"
 
 
 def test_the_time_of_a_request_ends_with_its_answer() -> None:

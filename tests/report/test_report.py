@@ -124,7 +124,7 @@ PAYLOAD = (
 
 # The lines of a long name, on the page and in a figure; what stands in backticks.
 BREAKS = {"wbr", "g", "text", "defs", "path", "use", "code"}
-FIXED = {"on", "status", "verdict", "verdicts", "grade", "claims", "length", "batching", "method", "engine"}
+FIXED = {"on", "status", "word", "words", "kind", "grade", "claims", "length", "batching", "method", "engine"}
 FIXED |= {"plan_sha256"}
 
 

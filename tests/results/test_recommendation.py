@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from made_records import made_results, result_cell, speedup
+from made_records import doubted, made_results, result_cell, speedup
 
 from mtbench.document.formatting import interval
 from mtbench.report.summary import decided
-from mtbench.results.decision import Intervals, headline, recommend
+from mtbench.results.decision import Bounds, Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
-from mtbench.results.figure_formats import AccuracyComparison, Agreement, Lossless
+from mtbench.results.figure_formats import AccuracyComparison, Agreement, Alone, Lossless, NeededItems, Verdict
 from mtbench.results.format import ResultCell
-from mtbench.results.verdict_words import Bounds, speed_verdicts
+from mtbench.results.verdicts import speed_verdicts
 from mtbench.runs.formats import Elimination
 from mtbench.runs.plan import Simulated
 from mtbench.statistics import Ratio
@@ -43,20 +43,22 @@ def graded(grade: Any = "exact", against: str = PLAIN) -> Lossless:
 
 
 def lost(
-    gained: int = 0, losses: int = 0, n: int = 1000, verdict: str = "not worse", **given: Any
+    gained: int = 0, losses: int = 0, n: int = 1000, verdict: Any = "not worse", needed: int | None = None
 ) -> AccuracyComparison:
+    judged = Verdict(word=verdict)
+    if needed is not None:
+        judged = judged.changed(needed=NeededItems(n=needed, observed=True))
     values: dict[str, Any] = {
         "baseline": PLAIN,
         "difference": (gained - losses) / n,
         "ci_low": -0.01,
         "ci_high": 0.01,
         "p_mcnemar": None,
-        "n_needed": None,
     }
-    return AccuracyComparison(**values | {"gained": gained, "lost": losses, "n": n, "verdict": verdict} | given)
+    return AccuracyComparison(**values | {"gained": gained, "lost": losses, "n": n, "verdict": judged})
 
 
-def arm(name: str, value: float, verdict: str = "faster", *, spread: float = 1.05, **given: Any) -> ResultCell:
+def arm(name: str, value: float, verdict: Any = "faster", *, spread: float = 1.05, **given: Any) -> ResultCell:
     """An arm on the checkpoint of plain decoding; lossless and graded exact unless said otherwise."""
     times = speedup(baseline=PLAIN, value=value, ci_low=value / spread, ci_high=value * spread, verdict=verdict)
     values: dict[str, Any] = {
@@ -214,7 +216,7 @@ def test_plain_decoding_is_the_answer_if_no_arm_can_be_2_percent_faster() -> Non
     within = one([plain(), slow, arm("b", 0.86, "inconclusive", spread=1.18)])  # up to 1.015
     assert (within.word, within.undecided) == ("plain", None)
     assert one([plain(), slow, arm("b", 0.86, "inconclusive", spread=1.19)]).word == "cannot tell"  # up to 1.023
-    short = arm("b", 0.86, "inconclusive: 0.3 s timed, 1 s needed", spread=1.01)
+    short = arm("b", 0.86, doubted("0.3 s timed, 1 s needed", "too short"), spread=1.01)
     assert one([plain(), slow, short]).word == "cannot tell"
 
 
@@ -229,8 +231,8 @@ def test_plain_decoding_is_the_answer_at_the_level_of_2_5_percent() -> None:
         low, high = (math.exp(log + side * 2.13145 * log_se) for side in (-1, 1))
         timed = Ratio(math.exp(log), low, high, log_se, 16, "block")
         [verdict] = speed_verdicts([timed], [None])
-        assert str(verdict) == "same"
-        times = speedup(baseline=PLAIN, value=timed.value, ci_low=low, ci_high=high, verdict=str(verdict))
+        assert verdict.word == "same"
+        times = speedup(baseline=PLAIN, value=timed.value, ci_low=low, ci_high=high, verdict=verdict)
         assert one([plain(), arm("a", 1.0, speedup=[times])]).word == word
 
 
@@ -242,7 +244,7 @@ def test_no_conclusion_says_what_one_takes() -> None:
         "At batch size 1: no conclusion: a is 0.98 to 1.23 times (95 %) as fast as plain decoding; at least 37 blocks "
         "would show whether it is faster (16 were timed). Until then, keep plain decoding."
     )
-    found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))])
+    found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", needed=2500))])
     assert found.word == "cannot tell"
     assert "at least 2,500 items" in found.text
     assert headline([found]).startswith("At batch size 1: no conclusion: l is 1.90 to 2.10 times (95 %) as fast as")
@@ -259,7 +261,7 @@ def test_no_sentence_has_a_figure_without_a_verdict(
 ) -> None:
     """Neither of an arm that is open alone, nor of one beside the arm to use."""
     low, high = ends
-    times = speedup(baseline=PLAIN, value=value, ci_low=low, ci_high=high, verdict=f"inconclusive: {why}")
+    times = speedup(baseline=PLAIN, value=value, ci_low=low, ci_high=high, verdict=doubted(why))
     open_ = arm("a", value, speedup=[times])
     alone, beside_ = one([plain(), open_]), one([plain(), arm("b", 0.3), open_])
     for found in (alone, beside_):
@@ -272,8 +274,8 @@ def test_no_sentence_has_a_figure_without_a_verdict(
 
 def test_the_interval_that_is_shown_agrees_with_the_word() -> None:
     """1.07 to 1.18 is no reason to ask for more blocks: where an adjusted level withholds a word, its interval is."""
-    verdict = "inconclusive: faster if it were the only arm; adjusted for 7 arms, the 99.29% interval is [1.01, 1.24]"
-    found = one([plain(), arm("a", 1.12, verdict, spread=1.05)])
+    alone = Alone(word="faster", level=0.9929, low=1.01, high=1.24, arms=7, looks=1)
+    found = one([plain(), arm("a", 1.12, Verdict(word="inconclusive", alone=alone), spread=1.05)])
     assert found.undecided is not None
     assert (found.undecided.level, found.undecided.speedup.ci_low) == (0.9929, 1.01)
     assert "a is 1.01 to 1.24 times (99.29 %) as fast as plain decoding; at least 20 blocks would show" in found.text
@@ -307,12 +309,12 @@ def test_more_blocks_than_anyone_would_time_have_a_number_too() -> None:
 
 
 def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
-    wanting = lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))
+    wanting = lossy("l", 2.0, lost(verdict="inconclusive", needed=2500))
     found = one([plain(), arm("a", 1.5), wanting])
     assert (found.word, names(found)) == ("use", ["a", None])
     assert "l may be faster still (1.90 to 2.10 times (95 %)): at least 2,500 items" in found.text
     assert one([plain(), arm("a", 2.5), wanting]).undecided is None
-    second = lossy("m", 1.9, lost(verdict="inconclusive", n_needed=2500))
+    second = lossy("m", 1.9, lost(verdict="inconclusive", needed=2500))
     both = one([plain(), arm("a", 1.5), second, wanting])
     assert (both.undecided is not None and both.undecided.arm, both.also_open) == ("l", ["m"])
     assert both.text.endswith("Also open: m.")
@@ -340,7 +342,7 @@ def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
 
 
 def test_a_doubt_names_speed_and_accuracy_if_both_are_open() -> None:
-    found = one([plain(), lossy("l", 1.03, lost(verdict="inconclusive", n_needed=2500), verdict="inconclusive")])
+    found = one([plain(), lossy("l", 1.03, lost(verdict="inconclusive", needed=2500), verdict="inconclusive")])
     assert found.doubt is not None
     assert "blocks would show whether it is faster" in found.doubt
     assert "; at least 2,500 items would show" in found.doubt

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from made_records import cell_data, generation_line, timing_line
+from made_records import cell_data, doubted, generation_line, timing_line
 
 from mtbench.results import acceptance
 from mtbench.results import flags as flags_of_cells
 from mtbench.results.comparisons import compare
+from mtbench.results.figure_formats import Verdict
 from mtbench.results.samples import CellData, _units
 from mtbench.results.subtasks import summarize
 from mtbench.runs.formats import SessionRecord, TimingLine
@@ -100,10 +101,10 @@ def test_a_void_arm_or_baseline_has_no_verdict_and_no_part_in_the_adjustment(voi
     }
     found = compare(group, 0.0, 0.02, {void})
     reason = "the baseline is void" if void.startswith("ar") else "the arm is void"
-    assert found["mars@ar/graph"].speedup[0].verdict == f"inconclusive: {reason}"
+    assert found["mars@ar/graph"].speedup[0].verdict == doubted(reason, "void")
     assert found["mars@ar/graph"].speedup[0].value == pytest.approx(2)
     other = found["medusa@ar/graph"].speedup[0].verdict
-    assert other == ("inconclusive: the baseline is void" if void.startswith("ar") else "faster")
+    assert other == (doubted(reason, "void") if void.startswith("ar") else Verdict(word="faster"))
 
 
 @pytest.mark.parametrize("short", ["ar", "mars"])
@@ -116,7 +117,7 @@ def test_an_arm_or_a_baseline_with_too_short_windows_has_no_verdict(short: str) 
         for arm, before in (("ar", []), ("mars", ["ar"]))
     }
     [compared] = compare(group, 0.0, 0.02)["mars"].speedup
-    assert compared.verdict == "inconclusive: 8e-06 s timed, 1 s needed"
+    assert compared.verdict == doubted("8e-06 s timed, 1 s needed", "too short")
 
 
 @pytest.mark.parametrize(("claims", "word"), [("lossless", "not worse"), ("lossy", "inconclusive")])
@@ -130,8 +131,8 @@ def test_the_same_tokens_leave_nothing_to_test(claims: str, word: str) -> None:
     for data in group.values():
         data.scores = {"a/0/0": 1.0, "a/1/0": 0.0}
     [compared] = compare(group, 0.0, 0.02)["mars"].accuracy_vs
-    assert compared.verdict == f"{word}: same tokens on all 2 items"
-    assert compared.n_needed is None
+    same = doubted("same tokens on all 2 items", "same tokens")
+    assert compared.verdict == same.changed(word=word)
 
 
 def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_a_task_is_compared_over_its_own_blocks(run: RunDirectory, results: Resu
         if not any(c.samples.dropped for c in (cell, baseline)):
             speedup = wall_s(baseline.cell) / wall_s(cell.cell)
             assert part.speedup[0].value == pytest.approx(speedup)
-        assert part.speedup[0].verdict.startswith("inconclusive: ")
+        assert part.speedup[0].verdict.reason is not None
 
 
 def test_a_mixed_block_gives_time_to_no_task(results: Results) -> None:
@@ -105,7 +105,7 @@ def test_a_mixed_block_gives_time_to_no_task(results: Results) -> None:
     assert (alone.tokens_per_s.value or 0) > 0
     assert mixed.tokens_per_s.value is None
     assert [s.value for s in mixed.speedup] == [None] * 2
-    assert {s.verdict.partition(":")[0] for s in mixed.speedup} == {"inconclusive"}
+    assert {s.verdict.word for s in mixed.speedup} == {"inconclusive"}
 
 
 def test_a_suite_of_one_task_has_no_task_figures(results: Results) -> None:

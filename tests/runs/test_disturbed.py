@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from fork_server import run_child
-from made_records import cell_data, timing_line
+from made_records import cell_data, doubted, timing_line
 from stages import generate
 from whole import Quiet, start
 
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.hardware import machine
+from mtbench.report.phrases import verdict_text
 from mtbench.results import samples
 from mtbench.results.comparisons import compare
 from mtbench.results.flags import disturbances
@@ -167,7 +168,7 @@ def test_a_block_far_off_its_siblings_leaves_no_word_no_factors_and_is_told() ->
     assert {arm: (off.block, off.wall_s) for arm, off in far_off(group.values()).items()} == {"ar": (3, 89.5)}
     found = compare(group, 0.0, 0.02)
     [over] = found["mars"].speedup
-    assert over.verdict == "inconclusive: the machine was disturbed in block 3 of ar"
+    assert over.verdict == doubted("the machine was disturbed in block 3 of ar", "disturbed")
     assert over.value == pytest.approx(sum(ar) / sum(mars))
     assert over.factors is None
     [flag] = disturbances(group["ar"], found["ar"].far_off)
@@ -175,9 +176,9 @@ def test_a_block_far_off_its_siblings_leaves_no_word_no_factors_and_is_told() ->
     assert disturbances(group["mars"], found["mars"].far_off) == []
 
     other = compare(arms(ar=[2.7] * 8, mars=mars, medusa=[1.0] * 7 + [30.0]), 0.0, 0.02)
-    assert other["mars"].speedup[0].verdict == "faster"
+    assert other["mars"].speedup[0].verdict.word == "faster"
     assert other["mars"].speedup[0].factors is not None
-    assert other["medusa"].speedup[0].verdict == "inconclusive: the machine was disturbed in block 7 of medusa"
+    assert other["medusa"].speedup[0].verdict == doubted("the machine was disturbed in block 7 of medusa", "disturbed")
 
 
 def test_arms_that_waited_unequally_for_the_processor_have_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ def test_arms_that_waited_unequally_for_the_processor_have_no_word(monkeypatch: 
         group = arms(ar=[2.0 + b / 100 for b in range(8)], copies=[1.0 + b / 100 for b in range(8)])
         for data, share in ((group["ar"], plain), (group["copies"], copies)):
             data.timings[:] = [t.changed(wanted_s=t.wall_s, cpu_s=share * t.wall_s) for t in data.timings]
-        return compare(group, 0.0, 0.02)["copies"].speedup[0].verdict
+        return verdict_text(compare(group, 0.0, 0.02)["copies"].speedup[0].verdict)
 
     assert found(0.45, 0.78) == (
         "inconclusive: the machine was disturbed: others had the processor in 55% of the time of ar, and in 22% of the "

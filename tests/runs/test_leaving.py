@@ -91,6 +91,6 @@ def test_a_ratio_is_of_the_blocks_that_both_have() -> None:
     group = {PLAIN: data(PLAIN, [2.0] * 6 + [50.0] * 4), GONE: data(GONE, [1.0] * 6, baselines=[PLAIN])}
     [speedup] = compare(group, 0.0, 0.02)[GONE].speedup
     assert speedup.value == pytest.approx(2)
-    assert speedup.verdict == "faster"
+    assert speedup.verdict.word == "faster"
     shared_by_looks = compare(group, 0.0, 0.02, looks=5)[GONE].speedup[0]
     assert (shared_by_looks.value, shared_by_looks.ci_low) == (speedup.value, speedup.ci_low)

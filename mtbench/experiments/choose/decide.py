@@ -6,9 +6,8 @@ from mtbench import statistics
 from mtbench.experiments.choose.deploy import deployment
 from mtbench.experiments.choose.runner import Racing, over_limits
 from mtbench.records import dump
-from mtbench.results import verdict_words
 from mtbench.results.aggregate import Stored, read_stored
-from mtbench.results.decision import headline, recommend
+from mtbench.results.decision import Bounds, headline, recommend
 from mtbench.results.decision_format import (
     FILE,
     SCHEMA_VERSION,
@@ -57,7 +56,7 @@ class _Pairs:
         low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
         return low is not None and low > 1
 
-    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> verdict_words.Bounds:
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
         """Return the speed of a cell over another at the level that is shared by the looks.
 
         tested: all arms share the level, too, and both sides have the reach of the longer one, as in a verdict.
@@ -68,7 +67,7 @@ class _Pairs:
         if tested and value and low and high:
             reach = max(high / value, value / low)
             low, high = value / reach, value * reach
-        return verdict_words.Bounds(low, high, level)
+        return Bounds(low, high, level)
 
     def _compared(self, cell: ResultCell, other: ResultCell) -> int:
         """Return how many arms have a verdict over the other."""

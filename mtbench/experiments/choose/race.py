@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mtbench import statistics
-from mtbench.results import verdict_words
+from mtbench.results import verdicts
 from mtbench.results.decision import NOT_WORSE, SURELY_WORSE
 from mtbench.runs.formats import Elimination
-from mtbench.statistics import Difference, Ratio
+from mtbench.statistics import Difference, Ratio, Word
 
 CLOSE = 0.02  # arms within this share of the leader's time are as good
 NO_FASTER, DONE = f"not more than {CLOSE:.0%} faster than", "its speed needs no further blocks"  # reasons
@@ -77,7 +77,7 @@ class RacedArm:
     allows_rounding: bool = False
     graded_after: int = 0
     misses_slo: Sequence[bool] = ()
-    accuracy: str | None = None
+    accuracy: Word | None = None
     failed: bool = False  # it has no further blocks
 
 
@@ -111,13 +111,13 @@ class View:
         return not arm.reference and any(arm.misses_slo[upto - 1 : upto])
 
     def accurate(self, arm: RacedArm) -> bool:
-        return self.same(arm) or self.words.get(arm.name, "").startswith(NOT_WORSE)
+        return self.same(arm) or self.words.get(arm.name) in NOT_WORSE
 
     def allowed(self, arm: RacedArm) -> bool:
         return self.accurate(arm) and not self.misses_slo(arm)
 
     def worse(self, arm: RacedArm) -> bool:
-        return not self.same(arm) and self.words.get(arm.name, "").startswith(SURELY_WORSE)
+        return not self.same(arm) and self.words.get(arm.name) == SURELY_WORSE
 
     def faster(self, arm: RacedArm, other: RacedArm) -> bool:
         """Return whether the arm is surely faster than the other."""
@@ -137,11 +137,11 @@ class View:
         """Return whether the arm is `faster` than plain decoding, as results.json will say it, or close to it."""
         if arm is self.plain:
             return True
-        if any(verdict_words.too_short(self._walls(e), 0.0) for e in (arm, self.plain)):
+        if any(verdicts.too_short(self._walls(e), 0.0) for e in (arm, self.plain)):
             return False
         ratios = [self._time_ratio(self.plain, e, among=len(self.arms)) for e in self.arms]
-        verdicts = verdict_words.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
-        return verdicts[self.arms.index(arm)].word == "faster" or self.close(self.plain, arm)
+        judged = verdicts.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
+        return judged[self.arms.index(arm)].word == "faster" or self.close(self.plain, arm)
 
     def _walls(self, arm: RacedArm) -> list[float]:
         return [block.wall_s for block in arm.blocks[: self.upto[arm.name]] if block.wall_s is not None]
@@ -163,12 +163,12 @@ class View:
             self._ratios[pair] = statistics.shared_ratio(*columns, looks=self.looks, among=among)
         return self._ratios[pair]
 
-    def _words(self, max_loss: float) -> dict[str, str]:
+    def _words(self, max_loss: float) -> dict[str, Word]:
         """Return the word on the accuracy of every arm with other tokens, if it is known or has scores."""
         words = {e.name: e.accuracy for e in self.arms if e.accuracy is not None}
         unknown = [e for e in self.arms if e.accuracy is None and not self.same(e)]
         tested = {e.name: difference for e in unknown if (difference := self._difference(e)).n}
-        found = verdict_words.accuracy_words(list(tested.values()), statistics.as_share(max_loss), looks=self.looks)
+        found = verdicts.accuracy_words(list(tested.values()), statistics.as_share(max_loss), looks=self.looks)
         return words | dict(zip(tested, found, strict=True))
 
     def _difference(self, arm: RacedArm) -> Difference:
@@ -204,7 +204,7 @@ def replay(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float) -> 
     return Outcome(left, made, len(left) == sum(not e.failed for e in entrants))
 
 
-def words(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, str]:
+def words(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, Word]:
     """Return the word on the accuracy of every arm with other tokens at the last look that was made."""
     last = max(outcome.made, default=0)
     return View(entrants, _counted(entrants, outcome.left, last), at, max_loss).words
@@ -275,7 +275,7 @@ class _Look:
             rivals = [e for e in allowed if e is not arm and (self.view.same(e) or not self.view.same(arm))]
             quicker = next((e for e in rivals if self.view.faster(e, arm)), None)
             if quicker is not None:
-                self.leave(arm, "surely slower than", lost=True, rival=quicker)
+                self.leave(arm, "takes longer than", lost=True, rival=quicker)
 
     def end_contests(self) -> None:
         """Let the arms leave that cannot be more than 2 % faster than the leader, and leaders without a rival."""

@@ -23,7 +23,7 @@ from mtbench.runs.prompts import open_suite
 from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.runs.score import scores_of
-from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, Word
 
 
 def plan_race(request: RunRequest, found: Candidates, opened: Mapping[str, Suite] | None = None) -> Plan:
@@ -59,7 +59,7 @@ class Racing:
     expect: Callable[[int], None] | None = None  # is told how many batches are left at most when cells leave
     _suites: dict[str, Suite] = field(default_factory=dict)
     _scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by cell and item
-    _accuracies: dict[str, dict[str, str]] = field(default_factory=dict)  # words by suite and arm
+    _accuracies: dict[str, dict[str, Word]] = field(default_factory=dict)  # words by suite and arm
     _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
 
     @property
@@ -177,7 +177,7 @@ class Racing:
         """Return why a cell leaves, with the rival's arm."""
         return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
 
-    def _known(self, group: Group) -> dict[str, str]:
+    def _known(self, group: Group) -> dict[str, Word]:
         """Return by arm the word on its accuracy from the largest batch size; empty for that size itself.
 
         It is computed once: the largest batch size has ended when a smaller one begins.

@@ -21,7 +21,6 @@ from mtbench.experiments.gate.format import (
     TimeTest,
     Verdict,
 )
-from mtbench.results.verdict_words import told
 
 NOT_COMPARED = "not compared"
 ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
@@ -55,7 +54,7 @@ class Status(NamedTuple):
     def verdict(self) -> model.Verdict:
         if self.word is None:
             return model.Verdict(self.text)
-        return model.Verdict(self.text, tone=TONES[self.word], sign=SIGNS[self.word])
+        return model.Verdict(self.text, tone=TONES[self.word], sign=SIGNS[self.word], short=self.word)
 
 
 def change(test: TimeTest) -> str:
@@ -72,7 +71,8 @@ def change_interval(test: TimeTest) -> str | None:
 
 def changed_by(test: TimeTest) -> str:
     """Return a difference in percent with its interval, for a sentence."""
-    return told(change(test), change_interval(test)) or "no interval"
+    ends = change_interval(test)
+    return "no interval" if ends is None else f"{change(test)} {ends}"
 
 
 def _digits(test: TimeTest) -> int:

@@ -10,8 +10,8 @@ from mtbench.experiments.load.figures import draw
 from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, ServerFacts
 from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
+from mtbench.report.phrases import shown_verdict
 from mtbench.results.figure_formats import Estimate
-from mtbench.results.verdict_words import told
 
 COLUMNS = [
     ("answered", "requests that were answered, of those that were sent; rejected: the server was full"),
@@ -108,9 +108,10 @@ def _lead(load: Load) -> str:
     scored = [(cell, cell.correct_goodput or cell.goodput) for cell in cells]
     best, most = max(scored, key=lambda entry: entry[1].value or 0.0)
     what = "answered correctly within all limits" if best.correct_goodput else "answered within all limits"
-    rate = told(_number(most), interval(bounds(most)))
-    found = f"{best.arm} has the highest estimate: {rate} requests per second {what}"
-    text = f"At {_level(load, levels[-1])}, {found if rate else 'no estimate has an interval'}."
+    found, ends = "no estimate has an interval", interval(bounds(most))
+    if ends is not None:
+        found = f"{best.arm} has the highest estimate: {_number(most)} {ends} requests per second {what}"
+    text = f"At {_level(load, levels[-1])}, {found}."
     return text if load.complete else f"Points are missing. {text}"
 
 
@@ -132,11 +133,11 @@ def _entries(cell: LoadCell) -> list[Entry]:
 
 
 def _compared(comparison: Comparison) -> list[Entry]:
-    difference = _entry(comparison.accuracy_difference, 100, 1)
+    accuracy = comparison.accuracy_verdict
     return [
-        replace(_entry(comparison.speedup), verdict=comparison.speed_verdict),
-        replace(_entry(comparison.goodput_ratio), verdict=comparison.goodput_verdict),
-        replace(difference, verdict=comparison.accuracy_verdict),
+        replace(_entry(comparison.speedup), verdict=shown_verdict(comparison.speed_verdict)),
+        replace(_entry(comparison.goodput_ratio), verdict=shown_verdict(comparison.goodput_verdict)),
+        replace(_entry(comparison.accuracy_difference, 100, 1), verdict=shown_verdict(accuracy) if accuracy else None),
     ]
 
 

@@ -19,10 +19,10 @@ from mtbench.records import (
     StoredSeconds,
     Text,
 )
-from mtbench.results.figure_formats import Estimate
+from mtbench.results.figure_formats import Estimate, Verdict
 from mtbench.runs.formats import Environment
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[2] = 2  # of plan.json
 
 Outcome = Literal["ok", "rejected", "failed"]
 
@@ -160,11 +160,11 @@ class Comparison(Record):
     speedup: Estimate = Field(
         description="the baseline's time to the last token over the arm's, on the requests that both answered"
     )
-    speed_verdict: str = Field(description="verdict on it")
+    speed_verdict: Verdict = Field(description="verdict on it")
     goodput_ratio: Estimate = Field(description="the arm's goodput over the baseline's")
-    goodput_verdict: str = Field(description="verdict on it")
+    goodput_verdict: Verdict = Field(description="verdict on it")
     accuracy_difference: Estimate | None = Field(description="on the items that both answered; null: not scored")
-    accuracy_verdict: str | None = Field(description="verdict on it; null: not scored")
+    accuracy_verdict: Verdict | None = Field(description="verdict on it; null: not scored")
     items: Count = Field(description="items that both answered")
 
 
@@ -189,7 +189,7 @@ class ClientFacts(Record):
 class Load(Record):
     """load.json: quality and speed of each arm at each level, from the same requests."""
 
-    schema_version: Literal[2] = Field(description="version of this format")
+    schema_version: Literal[3] = Field(description="version of this format")
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     complete: bool = Field(description="false: points are missing; `mtbench load --resume` runs them")
     environment: Environment = Field(description="machine, versions and command")

@@ -15,7 +15,6 @@ import numpy as np
 from mtbench import statistics
 from mtbench.experiments.load.aiperf import FACTS
 from mtbench.experiments.load.format import (
-    SCHEMA_VERSION,
     Comparison,
     Latency,
     Load,
@@ -26,8 +25,8 @@ from mtbench.experiments.load.format import (
 )
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
-from mtbench.results import verdict_words
-from mtbench.results.figure_formats import Estimate
+from mtbench.results import verdicts
+from mtbench.results.figure_formats import Estimate, Reason
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 
@@ -92,7 +91,7 @@ def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
                 cells.setdefault(level, []).append(sent)
     known = read_servers(run)
     return Load(
-        schema_version=SCHEMA_VERSION,
+        schema_version=3,
         started=environment.started or "",
         complete=len(points) == len(planned.points),
         environment=environment,
@@ -156,23 +155,23 @@ def compare(baseline: Sent, others: Sequence[Sent], max_loss: float) -> list[Com
         goodputs.append(_goodput_ratio(baseline, arm, shared))
         changes = statistics.gains_and_losses(arm.first_scores, baseline.first_scores)
         differences.append(statistics.paired_difference(*changes))
-        doubts.append(None if shared else "no common round")
-    by_speed, by_goodput = (verdict_words.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
-    by_accuracy = verdict_words.accuracy_verdicts(differences, statistics.as_share(max_loss))
+        doubts.append(None if shared else Reason(kind="nothing measured", text="no common round"))
+    by_speed, by_goodput = (verdicts.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
+    by_accuracy = verdicts.accuracy_verdicts(differences, statistics.as_share(max_loss))
     compared = zip(others, speedups, by_speed, goodputs, by_goodput, differences, by_accuracy, strict=True)
     return [
         Comparison(
             level=arm.level,
             baseline=baseline.arm,
             arm=arm.arm,
-            speedup=_estimate(speedup),
-            speed_verdict=str(faster),
-            goodput_ratio=_estimate(goodput),
-            goodput_verdict=str(more),
+            speedup=Estimate.of(speedup),
+            speed_verdict=faster,
+            goodput_ratio=Estimate.of(goodput),
+            goodput_verdict=more,
             accuracy_difference=None
             if not difference.n
             else Estimate(value=difference.difference, ci_low=difference.ci_low, ci_high=difference.ci_high),
-            accuracy_verdict=str(better.verdict) if difference.n else None,
+            accuracy_verdict=better if difference.n else None,
             items=difference.n,
         )
         for arm, speedup, faster, goodput, more, difference, better in compared
@@ -218,11 +217,7 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """Return a ratio of totals over rounds. Of nothing it is 0, without an interval."""
     if sum(below) > 0 and sum(above) == 0:
         return Estimate(value=0.0, ci_low=None, ci_high=None)
-    return _estimate(statistics.ratio_of_totals([above], [below], unit="round"))
-
-
-def _estimate(ratio: statistics.Ratio) -> Estimate:
-    return Estimate(value=ratio.value, ci_low=ratio.ci_low, ci_high=ratio.ci_high)
+    return Estimate.of(statistics.ratio_of_totals([above], [below], unit="round"))
 
 
 def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latency:
@@ -235,8 +230,7 @@ def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latenc
 
 def _accuracy(sent: Sent) -> Estimate:
     scores = sent.first_scores.values()
-    share = statistics.wilson(round(sum(scores)), len(scores))
-    return Estimate(value=share.value, ci_low=share.ci_low, ci_high=share.ci_high)
+    return Estimate.of(statistics.wilson(round(sum(scores)), len(scores)))
 
 
 def _tokens_per_forward(sent: Sent) -> Estimate | None:
@@ -272,6 +266,6 @@ def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
     errors = [line.error for line in sent.requests if line.outcome == "failed" and line.error]
     if errors:
         flags.append(f"first failure: {errors[0]}")
-    if reason := verdict_words.too_few(len(sent.points), "round"):
-        flags.append(f"no intervals of times: {reason}")
+    if reason := verdicts.too_few(len(sent.points), "round"):
+        flags.append(f"no intervals of times: {reason.text}")
     return flags
