@@ -116,10 +116,6 @@ class _Accuracy(NamedTuple):
     found: AccuracyComparison
     batch_size: int  # at which it was measured
 
-    @property
-    def word(self) -> statistics.Word:
-        return self.found.verdict.word
-
 
 class _Arm(NamedTuple):
     """An arm beside plain decoding."""
@@ -148,7 +144,7 @@ class _Arm(NamedTuple):
     @property
     def allowed(self) -> bool:
         """Whether it may be used if it is faster."""
-        accurate = self.same_tokens or (self.accuracy is not None and self.accuracy.word in NOT_WORSE)
+        accurate = self.same_tokens or (self.accuracy is not None and self.accuracy.found.verdict.word in NOT_WORSE)
         return accurate and not self.misses_slo
 
     @property
@@ -156,7 +152,7 @@ class _Arm(NamedTuple):
         """Whether it is shown that the arm is no faster, loses too much or is over a limit."""
         if self.lost or self.no_faster or self.misses_slo:
             return True
-        worse = self.accuracy is not None and self.accuracy.word == SURELY_WORSE
+        worse = self.accuracy is not None and self.accuracy.found.verdict.word == SURELY_WORSE
         return worse and not self.same_tokens
 
 
