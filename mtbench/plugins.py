@@ -23,7 +23,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -117,6 +116,8 @@ class Registry(Generic[T]):
 
     def _load_entry_points(self) -> None:
         """Import the modules of other packages; an entry that fails registers nothing and is broken."""
+        from importlib.metadata import entry_points  # not needed for `--help`
+
         for entry in entry_points(group=self.package):
             before = set(self._classes)
             try:

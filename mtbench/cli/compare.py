@@ -35,8 +35,7 @@ def compare(
     plugin: common.Plugins = (),
 ) -> None:
     """Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items."""
-    file = None if json_to is None else Path(json_to)
-    refuse_existing(file)
+    refuse_existing(json_to)
     if len(runs) < 2:
         raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
     refuse_twice(runs, "directory", "give two different runs")
@@ -46,8 +45,8 @@ def compare(
         runs=[_described(stored) for stored in (base, *heads)],
         comparisons=[_compared(base, head) for head in heads],
     )
-    show(comparison_document(comparison), beside_json(file))
-    write_json(file, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
+    show(comparison_document(comparison), beside_json(json_to))
+    write_json(json_to, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
 
 
 def _open(directory: Path) -> Stored:

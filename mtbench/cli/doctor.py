@@ -56,23 +56,22 @@ def doctor(
     from mtbench.report.progress import ChangingLine
     from mtbench.runs.model_pool import resolve_device
 
-    file = None if json_to is None else Path(json_to)
-    files.refuse_existing(file)
-    console, line = beside_json(file), ChangingLine(err)
+    files.refuse_existing(json_to)
+    console, line = beside_json(json_to), ChangingLine(err)
     subject, checks = Subject(resolve_device(device), device, data_dir, tuple(model)), all_checks()
     steps = map(cleaned, examine(subject, machine.environment(sys.argv), checks))
     found = next(steps)
     try:
-        _store(file, found)
+        _store(json_to, found)
         while found.not_reached:
             line.show(f"running: {found.not_reached[0]}")
             with line:
                 found = next(steps)
-            _store(file, found)
+            _store(json_to, found)
             console.print(_row(found.checks[-1], max(len(entry.name) for entry in checks)))
     except KeyboardInterrupt:
         session.ignore_interrupts()
-        _store(file, found, last=True)
+        _store(json_to, found, last=True)
         running, *others = found.not_reached or [found.checks[-1].check]
         say(f"interrupted in {running}; not reached: {listed(others) or 'none'}", err)
         sys.exit(INTERRUPTED)
@@ -80,7 +79,7 @@ def doctor(
     wrong = [checked.check for checked in found.checks if checked.state == "fail"]
     verdict = f"cannot be trusted yet: {listed(wrong)}" if wrong else "can be trusted"
     console.say(f"{SIGNS['fail' if wrong else 'pass']} Figures measured here {verdict}. ({found.wall_s:.0f} s)")
-    _store(file, found, last=True)
+    _store(json_to, found, last=True)
     if wrong:
         raise typer.Exit(FAILED)
 

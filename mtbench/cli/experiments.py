@@ -43,7 +43,7 @@ def carry_out(name: str, ctx: typer.Context) -> None:
         from mtbench.experiments import experiment as frame  # imports torch
 
         experiment = experiment_of(name)
-    json_to = None if session.json_to is None else Path(session.json_to)
+    json_to = session.json_to
     there = Path(session.out) / experiment.result if session.out is not None and session.resume else None
     refuse_existing(json_to, there)
     console = beside_json(json_to)

@@ -1,7 +1,6 @@
 """The stages of a run as commands of their own: `plan`, `generate`, `score` and `report`."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -128,13 +127,12 @@ def report(
         from mtbench.runs.directory import RunDirectory
         from mtbench.runs.run import Run
 
-    target = None if json_to is None else Path(json_to)
     written = directory / "results.json"
-    refuse_existing(target, written)
+    refuse_existing(json_to, written)
     with Run.locked(RunDirectory.open(directory)) as run:
         rebuild = race.report if run.race is not None else pipeline.report
         results = rebuild(run, price_per_hour=price_per_hour)
-    console = beside_json(target)
+    console = beside_json(json_to)
     show_results(run.directory, results, console)
-    write_json(target, written.read_text(), f"the run is complete, and {written} has the same.")
+    write_json(json_to, written.read_text(), f"the run is complete, and {written} has the same.")
     say(directory / "report.html", console)

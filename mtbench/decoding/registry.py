@@ -25,7 +25,7 @@ def _check_method(cls: type[Any]) -> None:
     if untyped := [f.name for f in dataclasses.fields(cls) if not _can_be_written(kinds[f.name])]:
         raise TypeError(
             f"{cls.__name__}.{untyped[0]} is of type {kinds[untyped[0]]}, which cannot be written as `option=value`; "
-            "use int, float, bool, str or Literal[...]"
+            "use int, float, bool, str or Literal of texts"
         )
     fields_of(cls)
     roles = getattr(cls, "roles", None)
@@ -37,7 +37,9 @@ def _can_be_written(kind: Any) -> bool:
     """Return whether a value of this type can be written on a command line."""
     if typing.get_origin(kind) in (typing.Union, UnionType):
         return all(_can_be_written(member) for member in typing.get_args(kind))
-    return kind in (int, float, bool, str, NoneType) or typing.get_origin(kind) is Literal
+    if typing.get_origin(kind) is Literal:
+        return all(isinstance(word, str) for word in typing.get_args(kind))
+    return kind in (int, float, bool, str, NoneType)
 
 
 def _check_engine(cls: type[Any]) -> None:

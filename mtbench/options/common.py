@@ -210,7 +210,7 @@ Out = Annotated[
 Resume = Annotated[bool, option("Run what is missing in -o DIR.", OUTPUT, resumable=True)]
 DryRun = Annotated[bool, option("Print the plan and a time estimate; run nothing.", OUTPUT, resumable=True)]
 JsonTo = Annotated[
-    str | None,
+    Path | None,
     option(
         "Also write the results as JSON to this file; `-` is standard output.",
         OUTPUT,

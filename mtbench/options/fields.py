@@ -224,11 +224,7 @@ def _refusal(fields: Mapping[str, FieldInfo], name: str, error: ErrorDetails, se
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
     """Return the words that a field allows; none if it takes others."""
-    return tuple(str(choice) for kind in parts(field.annotation) for choice in _literals(kind))
-
-
-def _literals(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) is Literal else ()
+    return tuple(word for kind in parts(field.annotation) if get_origin(kind) is Literal for word in get_args(kind))
 
 
 def parts(kind: Any) -> Iterable[Any]:
@@ -308,7 +304,7 @@ def metavar(field: FieldInfo) -> str | None:
         own: str | None = option.metavar
         return own
     if number is None:
-        listed = "|".join(words)
+        listed = "PATH" if Path in parts(field.annotation) else "|".join(words)
         return listed if 0 < len(listed) <= LONGEST_CHOICES else None
     low, high = bounds(field)
     left = "" if low is None else f"{texts.shown(low.ge)}<=" if isinstance(low, Ge) else f"{texts.shown(low.gt)}<"

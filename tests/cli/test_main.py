@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +63,7 @@ def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.Mo
     calls: list[Any] = []
     monkeypatch.setattr(executor, "generate", lambda run, progress, execution: calls.append(execution))
     monkeypatch.setattr("mtbench.runs.directory.RunDirectory.open", RunDirectory)
+    monkeypatch.setattr("mtbench.runs.run.Run.locked", lambda _: nullcontext(SimpleNamespace(failures=[])))
     words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory", "--server", "http://a"]
     result = CliRunner().invoke(main.app, words)
     assert result.exception is None, result.exc_info
