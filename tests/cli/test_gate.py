@@ -24,6 +24,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.gate import builds
 
 pytest_plugins = ["gate_fixtures"]
+pytestmark = pytest.mark.usefixtures("forks")
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
 MINE = """
 from dataclasses import dataclass
@@ -222,7 +223,6 @@ def test_a_broken_floor_is_refused_before_the_pairs(made: Callable[..., list[str
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forks")
 def test_a_gate_ends_in_one_line_at_a_signal_and_resumes(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """A scheduler's SIGTERM: exit code 130, no traceback, no process left; the complete pairs are not run again."""
     pid, out = tmp_path / "pid", tmp_path / "gate"

@@ -23,6 +23,7 @@ from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 pytest_plugins = ["gate_fixtures"]
+pytestmark = pytest.mark.usefixtures("forks")
 WITHOUT_MARS = f"""
 import json
 stored = json.loads((out / "plan.json").read_text())
