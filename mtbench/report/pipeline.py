@@ -3,7 +3,6 @@
 The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 """
 
-from mtbench.report.document import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.format import Results
 from mtbench.runs.executor import Progress, generate
@@ -22,6 +21,8 @@ def finish(run: Run, execution: Execution, progress: Progress, *, pages: bool = 
 
 def report(run: Run, *, price_per_hour: float | None = None) -> Results:
     """Write results.json, report.md and report.html; return the results. price_per_hour: in place of the plan's."""
+    from mtbench.report.document import write_report  # imports matplotlib, which only pages need
+
     results = assemble(run, price_per_hour=price_per_hour)
     write_report(run, results)
     return results

@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.decoding.arms import Arm, is_served, parse_arms
-from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, unknown
 from mtbench.models.families import PART, Family
@@ -47,7 +46,9 @@ def candidates(request: RunRequest) -> Candidates:
     that no arm has.
     """
     named = parse_arms(list(dict.fromkeys(request.method)), request.engine) if request.method else []
-    every = [arm for name in METHODS for arm in _arms(METHODS[name], request.engine)]
+    methods = [METHODS[name] for name in METHODS]
+    specs = [spec for method in methods for spec in method.choices or method.default_arms or (method.name,)]
+    every = parse_arms(specs, request.engine)
     _refuse_unknown_roles(request, [*named, *every])
     family = family_of(request, request.suite[0])
     plain, lineup = _plain(family, named, request), Lineup(family, request)
@@ -89,10 +90,6 @@ def why_not(arm: Arm, lineup: Lineup) -> str | None:
         return str(error).rstrip(".")
 
 
-def _arms(method: type[Method], engines: Sequence[str]) -> Sequence[Arm]:
-    return parse_arms(method.choices or method.default_arms or (method.name,), engines)
-
-
 def _refuse_unknown_roles(request: RunRequest, arms: Sequence[Arm]) -> None:
     known = {role for arm in arms for role in arm.roles if not role.startswith(PART)}
     for role in request.checkpoint:
@@ -109,5 +106,4 @@ def _plain(family: Family, named: Sequence[Arm], request: RunRequest) -> Arm:
     method = next(METHODS[name] for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
     roles = [method.roles[0], *(arm.on for arm in named), *family.roles]
     on = next((role for role in roles if role in family.roles), method.roles[0])
-    [arm] = parse_arms([f"{method.name}:on={on}"], request.engine)
-    return arm
+    return Arm(method.name, {}, on, request.engine[0])
