@@ -240,6 +240,7 @@ BROKEN_FILES = {
     "unwritable": (method_with('"mine"', '"a:b"'), "method 'a:b' cannot be written on a command line"),
     "no dataclass": (method_with("@dataclass(frozen=True, kw_only=True)", ""), "Mine is not a @dataclass"),
     "no method": (method_with("(Method)", ""), "Mine is not a subclass of mtbench.decoding.method.Method"),
+    "no family": (SUITE_FILE.replace('family = "tiny"', "family = None"), "Echoed.family is None"),
     "no roles": (method_with('("ar",)', "()"), "Mine.roles is ()"),
     "default arms": (method_with("    claims", '    default_arms = ("mine:k=3",)\n    claims'), "option of mine 'k'"),
 }

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -329,6 +330,20 @@ def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     read.clear()
     api.run(resume=True, out=tmp_path / "run")
     assert read["generations"] == read["timings"] == 1
+
+
+@pytest.mark.parametrize("step", ["experiments.run.make_plan", "report.pipeline.generate"])
+def test_a_scheduler_interrupts_as_a_user_does(
+    step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends a run like Ctrl-C: one line says how to resume, or that nothing was started."""
+    monkeypatch.setattr(f"mtbench.{step}", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    path = tmp_path / "run"
+    code, _, error = mtbench(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(path))
+    expected = "nothing was started"
+    if step.endswith("generate"):
+        expected = f"complete results are kept; resume with `mtbench run -o {path} --resume`"
+    assert (code, error.splitlines()[-1]) == (130, f"interrupted; {expected}")
 
 
 def test_a_dry_run_refuses_what_the_run_would(
