@@ -129,11 +129,11 @@ def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
             methods.setdefault(str(arm), spec)
         except UserError as error:
             missing[spec] = str(error)
-    chosen = request.changed(method=[*methods.values()])
-    plans, closed = [], {}
-    for suite in suites if chosen.method else ():
+    chosen, plans, closed = request.changed(method=[*methods.values()]), [], {}
+    arms = lineup.of(parse_arms(chosen.method, chosen.engine))
+    for suite in suites if methods else ():
         try:
-            plans.append(make_plan(chosen.changed(suite=[suite])))
+            plans.append(make_plan(chosen.changed(suite=[suite]), lineup=arms))
         except UserError as error:
             closed[suite] = str(error)
     return Part(family=family, plan=_joined(plans, chosen), missing=missing, closed=closed)
