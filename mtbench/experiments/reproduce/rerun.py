@@ -16,6 +16,7 @@ from pathlib import Path
 from mtbench.decoding.arms import Arm, parse_arms, safe
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
+from mtbench.evaluation.suite import Suite
 from mtbench.experiments.reproduce.format import AskedFile, AskedPart, Published, PublishedRow, ReproduceRequest
 from mtbench.models import families
 from mtbench.records import dump, read_json
@@ -26,6 +27,7 @@ from mtbench.runs.lineup import Lineup
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.prompts import open_suite
 from mtbench.runs.run import Run
 from mtbench.runs.run_request import Execution
 
@@ -129,27 +131,18 @@ def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
             methods.setdefault(str(arm), spec)
         except UserError as error:
             missing[spec] = str(error)
-    chosen, plans, closed = request.changed(method=[*methods.values()]), [], {}
-    arms = lineup.of(parse_arms(chosen.method, chosen.engine))
+    opened: dict[str, Suite] = {}
+    closed: dict[str, str] = {}
     for suite in suites if methods else ():
         try:
-            plans.append(make_plan(chosen.changed(suite=[suite]), lineup=arms))
+            opened[suite] = open_suite(suite, request)
         except UserError as error:
             closed[suite] = str(error)
-    return Part(family=family, plan=_joined(plans, chosen), missing=missing, closed=closed)
-
-
-def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
-    """Join the plans of single suites to one plan; None if there are none."""
-    if not plans:
-        return None
-    suites = [suite for plan in plans for suite in plan.suites]
-    return plans[0].changed(
-        request=request.changed(suite=[suite.suite for suite in suites]),
-        suites=suites,
-        cells=[cell for plan in plans for cell in plan.cells],
-        groups=[group for plan in plans for group in plan.groups],
-    )
+    plan = None
+    if opened:
+        chosen = request.changed(method=[*methods.values()], suite=[*opened])
+        plan = make_plan(chosen, opened, lineup.of(parse_arms(chosen.method, chosen.engine)))
+    return Part(family=family, plan=plan, missing=missing, closed=closed)
 
 
 def arm_of(spec: str, engines: Sequence[str]) -> Arm:
