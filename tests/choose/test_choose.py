@@ -43,7 +43,7 @@ from mtbench.runs.run_request import Execution, RunRequest
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "mtbench-example" / "mtbench_example" / "bigram.py"
-ARMS = ("speculative", "mars:tau=0.5")
+ARMS = ("prompt-lookup", "mars:tau=0.5")
 
 
 def invoke(words: Sequence[str]) -> Result:
