@@ -73,7 +73,8 @@ def load_plugins(paths: Collection[str]) -> tuple[str, ...]:
 
 def asked(ctx: typer.Context, kind: type[T]) -> T:
     """Return the record or object with the options on the command line. Raises UserError for a wrong value."""
-    return read_options(given(ctx, kind), kind, f"{ctx.command_path} --help")
+    words = ctx.command_path.split()[1:]  # the first is the program, however it was started
+    return read_options(given(ctx, kind), kind, " ".join(["mtbench", *words, "--help"]))
 
 
 def given(ctx: typer.Context, kind: type[Any]) -> dict[str, Any]:
