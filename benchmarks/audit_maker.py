@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
+from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.measure.executor import generate
+from mtbench.measure.score import score
 from mtbench.models.families import locate
-from mtbench.runs.executor import generate
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution
-from mtbench.runs.score import score
+from mtbench.plan.plan import RunRequest
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from planted_faults import Fault

@@ -28,10 +28,10 @@ from rich.table import Table
 from mtbench import statistics
 from mtbench.experiments.choose.race import CLOSE, Block, RacedArm, looks, replay
 from mtbench.experiments.choose.runner import Racing
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Race
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Race
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
 from mtbench.statistics import as_share
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))

@@ -22,11 +22,11 @@ from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.run_state import RunState
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan, RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import Cell, Plan, RunRequest
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
 
 GENERATE = "hf-generate@ar"

@@ -28,9 +28,9 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.models.families import FAMILIES, locate
 from mtbench.models.loading import inspect
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.run import Run
 from mtbench.results.aggregate import read_stored
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run import Run
 from mtbench.statistics import Ratio, ratio_of_totals
 
 BLOCKS = 8  # of a run

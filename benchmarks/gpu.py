@@ -11,7 +11,7 @@ Steps run in order, checks before timings; in a dry run `run` comes last. Each p
 and run/ with the page of `mtbench run`. A step that ends early says what it had and why, and the next ones run. The
 timed steps share a process, which loads one model of 7B shapes. The same command goes on with what is not complete.
 
-Weights are random and acceptance is scripted (mtbench/runs/simulation.py), so this measures speed, not accuracy. Ratios
+Weights are random and acceptance is scripted (mtbench/lineup/simulation.py): this measures speed, not accuracy. Ratios
 and rates are ratios of totals with the t interval over blocks (benchmarks/race.py); the interval decides whether a bar,
 a required figure (gpu_parts/figures.py), is met. "First contact" is what was measured before (first_contact.json).
 """

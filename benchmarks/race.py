@@ -15,15 +15,15 @@ from functools import partial
 from mtbench import statistics
 from mtbench.decoding.output import Generation, Timing
 from mtbench.hardware import machine
+from mtbench.measure.model_pool import ModelPool
+from mtbench.plan.directory import JsonObject
+from mtbench.plan.formats import GenerationLine, SessionRecord, TimingLine
+from mtbench.plan.lines import generation_line, timing_line
+from mtbench.plan.plan import Cell, Plan
 from mtbench.records import dump
 from mtbench.results import verdicts
 from mtbench.results.roofline import fraction
 from mtbench.results.samples import CellData
-from mtbench.runs.directory import JsonObject
-from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.stored_lines import generation_line, timing_line
 from mtbench.statistics import Ratio, ratio_of_totals
 
 WARM_UPS = 6  # at most; when one arm reallocates shared memory, others must prepare again

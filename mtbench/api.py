@@ -22,10 +22,10 @@ from mtbench.experiments import experiment as frame
 from mtbench.experiments.experiment import Job
 from mtbench.experiments.registry import experiment_of, records_of
 from mtbench.options.fields import argument_of, as_words, fields_of, read_options
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import GenerationLine, Scores
 from mtbench.records import dump
 from mtbench.results.format import Results as ResultsRecord
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import GenerationLine, Scores
 
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
 NO_COLUMN = ("prompt_ids",)

@@ -1,6 +1,6 @@
 """Records: the base class of what mtbench stores as JSON, how a file becomes records, and how records become JSON.
 
-The records themselves are beside what writes them: mtbench/runs/plan.py and formats.py (a run), results/format.py
+The records themselves are beside what writes them: mtbench/plan/plan.py and formats.py (a run), results/format.py
 (results.json), the format.py of each experiment. `mtbench schemas DIR` writes their JSON Schemas.
 
 A reader gets a record of the right shape or one UserError in one line, which names the file, the line of a JSONL file,

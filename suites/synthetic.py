@@ -6,7 +6,7 @@
 
 A prompt is random digits separated by spaces, without a chat template, cut to its length in the checkpoint's tokens.
 Planning refuses a tokenizer that merges several such digits into one token. For speed without weights, see
-mtbench/runs/simulation.py. With trained weights add `--ignore-eos`, because an answer to random digits may end early.
+mtbench/lineup/simulation.py. With trained weights add `--ignore-eos`, because an answer to random digits may end early.
 """
 
 import re

@@ -19,9 +19,9 @@ from whole import forget_plugin_files, whole_run
 
 from mtbench.hardware import machine
 from mtbench.models.runner import ModelRunner
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import RunRequest
 from mtbench.results import flags, samples
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import RunRequest
 
 gc.disable()  # until all is imported
 LONGEST = {"every_method", "kernels", "choose", "benchmarks", "mtp", "train_again", "stages", "loop", "report"}

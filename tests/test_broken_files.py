@@ -21,12 +21,12 @@ from whole import Quiet, start
 import mtbench
 from mtbench.errors import UserError
 from mtbench.experiments.run import EXPERIMENT
+from mtbench.lineup.planner import make_plan
 from mtbench.models.loading import load
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.request import Execution, RunRequest
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.training.conversations import prepare
 
 pytestmark = pytest.mark.whole

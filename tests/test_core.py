@@ -26,7 +26,7 @@ LONG_FUNCTIONS = {  # file and function -> why it is longer
     "kernels/triton_attention.py attend": "the arguments of a kernel, one a line",
 }
 NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training objectives; the demonstration's suite
-    "runs/run_request.py": {"arithmetic"},
+    "plan/request.py": {"arithmetic"},
     "models/families.py models/loading.py": {"arithmetic", "ar", "mars", "eagle", "dflash"},
     "training/objectives.py training/recipes.py": {"arithmetic", "ar", "mars", "medusa", "block-diffusion", "eagle"},
     "training/recipes.py": {"gsm8k"},  # the data of a recipe

@@ -11,7 +11,7 @@ import freeze
 import pytest
 
 import mtbench
-from mtbench.runs.directory import RunDirectory
+from mtbench.plan.directory import RunDirectory
 
 DIGITS = 12  # processors differ in the last ones: each sums the numbers of a vector in its own order
 

@@ -25,10 +25,10 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench.lineup.planner import make_plan
 from mtbench.options import option
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.plan_checks import read_plan
-from mtbench.runs.planner import make_plan
+from mtbench.plan.checks import read_plan
+from mtbench.plan.plan import RunRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "mtbench-example"

@@ -18,11 +18,8 @@ import mtbench
 from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.errors import UserError
 from mtbench.experiments.reproduce.format import Published
-from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
-from mtbench.results.figure_formats import Accuracy
-from mtbench.results.format import Results
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import (
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import (
     EnergyRecord,
     Environment,
     FailureLine,
@@ -33,7 +30,10 @@ from mtbench.runs.formats import (
     Scores,
     TimingLine,
 )
-from mtbench.runs.plan import Plan
+from mtbench.plan.plan import Plan
+from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
+from mtbench.results.figure_formats import Accuracy
+from mtbench.results.format import Results
 
 STORED = Path(__file__).parents[1] / "reports" / "2026-11-21_tiny_cpu_methods"
 PUBLISHED = sorted((Path(str(files("mtbench"))) / "experiments" / "reproduce" / "published").glob("*.json"))

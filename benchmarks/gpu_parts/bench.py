@@ -14,14 +14,14 @@ from gpu_parts.figures import Figure, interval
 from mtbench import statistics
 from mtbench.errors import UserError
 from mtbench.hardware import machine, probe
+from mtbench.lineup import simulation
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models.loading import DTYPES
 from mtbench.options.common import Batching
+from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.plan.request import REFILLS
 from mtbench.results import verdicts
-from mtbench.runs import simulation
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan, RunRequest
-from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import REFILLS
 from mtbench.statistics import Ratio
 
 LARGE, TOY = "random:qwen2.5-7b", "random:embedded:tiny/ar"

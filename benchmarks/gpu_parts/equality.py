@@ -8,9 +8,9 @@ from typing import Any
 
 from gpu_parts.bench import Bench, tokens
 from mtbench.errors import first_line, loses_device
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.model_pool import ModelPool
+from mtbench.plan.plan import RunRequest
 
 METHODS = (  # the plain ones first: references
     *("ar:on=mars", "ar", "ar:on=medusa", "mars:tau=0.8", "mars-selfspec", "mars-speculative", "speculative:on=mars"),

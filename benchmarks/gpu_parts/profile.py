@@ -12,9 +12,9 @@ from gpu_parts.bench import Bench
 from gpu_parts.figures import FIRST_CONTACT
 from mtbench.decoding.engines import Graph
 from mtbench.errors import first_line, loses_device
-from mtbench.runs.directory import JsonObject
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan
+from mtbench.measure.model_pool import ModelPool
+from mtbench.plan.directory import JsonObject
+from mtbench.plan.plan import Cell, Plan
 
 
 def profile(bench: Bench, plan: Plan) -> None:

@@ -15,12 +15,12 @@ from mtbench.files import refuse_existing
 from mtbench.options import common
 from mtbench.options.common import COMPARED
 from mtbench.options.fields import option
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_document
 from mtbench.results.across_runs import ComparedRun, Comparison, RunComparison, compare_runs
 from mtbench.results.aggregate import Stored, read_stored, statuses
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run import Run
 
 app = typer.Typer()
 

@@ -52,9 +52,9 @@ def doctor(
     from mtbench.doctor import record
     from mtbench.doctor.checks import SIGNS, Subject, all_checks, examine
     from mtbench.hardware import machine
+    from mtbench.measure.model_pool import resolve_device
     from mtbench.records import cleaned
     from mtbench.report.progress import ChangingLine
-    from mtbench.runs.model_pool import resolve_device
 
     files.refuse_existing(json_to)
     console, line = beside_json(json_to), ChangingLine(err)

@@ -70,7 +70,7 @@ def ls(
 
 def _list_arms(family: str | None, model: str | None, roles: Mapping[str, str], *, offline: bool) -> None:
     from mtbench.experiments.choose.candidates import candidates
-    from mtbench.runs.run_request import RunRequest
+    from mtbench.plan.request import RunRequest
 
     found = candidates(RunRequest(family=family, model=model, checkpoint=roles, offline=offline))
     for table in found.tables():

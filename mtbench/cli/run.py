@@ -12,7 +12,7 @@ from mtbench.files import refuse_existing
 from mtbench.options import common
 from mtbench.options.common import MACHINE
 from mtbench.options.fields import option
-from mtbench.runs.run_request import Execution, RunRequest, RunSession
+from mtbench.plan.request import Execution, RunRequest, RunSession
 
 app = typer.Typer()
 
@@ -63,10 +63,10 @@ def generate(
     Needs no network, lm-eval or datasets, except for a suite whose authors do not allow its prompts to be stored.
     """
     with importing():
+        from mtbench.measure import executor
+        from mtbench.plan.directory import RunDirectory
+        from mtbench.plan.run import Run
         from mtbench.report.progress import RunProgress
-        from mtbench.runs import executor
-        from mtbench.runs.directory import RunDirectory
-        from mtbench.runs.run import Run
 
     execution = Execution(
         workers=workers,
@@ -103,9 +103,9 @@ def score(
     plugin: common.Plugins = (),
 ) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
-    from mtbench.runs import score as scoring
-    from mtbench.runs.directory import RunDirectory
-    from mtbench.runs.run import Run
+    from mtbench.measure import score as scoring
+    from mtbench.plan.directory import RunDirectory
+    from mtbench.plan.run import Run
 
     with Run.locked(RunDirectory.open(directory)) as run:
         scoring.score(run, data_dir, unsandboxed=allow_unsandboxed_code)
@@ -123,9 +123,9 @@ def report(
     with importing():
         from mtbench.experiments.choose import experiment as race
         from mtbench.experiments.run import show_results
+        from mtbench.plan.directory import RunDirectory
+        from mtbench.plan.run import Run
         from mtbench.report import pipeline
-        from mtbench.runs.directory import RunDirectory
-        from mtbench.runs.run import Run
 
     written = directory / "results.json"
     refuse_existing(json_to, written)

@@ -17,12 +17,12 @@ from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.files import write_json
 from mtbench.options.common import OUTPUT
 from mtbench.options.fields import option
+from mtbench.plan.formats import GenerationLine, TimingLine
+from mtbench.plan.plan import Plan
 from mtbench.records import Record
 from mtbench.results.across_runs import Comparison
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
-from mtbench.runs.formats import GenerationLine, TimingLine
-from mtbench.runs.plan import Plan
 
 app = typer.Typer()
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

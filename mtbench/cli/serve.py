@@ -12,7 +12,7 @@ from mtbench.errors import UserError
 from mtbench.options import common
 from mtbench.options.common import COMPARED, SERVER
 from mtbench.options.fields import option
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 
 app = typer.Typer()
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")

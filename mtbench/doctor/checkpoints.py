@@ -12,11 +12,11 @@ from mtbench.doctor.checks import NO_TRITON, Figures, Finding, Subject, check
 from mtbench.doctor.decoding import plain_decoding
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line, is_out_of_memory
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.model_pool import ModelPool, fastest_dtype
 from mtbench.models import families
 from mtbench.models.drafts.loading import draft_config
-from mtbench.runs.model_pool import ModelPool, fastest_dtype
-from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 
 ENGINE = "graph"
 DEFAULT = next(iter(families.FAMILIES["tiny"].roles.values()))

@@ -10,10 +10,10 @@ from mtbench.decoding.registry import METHODS
 from mtbench.doctor.cases import PRECISION, SIZES, SMALL, Case, Noise, cases
 from mtbench.doctor.checks import NO_TRITON, REPORT, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.model_pool import ModelPool, resolve_dtype
 from mtbench.models.loading import DTYPES
-from mtbench.runs.model_pool import ModelPool, resolve_dtype
-from mtbench.runs.plan import Cell, Plan, RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import Cell, Plan, RunRequest
 
 POSITIONS: Sequence[int] = (1, 16, 112)  # in a step: one row, 16 rows, 16 rows that verify drafts of six tokens
 REPLAYS = 100

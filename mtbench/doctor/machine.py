@@ -12,7 +12,7 @@ from mtbench.doctor.checks import Figures, Finding, Subject, check
 from mtbench.document.formatting import counted, memory, percent, seconds
 from mtbench.evaluation.machine_share import available_memory_bytes, usable_processors
 from mtbench.hardware import machine, probe
-from mtbench.runs.model_pool import computes_bfloat16
+from mtbench.measure.model_pool import computes_bfloat16
 from mtbench.version import __version__
 
 LOAD_S = 2.0  # over which the load of others is counted

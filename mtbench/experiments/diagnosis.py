@@ -10,11 +10,11 @@ from pathlib import Path
 from mtbench.document.console import Terminal
 from mtbench.experiments.experiment import begin, carry_out
 from mtbench.experiments.registry import experiment_of
+from mtbench.plan.formats import RescoringRecord
+from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.report.phrases import breaks_promise
 from mtbench.results.format import Results
-from mtbench.runs.formats import RescoringRecord
-from mtbench.runs.run import Run
 
 FOLDER = "audits"  # of a run or a gate; an audit for each cell
 

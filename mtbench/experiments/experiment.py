@@ -20,10 +20,10 @@ from rich.console import RenderableType
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.options.fields import fields_of, flag_of, option_of, read_options
+from mtbench.plan.directory import RunDirectory, new_directory, refuse_used
+from mtbench.plan.request import Session
 from mtbench.records import Record, dump
 from mtbench.report.progress import RunProgress
-from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
-from mtbench.runs.run_request import Session
 
 R = TypeVar("R", bound=Record)
 S = TypeVar("S", bound=Session)

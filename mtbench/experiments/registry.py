@@ -14,7 +14,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "run": Kind(
-        "mtbench.runs.run_request:RunRequest,RunSession",
+        "mtbench.plan.request:RunRequest,RunSession",
         "mtbench.experiments.run:EXPERIMENT",
         "Compare arms: plan, generate, score and report.",
     ),

@@ -1,4 +1,4 @@
-"""`mtbench run`: arms compared on the same prompts. Its stages are in mtbench/runs, results and report."""
+"""`mtbench run`: arms compared on the same prompts. Its stages are in measure/, results/ and report/."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,24 +9,24 @@ from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
+from mtbench.lineup.engine_arms import servers_of
+from mtbench.lineup.planner import make_plan, write_plan
+from mtbench.measure.model_pool import resolve_device
+from mtbench.measure.time_estimate import estimate
+from mtbench.measure.workers import refuse
 from mtbench.options.common import Cause
 from mtbench.options.texts import ALL
+from mtbench.plan.checks import read_plan
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Plan
+from mtbench.plan.request import DecodingRequest, Execution, RunRequest, RunSession
+from mtbench.plan.run import Run
 from mtbench.report import pipeline
 from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
 from mtbench.report.summary import read_decision
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.engine_arms import servers_of
-from mtbench.runs.model_pool import resolve_device
-from mtbench.runs.plan import Plan
-from mtbench.runs.plan_checks import read_plan
-from mtbench.runs.planner import make_plan, write_plan
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import DecodingRequest, Execution, RunRequest, RunSession
-from mtbench.runs.time_estimate import estimate
-from mtbench.runs.workers import refuse
 
 FAILED, INCOMPLETE = 1, 3  # exit codes: a cell is what --fail-on names; the time budget ended the run
 CAUSES: Mapping[Cause, Callable[[ResultCell], bool]] = {

@@ -27,6 +27,7 @@ from mtbench.document.model import (
     Text,
     Widget,
 )
+from mtbench.plan.run import Run
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
 from mtbench.report.arm_names import arm_names, in_words
@@ -40,7 +41,6 @@ from mtbench.report.summary import decided, over_batch_sizes, read_decision, sum
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.run import Run
 
 LONGEST_SLUG = 80  # characters of a suite's name in a file's name
 SIZES_NEEDED = 3  # batch sizes of a sweep

@@ -11,13 +11,13 @@ from functools import cache
 from typing import Any
 
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
+from mtbench.plan.formats import GenerationLine, Scores
+from mtbench.plan.plan import Group, Plan
+from mtbench.plan.run import Run
 from mtbench.records import Record, dump
 from mtbench.report.phrases import suite_name
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.formats import GenerationLine, Scores
-from mtbench.runs.plan import Group, Plan
-from mtbench.runs.run import Run
 
 ITEMS = 40  # per suite and batch size
 LETTERS = 1_500_000  # of all answers and prompts together, so that the page stays under some 3 MB

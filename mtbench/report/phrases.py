@@ -7,10 +7,10 @@ from typing import get_args
 from mtbench import statistics
 from mtbench.document import model
 from mtbench.document.formatting import listed, number, percent
+from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
 from mtbench.results.figure_formats import SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
-from mtbench.runs.simulation import KINDS, flags_of
 
 DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
 SMALL_MODEL = "Demonstration: small model"

@@ -3,12 +3,12 @@
 The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 """
 
+from mtbench.measure.executor import Progress, generate
+from mtbench.measure.score import due, score
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
 from mtbench.results.aggregate import assemble
 from mtbench.results.format import Results
-from mtbench.runs.executor import Progress, generate
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution
-from mtbench.runs.score import due, score
 
 
 def finish(run: Run, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:

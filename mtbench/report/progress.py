@@ -7,8 +7,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.markup import escape
 
-from mtbench.runs.plan import Cell
-from mtbench.runs.time_estimate import duration
+from mtbench.measure.time_estimate import duration
+from mtbench.plan.plan import Cell
 
 PLAIN_LINE_EVERY_S = 10.0  # if the output is not a terminal
 
@@ -45,7 +45,7 @@ class ChangingLine:
 class RunProgress(ChangingLine):
     """Shows batch i/n, time left, cell, tokens/s and tokens per forward.
 
-    It implements `mtbench.runs.executor.Progress`.
+    It implements `mtbench.measure.executor.Progress`.
     """
 
     def __init__(self, console: Console) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted, listed
+from mtbench.plan.directory import RunDirectory
 from mtbench.report.phrases import breaks_promise
 from mtbench.results.comparisons import GroupKey
 from mtbench.results.decision import headline, recommend
@@ -16,7 +17,6 @@ from mtbench.results.decision_format import FILE, Decision, Recommendation
 from mtbench.results.decision_text import beside, with_engine
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell, Results
-from mtbench.runs.directory import RunDirectory
 
 
 class Decided(NamedTuple):

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from mtbench.document.formatting import counted
 from mtbench.document.terminal import table_lines
+from mtbench.plan.plan import Plan
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
 from mtbench.report.main_table import main_table
@@ -15,7 +16,6 @@ from mtbench.report.summary import decided, warnings
 from mtbench.results.comparisons import groups_of, own_speedups
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
-from mtbench.runs.plan import Plan
 
 
 def plan_table(plan: Plan) -> Table:

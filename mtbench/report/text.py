@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench.document.formatting import NONE, counted, listed, memory, number
+from mtbench.plan.formats import GpuInfo, Machine, SessionRecord
 from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.formats import GpuInfo, Machine, SessionRecord
 
 
 def question(cells: Sequence[ResultCell]) -> str:

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mtbench.decoding.output import FinishReason
+from mtbench.plan.formats import TimingLine
 from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
 from mtbench.results.samples import CellData, add
-from mtbench.runs.formats import TimingLine
 
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 

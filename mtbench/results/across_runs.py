@@ -14,14 +14,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mtbench import statistics
+from mtbench.plan.formats import SessionRecord
+from mtbench.plan.plan import CELL_ID, Batching
 from mtbench.records import CellName, NonNegative, Record, Sha256, Size
 from mtbench.results.aggregate import Stored, void_reasons
 from mtbench.results.comparisons import accuracies, agreement
 from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Agreement, Estimate, Reason
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import summarize
-from mtbench.runs.formats import SessionRecord
-from mtbench.runs.plan import CELL_ID, Batching
 
 SELECTION = {"subtasks", "mean", "left_out"}  # keys of a task that say which items it has, and not what they are
 

@@ -17,7 +17,21 @@ import numpy as np
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours
 from mtbench.decoding.registry import METHODS
+from mtbench.measure import energy, lossless_check
 from mtbench.options.classes import decoding_options
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import (
+    EnergyRecord,
+    Environment,
+    GenerationLine,
+    MemoryRecord,
+    PreparationLine,
+    Race,
+    RescoringRecord,
+    SessionRecord,
+)
+from mtbench.plan.plan import Group, Plan
+from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
@@ -48,20 +62,6 @@ from mtbench.results.format import (
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import by_task, summarize, tokens_per_forward_spread, with_spreads
-from mtbench.runs import energy, lossless_check
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import (
-    EnergyRecord,
-    Environment,
-    GenerationLine,
-    MemoryRecord,
-    PreparationLine,
-    Race,
-    RescoringRecord,
-    SessionRecord,
-)
-from mtbench.runs.plan import Group, Plan
-from mtbench.runs.run import Run
 
 STATISTICS = (
     "ratios of totals over blocks, a block's time being its median over rounds, t interval on the log scale; Wilson; "

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
+from mtbench.plan.plan import Batching
 from mtbench.results import samples, verdicts
 from mtbench.results.figure_formats import (
     AccuracyComparison,
@@ -27,7 +28,6 @@ from mtbench.results.figure_formats import (
 )
 from mtbench.results.format import BreakEven, ResultCell
 from mtbench.results.samples import CellData, FarOff, far_off
-from mtbench.runs.plan import Batching
 from mtbench.statistics import Ratio
 
 

@@ -21,13 +21,13 @@ from typing import NamedTuple, Protocol
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_served
+from mtbench.plan.plan import APART
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
 from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
 from mtbench.results.decision_text import headline as headline
 from mtbench.results.decision_text import sentence
 from mtbench.results.figure_formats import AccuracyComparison, Estimate, Speedup
 from mtbench.results.format import ResultCell
-from mtbench.runs.plan import APART
 
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from mtbench.plan.plan import Batching
 from mtbench.records import Count, Record, Seconds, Share, Size
 from mtbench.results.figure_formats import Estimate
-from mtbench.runs.plan import Batching
 
 FILE = "decision.json"
 SCHEMA_VERSION: Literal[2] = 2

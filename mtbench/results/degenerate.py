@@ -11,9 +11,9 @@ The rule needs only token ids and the finish reason, so it holds for external en
 
 from collections.abc import Sequence
 
+from mtbench.plan.formats import GenerationLine
 from mtbench.results.figure_formats import Degenerate
 from mtbench.results.samples import CellData, add
-from mtbench.runs.formats import GenerationLine
 
 LAST_TOKENS = 64
 LONGEST_PERIOD = 16

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mtbench.plan.formats import REPORTED_BY, Grade
+from mtbench.plan.plan import Batching
 from mtbench.records import (
     Count,
     Interval,
@@ -15,8 +17,6 @@ from mtbench.records import (
     Size,
     Sparse,
 )
-from mtbench.runs.formats import REPORTED_BY, Grade
-from mtbench.runs.plan import Batching
 from mtbench.statistics import Proportion, Ratio, Word
 
 

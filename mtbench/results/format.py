@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from mtbench.decoding.method import Claims
+from mtbench.plan.formats import Elimination, Environment
+from mtbench.plan.plan import CELL_ID, Batching, Length, Simulated
+from mtbench.plan.request import CHECKPOINTS
 from mtbench.records import (
     CellName,
     Count,
@@ -40,9 +43,6 @@ from mtbench.results.figure_formats import (
     Spread,
     TaskFigures,
 )
-from mtbench.runs.formats import Elimination, Environment
-from mtbench.runs.plan import CELL_ID, Batching, Length, Simulated
-from mtbench.runs.run_request import CHECKPOINTS
 from mtbench.statistics import Word
 
 SCHEMA_VERSION: Literal[3] = 3

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench.hardware.probe import Probe, Shape, floor_s
+from mtbench.plan.formats import GenerationLine, SessionRecord, TimingLine
+from mtbench.plan.plan import Cell
 from mtbench.records import dump
-from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
-from mtbench.runs.plan import Cell
 
 
 class Fraction(NamedTuple):

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mtbench import statistics
+from mtbench.plan.formats import Elimination, GenerationLine, Scores, TimingLine
+from mtbench.plan.plan import Cell, Group, Item
+from mtbench.plan.run import Run
 from mtbench.results import verdicts
-from mtbench.runs.formats import Elimination, GenerationLine, Scores, TimingLine
-from mtbench.runs.plan import Cell, Group, Item
-from mtbench.runs.run import Run
 from mtbench.statistics import Totals, Unit
 
 STRETCHED = 1.1  # ratio of the stretches of two arms from which their times are not compared

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench import statistics
+from mtbench.plan.plan import Item
 from mtbench.results import acceptance
 from mtbench.results.comparisons import bounds, compare
 from mtbench.results.figure_formats import (
@@ -23,7 +24,6 @@ from mtbench.results.figure_formats import (
     TaskValue,
 )
 from mtbench.results.samples import CellData
-from mtbench.runs.plan import Item
 
 
 class Summary(NamedTuple):

@@ -11,12 +11,12 @@ from mtbench.decoding.arms import Arm, parse_arms
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method
 from mtbench.errors import UserError
+from mtbench.lineup.lineup import Lineup
+from mtbench.measure.model_pool import ModelPool, fastest_dtype, use_threads
 from mtbench.models import families
 from mtbench.models.families import Family
 from mtbench.options.classes import check_value, per_request
-from mtbench.runs.lineup import Lineup
-from mtbench.runs.model_pool import ModelPool, fastest_dtype, use_threads
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 
 LONGEST = 4096  # positions of a row, unless the user asks for more
 DEFAULT_FAMILY = "tiny"

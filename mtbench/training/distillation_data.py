@@ -21,9 +21,9 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages
 from mtbench.files import refuse_existing
+from mtbench.measure.model_pool import fastest_for, parameters
 from mtbench.models import chat_template
 from mtbench.models.loading import DTYPES, Checkpoint, load
-from mtbench.runs.model_pool import fastest_for, parameters
 
 ROWS = 64  # answers decoded together
 CHUNK = 256  # answers decoded before they are kept

@@ -20,9 +20,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from mtbench.errors import UserError, is_out_of_memory
+from mtbench.measure.model_pool import fastest_for
 from mtbench.options import option
 from mtbench.options.common import TRAINING
-from mtbench.runs.model_pool import fastest_for
 from mtbench.training.checkpoint import write_errors, write_record
 from mtbench.training.conversations import Data
 from mtbench.training.evaluation import evaluate

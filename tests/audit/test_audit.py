@@ -26,8 +26,8 @@ from mtbench.experiments.audit.judge import Judge
 from mtbench.experiments.audit.sides import Named, Said, Side
 from mtbench.experiments.audit.texts import with_prompts
 from mtbench.models.runner import ModelRunner
+from mtbench.plan.formats import GenerationLine
 from mtbench.results.answers import read_answers
-from mtbench.runs.formats import GenerationLine
 
 
 @pytest.fixture(scope="module")

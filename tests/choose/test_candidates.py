@@ -11,9 +11,9 @@ from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.experiment import plan_of
 from mtbench.experiments.choose.request import RaceRequest
+from mtbench.lineup import lineup
 from mtbench.options.classes import build
-from mtbench.runs import lineup
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 
 
 def test_the_embedded_family_serves_nearly_all_methods() -> None:

@@ -26,20 +26,20 @@ from mtbench.experiments.choose.decide import decide
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
 from mtbench.experiments.run import EXPERIMENT
+from mtbench.lineup.planner import write_plan
+from mtbench.measure import model_pool
+from mtbench.measure.executor import generate
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Elimination, Race
+from mtbench.plan.plan import Plan
+from mtbench.plan.request import Execution, RunRequest
+from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
-from mtbench.runs import model_pool
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import generate
-from mtbench.runs.formats import Elimination, Race
-from mtbench.runs.plan import Plan
-from mtbench.runs.planner import write_plan
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution, RunRequest
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "mtbench-example" / "mtbench_example" / "bigram.py"

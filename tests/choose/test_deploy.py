@@ -12,12 +12,12 @@ from made_records import result_cell
 from mtbench.clients.serving_engine import Setting
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.experiments.choose.deploy import Commands, deployment, placed
+from mtbench.lineup.planner import make_plan
 from mtbench.options import AUTO
+from mtbench.plan.request import RunRequest
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
 from mtbench.results.figure_formats import Estimate
-from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import RunRequest
 
 HAVE_LOOKUP = ["llama.cpp", "OpenVINO GenAI", "vLLM"]  # engines with drafts from the text
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from mtbench.cli import main
 from mtbench.experiments.run import EXPERIMENT
+from mtbench.measure import executor
 from mtbench.options.fields import read_options
-from mtbench.runs import executor
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import Execution, RunSession
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.request import Execution, RunSession
 
 HEAVY = ("torch", "transformers", "pandas", "pydantic")
 LOADED = f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
@@ -62,8 +62,8 @@ def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.Mo
     """`--workers`, `--ray` and `--peak-memory` reach the executor."""
     calls: list[Any] = []
     monkeypatch.setattr(executor, "generate", lambda run, progress, execution: calls.append(execution))
-    monkeypatch.setattr("mtbench.runs.directory.RunDirectory.open", RunDirectory)
-    monkeypatch.setattr("mtbench.runs.run.Run.locked", lambda _: nullcontext(SimpleNamespace(failures=[])))
+    monkeypatch.setattr("mtbench.plan.directory.RunDirectory.open", RunDirectory)
+    monkeypatch.setattr("mtbench.plan.run.Run.locked", lambda _: nullcontext(SimpleNamespace(failures=[])))
     words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory", "--server", "http://a"]
     result = CliRunner().invoke(main.app, words)
     assert result.exception is None, result.exc_info

@@ -28,11 +28,11 @@ from mtbench.cli import main
 from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import RunRequest
+from mtbench.plan.request import Execution
 from mtbench.report.detail_tables import gaps
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import Execution
 
 ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
 

@@ -22,9 +22,9 @@ from mtbench.evaluation import sandbox
 from mtbench.experiments.run import EXPERIMENT
 from mtbench.hardware import machine as hardware
 from mtbench.hardware import probe
+from mtbench.lineup.planner import make_plan
 from mtbench.models import fused_decoder
-from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 
 BY_NAME = {check.name: check for check in all_checks()}
 CPU, CUDA = Subject("cpu"), Subject("cuda")

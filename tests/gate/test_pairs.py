@@ -21,8 +21,8 @@ from mtbench.experiments.gate.pairs import (
     read_blocks,
 )
 from mtbench.experiments.gate.timed import undecided
+from mtbench.plan.directory import RunDirectory
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
 
 CELL = "arithmetic.ar.ar.graph.b1"
 

@@ -8,10 +8,10 @@ from whole import plan_of
 from mtbench.errors import UserError
 from mtbench.experiments.gate import plans
 from mtbench.experiments.gate.plans import Planned
+from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.plan.checks import refuse_faulty
+from mtbench.plan.plan import Plan, RunRequest
 from mtbench.records import dump
-from mtbench.runs.plan import Plan, RunRequest
-from mtbench.runs.plan_checks import refuse_faulty
-from mtbench.runs.planner import begin_run, make_plan
 
 AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
 

@@ -19,8 +19,8 @@ from mtbench.experiments.gate.experiment import write
 from mtbench.experiments.gate.format import Gate, NoiseFloor
 from mtbench.experiments.gate.timed import is_replayable
 from mtbench.hardware import machine
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.lineup.planner import make_plan
+from mtbench.plan.plan import RunRequest
 
 pytest_plugins = ["gate_fixtures"]
 pytestmark = pytest.mark.usefixtures("forks")

@@ -14,8 +14,8 @@ from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Sample
+from mtbench.plan.directory import RunDirectory
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
 
 THERMAL_NS = [0, 50_000_000]  # 50 ms slowed by heat
 POWER_NS = [50_000_000, 0]

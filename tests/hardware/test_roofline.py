@@ -15,9 +15,9 @@ from mtbench.decoding import adaptive_width
 from mtbench.hardware import probe
 from mtbench.hardware.probe import Probe, Shape, count, floor_s
 from mtbench.models.families import SHAPES
+from mtbench.plan.formats import GenerationLine, SessionRecord, TimingLine
+from mtbench.plan.plan import Cell
 from mtbench.results.roofline import fraction
-from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
-from mtbench.runs.plan import Cell
 
 H200 = Probe(
     bandwidth_bytes_per_s=4.3e12, matmul_flop_per_s=790e12, copy_bytes=1 << 31, matmul_size=8192, cache_bytes=50 << 20

@@ -41,11 +41,11 @@ from mtbench.experiments.reproduce import rerun
 from mtbench.experiments.reproduce.compare import compare
 from mtbench.experiments.reproduce.document import document as reproduce_document
 from mtbench.hardware import machine
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import RunRequest
+from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import flags
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.run import Run
 from mtbench.training.document import write_training_page
 
 FOLDER = Path(__file__).parents[1] / "frozen"

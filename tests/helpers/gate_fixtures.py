@@ -10,7 +10,7 @@ from fake_gate import a_gate
 from whole import plan_of
 
 from mtbench.experiments.gate.format import Gate
-from mtbench.runs.planner import begin_run
+from mtbench.lineup.planner import begin_run
 
 
 @pytest.fixture(scope="session")

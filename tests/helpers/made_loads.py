@@ -15,9 +15,9 @@ from mtbench.experiments.load import planning
 from mtbench.experiments.load.aiperf import EXPORT, PROMPTS, Client, Sending, write_prompts
 from mtbench.experiments.load.format import LoadPlan, LoadRequest, PointLine, RequestLine
 from mtbench.experiments.load.runner import PLAN, LoadRun
+from mtbench.plan.directory import RunDirectory
 from mtbench.programs.environments import Note
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
 
 Reply = tuple[int, str]
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from mtbench.plan.formats import GenerationLine, TimingLine
+from mtbench.plan.plan import Cell
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import Decision, Looks, RaceCost
 from mtbench.results.figure_formats import Estimate, Finish, Percentiles, Reason, Samples, Speedup, Verdict
 from mtbench.results.format import ResultCell, ResultEnvironment, Results, StatisticsInfo
 from mtbench.results.samples import CellData
-from mtbench.runs.formats import GenerationLine, TimingLine
-from mtbench.runs.plan import Cell
 
 
 def generation_line(**given: Any) -> GenerationLine:

@@ -9,10 +9,10 @@ from typing import Any
 from made_records import generation_line, plan_cell, timing_line
 from stages import read_stored
 
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Cell, Group, Item, Plan, RunRequest, SuitePlan
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Cell, Group, Item, Plan, RunRequest, SuitePlan
 
 AR, MARS = "arithmetic.ar.ar.graph.b2", "arithmetic.ar.mars.graph.b2"  # the cells: `ar` on two checkpoints
 TASK = {"name": "arithmetic", "version": "1"}

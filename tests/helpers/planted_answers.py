@@ -12,14 +12,14 @@ from planted_faults import Fault
 from torch import Tensor
 from whole import finish, start
 
+from mtbench.measure.lossless_check import Answer, judged_logits
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models.families import family
 from mtbench.models.runner import ModelRunner
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import GenerationLine
+from mtbench.plan.plan import RunRequest
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import GenerationLine
-from mtbench.runs.lossless_check import Answer, judged_logits
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import RunRequest
 
 AR = "arithmetic.ar.ar.graph"  # the cell of plain decoding, without its batch size
 SPECULATIVE = "arithmetic.speculative.ar.graph"

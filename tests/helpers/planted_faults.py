@@ -22,10 +22,11 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt
+from mtbench.measure import model_pool
 from mtbench.models import chat_template
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import Forwarded, ModelRunner
-from mtbench.runs import model_pool, prompts
+from mtbench.plan import prompts
 
 arithmetic: Any = import_module("mtbench.suites.arithmetic")
 Fault = Callable[[], AbstractContextManager[Any]]

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from mtbench.runs.directory import RunDirectory
+from mtbench.plan.directory import RunDirectory
 
 
 def stored_json(run: RunDirectory, name: str) -> Any:

@@ -10,9 +10,9 @@ from mtbench.experiments.experiment import Experiment, Job
 from mtbench.options import common, texts
 from mtbench.options.common import BENCHMARK, TIMING
 from mtbench.options.fields import option
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.request import Session
 from mtbench.records import Record, dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import Session
 
 
 class TwiceRequest(Record):

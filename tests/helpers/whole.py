@@ -11,13 +11,13 @@ from stages import assemble, generate, score
 
 from mtbench import plugins
 from mtbench.hardware import machine
+from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.measure import workers
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.plan.request import Execution
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
-from mtbench.runs import workers
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Cell, Plan, RunRequest
-from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.run_request import Execution
 
 
 def whole_run(folder: Path, request: RunRequest) -> RunDirectory:

@@ -14,7 +14,7 @@ from mtbench.experiments.load.format import Load, ServerFacts
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores
 from mtbench.experiments.load.summary import Sent, cell, compare
-from mtbench.runs.formats import Environment
+from mtbench.plan.formats import Environment
 
 
 def made(*names: str) -> Load:

@@ -16,8 +16,8 @@ from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.planning import run_request
 from mtbench.experiments.load.runner import LoadRun, read_points, read_scores, read_servers
 from mtbench.experiments.load.summary import summarise
+from mtbench.plan.prompts import open_suite
 from mtbench.records import dump
-from mtbench.runs.prompts import open_suite
 
 
 def knowing(planned: LoadPlan, wrong: int = 0) -> Any:

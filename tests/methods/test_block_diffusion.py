@@ -24,11 +24,11 @@ from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
+from mtbench.lineup.simulation import Scripted
 from mtbench.models.runner import ModelRunner
 from mtbench.options.classes import build
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
-from mtbench.runs.simulation import Scripted
+from mtbench.plan.plan import RunRequest
 
 SIZES = [2, 3, 4]
 BUDGET = 14

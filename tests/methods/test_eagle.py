@@ -20,8 +20,8 @@ from torch import Tensor
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import ModelRunners
 from mtbench.errors import UserError
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.lineup.planner import make_plan
+from mtbench.plan.plan import RunRequest
 
 SHAPES: dict[str, tuple[dict[str, Any], list[int]]] = {  # options, and the choices at each depth
     "chain": ({}, [1, 1, 1, 1]),

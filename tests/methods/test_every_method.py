@@ -27,7 +27,7 @@ from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners, Rows
 from mtbench.decoding.output import Generation
-from mtbench.runs.simulation import Scripted
+from mtbench.lineup.simulation import Scripted
 
 Made = Callable[[str], ModelRunners]
 EACH = [*{case.name: case for case in CASES}.values()]  # one of each method

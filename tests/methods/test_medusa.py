@@ -18,11 +18,11 @@ from whole import plan_of
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
 from mtbench.models.families import family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import RunRequest
 
 RANDOM = {"method": ["medusa"], "suite": ["synthetic"], "simulate_acceptance": "0.8", "weights": "random:qwen2.5-0.5b"}
 

@@ -7,8 +7,8 @@ from stored import stored_json
 from whole import whole_run
 
 from mtbench.decoding.registry import METHODS
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import RunRequest
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import RunRequest
 
 pytestmark = pytest.mark.whole
 

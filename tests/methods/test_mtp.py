@@ -32,9 +32,9 @@ from mtbench.decoding.draft_model import Drafted
 from mtbench.decoding.method import Method, ModelRunners, Rows
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import RunRequest
 
 WAYS: list[dict[str, Any]] = [{}, *REFILLED]
 Seen = list[tuple[list[int], Tensor, Tensor]]  # of a row in a step: its text, what is drafted, and by which logits

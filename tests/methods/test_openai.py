@@ -21,16 +21,16 @@ from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.lineup.engine_arms import servers_of
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models.loading import Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import RunRequest
+from mtbench.plan.request import Execution
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.engine_arms import servers_of
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import Execution
 
 TEXTS = ["12 plus 30 is 42.\nThe answer is 42.", "7 times 6 is 42.\nThe answer is 42.\n\nAnd so on", "1"]
 PROMPTS = [[11, 12, 13], [14], [15, 16]]

@@ -20,11 +20,11 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
 from mtbench.models.vocabularies import TranslatedRunner, differ, shared_by
-from mtbench.runs.plan import Plan, RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import Plan, RunRequest
 
 BUDGET, AHEAD = 14, 4
 TEXTS = [*PROMPTS, *MANY[:5], [26, 27, 26, 28, 35], [35] * 12]  # words that the draft must spell

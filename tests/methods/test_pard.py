@@ -16,10 +16,10 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import RunRequest
 
 PARD = 39  # a row of the embedding that no token stands for, as in PARD's Qwen2.5; the tokenizer's own mask is another
 BUDGET, AHEAD = 14, 4

@@ -26,9 +26,9 @@ from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import RunRequest
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31], [4, 4, 4]]
 BUDGET = 16

@@ -31,8 +31,8 @@ from mtbench.models.families import TINY
 from mtbench.models.fused_decoder import build
 from mtbench.models.loading import inspect
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.plan_checks import read_plan
+from mtbench.plan.checks import read_plan
+from mtbench.plan.plan import RunRequest
 from mtbench.training.draft_vocabulary import write_token_map
 
 BUDGET, AHEAD = 12, 4

@@ -17,6 +17,8 @@ from stored import stored_json
 
 from mtbench.document.latex_table import latex
 from mtbench.document.model import Entry, Row, Table
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Elimination
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.main_table import main_table
@@ -26,8 +28,6 @@ from mtbench.report.text import environment
 from mtbench.results.aggregate import _request_latency
 from mtbench.results.comparisons import own_speedups
 from mtbench.results.format import Results
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Elimination
 
 AXE = "axe-core@4.10.3"
 AR, ARM = "ar@ar/graph", "mars:tau=0.95@mars/graph"

@@ -17,6 +17,7 @@ from stored import keep_lines, stored_json, stored_lines
 from mtbench.document.model import Figure
 from mtbench.document.plots import MOST_TICKS, log_ticks
 from mtbench.errors import printable
+from mtbench.plan.directory import RunDirectory
 from mtbench.report import figures
 from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers
@@ -24,7 +25,6 @@ from mtbench.report.summary import warnings
 from mtbench.report.terminal import results_tables
 from mtbench.report.text import facts
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.directory import RunDirectory
 
 
 @pytest.fixture

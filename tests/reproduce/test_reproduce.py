@@ -33,10 +33,10 @@ from mtbench.experiments.reproduce.format import (
 )
 from mtbench.experiments.reproduce.rerun import Part, lay_out, names, published
 from mtbench.models.families import FAMILIES
+from mtbench.plan.directory import JsonObject, RunDirectory
+from mtbench.plan.plan import Cell
 from mtbench.records import dump
 from mtbench.report.phrases import DEMONSTRATION
-from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.plan import Cell
 
 pytestmark = pytest.mark.whole
 

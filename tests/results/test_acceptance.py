@@ -10,10 +10,10 @@ from made_records import cell_data, generation_line, timing_line
 
 from mtbench import records
 from mtbench.decoding.output import FinishReason
+from mtbench.plan.formats import GenerationLine, TimingLine
 from mtbench.records import dump
 from mtbench.results import acceptance
 from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
-from mtbench.runs.formats import GenerationLine, TimingLine
 
 # Three answers of 11, 4 and 1 tokens; the second waited once. 9 forwards, of which 8 committed: 4 3 1 3, 2 1 1, 1.
 COMMITS = [[4, 3, 1, 3], [2, 0, 1, 1], [1]]

@@ -15,6 +15,9 @@ from stored import stored_lines
 
 from mtbench.document.terminal import ONE_LINE
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import RunRequest
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names
 from mtbench.report.progress import RunProgress
@@ -25,9 +28,6 @@ from mtbench.results.figure_formats import Alone, Floor, Percentiles, Verdict
 from mtbench.results.format import BreakEven, ResultCell, Results
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import by_task
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
 
 pytestmark = pytest.mark.whole
 

@@ -8,10 +8,10 @@ import pytest
 from made_records import cell_data, generation_line
 from stages import assemble
 
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import GenerationLine
 from mtbench.results import degenerate
 from mtbench.results.figure_formats import Degenerate
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import GenerationLine
 
 LOOP = [7, 8] * 32
 TEXT = list(range(100, 164))

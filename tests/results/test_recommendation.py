@@ -8,14 +8,14 @@ import pytest
 from made_records import doubted, made_results, result_cell, speedup
 
 from mtbench.document.formatting import interval
+from mtbench.plan.formats import Elimination
+from mtbench.plan.plan import Simulated
 from mtbench.report.summary import decided
 from mtbench.results.decision import Bounds, Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.figure_formats import AccuracyComparison, Agreement, Alone, Lossless, NeededItems, Verdict
 from mtbench.results.format import ResultCell
 from mtbench.results.verdicts import speed_verdicts
-from mtbench.runs.formats import Elimination
-from mtbench.runs.plan import Simulated
 from mtbench.statistics import Ratio
 
 PLAIN, TUNED = "ar@ar/graph", "ar@mars/graph"

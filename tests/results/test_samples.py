@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from made_records import cell_data, doubted, generation_line, timing_line
 
+from mtbench.plan.formats import SessionRecord, TimingLine
+from mtbench.plan.plan import Group, Item
 from mtbench.results import acceptance
 from mtbench.results import flags as flags_of_cells
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import Verdict
 from mtbench.results.samples import CellData, _units
 from mtbench.results.subtasks import summarize
-from mtbench.runs.formats import SessionRecord, TimingLine
-from mtbench.runs.plan import Group, Item
 
 
 def timed(walls: Mapping[int, Sequence[float]], **given: Any) -> list[TimingLine]:

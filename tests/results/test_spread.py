@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from made_records import cell_data, generation_line, speedup, timing_line
 
+from mtbench.plan.plan import Item
 from mtbench.records import dump
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import Speedup, Spread, TaskFigures
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import by_task, tokens_per_forward_spread, with_spreads
-from mtbench.runs.plan import Item
 
 AR, ARM = "ar@ar/graph", "mars@ar/graph"
 BLOCKS = 6

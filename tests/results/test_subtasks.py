@@ -9,8 +9,8 @@ from schemas import validator
 from stages import assemble, write_report
 from stored import keep_lines, stored_json, stored_lines
 
+from mtbench.plan.directory import RunDirectory
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.directory import RunDirectory
 
 RIDGE_POSITIONS, ODD = "even & co", "odd"
 

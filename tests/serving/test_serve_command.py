@@ -22,7 +22,7 @@ from mtbench.decoding.loop import decode
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.models import chat_template
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 from mtbench.serving import served
 
 QUESTION = {"messages": [{"role": "user", "content": "Tom has 3 apples and buys 14 more. How many has he?"}]}

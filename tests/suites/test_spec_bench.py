@@ -23,9 +23,9 @@ from made_up import chat, write_lines
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source, Suite
-from mtbench.runs.plan import Item
-from mtbench.runs.planner import _blocks
-from mtbench.runs.run_request import REFILLS
+from mtbench.lineup.planner import _blocks
+from mtbench.plan.plan import Item
+from mtbench.plan.request import REFILLS
 
 KINDS = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 SUBJECTS = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]

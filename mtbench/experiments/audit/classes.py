@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench.experiments.audit.cases import LETTERS, OTHER, Case, Letter, step_of
-from mtbench.runs.lossless_check import first_difference
+from mtbench.measure.lossless_check import first_difference
 
 MANY = 3  # answers that make a fault one of all answers
 

@@ -12,15 +12,15 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import named, place_of
+from mtbench.lineup import engine_arms
+from mtbench.lineup.planner import make_plan, write_plan
+from mtbench.plan.checks import read_plan
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Plan
+from mtbench.plan.request import Execution, RunRequest
+from mtbench.plan.run import Run
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
-from mtbench.runs import engine_arms
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Plan
-from mtbench.runs.plan_checks import read_plan
-from mtbench.runs.planner import make_plan, write_plan
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution, RunRequest
 
 
 def is_method(text: str) -> bool:

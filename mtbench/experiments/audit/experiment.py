@@ -22,9 +22,9 @@ from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
 from mtbench.models.loading import inspect
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Plan
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Plan
 
 DECODED = "decoded"  # the run of a side that is named by its method
 ASKED, JUDGED, NOISE, TRIALS = "asked.json", "judged.jsonl", "noise.jsonl", "trials.jsonl"

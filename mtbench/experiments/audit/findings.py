@@ -10,7 +10,7 @@ from mtbench.experiments.audit.format import Audit, ClassCount, Divergence, Judg
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair
-from mtbench.runs.lossless_check import first_difference
+from mtbench.measure.lossless_check import first_difference
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 
 MOST_NOISE = 1.0  # a larger one is no arithmetic of this model

@@ -1,6 +1,6 @@
 """The reference model judges the first difference of two answers, and the tokens of each side behind it.
 
-The logits are those of transformers' modules (mtbench/runs/lossless_check.py). Each side is judged on its own tokens,
+The logits are those of transformers' modules (mtbench/measure/lossless_check.py). A side is judged on its own tokens,
 from the first difference on, `TAIL` tokens far: so a side that goes wrong later is found, too. No text is fed twice:
 the two answers share prompt and tokens up to the first difference, and answers to prompts that begin alike, such as
 those with examples, share that beginning.
@@ -15,10 +15,10 @@ from torch import Tensor
 from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged, TokenAt
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Said, Side
+from mtbench.measure.lossless_check import JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
+from mtbench.measure.model_pool import ModelPool, use_threads
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.lossless_check import JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
-from mtbench.runs.model_pool import ModelPool, use_threads
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged

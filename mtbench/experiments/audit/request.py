@@ -10,8 +10,8 @@ from pydantic import Field
 from mtbench.options import common
 from mtbench.options.common import COMPARED, MACHINE
 from mtbench.options.fields import option
+from mtbench.plan.request import Session
 from mtbench.records import Record
-from mtbench.runs.run_request import Session
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 

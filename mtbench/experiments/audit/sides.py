@@ -16,12 +16,12 @@ from mtbench.document.formatting import counted
 from mtbench.errors import UserError, unknown
 from mtbench.models.loading import Inspected
 from mtbench.models.vocabularies import other_token
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import GenerationLine, Scores
+from mtbench.plan.plan import Cell, Plan
+from mtbench.plan.prompts import open_plan
+from mtbench.plan.run import Run
 from mtbench.results.answers import Prompt
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import GenerationLine, Scores
-from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.prompts import open_plan
-from mtbench.runs.run import Run
 from mtbench.statistics import EXACT_EPSILON
 
 

@@ -17,9 +17,9 @@ from mtbench.experiments.audit.cases import HELPS, SAMPLED, Case, Known, Letter
 from mtbench.experiments.audit.format import TrialLine
 from mtbench.experiments.audit.judge import TAIL, Judge, answer_of, logits_of, shortfalls
 from mtbench.experiments.audit.settings import FILTERS, PENALTIES, ROUNDED, Setting
+from mtbench.measure.lossless_check import Answer, with_noise
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import Forwarded, ModelRunner
-from mtbench.runs.lossless_check import Answer, with_noise
 
 MOST_CASES = 4  # answers that are off on which a trial is made, and answers that are not
 BLOCKS, MOST_OTHERS = range(16, 129, 16), 2  # leading tokens that a cache may have of other requests, and of how many

@@ -13,9 +13,9 @@ from rich.table import Table
 from mtbench.decoding.arms import Arm, is_served, parse_arms
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, unknown
+from mtbench.lineup.lineup import Lineup, family_of
 from mtbench.models.families import PART, Family
-from mtbench.runs.lineup import Lineup, family_of
-from mtbench.runs.run_request import RunRequest
+from mtbench.plan.request import RunRequest
 
 
 class Candidates(NamedTuple):

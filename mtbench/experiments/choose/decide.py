@@ -5,6 +5,7 @@ from functools import partial
 from mtbench import statistics
 from mtbench.experiments.choose.deploy import deployment
 from mtbench.experiments.choose.runner import Racing, over_limits
+from mtbench.plan.plan import Group
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import Bounds, headline, recommend
@@ -16,7 +17,6 @@ from mtbench.results.decision_format import (
     RaceCost,
 )
 from mtbench.results.format import ResultCell, Results
-from mtbench.runs.plan import Group
 
 
 def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -> Decision:

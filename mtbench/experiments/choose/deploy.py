@@ -13,9 +13,9 @@ from mtbench.errors import UserError
 from mtbench.models import gguf
 from mtbench.models.families import EMBEDDED
 from mtbench.options import AUTO
+from mtbench.plan.plan import Cell, Plan
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import ResultCell
-from mtbench.runs.plan import Cell, Plan
 
 Commands = dict[str, tuple[str, str]]  # engine -> a command, and what the engine does otherwise, in sentences
 SCHEDULED = "The number of drafts of a batch size holds up to the next one that was measured."

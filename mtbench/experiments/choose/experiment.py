@@ -14,6 +14,15 @@ from mtbench.experiments.choose.runner import Racing, plan_race, race_of
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import folder_of, show_estimate
+from mtbench.lineup.planner import write_plan
+from mtbench.measure.model_pool import resolve_device, with_dtype
+from mtbench.measure.workers import refuse
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Race
+from mtbench.plan.plan import Plan
+from mtbench.plan.prompts import open_suites
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
 from mtbench.report import pipeline as run_pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.document import write_report
@@ -25,15 +34,6 @@ from mtbench.results.aggregate import assemble, read_stored
 from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.decision_text import ALL_USED, budget_spent
 from mtbench.results.format import Results
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Race
-from mtbench.runs.model_pool import resolve_device, with_dtype
-from mtbench.runs.plan import Plan
-from mtbench.runs.planner import write_plan
-from mtbench.runs.prompts import open_suites
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution
-from mtbench.runs.workers import refuse
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 FAILED, INCOMPLETE = 1, 3  # exit codes: plain decoding failed; the time budget ended the race

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mtbench import statistics
+from mtbench.plan.formats import Elimination
 from mtbench.results import verdicts
 from mtbench.results.decision import NOT_WORSE, SURELY_WORSE
-from mtbench.runs.formats import Elimination
 from mtbench.statistics import Difference, Ratio, Word
 
 CLOSE = 0.02  # arms within this share of the leader's time are as good

@@ -12,8 +12,8 @@ from mtbench.errors import UserError
 from mtbench.options import common, texts
 from mtbench.options.common import COMPARED, DECISION
 from mtbench.options.fields import option
-from mtbench.runs.formats import LimitName
-from mtbench.runs.run_request import (
+from mtbench.plan.formats import LimitName
+from mtbench.plan.request import (
     RACED_BLOCKS,
     DecodingRequest,
     RunRequest,

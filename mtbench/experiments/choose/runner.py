@@ -12,17 +12,17 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay, words
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.score import scores_of
 from mtbench.options.classes import decoding_options
+from mtbench.plan.formats import Elimination, GenerationLine, Race, Slo, TimingLine
+from mtbench.plan.plan import Cell, Group, Plan
+from mtbench.plan.prompts import open_suite
+from mtbench.plan.request import Execution, RunRequest
+from mtbench.plan.run import Run
 from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles
 from mtbench.results.format import ResultCell
-from mtbench.runs.formats import Elimination, GenerationLine, Race, Slo, TimingLine
-from mtbench.runs.plan import Cell, Group, Plan
-from mtbench.runs.planner import make_plan
-from mtbench.runs.prompts import open_suite
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution, RunRequest
-from mtbench.runs.score import scores_of
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, Word
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from mtbench.document.formatting import counted
 from mtbench.experiments.gate.format import Finding, Kind, Level
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
 
 MEMORY_TOLERANCE = 0.01  # of the bytes of a cell
 

@@ -20,10 +20,10 @@ from mtbench.experiments.gate.request import ENV, GateOptions, GateSession
 from mtbench.experiments.gate.stages import FILE, GateRun
 from mtbench.options import texts
 from mtbench.options.fields import as_words
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.request import PlanRequest
 from mtbench.plugins import read_file
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import PlanRequest
 
 COMMANDS = {"fail": "error", "inconclusive": "warning"}  # of GitHub, by the level of a finding
 LARGEST_SUMMARY = 1_000_000  # bytes: GitHub refuses a step summary of over 1 MiB

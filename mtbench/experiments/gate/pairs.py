@@ -23,8 +23,8 @@ from mtbench.experiments.gate.builds import Build
 from mtbench.experiments.gate.format import Attribution, GateRequest
 from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, generate_in_turns
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import FailureLine, TimingLine
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import FailureLine, TimingLine
 from mtbench.statistics import SAMPLES_NEEDED_SHARE
 
 ATTEMPTS = 2  # of a pair whose process ends wrongly

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, RootModel
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate.format import Finding, Kind, Level
+from mtbench.plan.directory import JsonObject, RunDirectory
+from mtbench.plan.formats import GenerationLine
+from mtbench.plan.plan import Cell, Plan, Script, SuitePlan
 from mtbench.records import LONGEST_VALUE, NonNegative, dump
-from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.formats import GenerationLine
-from mtbench.runs.plan import Cell, Plan, Script, SuitePlan
 
 CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
 GROUP_WORK = ("blocks", "rounds")

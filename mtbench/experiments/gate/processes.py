@@ -16,9 +16,9 @@ from pathlib import Path
 from mtbench import files
 from mtbench.errors import UserError
 from mtbench.experiments.gate.builds import Build
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
 from mtbench.programs.processes import LOOK_S, has_ended, last_line, started
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
 
 READY = b"ready"  # that `mtbench generate --turns` prints before every block
 READ = 1 << 16  # bytes of standard output that are read at once

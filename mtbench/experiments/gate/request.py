@@ -11,7 +11,7 @@ from pydantic import Field
 from mtbench.options import common, texts
 from mtbench.options.common import BUILDS, COMPARED, GATE, TIMING
 from mtbench.options.fields import option
-from mtbench.runs.run_request import PlanRequest, Session
+from mtbench.plan.request import PlanRequest, Session
 
 MOST_PAIRS = 1000
 ENV = "the folder of a virtual environment, git:REV, or a release of the engine of --engine, pip:NAME==VERSION"

@@ -39,9 +39,9 @@ from mtbench.experiments.gate.plans import Gpu, Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, make_plan
 from mtbench.experiments.gate.timed import TimedStage, is_replayable
 from mtbench.hardware import machine
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Cell
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
 UNFINISHED = "The gate is not finished."  # reason of a gate until it has a word

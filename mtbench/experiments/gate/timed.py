@@ -27,7 +27,7 @@ from mtbench.experiments.gate.pairs import (
 )
 from mtbench.experiments.gate.processes import BuildFailed
 from mtbench.experiments.gate.tables import changed_by
-from mtbench.runs.plan import Cell
+from mtbench.plan.plan import Cell
 
 SPARE_PAIRS = 1.25  # times the last look, for pairs in which a cell has no valid time
 VOID_SHARE = 0.2  # of the pairs

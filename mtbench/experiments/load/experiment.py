@@ -18,9 +18,9 @@ from mtbench.experiments.load.request import LoadRequest, LoadSession
 from mtbench.experiments.load.runner import PLAN, LoadRun
 from mtbench.experiments.load.summary import summarise
 from mtbench.hardware import machine
+from mtbench.measure.executor import refuse_engine_options
+from mtbench.plan.directory import RunDirectory
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import refuse_engine_options
 
 INCOMPLETE = 3  # exit code: the time budget ended the load
 

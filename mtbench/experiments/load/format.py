@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mtbench.experiments.load.request import LoadRequest as LoadRequest
 from mtbench.experiments.load.request import Positive
+from mtbench.plan.formats import Environment
 from mtbench.records import (
     Count,
     NonNegative,
@@ -20,7 +21,6 @@ from mtbench.records import (
     Text,
 )
 from mtbench.results.figure_formats import Estimate, Verdict
-from mtbench.runs.formats import Environment
 
 SCHEMA_VERSION: Literal[2] = 2  # of plan.json
 

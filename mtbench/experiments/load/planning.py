@@ -16,10 +16,10 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Prompt, Suite
 from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
+from mtbench.lineup.planner import make_plan
 from mtbench.models.loading import Inspected, inspect
-from mtbench.runs.plan import RunRequest, SuitePlan
-from mtbench.runs.planner import make_plan
-from mtbench.runs.prompts import open_suite, prompt_texts
+from mtbench.plan.plan import RunRequest, SuitePlan
+from mtbench.plan.prompts import open_suite, prompt_texts
 
 MOST_REQUESTS = 100_000  # of a point
 NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, as SGLang's, reads more tokens"

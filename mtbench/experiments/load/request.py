@@ -13,8 +13,8 @@ from mtbench.errors import UserError
 from mtbench.options import common, texts
 from mtbench.options.common import COMPARED, LOAD
 from mtbench.options.fields import option
+from mtbench.plan.request import DEMONSTRATION, TimedSession
 from mtbench.records import Record, Size
-from mtbench.runs.run_request import DEMONSTRATION, TimedSession
 
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 LimitName = Literal["ttft", "tpot", "e2e"]

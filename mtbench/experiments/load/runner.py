@@ -29,12 +29,12 @@ from mtbench.experiments.load.format import LoadPlan, PointLine, PointPlan, Requ
 from mtbench.experiments.load.planning import run_request
 from mtbench.experiments.load.servers import Running
 from mtbench.hardware import machine
+from mtbench.measure.score import before
 from mtbench.models.loading import inspect
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.prompts import open_suite
 from mtbench.programs.processes import utc_now
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.prompts import open_suite
-from mtbench.runs.score import before
 
 PLAN, POINTS, SERVERS, SCORES = "plan.json", "points.jsonl", "servers.json", "scores.json"
 TOKENIZER, WORK = "tokenizer", "work"

@@ -18,10 +18,10 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
 from mtbench.experiments.load.planning import run_request
+from mtbench.measure.model_pool import fastest_dtype, parameters, resolve_device, threads_for
 from mtbench.models import families
 from mtbench.options.classes import build
 from mtbench.options.fields import as_words
-from mtbench.runs.model_pool import fastest_dtype, parameters, resolve_device, threads_for
 from mtbench.serving.engine import MtbenchServe
 
 OF_SERVERS = ("device", "max_queue", "request_timeout_s", "offline")  # options of a load that `mtbench serve` gets

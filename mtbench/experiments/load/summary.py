@@ -25,10 +25,10 @@ from mtbench.experiments.load.format import (
 )
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Environment
 from mtbench.results import verdicts
 from mtbench.results.figure_formats import Estimate, Reason
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment
 
 CORRECT = 0.5  # least score of an answer that counts as correct
 REJECTED_SHARE = 0.01  # more rejected or failed requests than this share are flagged

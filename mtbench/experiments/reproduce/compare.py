@@ -42,6 +42,8 @@ from mtbench.experiments.reproduce.format import (
     Reproduction,
 )
 from mtbench.experiments.reproduce.rerun import EAGER, PAPER, RESULT, Part, arm_of, stands_in, suites_of
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.report.phrases import disclaimers
 from mtbench.results import samples
@@ -49,8 +51,6 @@ from mtbench.results.comparisons import wall_ratio
 from mtbench.results.figure_formats import Estimate
 from mtbench.results.format import ResultCell, Results
 from mtbench.results.samples import CellData
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run import Run
 from mtbench.statistics import ACCURACY_MARGIN, SPEED_MARGIN
 
 

@@ -20,9 +20,9 @@ from mtbench.experiments.reproduce.format import AskedFile, Published, Reproduct
 from mtbench.experiments.reproduce.request import ReproduceRequest, ReproduceSession
 from mtbench.experiments.reproduce.rerun import Part
 from mtbench.experiments.run import show_estimate
+from mtbench.measure.workers import refuse
+from mtbench.plan.directory import RunDirectory
 from mtbench.report.terminal import plan_table
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.workers import refuse
 
 FAILED = 1  # exit code: a part failed
 

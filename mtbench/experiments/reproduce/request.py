@@ -11,8 +11,8 @@ from pydantic import Field
 from mtbench.options import common, texts
 from mtbench.options.common import BENCHMARK, COMPARED, DECODING, TIMING
 from mtbench.options.fields import option
+from mtbench.plan.request import Session
 from mtbench.records import Record
-from mtbench.runs.run_request import Session
 
 
 class ReproduceRequest(Record):

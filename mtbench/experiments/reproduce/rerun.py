@@ -18,18 +18,18 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.reproduce.format import AskedFile, AskedPart, Published, PublishedRow, ReproduceRequest
+from mtbench.lineup.lineup import Lineup
+from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.measure.executor import Progress
 from mtbench.models import families
+from mtbench.plan.checks import read_plan
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Plan, RunRequest
+from mtbench.plan.prompts import open_suite
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
 from mtbench.records import dump, read_json
 from mtbench.report import pipeline
-from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import Progress
-from mtbench.runs.lineup import Lineup
-from mtbench.runs.plan import Plan, RunRequest
-from mtbench.runs.plan_checks import read_plan
-from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.prompts import open_suite
-from mtbench.runs.run import Run
-from mtbench.runs.run_request import Execution
 
 FOLDER = Path(__file__).parent / "published"
 ASKED, RESULT = "asked.json", "reproduction.json"

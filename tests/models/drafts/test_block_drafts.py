@@ -10,11 +10,11 @@ from small import MASK, save_small
 
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
 from mtbench.models.drafts.dflash import BlockDraftConfig, recognise
 from mtbench.models.drafts.loading import draft_config, inspect_draft, load_draft
 from mtbench.models.loading import Checkpoint, inspect, load
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
+from mtbench.plan.plan import RunRequest
 
 TEXTS = [[3, 8, 1], [5, 9, 1, 7, 2, 30, 11, 4, 6], [31, 2]]
 

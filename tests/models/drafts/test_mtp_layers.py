@@ -23,15 +23,15 @@ from torch import Tensor
 
 from mtbench.errors import UserError
 from mtbench.hardware import probe
+from mtbench.lineup.planner import make_plan
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models.checkpoint_files import WEIGHTS
 from mtbench.models.drafts.loading import draft_config, load_draft
 from mtbench.models.drafts.mtp import LAYOUTS, MtpConfig, recognise
 from mtbench.models.families import locate, split_part
 from mtbench.models.loading import Calls, Checkpoint, load
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Plan, RunRequest
-from mtbench.runs.plan_checks import refuse_faulty
-from mtbench.runs.planner import make_plan
+from mtbench.plan.checks import refuse_faulty
+from mtbench.plan.plan import Plan, RunRequest
 
 PART = "#mtp"
 TEXTS = [[5, 9, 1, 7, 2, 30, 2, 2], [3, 3, 8, 1, 0]]

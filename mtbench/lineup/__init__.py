@@ -1,0 +1,1 @@
+"""Which arms run on these checkpoints, and the plan of their work."""

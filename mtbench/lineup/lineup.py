@@ -1,0 +1,234 @@
+"""The lineup: each arm of a request on the checkpoints of a family, resolved once. Strings end here.
+
+Planning, a race, a server and `mtbench ls arms` ask it for an arm's method, its checkpoints and what is wrong with it.
+"""
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from mtbench.decoding import method_checks
+from mtbench.decoding.arms import Arm, is_served, parse_arms
+from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
+from mtbench.lineup.engine_arms import is_there, refuse_in_engine
+from mtbench.lineup.simulation import Acceptance
+from mtbench.models import families
+from mtbench.models.drafts.loading import inspect_draft
+from mtbench.models.families import SHAPES, Family
+from mtbench.models.feature_draft import DraftConfig
+from mtbench.models.loading import Inspected, inspect, refuse_unreadable
+from mtbench.options.classes import build, roles_of
+from mtbench.plan.request import RunRequest
+
+
+class Entrant(NamedTuple):
+    """An arm that can run."""
+
+    arm: Arm
+    method: Method
+    checkpoints: dict[str, Inspected]  # by role, the target's first
+    untrained: list[str]  # a remark for each option that differs from the checkpoint's training
+    fault: str | None  # of the method: only its own cells fail
+
+    @property
+    def target(self) -> Inspected:
+        """The checkpoint whose tokens it emits."""
+        return self.checkpoints[self.arm.on]
+
+    @property
+    def readers(self) -> list[Inspected]:
+        """The checkpoints that read the target's token ids."""
+        return [self.target] if self.method.translates else [*self.checkpoints.values()]
+
+
+class Lineup:
+    """The arms of a request on the checkpoints of a family. `known`: what is read of checkpoints, by source."""
+
+    def __init__(
+        self, family: Family, request: RunRequest, arms: Iterable[Arm] = (), known: dict[str, Inspected] | None = None
+    ) -> None:
+        self.family, self.request, self.arms = family, request, tuple(arms)
+        self._known = {} if known is None else known
+        self._passed = set[str]()
+        self._methods: dict[str, tuple[Method, list[str]]] = {}
+        self._entrants: dict[str, Entrant] = {}
+
+    def of(self, arms: Iterable[Arm]) -> Self:
+        """Return the lineup of other arms, with what is known of these."""
+        other = copy.copy(self)
+        other.arms = tuple(arms)
+        return other
+
+    @property
+    def entrants(self) -> list[Entrant]:
+        """Its arms, resolved. Raises UserError as `entrant`."""
+        return [self.entrant(arm) for arm in self.arms]
+
+    @property
+    def checkpoints(self) -> list[Inspected]:
+        """The checkpoints of its arms, each once; the first arm's target first."""
+        every = (checkpoint for entrant in self.entrants for checkpoint in entrant.checkpoints.values())
+        return [*{checkpoint.source: checkpoint for checkpoint in every}.values()]
+
+    @property
+    def readers(self) -> set[str]:
+        """The sources of those that read the target's token ids."""
+        return {checkpoint.source for entrant in self.entrants for checkpoint in entrant.readers}
+
+    def method(self, arm: Arm) -> tuple[Method, list[str]]:
+        """Return the method of an arm, built once, and a remark for each option that differs from the training."""
+        if str(arm) not in self._methods:
+            self._methods[str(arm)] = build(METHODS[arm.method], arm.options, self.family.training(arm.on))
+        return self._methods[str(arm)]
+
+    def entrant(self, arm: Arm) -> Entrant:
+        """Return an arm with its method and checkpoints. Raises UserError for one that cannot run as requested."""
+        if str(arm) not in self._entrants:
+            self.refuse(arm)
+            checkpoints = self._inspect(arm)
+            method, untrained = self.method(arm)
+            if not is_served(arm.engine):  # a serving engine reads its files itself
+                for checkpoint in checkpoints.values():
+                    if not isinstance(checkpoint.config, DraftConfig):
+                        refuse_unreadable(checkpoint)
+            fault = method_checks.fault(method, checkpoints)
+            if fault is None and not method.outside:
+                method_checks.refuse_too_wide(str(arm), method)
+            self._entrants[str(arm)] = Entrant(arm, method, checkpoints, untrained, fault)
+        return self._entrants[str(arm)]
+
+    def refuse(self, arm: Arm) -> None:
+        """Raise UserError for an arm that cannot run as requested, before anything is read of its checkpoints."""
+        request, family = self.request, self.family
+        if str(arm) in self._passed:
+            return
+        if arm.on in arm.roles[1:]:
+            raise UserError(
+                f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint "
+                f"a second role: `--checkpoint draft={family.checkpoint(arm.on)}`."
+            )
+        checkpoint, part = families.split_part(family.checkpoint(arm.on))
+        if part:
+            raise UserError(
+                f"{str(arm)!r}: {part!r} is a part of {checkpoint!r} that drafts, and a whole model is needed; leave "
+                f"out `{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
+            )
+        if is_served(arm.engine):
+            refuse_in_engine(arm, self.method(arm)[0], family, request)
+        if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:
+            raise UserError(
+                f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
+                "leave that `--method` or `--simulate-acceptance` out."
+            )
+        if request.temperature and arm.engine is None:
+            raise UserError(
+                f"{str(arm)!r} decodes greedily: an external engine would sample with its own random numbers; leave "
+                "that `--method` or `--temperature` out."
+            )
+        self._passed.add(str(arm))
+
+    def _inspect(self, arm: Arm) -> dict[str, Inspected]:
+        """Return what is read of an arm's checkpoints, by role. Raises UserError if one cannot be used."""
+        sources, known, offline = self.family.checkpoints(arm.roles), self._known, self.request.offline
+        target, masked = sources[arm.on], METHODS[arm.method].needs_mask
+        if target not in known or (masked and known[target].mask_id is None):
+            known[target] = inspect(target, offline=offline, needs_mask=masked)
+        found = {arm.on: known[target]}
+        for role, source in sources.items():
+            if role != arm.on and (draft := inspect_draft(source, known[target], offline=offline)) is not None:
+                found[role] = draft
+            elif role != arm.on:
+                found[role] = known[source] = known.get(source) or inspect(source, offline=offline)
+        return found
+
+
+def line_up(
+    spec: str, request: RunRequest, acceptance: Acceptance | None, known: dict[str, Inspected] | None = None
+) -> Lineup:
+    """Return the lineup of a suite. Raises UserError for what is known to fail before any download."""
+    family = family_of(request, spec)
+    if acceptance is not None:
+        named = request.family or request.model or request.checkpoint or request.weights
+        if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
+            raise UserError(
+                f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
+                f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
+            )
+    lineup = Lineup(family, request, known=known)
+    lineup = lineup.of(_arms(lineup, acceptance))
+    if request.apart and (ours := [str(arm) for arm in lineup.arms if not is_served(arm.engine)]):
+        raise UserError(
+            f"{ours[0]!r} decodes in mtbench's process, and --apart is for servers that do not fit together; leave "
+            "--apart out, or give only arms in serving engines (`--engine vllm`)."
+        )
+    return lineup
+
+
+def _refuse_simulated(suite: str, family: Family, request: RunRequest) -> None:
+    """Raise UserError if a suite with a metric would run simulated: a simulation has no accuracy."""
+    simulated = [f"weights {source!r}" for source in family.roles.values() if source.startswith(families.RANDOM)]
+    if request.simulate_acceptance is not None:
+        simulated = [f"--simulate-acceptance {request.simulate_acceptance}"]
+    if simulated and SUITES[suite.partition(":")[0]].metric is not None:
+        speed_only = ", ".join(name for name in SUITES if SUITES[name].metric is None)
+        raise UserError(
+            f"suite {suite!r} scores accuracy, and {simulated[0]} has none; choose a suite that measures speed only: "
+            f"{speed_only}. See `mtbench ls suites`."
+        )
+
+
+def family_of(request: RunRequest, spec: str) -> Family:
+    """Return the requested checkpoints, else the suite's own. Random weights fill every role that a method names.
+
+    Raises UserError if a suite with a metric would run simulated.
+    """
+    methods = [METHODS[name] for name in METHODS]
+    named = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
+    roles = [role for role in named if not role.startswith(families.PART)]
+    found = families.family(
+        request.family or SUITES[spec.partition(":")[0]].family,
+        request.model,
+        request.checkpoint,
+        weights=request.weights,
+        roles=roles,
+    )
+    _refuse_simulated(spec, found, request)
+    return found
+
+
+def _arms(lineup: Lineup, acceptance: Acceptance | None) -> list[Arm]:
+    """Return the requested arms. Default: the default arms of every method whose checkpoints the family has.
+
+    If these are references only, every method that needs no training is added. References come first. Raises UserError
+    for an arm that cannot run as requested.
+    """
+    request, family = lineup.request, lineup.family
+
+    def there(arm: Arm) -> bool:
+        return not is_served(arm.engine) or is_there(arm, lineup.method(arm)[0], request, family, acceptance)
+
+    if request.method:
+        arms = parse_arms(request.method, request.engine)
+        for arm in arms:
+            lineup.refuse(arm)
+        return arms
+    methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
+    arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
+    arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and there(arm)]
+    if arms and all(METHODS[arm.method].reference for arm in arms):
+        inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
+        named = {arm.method for arm in arms}
+        more = [m.name for m in methods if _untrained(m) and m.name not in named and not (inside and m.outside)]
+        arms += filter(there, parse_arms(more, request.engine))
+    return arms
+
+
+def _untrained(method: type[Method]) -> bool:
+    """Return whether the method runs on any checkpoint alone: it needs no mask token, draft, heads or server."""
+    references = [METHODS[name].roles for name in METHODS if METHODS[name].reference]
+    alone = method.roles in references and not roles_of(method, {})
+    return alone and method.needs_weights and not method.needs_mask

@@ -1,0 +1,296 @@
+"""Planning: choose arms, lay out cells and blocks over the suites' prompts, and refuse what cannot run."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtbench import plugins
+from mtbench.clients.serving_engine import ServingEngine, Setting
+from mtbench.decoding.arms import (
+    Arm,
+    baselines,
+    cell_id,
+    engine_baselines,
+    is_ours,
+    is_served,
+    reference_arm,
+)
+from mtbench.decoding.method import Claims, Method
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.errors import UserError, unknown
+from mtbench.evaluation.registry import SUITES
+from mtbench.evaluation.suite import Suite
+from mtbench.hardware import machine
+from mtbench.lineup.engine_arms import engine_flags, refuse_made_up
+from mtbench.lineup.lineup import Entrant, Lineup, line_up
+from mtbench.lineup.simulation import (
+    Acceptance,
+    flags_of,
+    refuse_unknown_acceptance,
+    refuse_unscriptable,
+    simulated_parts,
+)
+from mtbench.models import token_map
+from mtbench.models.families import Family
+from mtbench.models.loading import Inspected
+from mtbench.models.vocabularies import vocabulary_flags
+from mtbench.plan.checks import refuse_faulty
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Race
+from mtbench.plan.plan import (
+    APART,
+    SCHEMA_VERSION,
+    Batching,
+    Cell,
+    Group,
+    Item,
+    Plan,
+    RunRequest,
+    Script,
+    Simulated,
+    SuitePlan,
+)
+from mtbench.plan.prompts import open_suites, plan_suite
+from mtbench.plan.request import REFILLS, TIMED_BLOCKS
+from mtbench.records import dump
+from mtbench.statistics import UNITS_NEEDED
+
+SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
+
+
+def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, lineup: Lineup | None = None) -> Plan:
+    """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request.
+
+    opened: the suites of the request, if they are open already. lineup: its arms, if they are resolved already.
+    """
+    _refuse_two_sources(request)
+    _refuse_unknown_engines(request)
+    if request.apart and request.rounds < UNITS_NEEDED["round"]:
+        raise UserError(
+            f"--apart has intervals over rounds, and {request.rounds} are too few; give `--rounds "
+            f"{UNITS_NEEDED['round']}` or more."
+        )
+    acceptance = None if request.simulate_acceptance is None else Acceptance.of(request.simulate_acceptance)
+    known: dict[str, Inspected] = {}
+    lineups = {spec: lineup or line_up(spec, request, acceptance, known) for spec in request.suite}
+    opened = opened or open_suites(request)
+    suites: list[SuitePlan] = []
+    cells: list[Cell] = []
+    groups: list[Group] = []
+    for spec, chosen in lineups.items():
+        suite_plan = plan_suite(spec, opened[spec], chosen.family, chosen.checkpoints, request, chosen.readers)
+        suites.append(suite_plan)
+        for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
+            entrants = _batched(chosen.entrants, size, batching)
+            if not entrants:
+                continue
+            planner = _GroupPlanner(suite_plan, chosen.family, entrants, size, batching, request, acceptance)
+            cells_of_group = planner.cells()
+            cells += cells_of_group
+            groups.append(planner.group(cells_of_group))
+    if not groups:
+        raise UserError(
+            "--batching refill leaves nothing to run: it needs a batch size of at least 2 and a method that runs in "
+            "mtbench's loop; add `--batching static,refill` or `--batch-size 8`."
+        )
+    used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in lineups]
+    used += [SERVING_ENGINES[cell.engine] for cell in cells if cell.engine in list(SERVING_ENGINES)]
+    plan = Plan(
+        schema_version=SCHEMA_VERSION,
+        request=request,
+        suites=suites,
+        cells=cells,
+        groups=groups,
+        plugins=plugins.files_of(used),
+        token_maps={path: token_map.read(path).sha256 for cell in cells if (path := cell.options.get("token_map"))},
+    )
+    refuse_faulty(plan)
+    return plan
+
+
+def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
+    """Create a run directory that holds the plan. Raises UserError if it is not empty."""
+    run = RunDirectory.create(path)
+    with run.locked():
+        write_plan(run, plan, command)
+    return run
+
+
+def write_plan(run: RunDirectory, plan: Plan, command: Sequence[str], race: Race | None = None) -> None:
+    """Write the environment, of a race its looks, and last the plan."""
+    run.write_json("environment.json", machine.environment(command))
+    if race is not None:
+        run.write_json("race.json", dump(race))
+    run.write_json("plan.json", dump(plan), indent=None)
+
+
+def _refuse_unknown_engines(request: RunRequest) -> None:
+    for text in request.engine_option:
+        if (name := text.partition(":")[0]) not in list(SERVING_ENGINES):
+            raise unknown("engine of --engine-option", name, SERVING_ENGINES, "mtbench ls engines")
+
+
+def _refuse_two_sources(request: RunRequest) -> None:
+    named = [f"--{name}" for name in ("family", "model", "checkpoint", "weights") if getattr(request, name)]
+    if request.weights is not None and len(named) > 1:
+        raise UserError(
+            f"{' and '.join(named)} each name the models; give one of them. (One role can have random weights, too: "
+            "`--checkpoint ROLE=random:SHAPE`.)"
+        )
+
+
+def _batched(entrants: Sequence[Entrant], size: int, batching: str) -> list[Entrant]:
+    """Return the arms that can be batched so: refill needs mtbench's own loop and at least two slots."""
+    if batching == "static":
+        return list(entrants)
+    return [entrant for entrant in entrants if size > 1 and is_ours(entrant.arm.engine)]
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupPlanner:
+    """Lays out the cells and the blocks of one group."""
+
+    suite: SuitePlan
+    family: Family
+    entrants: Sequence[Entrant]
+    batch_size: int
+    batching: Batching
+    request: RunRequest
+    acceptance: Acceptance | None
+
+    def cells(self) -> list[Cell]:
+        """Return one cell per arm."""
+        return [self._cell(entrant) for entrant in self.entrants]
+
+    def group(self, cells: Sequence[Cell]) -> Group:
+        """Return the group of these cells with its blocks and rounds."""
+        blocks = _blocks(self.suite.items, self.batch_size, self.request.seed, self.batching)
+        if self.batch_size < max(self.request.batch_size):
+            blocks = blocks[:SPEED_BLOCKS]
+        return Group(
+            suite=self.suite.suite,
+            batch_size=self.batch_size,
+            batching=self.batching,
+            blocks=blocks,
+            rounds=[len(blocks)] + [min(TIMED_BLOCKS, len(blocks))] * (self.request.rounds - 1),
+            cells=[cell.cell for cell in cells],
+        )
+
+    def _cell(self, entrant: Entrant) -> Cell:
+        spec, arms = self.suite.suite, [other.arm for other in self.entrants]
+        arm, method, inspected, fault = entrant.arm, entrant.method, entrant.checkpoints, entrant.fault
+        checkpoints = self.family.checkpoints(arm.roles)
+        claims: Claims = "lossy" if fault else method.claims
+        if claims == "lossless" and self.request.temperature and is_served(arm.engine):
+            engine: ServingEngine = SERVING_ENGINES[arm.engine]()
+            setting = engine.setting(method, checkpoints)
+            # Its random numbers are its own.
+            claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
+        self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
+        script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
+        # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
+        ignore_eos = self.request.ignore_eos or self.acceptance is not None
+        flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
+        if method.translates and fault is None:
+            flags += vocabulary_flags(inspected, arm.on)
+        if method.token_map is not None and fault is None:
+            flags += token_map.flags(method.token_map, inspected, arm.on)
+        flags += [APART] if self.request.apart else []
+        flags += engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
+        return Cell(
+            cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
+            suite=spec,
+            arm=str(arm),
+            method=arm.method,
+            options=dataclasses.asdict(method),  # type: ignore[call-overload]  # methods are dataclasses by contract
+            on=arm.on,
+            engine=arm.engine,
+            family=self.family.name,
+            checkpoints=checkpoints,
+            batch_size=self.batch_size,
+            length="fixed" if ignore_eos else "natural",
+            batching=self.batching,
+            flags=flags + flags_of(simulated),
+            baselines=baselines(arm, arms),
+            engine_baselines=engine_baselines(arm, arms),
+            lossless_reference=None if simulated else reference_arm(arm, claims, arms),
+            claims=claims,
+            demonstration=self.family.domain is not None,
+            accept=script,
+            simulated=simulated,
+            fault=fault,
+        )
+
+    def _refuse_short_prompts(self, arm: Arm, block: int) -> None:
+        first_turns = [item for item in self.suite.items if item.follows is None]
+        shortest = min(first_turns, key=lambda item: len(item.prompt_ids))
+        if len(shortest.prompt_ids) < block:
+            raise UserError(
+                f"{str(arm)!r} needs prompts of at least one block of {block} tokens, and {shortest.item} has "
+                f"{len(shortest.prompt_ids)}; leave that `--method` out, or lengthen the prompts of "
+                f"`--suite {self.suite.suite}`."
+            )
+
+    def _simulation(
+        self, arm: Arm, method: Method, simulated: Simulated | None, fault: str | None
+    ) -> tuple[Script | None, Simulated | None]:
+        """Return the scripted acceptance of an arm, and what is simulated about it with its note."""
+        if simulated is None or fault is not None:
+            return None, simulated
+        refuse_unknown_acceptance(arm, method, simulated)
+        if self.acceptance is None:
+            return None, simulated
+        refuse_unscriptable(arm, method)
+        refuse_made_up(arm, method, self.family, self.acceptance)
+        items, budget = len(self.suite.items), self.suite.max_new_tokens
+        script = self.acceptance.script(arm, method, items, budget, self.request.seed)
+        return script, simulated.changed(note=self.acceptance.note)
+
+
+def _mask_flags(arm: Arm, target: Inspected) -> list[str]:
+    """Return a flag if the arm feeds mask tokens to a checkpoint that was trained without them."""
+    if METHODS[arm.method].needs_mask and not target.feeds_masks:
+        return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
+    return []
+
+
+def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:
+    """Cut the items, in random order, into blocks of indices.
+
+    A block holds items of one task, so that tasks can be timed apart; the tasks alternate. A static block is a batch,
+    and a task's last one may be short. Refilled blocks have similar sizes, and none is too short. A block of first
+    turns is followed by the blocks of their later turns.
+    """
+    chance = random.Random(seed)
+    order = [index for index, item in enumerate(items) if item.follows is None]
+    next_turn = {item.follows: index for index, item in enumerate(items) if item.follows is not None}
+    chance.shuffle(order)
+    tasks: dict[str, list[int]] = {}
+    for index in order:
+        tasks.setdefault(items[index].item.partition("/")[0], []).append(index)
+    blocks = []
+    for blocks_of_tasks in itertools.zip_longest(*(_cut(of_task, size, batching) for of_task in tasks.values())):
+        present = [block for block in blocks_of_tasks if block is not None]
+        for block in chance.sample(present, len(present)):
+            turn = block
+            while turn:
+                blocks.append(turn)
+                turn = [next_turn[index] for index in turn if index in next_turn]
+    return blocks
+
+
+def _cut(items: Sequence[int], size: int, batching: str) -> list[list[int]]:
+    """Cut the items of one task into blocks."""
+    if batching == "static":
+        return [list(items[i : i + size]) for i in range(0, len(items), size)]
+    blocks = max(1, len(items) // (REFILLS * size))
+    return [list(items[i * len(items) // blocks : (i + 1) * len(items) // blocks]) for i in range(blocks)]
+
+
+def _stem(spec: str) -> str:
+    """Return the suite's part of a cell's id. A suite made from a file has the file's stem and a hash of its text."""
+    name, _, rest = spec.partition(":")
+    return SUITES[name].cell_prefix(rest) if rest else name

@@ -1,0 +1,1 @@
+"""Decode a plan and score its answers."""

@@ -1,0 +1,419 @@
+"""Execute a plan: decode its cells, and store answers and times.
+
+Inside every block all arms run next to each other in random order, so that a drift of the machine affects them alike.
+Needs torch and transformers only, except for private suites, whose prompts are read again. Blocks that are on disk are
+kept; missing ones are run.
+"""
+
+import itertools
+import random
+import shlex
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, Protocol
+
+from mtbench import kernels
+from mtbench.decoding.external import ExternalEngine
+from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import counted
+from mtbench.errors import UserError
+from mtbench.measure.model_pool import ModelPool, with_dtype
+from mtbench.measure.untimed import UntimedPasses
+from mtbench.measure.workers import Died, Done, Failed, Task, WorkerSession, in_parallel, start_workers
+from mtbench.models import token_map
+from mtbench.options.fields import fields_of
+from mtbench.plan.directory import JsonObject
+from mtbench.plan.formats import FailureLine, GenerationLine
+from mtbench.plan.lines import generation_line, timing_line
+from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
+from mtbench.plan.prompts import open_plan
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
+from mtbench.records import dump
+
+HERE = Execution()  # in this process, as the plan says
+WARM_UP_TOKENS = 16
+WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
+ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
+JUDGED_SHARE = 0.1  # of a time budget, that is kept for re-scoring
+REPEATS = 2  # most times that a sample is decoded again because the machine was disturbed
+REPEATED_SHARE = 0.1  # of a stage's batches, that are decoded again at most
+
+
+class Progress(Protocol):
+    """Receives the progress of a run and shows it (mtbench/report/progress.py)."""
+
+    def begin(self, cells: int, work: int, until: float) -> None: ...
+    def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None: ...
+    def note(self, text: str) -> None: ...
+    def show(self, text: str) -> None: ...
+
+
+def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
+    """Run the blocks of the plan that are not on disk yet.
+
+    In this process, by workers on this machine, or by workers of a Ray cluster. Time budget and data folder are the
+    plan's unless the execution has its own. Raises UserError if no cell can run, if the plan asks a server that the
+    execution does not name, or if the run started on another device or in another dtype.
+    """
+    plan = open_plan(run, execution.data_dir, offline=execution.offline)
+    token_map.refuse_changed(plan.token_maps)
+    if not execution.ray:  # a cluster's machines are others
+        plan = with_dtype(plan, run.sessions[0].dtype if run.sessions else None)
+    in_this_process = execution.ray is None and execution.workers in (None, 1)
+    pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
+    budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
+    deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
+    until = deadline - (0.0 if budget_s is None or execution.timed_only else JUDGED_SHARE * budget_s)
+    failed, may_pass = _failed_cells(run, plan)
+    stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+    work = sum(stage.work for stage in stages)
+    if not work and not may_pass:
+        progress.begin(len(plan.cells), 0, until)
+    else:
+        due = [cell for stage in stages if stage.todo for cell in stage.live()]
+        _refuse_other_servers(due, execution.servers)
+        refuse_engine_options(set(plan.request.engine_option) - execution.engine_options)
+        _refuse_new_options(due if run.sessions else [])
+        progress.show("loading the models")
+        with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
+            if len(started) > 1:
+                progress.note(f"{len(started)} workers are loading the models")
+            sessions = [WorkerSession(worker, len(started), run) for worker in started]
+            in_parallel(sessions, WorkerSession.begin)
+            for note in kernels.notes(run.sessions[-1].kernels_off):
+                progress.note(note)
+            recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
+            if recovered:
+                run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
+                failed -= recovered
+                stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+            progress.begin(len(plan.cells), sum(stage.work for stage in stages), until)
+            whole = all(stage.run_blocks(sessions, until, execution) for stage in stages)
+            for reason, n in sum((stage.again for stage in stages), Counter[str]()).items():
+                progress.note(f"the machine was disturbed: {reason}; {counted(n, 'block')} decoded again")
+            if not whole:
+                progress.note("time budget spent; `--resume` runs what is missing")
+    if execution.timed_only:
+        return
+    lost = {line.cell for line in run.left if line.lost}
+    passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
+    if pool is not None:
+        passes.execute(pool, progress.note, progress.show)
+    else:
+        passes.execute_in_child(progress.note, progress.show)
+
+
+def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:
+    """Return the cells that failed in an earlier session or when they were planned; store the latter's errors.
+
+    Return also which of them failed for a cause that may have passed.
+    """
+    run.keep_failures(run.failures)  # without a torn line
+    faults = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
+    decoding = [line for line in run.failures if line.stage is None]
+    failed = {line.cell for line in decoding}
+    run.add_failures([FailureLine(cell=cell, error=error) for cell, error in faults.items() if cell not in failed])
+    return failed | faults.keys(), {line.cell for line in decoding if line.again} - faults.keys()
+
+
+def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
+    """Raise UserError if a cell asks a server that this command does not name: the plan is untrusted input."""
+    for cell in cells:
+        method = cell.built
+        if isinstance(method, ExternalEngine) and method.server is not None and method.server not in servers:
+            raise UserError(
+                f"the plan asks the server {method.server!r}, which this command does not name; if you trust it, add "
+                f"`--server {shlex.quote(method.server)}`."
+            )
+
+
+def refuse_engine_options(new: Collection[str]) -> None:
+    """Raise UserError for options of engines that this command does not give: they may name code."""
+    if new:
+        words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(new))
+        raise UserError(f"the plan gives engines options that this command does not; if you trust it, add `{words}`.")
+
+
+def _refuse_new_options(cells: Sequence[Cell]) -> None:
+    """Raise UserError if a cell that began has no value of an option: its method was another one then."""
+    for cell in cells:
+        if new := fields_of(METHODS[cell.method]).keys() - cell.options.keys():
+            raise UserError(
+                f"{cell.cell} began before {cell.method} had the option {min(new)!r}, so later blocks may differ from "
+                "earlier ones; resume it with the mtbench that began it, or start another run with `-o DIR`."
+            )
+
+
+class Stage:
+    """One group of cells, block by block."""
+
+    def __init__(self, run: Run, plan: Plan, group: Group, failed: set[str], progress: Progress) -> None:
+        self.run, self.plan, self.group, self.progress = run, plan, group, progress
+        self.failed = failed  # cells of all groups
+        self.left = {line.cell for line in run.left}
+        self.suite: SuitePlan = plan.suite(group.suite)
+        self.cells = [plan.cell(name) for name in group.cells]
+        self.room = self.suite.room  # of every batch: shapes are the same for all blocks
+        self.writing = threading.RLock()
+        self.visit, self.visiting = 0, self.cells  # those that decode now
+        self.whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
+        self.repeats = 0  # batches that may still be decoded again
+        self.again = Counter[str]()  # batches that were, by reason
+        self.done = self._keep_finished_blocks()
+        self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
+        self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
+        for name in group.cells:
+            for line in run.answers[name]:
+                self._remember(name, line)
+
+    @property
+    def todo(self) -> list[tuple[int, int]]:
+        """(round, block) in the order in which they run; rounds count from 1. None if no cell is live."""
+        if not self.live():
+            return []
+        rounds = enumerate(self.group.rounds, start=1)
+        return [(r, b) for r, blocks in rounds for b in range(blocks) if (r, b) not in self.done]
+
+    @property
+    def work(self) -> int:
+        """Batches to decode."""
+        return sum((cell.cell, round_) not in self.whole for round_, _ in self.todo for cell in self.live())
+
+    def recovered(self, session: WorkerSession, cells: Collection[str]) -> list[str]:
+        """Return those of the failed `cells` that decode again, tried for a few tokens.
+
+        Only then are blocks of the other arms deleted, to be decoded side by side with theirs.
+        """
+        tried = [cell for cell in self.cells if cell.cell in cells]
+        outcomes: dict[str, Done | Failed] = {}
+        for number, cell in enumerate(tried, start=1):
+            self.visit = -number if self.plan.request.apart else 0
+            outcomes[cell.cell] = self._attempt(session, cell, 0, WARM_UP_TOKENS, cold=True)
+        for name, outcome in outcomes.items():
+            if isinstance(outcome, Failed):
+                self.progress.note(f"{name} still fails: {outcome.error}")
+        return [name for name, outcome in outcomes.items() if isinstance(outcome, Done)]
+
+    def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float, execution: Execution = HERE) -> bool:
+        """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
+
+        The hooks of `execution` are called. Return False if the deadline left blocks undone.
+        """
+        self._let_leave(execution)
+        todo = self.todo
+        if not todo or time.monotonic() > deadline:
+            return not todo
+        self.repeats = max(2 * REPEATS, round(REPEATED_SHARE * self.work))
+        shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
+        for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
+            blocks = [block for _, block in of_round]
+            for visit, cells in self._visits(round_):
+                self.visit, self.visiting = visit, cells
+                if self.visit or round_ == todo[0][0]:
+                    in_parallel(sessions, lambda session: self._warm_up(session, self._alive(self.visiting), shapes))
+                queue = deque(self._chains(blocks))
+                run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, execution=execution)
+                in_parallel(sessions, run_queue)
+                if queue:
+                    return False
+        return True
+
+    def _visits(self, round_: int) -> list[tuple[int, list[Cell]]]:
+        """Return the cells that decode side by side in a round, with a number: all, or each apart in turned order."""
+        if not self.plan.request.apart:
+            return [(0, self.cells)]
+        order = random.Random(f"{self.plan.request.seed}/{self.group.batch_size}").sample(self.cells, len(self.cells))
+        visits = enumerate(order if round_ % 2 else order[::-1], start=round_ * len(order))
+        return [(visit, [cell]) for visit, cell in visits if (cell.cell, round_) not in self.whole]
+
+    def _run_queue(
+        self,
+        session: WorkerSession,
+        round_: int,
+        queue: deque[list[int]],
+        deadline: float,
+        execution: Execution,
+    ) -> None:
+        """Run chains of blocks until the queue, which all workers share, is empty, or until no cell is live."""
+        while time.monotonic() <= deadline:
+            if not self.live():
+                queue.clear()
+            try:
+                chain = queue.popleft()
+            except IndexError:
+                return
+            for block in chain:
+                if execution.wait is not None:
+                    execution.wait()
+                self._run_block(session, round_, block, deadline)
+                self._let_leave(execution)
+
+    def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
+        """Return chains of blocks. One worker runs a chain in order: a later turn right after the one it follows."""
+        chains: list[list[int]] = []
+        for block in blocks:
+            later = self.suite.items[self.group.blocks[block][0]].follows is not None
+            if later and chains and chains[-1][-1] == block - 1:
+                chains[-1].append(block)
+            else:
+                chains.append([block])
+        return chains
+
+    def _let_leave(self, execution: Execution) -> None:
+        """Let the cells leave that the hook names."""
+        if execution.leave is None:
+            return
+        with self.writing:
+            for line in execution.leave(self.group.cells):
+                self.run.add_left([line])
+                self.left.add(line.cell)
+                cell = self.plan.cell(line.cell)
+                self.progress.note(
+                    f"{cell.arm} at batch size {cell.batch_size} leaves after {line.block} blocks: {line.reason}"
+                )
+
+    def _warm_up(self, session: WorkerSession, cells: Sequence[Cell], blocks: Collection[int]) -> None:
+        """Decode a few tokens of a block of every shape until no cell prepares anything any more.
+
+        The time of the calls beyond that of the last, warm one is stored as the cell's preparation.
+        """
+        wall_s: dict[tuple[str, int], list[float]] = {}
+        for call in range(WARM_UPS):
+            preparing = call == 0
+            for block, cell in itertools.product(blocks, self._alive(cells)):
+                self.progress.show(f"warming up {cell.arm} b{cell.batch_size}")
+                outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
+                if isinstance(outcome, Done):
+                    session.warm.add((cell.cell, len(self.group.blocks[block])))
+                    wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)
+                    preparing |= outcome.timing.preparation_s > 0
+            if not preparing:
+                break
+        for cell in self._alive(cells):
+            calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
+            prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
+            line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
+            with self.writing:
+                self.run.directory.append("preparation.jsonl", [line])
+
+    def _run_block(self, session: WorkerSession, round_: int, block: int, deadline: float) -> None:
+        order = self._alive(self.visiting)
+        random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
+        for place, cell in enumerate(order):
+            if cell.cell not in self.failed and cell.cell not in self.left:  # another worker may have marked it
+                outcome = self._undisturbed(session, cell, block, deadline)
+                with self.writing:
+                    self._write(session, cell, round_, block, place, outcome)
+
+    def _undisturbed(self, session: WorkerSession, cell: Cell, block: int, deadline: float) -> Done | Failed:
+        """Decode one block; again, at once and beside the same arms, if the machine was disturbed meanwhile."""
+        void: list[JsonObject] = []
+        while True:
+            outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
+            if isinstance(outcome, Failed):
+                return outcome
+            conditions = outcome.conditions
+            reason, more = conditions["dropped"], len(void) < REPEATS and self.repeats > 0
+            if not (reason and more and time.monotonic() <= deadline):
+                return outcome._replace(conditions=conditions | {"disturbed": void or None})
+            self.repeats -= 1
+            self.again[reason] += 1
+            took = {name: conditions[name] for name in ("cpu_s", "wanted_s")}
+            void.append({"wall_s": outcome.timing.wall_s, "reason": reason, **took})
+
+    def _write(
+        self, session: WorkerSession, cell: Cell, round_: int, block: int, place: int, outcome: Done | Failed
+    ) -> None:
+        index = self.plan.cells.index(cell) + 1
+        if isinstance(outcome, Failed):
+            self.progress.decoded(cell, index, 0, None)
+            return
+        generations, timing, conditions = outcome
+        numbers = self.group.blocks[block]
+        items = [self.suite.items[number] for number in numbers]
+        identical = None
+        if round_ == 1:
+            prompts = [self.suite.prompt(number, self.answered[cell.cell]) for number in numbers]
+            public = self.suite.withheld is None
+            lines = [
+                generation_line(item.item, prompt, generation, block, public=public)
+                for item, prompt, generation in zip(items, prompts, generations, strict=True)
+            ]
+            self.run.add_answers(cell.cell, lines)
+            for line in lines:
+                self._remember(cell.cell, line)
+        else:
+            first = self.tokens[cell.cell]
+            identical = sum(first[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
+        timed = timing_line(session.session, round_, block, place, timing, conditions, identical)
+        self.run.add_timing(cell.cell, timed)
+        self.progress.decoded(cell, index, len(items), dump(timed))
+
+    def _attempt(
+        self, session: WorkerSession, cell: Cell, block: int, budget: int, *, cold: bool = False
+    ) -> Done | Failed:
+        """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it."""
+        budget = min(budget, self.suite.max_new_tokens)
+        requests = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget)
+        task = Task(cell=cell.cell, requests=requests, room=self.room, visit=self.visit)
+        outcome: Done | Failed = Failed("")
+        for _ in range(ATTEMPTS):
+            if not cold and (cell.cell, len(requests)) not in session.warm:  # a new worker
+                self._warm_up(session, [cell], [block])
+                if cell.cell in self.failed:
+                    break
+            try:
+                outcome = session.worker.decode(task)
+                break
+            except Died as death:
+                if session.worker.closed:  # the run has ended it
+                    raise
+                outcome = Failed(f"{death}, and so did another one at the same batch")
+                self.progress.note(f"{cell.cell}: {death}; a new worker continues")
+                session.worker.revive()
+                session.begin()
+        if isinstance(outcome, Failed):
+            self._fail(cell, outcome)
+        return outcome
+
+    def _remember(self, cell: str, line: GenerationLine) -> None:
+        self.tokens[cell][line.item] = line.token_ids
+        self.answered[cell][line.item] = line.context
+
+    def _fail(self, cell: Cell, failed: Failed) -> None:
+        with self.writing:
+            if cell.cell not in self.failed:
+                line = FailureLine(cell=cell.cell, error=failed.error)
+                self.run.add_failures([line.changed(again=True) if failed.again else line])
+                self.failed.add(cell.cell)
+                later = "; `--resume` tries it again" if failed.again else ""
+                self.progress.note(f"{cell.cell} failed: {failed.error}{later}")
+
+    def live(self) -> list[Cell]:
+        """Return the cells that decode further blocks."""
+        return self._alive(self.cells)
+
+    def _alive(self, cells: Iterable[Cell]) -> list[Cell]:
+        return [cell for cell in cells if cell.cell not in self.failed and cell.cell not in self.left]
+
+    def _keep_finished_blocks(self) -> set[tuple[int, int]]:
+        """Delete the lines of blocks that some live arm has not finished; return the others, (round, block).
+
+        Of arms that decode apart, delete those of rounds that an arm has not finished: a visit has one server.
+        """
+        finished = {
+            cell.cell: {(line.round, line.block) for line in self.run.timings[cell.cell]} for cell in self.live()
+        }
+        if self.plan.request.apart:
+            rounds = {r: {(r, block) for block in range(n)} for r, n in enumerate(self.group.rounds, start=1)}
+            self.whole = {(name, r) for name, own in finished.items() for r in rounds if rounds[r] <= own}
+            finished = {name: set().union(*(rounds[r] for n, r in self.whole if n == name)) for name in finished}
+        done = set.intersection(*finished.values()) if finished else set()
+        for name, own in finished.items():
+            self.run.keep_blocks(name, own if self.plan.request.apart else done)
+        return done

@@ -1,0 +1,371 @@
+"""The models of a plan, each loaded once, on the device and in the dtype of the measurement."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtbench import kernels
+from mtbench.clients.engine_server import EngineServer
+from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+from mtbench.decoding.arms import is_ours, is_served
+from mtbench.decoding.engines import ENGINES, Engine
+from mtbench.decoding.external import Answers, ExternalEngine, run_outside, timed
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.decoding.request import Request, refuse_unknown_ids
+from mtbench.errors import UserError
+from mtbench.files import cache_home
+from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.lineup import simulation
+from mtbench.models import gguf, token_map
+from mtbench.models.drafts.loading import draft_config, load_draft
+from mtbench.models.families import locate
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, without_weights
+from mtbench.models.runner import ModelRunner
+from mtbench.models.vocabularies import TranslatedRunner, differ
+from mtbench.plan.directory import JsonObject
+from mtbench.plan.plan import Cell, Plan, RunRequest
+
+SERVED_SHARE = 0.9  # of a GPU's memory, for the servers of a batch size and our own models
+SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
+
+
+class ModelPool:
+    """The models of a plan, each loaded once and shared by the cells that use it.
+
+    `processes`: how many hold the device, because they take turns.
+    """
+
+    def __init__(self, request: RunRequest, processes: int = 1) -> None:
+        self.processes = processes
+        self.device = resolve_device(request.device)
+        self.dtype = resolve_dtype(request.dtype, self.device)
+        self.offline = request.offline
+        # A sum in half precision would depend on how a library splits it: other tokens, so other grades.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.seed, self.temperature = request.seed, request.temperature
+        self.engine_options, self.apart = request.engine_option, request.apart
+        self.loading_s: float | None = None  # of the models, including the check of their decoders
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
+        self.translated: dict[tuple[tuple[str, str, str], ModelRunner], TranslatedRunner] = {}
+        self.trimmed: dict[tuple[str, ModelRunner], ModelRunner] = {}  # of drafts, by token map
+        self.inspected: dict[str, Inspected] = {}
+        self.engines: dict[str, Engine] = {}
+        self.methods: dict[str, Method] = {}  # by cell
+        self.servers: dict[str, EngineServer] = {}  # of serving engines, by arm
+        self.served: tuple[int, int] | None = None  # their batch size and visit: those of others have ended
+        self.arms: set[str] = set()  # that share the device
+        self.programs: dict[str, Path] = {}  # that run the serving engines of this session, by engine
+        self.serving: dict[str, str] = {}  # checkpoint by engine -> the engine's package
+        # By role too: a draft of the same weights has its own cache.
+        self.runners: dict[tuple[str, str, str], ModelRunner] = {}
+
+    def checkpoint(self, source: str) -> Checkpoint:
+        """Return a checkpoint, loaded at the first call."""
+        if source not in self.checkpoints:
+            self.checkpoints[source] = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
+        return self.checkpoints[source]
+
+    def known(self, method: Method, source: str) -> Checkpoint | Inspected:
+        """Return the checkpoint for a method: loaded, or for a method that needs no weights without them."""
+        return self.checkpoint(source) if method.needs_weights else self.tokenizer_of(source)
+
+    def tokenizer_of(self, source: str) -> Inspected:
+        """Return a checkpoint without its weights."""
+        if source not in self.inspected:
+            self.inspected[source] = inspect(source, offline=self.offline)
+        return self.inspected[source]
+
+    def engine(self, name: str) -> Engine:
+        """Return an engine, created at the first call."""
+        if name not in self.engines:
+            self.engines[name] = ENGINES[name]()
+        return self.engines[name]
+
+    def runner(self, role: str, source: str, engine: str | None, target: ModelRunner | None = None) -> ModelRunner:
+        """Return the runner of a role on a checkpoint. `engine` not ours (an external engine's cell): the eager one.
+
+        `target`: the runner whose hidden states a draft may read.
+        """
+        if target is not None and draft_config(source, offline=self.offline) is not None:
+            return self._draft(source, target)
+        key = (role, source, engine if engine is not None and is_ours(engine) else Engine.name)
+        if target is not None and differ(target.checkpoint, self.checkpoint(source)):
+            return self._translated(key, target)
+        if key not in self.runners:
+            self.runners[key] = self.engine(key[2]).runner(self.checkpoint(source))
+        return self.runners[key]
+
+    def _translated(self, key: tuple[str, str, str], target: ModelRunner) -> ModelRunner:
+        """Return the runner of a draft whose vocabulary is not this target's."""
+        if (key, target) not in self.translated:
+            self.translated[key, target] = TranslatedRunner(self.runner(*key), target)
+        return self.translated[key, target]
+
+    def _trimmed(self, path: str, draft: ModelRunner) -> ModelRunner:
+        """Return the runner of a draft that drafts the ids of a token map alone."""
+        if (path, draft) not in self.trimmed:
+            self.trimmed[path, draft] = draft.trimmed(token_map.read(path).ids)
+        return self.trimmed[path, draft]
+
+    def _draft(self, source: str, target: ModelRunner) -> DraftRunner:
+        """Return the runner of a draft that reads the hidden states of this target."""
+        if (source, target) not in self.drafts:
+            loaded = load_draft(source, target.checkpoint, offline=self.offline)
+            self.checkpoints[source] = loaded
+            self.drafts[source, target] = DraftRunner(loaded, target)
+        return self.drafts[source, target]
+
+    def method(self, cell: Cell) -> Method:
+        """Return the cell's method, with its scripted acceptance; one object, since engines keep graphs by method."""
+        if cell.cell not in self.methods:
+            method = cell.built
+            if cell.accept is not None and not is_served(cell.engine):
+                method = simulation.scripted(method, cell.accept, torch.device(self.device))
+            self.methods[cell.cell] = method
+        return self.methods[cell.cell]
+
+    def decode(
+        self,
+        cell: Cell,
+        requests: Sequence[Request],
+        *,
+        ignore_eos: bool | None = None,
+        room: int = 0,
+        visit: int = 0,
+    ) -> tuple[list[Generation], Timing]:
+        """Decode requests with a cell's method, checkpoints, engine, batch size and length.
+
+        `ignore_eos` overrides the cell's. `room`: least positions per row. `visit`: servers of other visits end.
+        """
+        fixed = cell.length == "fixed" if ignore_eos is None else ignore_eos
+        method = self.method(cell)
+        if cell.accept is not None:
+            fixed, requests = True, simulation.scripted_requests(cell.accept, requests)
+            if isinstance(method, simulation.Scripted):
+                method.serve([request.item for request in requests])
+        if isinstance(method, ExternalEngine):
+            checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
+            return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
+        if is_served(cell.engine):
+            self._end_servers_except(cell.batch_size, visit)
+            return self._ask_server(cell, method, requests, ignore_eos=fixed, room=room)
+        return decode(
+            method,
+            self.runners_of(cell),
+            requests,
+            rows=cell.batch_size,
+            ignore_eos=fixed,
+            room=room,
+            temperature=self.temperature,
+            make=self.engine(cell.engine or Engine.name).batch,
+        )
+
+    def _ask_server(
+        self, cell: Cell, method: Method, requests: Sequence[Request], *, ignore_eos: bool, room: int
+    ) -> tuple[list[Generation], Timing]:
+        """Decode requests by the cell's server, which the first call starts. Raises ServerError."""
+        target = self.tokenizer_of(cell.checkpoints[cell.on])
+        refuse_unknown_ids(requests, target.vocabulary, cell.on)
+        server = self._server_of(cell, method, room)
+
+        def generate(requests: Sequence[Request]) -> Answers:
+            return server.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)
+
+        return timed(target, requests, generate, ignore_eos=ignore_eos)
+
+    def _end_servers_except(self, rows: int, visit: int) -> None:
+        """End the servers of other batch sizes, and of other visits."""
+        if self.served != (rows, visit):
+            self.close_servers()
+            self.served = rows, visit
+
+    def _server_of(self, cell: Cell, method: Method, room: int) -> EngineServer:
+        """Return the server of the cell's arm, for its batch size and requests of `room` positions."""
+        if cell.arm in self.servers and self.servers[cell.arm].serving.positions < room:
+            self.servers.pop(cell.arm).close()
+        if cell.arm not in self.servers:
+            engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
+            model, setting = engine.prepared_arm(method, cell.checkpoints, cell.on, self.dtype, offline=self.offline)
+            if cell.accept is not None and cell.accept.probabilities is not None:
+                made = engine.synthetic(setting, simulation.rates(cell.accept.probabilities, method))
+                assert isinstance(made, Setting), "planning refuses it"
+                setting = made
+            own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
+            share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
+            serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)
+            log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
+            self.servers[cell.arm] = EngineServer(engine, self.programs[engine.name], serving, cell.arm, log)
+        return self.servers[cell.arm]
+
+    def server_groups(self, cell: Cell) -> list[int] | None:
+        """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
+        server = self.servers.get(cell.arm)
+        return None if not is_served(cell.engine) else [] if server is None else server.groups
+
+    def close_servers(self) -> None:
+        """End all servers."""
+        for server in self.servers.values():
+            server.close()
+        self.servers.clear()
+
+    def load(self, cells: Iterable[Cell]) -> None:
+        """Load every checkpoint of the cells. On a CPU small models run on one thread, which is faster than two.
+
+        Raises UserError for a cell that needs the network, if the run is offline.
+        """
+        started_at, served = time.perf_counter(), list[str]()
+        for cell in cells:
+            self.arms.add(cell.arm)
+            method = cell.built
+            if self.offline and isinstance(method, ExternalEngine) and method.host:
+                raise UserError(
+                    f"{cell.arm!r} asks {method.host}, which --offline forbids; leave out the arm or --offline, or "
+                    "serve the model on this machine."
+                )
+            if cell.computes_here:
+                self.runners_of(cell)
+            elif cell.engine is not None:
+                for source in cell.checkpoints.values():
+                    SERVING_ENGINES[cell.engine]().prepared(source, self.dtype, offline=self.offline)
+                self.programs[cell.engine] = SERVING_ENGINES[cell.engine].python()
+                package = SERVING_ENGINES[cell.engine].release() or "of an unknown version"
+                self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = package
+                served += cell.checkpoints.values()
+        self.loading_s = time.perf_counter() - started_at
+        use_threads(self, served)
+
+    def clear(self) -> None:
+        """Free all models."""
+        for loaded in (
+            self.trimmed,
+            self.drafts,
+            self.translated,
+            self.runners,
+            self.methods,
+            self.engines,
+            self.checkpoints,
+        ):
+            loaded.clear()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def describe(self) -> JsonObject:
+        """Return this session's part of environment.json: device, dtype, threads, the cost of a synchronisation."""
+        stopwatch = Stopwatch(torch.device(self.device))
+        started_at = stopwatch.now()
+        for _ in range(10):
+            ended_at = stopwatch.now()
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "threads": torch.get_num_threads(),
+            "loading_s": self.loading_s,
+            "synchronisation_s": (ended_at - started_at) / 10,
+            "layers": {
+                f"{source} by {engine}": self.engine(engine).layers(runner.checkpoint)
+                for (_, source, engine), runner in self.runners.items()
+            }
+            | {source: f"mtbench's, {runner.draft.format.name}" for (source, _), runner in self.drafts.items()}
+            | self.serving,
+            "kernels_off": kernels.off(),
+            "converted": {
+                source: made for source in self.checkpoints if (made := gguf.description(Path(locate(source))))
+            },
+        }
+
+    def runners_of(self, cell: Cell) -> ModelRunners:
+        """Return the runners of a cell's roles."""
+        return self.runners_for(cell.on, cell.checkpoints, cell.engine, cell.built.token_map)
+
+    def runners_for(
+        self, on: str, checkpoints: Mapping[str, str], engine: str | None, map_file: str | None
+    ) -> ModelRunners:
+        """Return the runners of the checkpoints by role. `on`: the target's. `map_file`: token map of the drafts."""
+        target = self.runner(on, checkpoints[on], engine)
+        rest = {role: source for role, source in checkpoints.items() if role != on}
+        drafts = {role: self.runner(role, source, engine, target) for role, source in rest.items()}
+        if map_file is not None:
+            drafts = {role: self._trimmed(map_file, draft) for role, draft in drafts.items()}
+        return ModelRunners(on, {on: target, **drafts})
+
+
+def use_threads(pool: ModelPool, served: Iterable[str] = ()) -> None:
+    """Use as many threads as the models of the pool, and those that engines serve, run on."""
+    models = [checkpoint.model for checkpoint in pool.checkpoints.values()]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
+    torch.set_num_threads(threads_for(pool.device, [*sizes, *(parameters(source, pool.offline) for source in served)]))
+
+
+def threads_for(device: str, sizes: Iterable[int]) -> int:
+    """Return the threads for models of so many parameters. On a CPU small ones run on one, faster than on two."""
+    small = device == "cpu" and max(sizes, default=0) < SMALL_MODEL
+    return 1 if small else torch.get_num_threads()
+
+
+def resolve_device(asked: str) -> str:
+    """Return the device; `auto` is the GPU if there is one. Raises UserError for a device that is not available."""
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked not in ("cpu", "cuda") or (asked == "cuda" and not torch.cuda.is_available()):
+        available = "cpu, cuda" if torch.cuda.is_available() else "cpu (no GPU is visible)"
+        raise UserError(f"--device {asked!r} is not available; available: {available}.")
+    return asked
+
+
+def resolve_dtype(asked: str, device: str) -> str:
+    """Return the dtype; `auto` is bfloat16 on a GPU, float32 on a CPU."""
+    if asked != "auto":
+        return asked
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
+    """Return the plan with the dtype that `auto` means: that of an earlier session, else `fastest_dtype`."""
+    request = plan.request
+    if request.dtype != "auto":
+        return plan
+    sources = {source for cell in plan.cells if cell.built.needs_weights for source in cell.checkpoints.values()}
+    return plan.changed(request=request.changed(dtype=decoded_in or fastest_dtype(request, sources)))
+
+
+def fastest_dtype(request: RunRequest, sources: Iterable[str]) -> str:
+    """Return the dtype of a request for these checkpoints; `auto` is the fastest on this machine."""
+    if request.dtype != "auto":
+        return request.dtype
+    largest = max((parameters(source, request.offline) for source in sources), default=0)
+    return fastest_for(largest, resolve_device(request.device))
+
+
+def fastest_for(size: int, device: str) -> str:
+    """Return the dtype in which a model of so many parameters is fastest on this machine.
+
+    On a CPU with instructions for bfloat16 a large model runs in bfloat16. On two cores with avx512_bf16, SmolLM2-135M
+    takes 0.67 of float32's time for one position, and 0.42 to 0.56 for 2 to 16.
+    """
+    fast = device == "cpu" and computes_bfloat16() and size >= SMALL_MODEL
+    return "bfloat16" if fast else resolve_dtype("auto", device)
+
+
+def computes_bfloat16() -> bool:
+    """Return whether the CPU has instructions for products of bfloat16. Without them it is slower than float32."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
+@cache
+def parameters(source: str, offline: bool) -> int:
+    """Return a checkpoint's number of parameters by its configuration; 0 if it cannot be read: loading will say why."""
+    try:
+        return int(without_weights(source, offline=offline).num_parameters())
+    except UserError:
+        return 0

@@ -1,0 +1,112 @@
+"""The lines that a run stores: an answer in generations/<cell>.jsonl, a timed block in timings/<cell>.jsonl.
+
+Their fields are described in mtbench/plan/formats.py. Here they are made, and checked against the plan when they are
+read: a line that the plan does not ask for, or that is there twice, is an error that names the file, line and field.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtbench import records
+from mtbench.decoding.output import Generation, Timing
+from mtbench.errors import UserError
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import GenerationLine, SessionRecord, TimingLine
+from mtbench.plan.plan import Group, SuitePlan
+
+
+def generation_line(
+    item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
+) -> GenerationLine:
+    """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
+    told = dataclasses.asdict(generation)
+    return GenerationLine(
+        item=item,
+        prompt_ids=list(prompt) if public else None,
+        prompt_tokens=len(prompt),
+        **{name: value for name, value in told.items() if name in GenerationLine.model_fields},
+        forwards=generation.forwards,
+        block=block,
+    )
+
+
+def timing_line(
+    session: int,
+    round_: int,
+    block: int,
+    order: int,
+    timing: Timing,
+    conditions: Mapping[str, Any],
+    identical: int | None,
+) -> TimingLine:
+    """Return the stored line of one block in one round.
+
+    `order`: its place among the arms of the block. `conditions`: the state of the machine meanwhile. `identical`:
+    requests with the tokens of round 1; None in round 1. A sample is dropped by what the machine or the engine says of
+    it, or because its window contains a capture or compilation.
+    """
+    line = {
+        "session": session,
+        "round": round_,
+        "block": block,
+        "order": order,
+        **{name: value for name, value in dataclasses.asdict(timing).items() if name not in conditions},
+        **conditions,
+        "identical": identical,
+    }
+    prepared = "a shape was prepared inside the window" if timing.preparation_s else None
+    line["dropped"] = conditions["dropped"] or timing.dropped or prepared
+    return TimingLine.model_validate(line)
+
+
+def read_answers(run: RunDirectory, group: Group, suite: SuitePlan, cell: str) -> list[GenerationLine]:
+    """Return the answers of a cell in the order of the file. Raise UserError for one that the plan does not ask for."""
+    index = {item.item: number for number, item in enumerate(suite.items)}
+    seen: set[str] = set()
+    lines = []
+    for where, line in records.iterate_lines(run.path / f"generations/{cell}.jsonl", GenerationLine):
+        number = index.get(line.item)
+        if number is None:
+            raise unplanned(where, f"item is {line.item!r:.60}, which the plan does not have")
+        if line.item in seen:
+            raise unplanned(where, f"item {line.item!r:.60} is there twice")
+        seen.add(line.item)
+        if line.block >= len(group.blocks) or number not in group.blocks[line.block]:
+            raise unplanned(where, f"block is {line.block}, in which the plan does not have {line.item!r:.60}")
+        if len(line.token_ids) > suite.max_new_tokens:
+            raise unplanned(where, f"token_ids has {len(line.token_ids):,} ids, over {suite.max_new_tokens:,}")
+        if line.prompt_ids is not None and line.prompt_tokens != len(line.prompt_ids):
+            raise unplanned(where, f"prompt_tokens is {line.prompt_tokens}, not the length of prompt_ids")
+        first_turn = suite.items[number].follows is None and suite.withheld is None
+        if first_turn and line.prompt_ids not in (None, suite.items[number].prompt_ids):
+            raise unplanned(where, "prompt_ids is not the prompt of the plan")
+        lines.append(line)
+    return lines
+
+
+def read_timings(run: RunDirectory, group: Group, cell: str, sessions: Sequence[SessionRecord]) -> list[TimingLine]:
+    """Return the timings of a cell in the order of the file. Raise UserError for one that the plan does not ask for."""
+    seen: set[tuple[int, int]] = set()
+    lines = []
+    for where, line in records.iterate_lines(run.path / f"timings/{cell}.jsonl", TimingLine):
+        if line.session > len(sessions):
+            raise unplanned(where, f"session is {line.session}, and environment.json has {len(sessions)}")
+        if line.round > len(group.rounds) or line.block >= group.rounds[line.round - 1]:
+            raise unplanned(where, f"round is {line.round} and block is {line.block}, which the plan does not have")
+        if (line.round, line.block) in seen:
+            raise unplanned(
+                where, f"round {line.round} of block {line.block} is there twice: two commands decoded at once"
+            )
+        seen.add((line.round, line.block))
+        block = len(group.blocks[line.block])
+        for name, most in (("items", block), ("rows", group.batch_size), ("identical", block)):
+            if (getattr(line, name) or 0) > most:
+                raise unplanned(where, f"{name} is {getattr(line, name)}, over {most}")
+        lines.append(line)
+    return lines
+
+
+def unplanned(where: str, finding: str) -> UserError:
+    """Return the error of a line that the plan does not ask for."""
+    return UserError(f"{where}: {finding}; {records.APPEND_ONLY}")

@@ -1,0 +1,289 @@
+"""plan.json as records: everything that generation needs, so that a GPU node needs no network, lm-eval or datasets.
+
+The prompts of private suites are the exception: no file holds them (mtbench/plan/prompts.py).
+
+A **cell** is suite × arm × batch size × batching. The cells that differ only in the arm form a **group**: they share
+the same **blocks** (fixed lists of prompts) and run next to each other inside every block, in random order. A static
+block is one batch. A refilled block has at least eight prompts per row. Round 1 covers all blocks
+and yields the generations that are scored. Later rounds repeat the first blocks for timing.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from mtbench.decoding.arms import is_served
+from mtbench.decoding.method import Claims, Method
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
+from mtbench.evaluation.registry import SUITES
+from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
+from mtbench.options.common import Batching as Batching
+from mtbench.options.common import Protocol as Protocol
+from mtbench.plan.formats import Committed
+from mtbench.plan.request import CHECKPOINTS
+from mtbench.plan.request import REFILLS as REFILLS
+from mtbench.plan.request import RunRequest as RunRequest
+from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
+
+Length = Literal["natural", "fixed"]
+
+SCHEMA_VERSION: Literal[1] = 1
+MIN_BLOCKS = 6  # blocks that an interval needs
+APART = "decoded alone, with intervals over rounds"  # a flag of cells
+Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
+
+CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN"
+
+
+class Item(Record):
+    """One tokenised prompt."""
+
+    item: str = Field(description="name of the item: <task>/<doc id>/<turn>")
+    prompt_ids: list[TokenId] = Field(
+        description="token ids of the prompt; of a later turn, those that follow the previous answer. Empty in the "
+        "file of a private suite, whose prompts are asked again when the run decodes"
+    )
+    stop: list[str] = Field(description="strings that end the decoding of the item")
+    cut: list[str] = Field(default_factory=list, description="strings that cut the text when it is scored")
+    follows: StoredCount | None = Field(
+        None, description="of a later turn, the index of the item whose answer comes before; null: first turn"
+    )
+    scored: bool = Field(True, description="false: the item has no answer to compare with, so it has no score")
+
+
+class SuitePlan(Record):
+    """A suite with its prompts. The prompts of a private suite are never written."""
+
+    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    family: str = Field(description="family of checkpoints")
+    task: dict[str, Any] = Field(description="the suite's own description of its task")
+    metric: str | None = Field(description="metric of the score; null: the suite is not scored")
+    max_new_tokens: Budget = Field(description="most tokens of an answer")
+    flags: list[str] = Field(description="remarks that hold for every cell of the suite")
+    items: list[Item] = Field(min_length=1, description="items with their prompts")
+    withheld: str | None = Field(
+        None, description="of a private suite, the SHA-256 of the prompts that no file holds; null: not private"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_private_prompts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stored: dict[str, Any] = handler(self)
+        if self.withheld:
+            stored["items"] = [item | {"prompt_ids": []} for item in stored["items"]]
+        return stored
+
+    def prompt(self, index: int, said: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
+        """Return the prompt of an item. `said`: answers to earlier turns, by item; a missing one counts as empty."""
+        item = self.items[index]
+        if item.follows is None:
+            return item.prompt_ids
+        before = self.items[item.follows].item
+        return [*self.prompt(item.follows, said), *said.get(before, ()), *item.prompt_ids]
+
+    def positions(self, index: int) -> int:
+        """Most positions an item can take, answers included."""
+        item = self.items[index]
+        before = 0 if item.follows is None else self.positions(item.follows)
+        return before + len(item.prompt_ids) + self.max_new_tokens
+
+    @property
+    def room(self) -> int:
+        """Positions that any item fits in: batches that have as many have one shape."""
+        return max(map(self.positions, range(len(self.items))))
+
+    @property
+    def scored_items(self) -> set[str]:
+        """The items that get a score, if the suite has a metric."""
+        return {item.item for item in self.items if item.scored}
+
+    def is_whole(self, limit: int | None) -> bool:
+        """Return whether no larger limit could give more items."""
+        tasks = Counter(item.item.partition("/")[0] for item in self.items if item.follows is None)
+        return limit is None or max(tasks.values()) < limit
+
+    def digest(self) -> str:
+        """SHA-256 of all prompts."""
+        return hashlib.sha256(json.dumps([[i.item, i.prompt_ids] for i in self.items]).encode()).hexdigest()
+
+
+class Script(Record):
+    """The acceptance that a simulated cell is made to have."""
+
+    source: str = Field(description="probabilities or length that the acceptance comes from")
+    lengths: list[Budget] = Field(description="tokens of each item's answer")
+    seed: int = Field(description="seed of drawn commits")
+    scripts: list[list[Committed]] | None = Field(
+        description="per item, the tokens that each forward commits; null: they are drawn, or one per forward"
+    )
+    probabilities: list[Share] | None = Field(
+        description="per depth, the probability that a mask is accepted once all before it were; null: not drawn"
+    )
+
+
+class Simulated(Record):
+    """What is not real about a cell."""
+
+    weights: str | None = Field(description="random:SHAPE of random weights; null: real weights")
+    accept: str | None = Field(description="probabilities or length that script the acceptance; null: no script")
+    note: str | None = Field(description="remark on the simulated acceptance; null: no remark")
+
+
+class Cell(Record):
+    """One arm on one suite at one batch size, with one way of batching."""
+
+    cell: CellName = Field(description=CELL_ID)
+    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    arm: str = Field(description="arm: method:options@role/engine")
+    method: str = Field(description="name of the method")
+    options: dict[str, Any] = Field(description="value of every option of the method, resolved for the checkpoint")
+    on: str = Field(description="role of the checkpoint that decodes")
+    engine: str | None = Field(description="engine; null: the method's loop is not ours")
+    family: str = Field(description="family of checkpoints")
+    checkpoints: dict[str, str] = Field(description=CHECKPOINTS)
+    batch_size: Rows = Field(description="requests decoded side by side")
+    length: Length = Field(description="natural: answers end by themselves; fixed: end tokens are ignored")
+    batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
+    flags: list[str] = Field(description="remarks on the cell, known when it was planned")
+    baselines: list[str] = Field(
+        description="arms by the same engine that it is compared with: the reference on its own checkpoint and the "
+        "reference on the family's own"
+    )
+    lossless_reference: str | None = Field(description="arm whose tokens it promises; null: none")
+    claims: Claims = Field(
+        description="lossless: the reference's tokens; distribution: other tokens of the same distribution; lossy: "
+        "neither"
+    )
+    demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
+    engine_baselines: list[str] = Field(
+        default_factory=list,
+        description="references by another engine that it is compared with: the ratio contains the engine's part",
+    )
+    accept: Script | None = Field(None, description="acceptance that it is made to have; null: its own")
+    simulated: Simulated | None = Field(None, description="what is not real about it; null: nothing")
+    fault: str | None = Field(
+        None, description="error of the method when the cell was planned, so that the cell is not run; null: none"
+    )
+
+    @property
+    def built(self) -> Method:
+        """Its method with its options."""
+        method: Method = METHODS[self.method](**self.options)
+        return method
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether it decodes in a process of mtbench, on weights that are loaded there."""
+        return METHODS[self.method].needs_weights and not is_served(self.engine)
+
+
+class Group(Record):
+    """The cells that share blocks."""
+
+    suite: str = Field(description="suite as it was asked for")
+    batch_size: Rows = Field(description="requests decoded side by side")
+    blocks: list[Annotated[list[StoredCount], Field(min_length=1)]] = Field(
+        min_length=1, description="per block, indices into the suite's items"
+    )
+    rounds: list[StoredCount] = Field(min_length=1, description="per round, how many of the first blocks it runs")
+    cells: list[CellName] = Field(min_length=1, description="names of the cells")
+    batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
+
+
+class Plan(Record):
+    """plan.json: everything that generation needs. It holds prompts as token ids, cells, blocks and rounds."""
+
+    schema_version: VersionOne = Field(description="version of this format")
+    request: RunRequest = Field(description="options of `mtbench run` as asked for")
+    suites: list[SuitePlan] = Field(description="suites with their prompts")
+    cells: list[Cell] = Field(description="cells, group by group")
+    groups: list[Group] = Field(description="groups of cells that share blocks")
+    plugins: dict[str, Sha256] = Field(
+        default_factory=dict,
+        description="SHA-256 of each file that registered a method or a suite of this plan, by path",
+    )
+    token_maps: dict[str, Sha256] = Field(
+        default_factory=dict, description="SHA-256 of each token map by which drafts of this plan draft, by path"
+    )
+
+    def cell(self, name: str) -> Cell:
+        return next(c for c in self.cells if c.cell == name)
+
+    def suite(self, name: str) -> SuitePlan:
+        return next(s for s in self.suites if s.suite == name)
+
+    def group(self, cell: str) -> Group:
+        return next(group for group in self.groups if cell in group.cells)
+
+    def requests(
+        self,
+        suite: SuitePlan,
+        items: Sequence[int],
+        answered: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        max_new_tokens: int | None = None,
+    ) -> list[Request]:
+        """Return the requests of some of a suite's items, by number.
+
+        `answered`: by item, the answers that later turns follow. `max_new_tokens`: the suite's by default.
+        """
+        return [
+            Request(
+                prompt_ids=suite.prompt(number, answered),
+                max_new_tokens=suite.max_new_tokens if max_new_tokens is None else max_new_tokens,
+                stop=suite.items[number].stop,
+                seed=self.item_seed(number),
+                item=number,
+            )
+            for number in items
+        ]
+
+    def item_seed(self, number: int) -> int:
+        """Return the random seed of a suite's n-th item: the same for all arms of a run."""
+        return ((self.request.seed << 32) + number) % (1 << 63)
+
+    def warnings(self) -> list[str]:
+        """What is known beforehand to end without a verdict."""
+        few = [] if self.request.apart else [group for group in self.groups if len(group.blocks) < MIN_BLOCKS]
+        said = [self._too_few_blocks(group) for group in few]
+        said += [f"{suite.suite}: {flag}" for suite in self.suites for flag in suite.flags]
+        said += [
+            f"{suite.suite}: {without} of {len(suite.items)} items have no answer to compare with: they are timed, and "
+            "accuracy is that of the others"
+            for suite in self.suites
+            if suite.metric is not None and (without := len(suite.items) - len(suite.scored_items))
+        ]
+        if asked := set(self.request.subtask):
+            whole = [s.suite for s in self.suites if asked.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
+            said += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
+        if "refill" not in self.request.batching:
+            return said
+        if 1 in self.request.batch_size:
+            said.append("batch size 1 has nothing to refill: it has no refilled cells")
+        named = {spec.partition(":")[0] for spec in self.request.method} or set(METHODS)
+        if static_only := sorted(name for name in named if METHODS[name].outside):
+            said.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
+        return said
+
+    def _too_few_blocks(self, group: Group) -> str:
+        """Return that a group has too few blocks for an interval, and what to do."""
+        batching = "" if group.batching == "static" else f", {group.batching}"
+        blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
+        suite, needed = self.suite(group.suite), f"{_items_needed(group)} items"
+        remedy = f"which takes {needed}; raise `--limit`"
+        if suite.is_whole(self.request.limit):
+            remedy = f"which takes {needed}, and there are {len(suite.items)}; add prompts, or lower `--batch-size`"
+        return (
+            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
+            f"for an interval, {remedy}"
+        )
+
+
+def _items_needed(group: Group) -> int:
+    """Items for enough blocks of this kind."""
+    return MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)

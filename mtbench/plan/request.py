@@ -1,0 +1,146 @@
+"""What a run is asked for, and how one call executes it. `mtbench run` and `mtbench.run` have these options.
+
+Light: the command line makes its help of this file without torch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import Field
+
+from mtbench.options import common
+from mtbench.records import Record
+
+if TYPE_CHECKING:  # the command line reads the defaults without torch
+    from mtbench.plan.formats import Elimination
+
+DEMONSTRATION = "arithmetic"  # the suite of the embedded demonstration
+TIMED_BLOCKS = 16  # blocks that later rounds repeat
+RACED_BLOCKS = 64  # blocks of a race, at most
+REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
+CHECKPOINTS = "path or hub id of the checkpoint of each role"
+
+
+class DecodingRequest(Record):
+    """The options that a run and a race share: what is decoded, how, and how it is scored."""
+
+    suite: common.Suites = (DEMONSTRATION,)
+    family: common.Family = None
+    model: common.Model = None
+    checkpoint: common.Checkpoints = Field(default_factory=dict)
+    engine: common.Engines = ("graph",)
+    engine_option: common.EngineOptions = ()
+    batch_size: common.BatchSizes = (1, 8)
+    metric: common.Metric = None
+    subtask: common.Subtasks = ()
+    max_new_tokens: common.MaxNewTokens = None
+    dtype: common.Dtype = "auto"
+    device: common.Device = "auto"
+    seed: common.Seed = 0
+    temperature: common.Temperature = 0.0
+    chat_template_kwargs: common.ChatTemplateKwargs = Field(default_factory=dict)
+    data_dir: common.DataDir = None
+    offline: common.Offline = False
+    skip_unscorable: common.SkipUnscorable = False
+    allow_unsandboxed_code: common.AllowUnsandboxedCode = False
+    protocol: common.ProtocolChoice = "own"
+
+
+class PlanRequest(DecodingRequest):
+    """What a plan is asked for. `limit` is None for all items."""
+
+    method: common.Methods = ()
+    batching: common.Batchings = ("static",)
+    limit: Annotated[
+        common.ItemLimit,
+        Field(
+            description="Items per suite, or per subtask of a suite with subtasks; default: "
+            f"{TIMED_BLOCKS} blocks of the largest batch size."
+        ),
+    ] = None
+    rounds: common.Rounds = 3
+    weights: common.Weights = None
+    simulate_acceptance: common.SimulatedAcceptance = None
+    ignore_eos: common.IgnoreEos = False
+
+
+class RunRequest(PlanRequest):
+    """What a run is asked for."""
+
+    apart: common.Apart = False
+    time_budget_s: common.TimeBudget = None
+    max_loss: common.MaxLoss = 2.0
+    price_per_hour: common.PricePerHour = None
+
+    def completed(self) -> Self:
+        """Return the request of a command: without a limit, the items of a few blocks."""
+        if "limit" in self.model_fields_set:
+            return self
+        return self.changed(limit=default_limit(self.batch_size, self.batching))
+
+
+class Session(Record):
+    """How one call carries out an experiment. It is not stored: every `--resume` chooses again."""
+
+    plugin: common.Plugins = ()
+    out: common.Out = None
+    resume: common.Resume = False
+    json_to: common.JsonTo = None
+
+
+class RunSession(Session):
+    """How one call carries out a run."""
+
+    dry_run: common.DryRun = False
+    workers: common.Workers = None
+    ray: common.Ray = None
+    server: common.Servers = ()
+    peak_memory: common.PeakMemory = False
+    fail_on: common.FailOn = ("divergent", "void", "failed")
+
+
+def default_limit(batch_size: Sequence[int], batching: Sequence[str], blocks: int = TIMED_BLOCKS) -> int:
+    """Return the items per suite or subtask of a command without `--limit`, whatever the suite.
+
+    The default fills the blocks that every round times, at the largest batch size. More items narrow accuracy
+    intervals, not those of time. A verdict on accuracy takes more; the results say how many.
+    """
+    prompts_per_row = REFILLS if "refill" in batching else 1
+    return blocks * max(1, *batch_size) * prompts_per_row
+
+
+class TimedSession(Session):
+    """How one call carries out an experiment whose time is this call's alone."""
+
+    time_budget_s: common.TimeBudget = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How one call executes a plan on this machine. It is not part of the plan: every `--resume` chooses again."""
+
+    time_budget_s: float | None = None  # None: the plan's
+    workers: int | None = None
+    ray: str | None = None
+    data_dir: str | None = None  # folder of the suites' data on this machine; None: the plan's
+    offline: bool = False  # nothing is downloaded, whatever the plan says
+    allow_unsandboxed_code: bool = False
+    peak_memory: bool = False  # measure it on a CPU too
+    timed_only: bool = False  # the untimed passes are left out
+    wait: Callable[[], None] | None = None  # called before every block, in the process that decodes
+    # Called with the cells of a group before its first block and after every block, when their lines are stored. It
+    # returns cells that leave: they decode no further blocks.
+    leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
+    servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
+    engine_options: frozenset[str] = frozenset()  # that the plan may give to serving engines
+
+    @classmethod
+    def of(
+        cls, request: Any, *, servers: Iterable[str] = (), engine_options: Iterable[str] = (), **session: Any
+    ) -> "Execution":
+        """Return the execution that a request asks for: the options of it that every `--resume` may change."""
+        same = ("time_budget_s", "data_dir", "offline", "allow_unsandboxed_code")
+        asked = {name: getattr(request, name) for name in same if hasattr(request, name)}
+        allowed = {"servers": frozenset(servers), "engine_options": frozenset(engine_options)}
+        return cls(**{**asked, **session, **allowed})

@@ -1,0 +1,115 @@
+"""A run that is open: its plan and what it has stored, read and checked once.
+
+A command opens its directory once and hands this to its stages. What a stage stores is added here, too, so that the
+next stage, and every look of a race, has it without reading the files again.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mtbench.plan.checks import read_plan
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import (
+    Elimination,
+    Environment,
+    FailureLine,
+    GenerationLine,
+    Race,
+    SessionRecord,
+    TimingLine,
+)
+from mtbench.plan.lines import read_answers, read_timings, unplanned
+from mtbench.plan.plan import Plan
+from mtbench.records import dump
+
+
+@dataclass
+class Run:
+    """The plan, the environment and the lines of a run. Lines are in the order of their files, by cell."""
+
+    directory: RunDirectory
+    plan: Plan  # as it is stored: without the prompts of private suites
+    environment: Environment
+    race: Race | None  # None: no cell leaves
+    failures: list[FailureLine]
+    left: list[Elimination]
+    answers: dict[str, list[GenerationLine]]
+    timings: dict[str, list[TimingLine]]
+
+    @classmethod
+    def open(cls, directory: RunDirectory) -> "Run":
+        """Read a run. Raises UserError for a faulty file, and for a line that the plan does not ask for."""
+        plan, environment = read_plan(directory), directory.read("environment.json", Environment)
+        answers, timings = dict[str, list[GenerationLine]](), dict[str, list[TimingLine]]()
+        for group in plan.groups:
+            suite = plan.suite(group.suite)
+            for name in group.cells:
+                answers[name] = read_answers(directory, group, suite, name)
+                timings[name] = read_timings(directory, group, name, environment.sessions)
+        return cls(
+            directory=directory,
+            plan=plan,
+            environment=environment,
+            race=directory.read("race.json", Race) if directory.has("race.json") else None,
+            failures=directory.read_lines("failures.jsonl", FailureLine),
+            left=directory.read_lines("eliminated.jsonl", Elimination),
+            answers=answers,
+            timings=timings,
+        )
+
+    @classmethod
+    @contextmanager
+    def locked(cls, directory: RunDirectory) -> Iterator["Run"]:
+        """Open a run, and keep other commands away from it. Raises UserError if another process has it."""
+        with directory.locked():
+            yield cls.open(directory)
+
+    def refuse_unanswered(self) -> None:
+        """Raise UserError for a timing without an answer to each item of its block: it cannot be gone on with."""
+        for group in self.plan.groups:
+            items = self.plan.suite(group.suite).items
+            for name in group.cells:
+                answered = {line.item for line in self.answers[name]}
+                for block in {line.block for line in self.timings[name]}:
+                    missing = [items[n].item for n in group.blocks[block] if items[n].item not in answered]
+                    if missing:
+                        where = str(self.directory.path / f"generations/{name}.jsonl")
+                        finding = f"block {block} was timed, and its answer to {missing[0]!r:.60} is missing"
+                        raise unplanned(where, finding)
+
+    @property
+    def sessions(self) -> list[SessionRecord]:
+        return self.environment.sessions
+
+    def write_environment(self, environment: Environment) -> None:
+        self.environment = environment
+        self.directory.write_json("environment.json", dump(environment))
+
+    def add_answers(self, cell: str, lines: Sequence[GenerationLine]) -> None:
+        self.directory.append(f"generations/{cell}.jsonl", map(dump, lines))
+        self.answers[cell] += lines
+
+    def add_timing(self, cell: str, line: TimingLine) -> None:
+        self.directory.append(f"timings/{cell}.jsonl", [dump(line)])
+        self.timings[cell].append(line)
+
+    def keep_blocks(self, cell: str, kept: Container[tuple[int, int]]) -> None:
+        """Delete the lines of a cell that are not of these (round, block)."""
+        self.timings[cell] = [line for line in self.timings[cell] if (line.round, line.block) in kept]
+        self.answers[cell] = [line for line in self.answers[cell] if (1, line.block) in kept]
+        self.directory.keep_lines(f"timings/{cell}.jsonl", self.timings[cell])
+        self.directory.keep_lines(f"generations/{cell}.jsonl", self.answers[cell])
+
+    def add_failures(self, lines: Sequence[FailureLine]) -> None:
+        self.directory.append("failures.jsonl", map(dump, lines))
+        self.failures += lines
+
+    def keep_failures(self, lines: Sequence[FailureLine]) -> None:
+        """Replace the stored failures by these; a torn line goes, too."""
+        self.failures = [*lines]
+        self.directory.keep_lines("failures.jsonl", lines)
+
+    def add_left(self, lines: Sequence[Elimination]) -> None:
+        self.directory.append("eliminated.jsonl", map(dump, lines))
+        self.left += lines

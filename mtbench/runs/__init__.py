@@ -1,1 +1,0 @@
-"""From a plan to the lines on disk."""

@@ -1,0 +1,263 @@
+"""Who judges an arm's tokens, and in which words: an engine that computes something else does not excuse itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from decoding_cases import decode_prompts
+from made_records import generation_line
+from small import save_small, small_checkpoint
+from stages import assemble, generate
+from stored import stored_json
+from whole import Quiet, cells_of, start
+
+from mtbench import statistics
+from mtbench.decoding.engines import ENGINES, Graph
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.registry import METHODS
+from mtbench.kernels import Norm
+from mtbench.measure import lossless_check, peak_memory
+from mtbench.measure.model_pool import ModelPool
+from mtbench.models.loading import Checkpoint
+from mtbench.models.runner import ModelRunner
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import RescoringRecord
+from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.records import dump
+from mtbench.report.text import method_notes
+
+PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
+BUDGET = 12
+
+
+class Bent(Graph):
+    """Runs a decoder whose last norm is off, by `bend` (C,): what it does is wrong, and always the same."""
+
+    bend = torch.linspace(0.5, 1.5, 32)
+
+    def runner(self, checkpoint: Checkpoint) -> ModelRunner:
+        runner = super().runner(checkpoint)
+        assert runner.decoder is not None
+        weight, eps = runner.decoder.norm
+        runner.decoder.norm = Norm(weight.detach() * self.bend.to(weight), eps)
+        return runner
+
+
+class Louder(Bent):
+    """Its logits are one percent larger, so its tokens are right."""
+
+    bend = torch.full((32,), 1.01)
+
+
+def run_with(engine: type[Graph], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, int]]:
+    """By arm, the grade and how many of the items have the very tokens it promises, where `engine` is called graph."""
+    monkeypatch.setitem(ENGINES, "graph", engine)
+    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)
+    request = RunRequest(
+        checkpoint={"ar": str(save_small(folder / "model", 1)), "mars": str(folder / "model")},
+        method=["ar:engine=eager|graph", "ar:engine=graph,on=mars", "mars:engine=graph,tau=1"],
+        limit=3,
+        rounds=1,
+        batch_size=(3,),
+        max_new_tokens=6,
+        device="cpu",
+    )
+    run = start(folder / "run", request)
+    generate(run, Quiet())
+    cells = cells_of(dump(assemble(run)))
+    return {arm: (g["grade"], g["identical"]) for arm, c in cells.items() if (g := c["lossless"])}
+
+
+def test_a_right_engine_is_exact_and_a_wrong_one_does_not_judge_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own lights each token is the argmax, and a method on it says what `ar` on it says."""
+    right = run_with(Graph, tmp_path / "right", monkeypatch)
+    assert right == {"ar@ar/graph": ("exact", 3), "mars@mars/graph": ("exact", 3)}
+    wrong = run_with(Bent, tmp_path / "wrong", monkeypatch)
+    assert wrong["ar@ar/graph"][0] == "divergent"
+    assert wrong["mars@mars/graph"] == ("divergent", 3)
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    return small_checkpoint()
+
+
+@pytest.fixture
+def answers(checkpoint: Checkpoint) -> list[tuple[list[int], list[int]]]:
+    said, _ = decode_prompts(
+        METHODS["ar"](), ModelRunners("ar", {"ar": ModelRunner(checkpoint)}), PROMPTS, BUDGET, ignore_eos=True
+    )
+    return [(prompt, g.token_ids) for prompt, g in zip(PROMPTS, said, strict=True)]
+
+
+@pytest.mark.parametrize(("engine", "percent"), [("graph", 1), ("eager", 0), (None, 0)])
+def test_epsilon_is_what_engine_and_width_do_to_a_logit(
+    engine: str | None,
+    percent: int,
+    checkpoint: Checkpoint,
+    answers: list[tuple[list[int], list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In half precision: between the judge at width 1 and the arm's engine at its width, on the answers of the arm that
+    it is held to. The judge's engine is the eager one; an outside engine is measured by it.
+    """
+    for module in (lossless_check, statistics):
+        monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
+    monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
+    monkeypatch.setitem(ENGINES, "graph", Louder)
+    pool = ModelPool(RunRequest(device="cpu", dtype="float64", offline=True))
+    pool.checkpoints["model"], pool.dtype = checkpoint, "bfloat16"
+    fed: list[tuple[ModelRunner, int]] = []
+    forced = lossless_check.forced_logits
+
+    def listen(runner: ModelRunner, *args: Any) -> Any:
+        fed.append((runner, args[-1]))
+        return forced(runner, *args)
+
+    monkeypatch.setattr(lossless_check, "forced_logits", listen)
+    cells = [
+        SimpleNamespace(
+            cell=name,
+            suite="s",
+            arm=arm,
+            claims="lossless",
+            lossless_reference="ar" if arm != "ar" else None,
+            on="ar",
+            engine=engine,
+            checkpoints={"ar": "model"},
+        )
+        for name, arm in (("r.b1", "ar"), ("r.b8", "ar"), ("c", "drafting"), ("d", "other"))
+    ]
+    run = RunDirectory.create(tmp_path / "run")
+    counts = (
+        {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
+    )
+    lines = [
+        generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts)
+        for i, (p, t) in enumerate(answers)
+    ]
+    other = [*lines[:2], lines[2].changed(token_ids=[*lines[2].token_ids[:-1], lines[2].token_ids[-1] ^ 1])]
+    stored = {"r.b1": lines[:1], "r.b8": lines, "c": lines, "d": other}
+    suite = SimpleNamespace(items=[SimpleNamespace(item=line.item) for line in lines])
+    plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite, item_seed=lambda _: 0))
+    opened = cast("Any", SimpleNamespace(directory=run, answers=stored))
+    rescoring = lossless_check.Rescoring(opened, plan, pool, pytest.fail)
+    rescoring.check(cast("Cell", cells[2]))
+
+    found = stored_json(run, "lossless/c.json")
+    judge, own, width = ModelRunner(checkpoint), pool.runner("ar", "model", engine), 5 if engine else 2
+    logits = np.concatenate([forced(judge, lossless_check.Answer(*answer), 1)[0].detach() for answer in answers])
+    assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
+    assert found["items"] == {"0": {}, "1": {}, "2": {}}
+    plain = pool.runner("ar", "model", "eager")
+    assert plain.decoder is None
+    assert fed == [(plain, 1)] * 3 + [(own, width)] * 3 + [(plain, width)] * 3
+
+    fed.clear()
+    rescoring.check(cast("Cell", cells[3]))  # the reference arm's answers are known by now
+    last = stored_json(run, "lossless/d.json")
+    assert last["epsilon"] == found["epsilon"]
+    assert [len(last["items"][item]) for item in "012"] == [0, 0, 1]
+    assert fed == [(plain, width)]  # the answer that is not among them
+
+
+@pytest.mark.parametrize(
+    ("same", "worst", "epsilon", "dtype", "word"),
+    [
+        (True, 0.0, 0.2, "bfloat16", "exact"),
+        (True, 0.3, 0.2, "bfloat16", "exact"),  # beyond ε by chance, yet the very tokens
+        (True, 0.6, 0.2, "bfloat16", "divergent"),
+        (True, 2e-4, 0.2, "float32", "divergent"),
+        (True, None, 0.2, "bfloat16", "exact"),
+        (False, 0.1, 0.2, "bfloat16", "near-tie"),
+        (False, 0.3, 0.2, "bfloat16", "divergent"),
+        (False, 0.4, None, "bfloat16", "inconclusive"),
+        (False, 0.6, None, "bfloat16", "divergent"),  # whatever ε would have been, it would not have been more
+        (False, None, 0.2, "bfloat16", "inconclusive"),
+        (False, None, 0.2, "float32", "divergent"),
+    ],
+)
+def test_the_words(same: bool, worst: float | None, epsilon: float | None, dtype: str, word: str) -> None:
+    """Given the farthest that a token lies under the judge's argmax; None: nobody judged. ε None: too few positions."""
+    rescored = None if worst is None else RescoringRecord(epsilon=epsilon, items={"a": {"1": worst}})
+    other = {"a": generation_line(token_ids=[4, 5 if same else 6])}
+    graded = lossless_check.grade({"a": generation_line(token_ids=[4, 5])}, other, rescored, dtype)
+    assert graded is not None
+    assert (graded.grade, graded.worst_margin) == (word, worst)
+    assert graded.near_ties == (None if worst is None else 0.5)
+
+
+def test_epsilon_is_for_answers_with_other_tokens() -> None:
+    """The tokens of the reference arm need no excuse; they may have been rescored at another width."""
+    lines = {item: generation_line(token_ids=[4, 5]) for item in "ab"}
+    other = {"a": lines["a"], "b": generation_line(token_ids=[4, 6])}
+    rescored = RescoringRecord(epsilon=0.2, items={"a": {"1": 0.3}, "b": {"1": 0.1}})
+    graded = lossless_check.grade(lines, other, rescored, "bfloat16")
+    assert graded is not None
+    assert (graded.grade, graded.worst_margin) == ("near-tie", 0.3)
+
+
+def test_items_with_the_same_tokens_are_counted() -> None:
+    """Of the items that both answered; the first difference is that of the item that differs soonest."""
+    lines = {item: generation_line(token_ids=[4, 5, 6]) for item in "abcd"}
+    other = {"a": lines["a"], "b": generation_line(token_ids=[4, 9, 6]), "c": generation_line(token_ids=[4, 5])}
+    graded = lossless_check.grade(lines, other, None, "float32")
+    assert graded is not None
+    assert (graded.items, graded.identical, graded.first_divergence) == (3, 1, 1)
+
+
+@torch.inference_mode()
+def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> None:
+    """At any temperature: none falls short by the dice that were thrown, and by others some do, in logits."""
+    runner, seeds = ModelRunner(checkpoint), [5, 6, 7]
+    for temperature in (0.05, 1.5):
+        said = decode_prompts(
+            METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
+        )[0]
+        for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
+            own = lossless_check.Answer(prompt, generation.token_ids, seed, temperature)
+            assert lossless_check.shortfalls(runner, own, 4) == {}
+        emitted, largest = lossless_check.forced_logits(runner, own._replace(seed=99), 4)
+        greedy = lossless_check.forced_logits(runner, own._replace(temperature=0.0), 4)[1]
+        assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
+        assert temperature < 1 or (largest > emitted).any()
+
+
+def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lossless arms are exact to sampled `ar`; the page tells how tokens were chosen."""
+    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)
+    request = RunRequest(
+        checkpoint={"ar": str(save_small(tmp_path / "model", 1)), "draft": str(save_small(tmp_path / "draft", 2))},
+        method=["ar", "speculative", "speculative:verify=rejection"],
+        limit=3,
+        rounds=2,
+        batch_size=(3,),
+        max_new_tokens=6,
+        temperature=0.8,
+        device="cpu",
+    )
+    run = start(tmp_path / "run", request)
+    generate(run, Quiet())
+    results = assemble(run)
+    assert results.temperature == 0.8
+    graded = {c.arm: None if c.lossless is None else c.lossless.grade for c in results.cells}
+    assert graded == {
+        "ar@ar/graph": None,
+        "speculative@ar/graph": "exact",
+        "speculative:verify=rejection@ar/graph": None,
+    }
+    assert "Sampled at temperature 0.8" in dict(method_notes(results))["Same rules for all arms"]
+
+
+def test_products_in_bfloat16_sum_in_float32() -> None:
+    """A library that splits a sum and adds the parts in bfloat16 would round by shape, and grades would follow."""
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = True
+    ModelPool(RunRequest(device="cpu"))
+    assert not matmul.allow_bf16_reduced_precision_reduction
