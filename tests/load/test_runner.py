@@ -138,6 +138,7 @@ def test_a_point_of_another_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_a_server_of_ours_that_does_not_start(tmp_path: Path) -> None:
     """Its last words are in the error."""
     run, planned = begun(tmp_path / "load", request(method=["mars:tau=0.9"]))
@@ -147,6 +148,7 @@ def test_a_server_of_ours_that_does_not_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_our_server_under_load(tmp_path: Path) -> None:
     """It is started, answers as a run decodes, tells its counts and tau, and is gone in the end."""
     asked = request(method=["mars:tau=0.95"], request_rate=[50.0], requests=4, rounds=1)
