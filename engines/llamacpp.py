@@ -236,8 +236,8 @@ def add(reply: Reply, data: str) -> None:
     reply.token_ids += event.tokens
     if event.stop:
         reply.finish = "length" if event.stop_type == "limit" else "stop"
-        if (told := event.timings) is not None:
-            reply.counted = told.predicted_n
+        if (timings := event.timings) is not None:
+            reply.counted = timings.predicted_n
             reply.speculation = Speculation(
-                None, told.draft_n, told.draft_n_accepted, None, "llama.cpp's timings of a request"
+                None, timings.draft_n, timings.draft_n_accepted, None, "llama.cpp's timings of a request"
             )

@@ -71,9 +71,9 @@ def goes_on(handler, handle, steps):  # after the tokens of a step are sent
             handler.event(choices=[{"token_ids": output.generated_ids, "finish_reason": finish}])
     if finish:
         accepted = [count - 1 for count in steps[1:]]  # the first step reads the prompt
-        told = {"num_spec_steps": len(accepted), "num_draft_tokens": None, "num_accepted_draft_tokens": sum(accepted),
-                "acceptance_histogram": [accepted.count(n) for n in range(ahead + 1)], "mean_acceptance_length": None}
-        handler.event(usage={"completion_tokens": sum(steps)}, metrics={"speculative_decoding": ahead and told})
+        counts = {"num_spec_steps": len(accepted), "num_draft_tokens": None, "num_accepted_draft_tokens": sum(accepted),
+                  "acceptance_histogram": [accepted.count(n) for n in range(ahead + 1)], "mean_acceptance_length": None}
+        handler.event(usage={"completion_tokens": sum(steps)}, metrics={"speculative_decoding": ahead and counts})
     if finish or handle.get_status() != genai.GenerationStatus.RUNNING: handler.ended.set()
     return not handler.ended.is_set()
 

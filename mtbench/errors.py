@@ -49,8 +49,8 @@ def first_line(error: BaseException) -> str:
     Where it ends with a colon, the next line follows.
     """
     first, *others = str(error).strip().splitlines() or [type(error).__name__]
-    said = f"{first} {others[0].strip()}" if others and first.endswith(":") else first
-    return printable(said).rstrip(".")[:200]
+    line = f"{first} {others[0].strip()}" if others and first.endswith(":") else first
+    return printable(line).rstrip(".")[:200]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -229,8 +229,8 @@ def _finding(error: ErrorDetails) -> str:
         return f"{field} is not known here; made by another version of mtbench?"
     if kind == "literal_error":
         return f"{field} is {value}, allowed: {error['ctx']['expected']}"
-    said = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return f"{field} is {value}: {said[:1].lower()}{said[1:]}"
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{field} is {value}: {reason[:1].lower()}{reason[1:]}"
 
 
 def _shown(value: Any) -> str:

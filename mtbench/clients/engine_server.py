@@ -102,9 +102,9 @@ class EngineServer:
             )
         except ServerError as error:
             if self._ended(LOOK_S):
-                said = self._said()
+                reason = self._last_line()
                 self.close()
-                raise ServerError(f"the server of {self.arm!r} ended: {said}. See {self.log}", again=True) from None
+                raise ServerError(f"the server of {self.arm!r} ended: {reason}. See {self.log}", again=True) from None
             raise ServerError(f"{error}; its log is {self.log}", again=error.again) from None
         finally:
             self._send(signal.SIGSTOP)
@@ -135,7 +135,7 @@ class EngineServer:
         while self._group is None:
             answered = _answers(url)
             if self._ended():
-                raise ServerError(f"the server of {self.arm!r} did not start: {self._said()}. See {self.log}")
+                raise ServerError(f"the server of {self.arm!r} did not start: {self._last_line()}. See {self.log}")
             if time.monotonic() > deadline:
                 raise ServerError(f"the server of {self.arm!r} was not ready after {READY_S:,.0f} s. See {self.log}")
             number = int(group.read_text(encoding="ascii")) if answered and group.is_file() else None
@@ -144,7 +144,7 @@ class EngineServer:
             else:
                 time.sleep(LOOK_S)
 
-    def _said(self) -> str:
+    def _last_line(self) -> str:
         return processes.last_line(self.log) or "it said nothing"
 
     def _send(self, sent: signal.Signals) -> None:
@@ -160,11 +160,11 @@ def _forwards_of(reply: Reply) -> int | None:
     An engine may also count drafts that it accepts behind the end token. So there are at least the prefill and one
     forward for each verified draft. None if the engine does not count.
     """
-    said = reply.speculation
-    if said is None or reply.counted is None:
+    reported = reply.speculation
+    if reported is None or reply.counted is None:
         return None
-    own = reply.counted - said.accepted
-    return max(own, 1 + said.drafts) if said.drafts else own
+    own = reply.counted - reported.accepted
+    return max(own, 1 + reported.drafts) if reported.drafts else own
 
 
 def _size(checkpoint: Path) -> int:

@@ -119,10 +119,10 @@ class Event(Received):
             ("vLLM", self.metrics, "speculative_decoding", VLLM),
             ("SGLang", self.sglext, "spec_tokens_details", SGLANG),
         ):
-            told = holder.get(name) if isinstance(holder, dict) else None
-            if isinstance(told, dict) and told.keys() >= set(fields):
+            reported = holder.get(name) if isinstance(holder, dict) else None
+            if isinstance(reported, dict) and reported.keys() >= set(fields):
                 with suppress(ValidationError):
-                    counts = COUNTS.validate_python(tuple(told[field] for field in fields[:4]))
+                    counts = COUNTS.validate_python(tuple(reported[field] for field in fields[:4]))
                     return Speculation(*counts, f"the server's metrics of each request, as {engine} names them")
         return None
 
@@ -275,8 +275,8 @@ class Server:
         """Add an event of OpenAI's protocol."""
         event = Event.model_validate_json(data)
         if event.error:
-            said = self.clean(message_of(data))
-            raise ServerError(f"{self.url} stopped with an error: {said}; see the server's log", again=True)
+            message = self.clean(message_of(data))
+            raise ServerError(f"{self.url} stopped with an error: {message}; see the server's log", again=True)
         if any(choice.delta is not None and choice.text is None for choice in event.choices or ()):
             raise ServerError(f"{self.url} answers completions as a chat; give a url= whose /completions returns text")
         reply.add(event)

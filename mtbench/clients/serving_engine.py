@@ -323,10 +323,10 @@ class ServingEngine:
             raise UserError(f"--program {program}: it is no program; give the Python that has {cls.title}.")
         try:
             done = environments.run(cls.asked_release(path), environments.variables(path), timeout_s=RELEASE_S)
-            said = [*done.stdout.split("\n"), *done.stderr.split("\n")] if done.returncode == 0 else []
+            output = [*done.stdout.split("\n"), *done.stderr.split("\n")] if done.returncode == 0 else []
         except (OSError, subprocess.TimeoutExpired):
-            said = []
-        lines = [line.strip() for line in said if line.strip()]
+            output = []
+        lines = [line.strip() for line in output if line.strip()]
         release = next((line for line in lines if line.startswith("version")), lines[0] if lines else None)
         if release is None:
             raise UserError(f"--program {program}: {cls.title} is not there; give the Python that has it.")

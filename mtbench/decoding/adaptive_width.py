@@ -4,7 +4,7 @@ Expected tokens follow from recent acceptance (Leviathan et al., arXiv 2211.1719
 the positions fed and the forwards of draft models. At `RIDGE_POSITIONS` positions arithmetic takes as long as reading
 the weights. A GPU overlaps the two, so up to as many positions cost nothing extra. A CPU does one after the other.
 
-A step uses the choice of `late` steps before: on a GPU the host, which launches the width, knows no later one. The
+A step uses the choice of `lag` steps before: on a GPU the host, which launches the width, knows no later one. The
 device keeps the choices in between, so that a row's own width never waits for the host or depends on its neighbours.
 
 R = rows.
@@ -34,7 +34,7 @@ class Widths:
     """Recent acceptance of each row and its best window. Tensors keep their address, so that a graph can use them."""
 
     def __init__(
-        self, windows: Sequence[Window], pending: int | None, rows: int, device: torch.device, late: int = 0
+        self, windows: Sequence[Window], pending: int | None, rows: int, device: torch.device, lag: int = 0
     ) -> None:
         """`pending`: pending positions that every window feeds; None: only those needed."""
         self.many = len(windows) > 1
@@ -44,7 +44,7 @@ class Widths:
         self.cost = torch.ones_like(self.commits)
         self.accepted = torch.zeros(rows, device=device)  # moving sum of accepted guesses
         self.tried = torch.zeros(rows, device=device)  # moving sum of guesses verified, up to the first rejected
-        self.choices = torch.zeros(late + 1, rows, dtype=torch.long, device=device)  # the latest first
+        self.choices = torch.zeros(lag + 1, rows, dtype=torch.long, device=device)  # the latest first
 
     def set_costs(self, target: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
         """Set each window's cost relative to a forward of one position. `others`: all runners, by role."""

@@ -35,10 +35,10 @@ class Speculation(NamedTuple):
     reported_by: str  # who reports it, and how
 
     @staticmethod
-    def total(told: Sequence["Speculation | None"]) -> "Speculation | None":
+    def total(requests: Sequence["Speculation | None"]) -> "Speculation | None":
         """Return the sums over the requests; None if the engine reported nothing of one of them."""
-        known = [speculation for speculation in told if speculation is not None]
-        if not known or len(known) < len(told):
+        known = [speculation for speculation in requests if speculation is not None]
+        if not known or len(known) < len(requests):
             return None
         histograms = [speculation.histogram for speculation in known if speculation.histogram is not None]
         histogram = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
@@ -128,8 +128,8 @@ def run_outside(
     if timing.reported_by is not None:
         return generations, timing
     after = method.counters()
-    told: dict[str, Any] = {name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count}
-    return generations, replace(timing, **told)
+    new: dict[str, Any] = {name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count}
+    return generations, replace(timing, **new)
 
 
 def timed(

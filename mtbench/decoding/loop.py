@@ -38,7 +38,7 @@ from mtbench.errors import UserError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options.classes import per_request
 
-READ_LAG = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
+READ_LAG = 2  # steps by which a GPU's host lags: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
 
 
@@ -144,8 +144,8 @@ class Batch:
         self.ends[list(self.target.checkpoint.end_ids)] = True
         # A finished row may wait while the slowest row decodes, so a log has room for two decodes.
         self.log = CommitLog(rows, 2 * (_patience(self.slots) + READ_LAG), device)
-        self.late = 0 if self.tight else READ_LAG
-        self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device, self.late)
+        self.lag = 0 if self.tight else READ_LAG
+        self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device, self.lag)
         self.heads = False  # whether the method computed anything outside its models
 
     @property
@@ -211,7 +211,7 @@ class Batch:
 
     def _read_late(self, run: RunState) -> bool:
         """Read the cursors of the steps that are due. Return whether a row finished that a request may take."""
-        while run.live and len(run.copies) > (0 if run.may_end(self.window.commits) else self.late):
+        while run.live and len(run.copies) > (0 if run.may_end(self.window.commits) else self.lag):
             run.snapshot = run.copies.popleft().get()
             run.progress()
             if run.must_free(self._take_finished(run)):
@@ -222,7 +222,7 @@ class Batch:
         """Return the next step's shape: the widest variant that suits a live row; if tight, only positions needed."""
         snapshot, variant, drawn = run.snapshot, 0, self.rows.temperature is not None
         if self.widths.many:
-            choices = snapshot.widths[self.late - len(run.copies)]  # the device uses the same: `Widths.own`
+            choices = snapshot.widths[self.lag - len(run.copies)]  # the device uses the same: `Widths.own`
             variant = max(choices[row] for row in run.live)
         if not self.tight:
             assert self.pending is not None
@@ -393,7 +393,7 @@ class Batch:
         rows = self.rows
         tokens = rows.tokens if reads == "all" else None
         if reads == "recent":
-            last = self.window.commits * (self.late + 1)
+            last = self.window.commits * (self.lag + 1)
             tokens = rows.tokens.gather(1, (rows.known[:, None] - last + self.arange[:last]).clamp(min=0))
         widths = self.widths.choices if self.widths.many else ()
         cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), *widths))

@@ -98,9 +98,9 @@ def _laps(subject: Subject) -> Figures:
 def laps(laps_s: Sequence[float]) -> Finding:
     """Equal work must take equal time."""
     usual_s = median(laps_s)
-    late = sum(lap_s > LATE * usual_s for lap_s in laps_s) / len(laps_s)
-    text = f"{percent(late)} % of {len(laps_s)} equal laps of {seconds(usual_s)} are over {LATE:g} times the median"
-    return _graded(late, NOTICEABLE_LATE, MOST_LATE, text)
+    share = sum(lap_s > LATE * usual_s for lap_s in laps_s) / len(laps_s)
+    text = f"{percent(share)} % of {len(laps_s)} equal laps of {seconds(usual_s)} are over {LATE:g} times the median"
+    return _graded(share, NOTICEABLE_LATE, MOST_LATE, text)
 
 
 def _memory(_: Subject) -> Figures | str:

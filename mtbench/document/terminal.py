@@ -133,8 +133,8 @@ def _entry(entry: Entry, words: bool, interval: bool, detail: bool) -> RichText:
     more = f", {entry.detail}" if detail and entry.detail else ""
     if verdict is None:
         return RichText(f"{value}{more}")
-    said = verdict.sign if value and not words else f"{verdict.sign} {_short(verdict) if value else verdict.word}"
-    return RichText.assemble(f"{value} " if value else "", (said, STYLES[verdict.tone]), more)
+    shown = verdict.sign if value and not words else f"{verdict.sign} {_short(verdict) if value else verdict.word}"
+    return RichText.assemble(f"{value} " if value else "", (shown, STYLES[verdict.tone]), more)
 
 
 def _verdict_of(entry: Entry) -> Verdict | None:

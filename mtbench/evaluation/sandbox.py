@@ -189,8 +189,8 @@ def _run(program: str, limits: Limits, watch: Watch | None) -> Outcome:
                     os.killpg(process.pid, signal.SIGKILL)  # also other processes that an unconfined program started
                 process.wait()
         if not started:
-            said = os.pread(stderr, 1000, 0).decode(errors="replace").strip() or f"status {process.returncode}"
-            raise UserError(f"its interpreter did not start ({said.splitlines()[0].rstrip('.')})")
+            output = os.pread(stderr, 1000, 0).decode(errors="replace").strip() or f"status {process.returncode}"
+            raise UserError(f"its interpreter did not start ({output.splitlines()[0].rstrip('.')})")
         result = os.pread(stdin, PAGE_BYTES, 0).rstrip(b"\0")
     return _classify(result, key[::-1], process.returncode, stopped)
 

@@ -115,10 +115,10 @@ class Rescoring:
         given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
         found = {}
         for line, answer in zip(lines, self._answers(cell, lines), strict=True):
-            said = (line.item, tuple(answer.tokens))
-            key = (cell.suite, str(cell.lossless_reference), *said)
+            answered = (line.item, tuple(answer.tokens))
+            key = (cell.suite, str(cell.lossless_reference), *answered)
             short = self._repeated[key] if key in self._repeated else shortfalls(judge, answer, width)
-            if said in given:
+            if answered in given:
                 self._repeated[key] = short
             found[line.item] = short
         return found

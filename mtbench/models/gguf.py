@@ -146,9 +146,9 @@ def _joined(parts: tuple[Path, ...], out: Path) -> Path:
 
     readers = [GGUFReader(part) for part in parts]
     for n, reader in enumerate(readers):
-        told = [reader.fields[key].contents() if key in reader.fields else None for key in ("split.no", "split.count")]
-        if told != [n, len(parts)]:
-            raise UserError(f"{parts[n].name} is not part {n + 1} of {len(parts)}: split.no {told[0]} of {told[1]}")
+        split = [reader.fields[key].contents() if key in reader.fields else None for key in ("split.no", "split.count")]
+        if split != [n, len(parts)]:
+            raise UserError(f"{parts[n].name} is not part {n + 1} of {len(parts)}: split.no {split[0]} of {split[1]}")
     tensors = [tensor for reader in readers for tensor in reader.tensors]
     if (count := readers[0].fields.get("split.tensors.count")) and count.contents() != len(tensors):
         raise UserError(f"its parts have {len(tensors)} tensors, and split.tensors.count is {count.contents()}")

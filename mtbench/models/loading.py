@@ -231,10 +231,10 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
         "has {} weights beyond those of its configuration": _beyond(found["unexpected_keys"], model),
         "has {} weights that are not finite": [name for name, weight in whole if not weight.isfinite().all()],
     }
-    for said, names in faults.items():
+    for fault, names in faults.items():
         if names:
             raise UserError(
-                f"checkpoint {source!r} {said.format(len(names))}, such as {min(names)!r}; give another with "
+                f"checkpoint {source!r} {fault.format(len(names))}, such as {min(names)!r}; give another with "
                 f"`{OTHER_CHECKPOINT}`."
             )
     return prepare(model, inspected.tokenizer, source=source)

@@ -20,12 +20,12 @@ def generation_line(
     item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
 ) -> GenerationLine:
     """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
-    told = dataclasses.asdict(generation)
+    fields = dataclasses.asdict(generation)
     return GenerationLine(
         item=item,
         prompt_ids=list(prompt) if public else None,
         prompt_tokens=len(prompt),
-        **{name: value for name, value in told.items() if name in GenerationLine.model_fields},
+        **{name: value for name, value in fields.items() if name in GenerationLine.model_fields},
         forwards=generation.forwards,
         block=block,
     )

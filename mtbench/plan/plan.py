@@ -79,13 +79,13 @@ class SuitePlan(Record):
             stored["items"] = [item | {"prompt_ids": []} for item in stored["items"]]
         return stored
 
-    def prompt(self, index: int, said: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
-        """Return the prompt of an item. `said`: answers to earlier turns, by item; a missing one counts as empty."""
+    def prompt(self, index: int, answers: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
+        """Return the prompt of an item. `answers`: answers to earlier turns, by item; a missing one counts as empty."""
         item = self.items[index]
         if item.follows is None:
             return item.prompt_ids
         before = self.items[item.follows].item
-        return [*self.prompt(item.follows, said), *said.get(before, ()), *item.prompt_ids]
+        return [*self.prompt(item.follows, answers), *answers.get(before, ()), *item.prompt_ids]
 
     def positions(self, index: int) -> int:
         """Most positions an item can take, answers included."""
@@ -250,9 +250,9 @@ class Plan(Record):
     def warnings(self) -> list[str]:
         """What is known beforehand to end without a verdict."""
         few = [] if self.request.apart else [group for group in self.groups if len(group.blocks) < MIN_BLOCKS]
-        said = [self._too_few_blocks(group) for group in few]
-        said += [f"{suite.suite}: {flag}" for suite in self.suites for flag in suite.flags]
-        said += [
+        sentences = [self._too_few_blocks(group) for group in few]
+        sentences += [f"{suite.suite}: {flag}" for suite in self.suites for flag in suite.flags]
+        sentences += [
             f"{suite.suite}: {without} of {len(suite.items)} items have no answer to compare with: they are timed, and "
             "accuracy is that of the others"
             for suite in self.suites
@@ -260,15 +260,15 @@ class Plan(Record):
         ]
         if asked := set(self.request.subtask):
             whole = [s.suite for s in self.suites if asked.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
-            said += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
+            sentences += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
         if "refill" not in self.request.batching:
-            return said
+            return sentences
         if 1 in self.request.batch_size:
-            said.append("batch size 1 has nothing to refill: it has no refilled cells")
+            sentences.append("batch size 1 has nothing to refill: it has no refilled cells")
         named = {spec.partition(":")[0] for spec in self.request.method} or set(METHODS)
         if static_only := sorted(name for name in named if METHODS[name].outside):
-            said.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
-        return said
+            sentences.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
+        return sentences
 
     def _too_few_blocks(self, group: Group) -> str:
         """Return that a group has too few blocks for an interval, and what to do."""

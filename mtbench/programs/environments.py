@@ -87,8 +87,8 @@ def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], No
 def _make_environment(folder: Path, label: str, lock: int) -> None:
     done = run([sys.executable, "-m", "venv", str(folder)], {**os.environ, "PYTHONSAFEPATH": "1"}, keep=(lock,))
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
-        raise UserError(f"{label!r} cannot be installed: `python -m venv` failed: {said[0].rstrip('.')}.")
+        output = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
+        raise UserError(f"{label!r} cannot be installed: `python -m venv` failed: {output[0].rstrip('.')}.")
 
 
 @contextmanager
@@ -152,8 +152,8 @@ def _wait(process: subprocess.Popen[bytes], outputs: Sequence[IO[bytes]], timeou
             process.wait(None if ends is None else max(0.0, min(LOOK_S, ends - time.monotonic())))
             return
         except subprocess.TimeoutExpired:
-            late = ends is None or time.monotonic() >= ends
-            if late or any(os.fstat(file.fileno()).st_size > LARGEST for file in outputs):
+            expired = ends is None or time.monotonic() >= ends
+            if expired or any(os.fstat(file.fileno()).st_size > LARGEST for file in outputs):
                 raise
 
 

@@ -137,13 +137,13 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
         ("", " ".join(naming.texts(in_short))),
         ("mark", " ".join(naming.texts(simulations(cells)))),
     ]
-    blocks: list[Block] = [Text(said, role) for role, said in texts if said]
+    blocks: list[Block] = [Text(line, role) for role, line in texts if line]
     blocks.append(group.main)
     blocks += [Part(name, [table], open=name == "Accuracy compared") for name, table in group.details.items()]
     remarks = [*(f"{fact[:1].upper()}{fact[1:]}." for fact in fewer_items(cells)), *gaps(cells)]
-    said = [Text(remark, "remark") for remark in naming.texts(remarks)]
+    marked = [Text(remark, "remark") for remark in naming.texts(remarks)]
     drawn = [figure for figure in group.figures if figure is not picture]
-    blocks += [Part("Remarks", said)] if said else []
+    blocks += [Part("Remarks", marked)] if marked else []
     blocks += [Part("Figures", [Beside(drawn)])] if drawn else []
     return Section(group.place, blocks, anchor=_anchor(group.slug), link=group.place.replace("batch size", "batch"))
 

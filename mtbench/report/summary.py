@@ -36,22 +36,22 @@ def decided(results: Results, decision: Decision | None) -> Decided:
     """Return what a race decided; without a decision, what the results recommend."""
     if decision is None:
         found = recommend(results.cells, max_loss=results.statistics.max_loss)
-        said = headline(found)
+        sentence = headline(found)
     else:
-        found, said = decision.recommendations, decision.headline
+        found, sentence = decision.recommendations, decision.headline
     several = len({r.engine for r in found}) > 1
     texts: dict[GroupKey, str] = {}
     for r in found:
         key = GroupKey(r.suite, r.batch_size, r.batching)
         text = with_engine(r.engine, r.text) if several else r.text
         texts[key] = f"{texts[key]} {text}" if key in texts else text
-    return Decided(said, texts, _beside(found, said))
+    return Decided(sentence, texts, _beside(found, sentence))
 
 
-def _beside(recommendations: Sequence[Recommendation], said: str) -> list[str]:
+def _beside(recommendations: Sequence[Recommendation], sentence: str) -> list[str]:
     several = len({found.engine for found in recommendations}) > 1
     lines = ((found, " ".join(beside(found))) for found in recommendations)
-    left_out = [(found.engine, f"Batch size {found.batch_size}: {s}") for found, s in lines if s and s not in said]
+    left_out = [(found.engine, f"Batch size {found.batch_size}: {s}") for found, s in lines if s and s not in sentence]
     return [with_engine(engine, line) if several else line for engine, line in left_out]
 
 

@@ -271,10 +271,10 @@ def _differs(base: Stored, head: Stored, names: Sequence[str]) -> list[Differs]:
 
 def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
     """Return by name what the sessions, the plan and the cells say of how a run was made."""
-    told = {name: _listed(read(session) for session in stored.sessions) for name, read in CONDITIONS.items()}
+    conditions = {name: _listed(read(session) for session in stored.sessions) for name, read in CONDITIONS.items()}
     request = stored.plan.request
-    told |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}
-    told["template options"] = _listed(f"{name}={value}" for name, value in request.chat_template_kwargs.items())
+    conditions |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}
+    conditions["template options"] = _listed(f"{name}={value}" for name, value in request.chat_template_kwargs.items())
     of_cells: dict[str, list[object]] = {}
     for cell in (stored.cells[name].cell for name in names):
         suite = cell.cell.partition(".")[0]  # the suite's name may hold a path, which differs between machines
@@ -284,7 +284,7 @@ def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
         options = ", ".join(f"{name}={value}" for name, value in cell.options.items())
         if options:
             of_cells.setdefault(f"options of {cell.arm}", []).append(options)
-    return told | {name: _listed(values) for name, values in of_cells.items()}
+    return conditions | {name: _listed(values) for name, values in of_cells.items()}
 
 
 def _listed(values: Iterable[object]) -> str | None:

@@ -98,16 +98,16 @@ def _line(line: bytes, where: str) -> Any:
         raise UserError(f"{where}: not JSON ({first_line(error)}): the file is cut off or no result file.") from None
 
 
-def _answer(where: str, item: str, prompt: Prompt | None, said: Any, failed: Any = False) -> TextAnswer:
-    """Return an answer. `said`: what `pieces` reads; nothing: the request has failed."""
-    if not isinstance(said, str | list | dict | None):
-        raise UserError(f"{where} is {said!r:.60}; it must be a text.")
-    found = list(pieces(said))
+def _answer(where: str, item: str, prompt: Prompt | None, content: Any, failed: Any = False) -> TextAnswer:
+    """Return an answer. `content`: what `pieces` reads; nothing: the request has failed."""
+    if not isinstance(content, str | list | dict | None):
+        raise UserError(f"{where} is {content!r:.60}; it must be a text.")
+    found = list(pieces(content))
     lost = next((f"got {kind} in place of text" for kind, _ in found if kind not in ("text", "reasoning")), None)
-    told = [piece for piece in found if piece[1]]
-    parts = ["".join(text for _, text in group) for _, group in groupby(told, itemgetter(0))]
+    texts = [piece for piece in found if piece[1]]
+    parts = ["".join(text for _, text in group) for _, group in groupby(texts, itemgetter(0))]
     lacks = "failed" if failed or not found else lost
-    return TextAnswer(item, prompt, "".join(parts), parts=parts if "reasoning" in dict(told) else (), lacks=lacks)
+    return TextAnswer(item, prompt, "".join(parts), parts=parts if "reasoning" in dict(texts) else (), lacks=lacks)
 
 
 def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
@@ -121,16 +121,16 @@ def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
         if sample.get("filter") != rule:
             continue
         given = next(iter(sample["arguments"].values()), None) if isinstance(sample["arguments"], dict) else None
-        asked, said = within(given, "arg_0"), sample["resps"]
-        while isinstance(said, list) and len(said) == 1:
-            said = said[0]
+        asked, response = within(given, "arg_0"), sample["resps"]
+        while isinstance(response, list) and len(response) == 1:
+            response = response[0]
         if (prompt := _prompt({"messages": _parsed(asked), "prompt": asked})) is None:
             raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {asked!r:.60}; it must be a text.")
-        if (said and isinstance(said, list)) or not isinstance(within(given, "arg_1"), dict):
-            raise UserError(f"{at}: resps is {said!r:.60}; it must be one text, without repeats or likelihoods.")
+        if (response and isinstance(response, list)) or not isinstance(within(given, "arg_1"), dict):
+            raise UserError(f"{at}: resps is {response!r:.60}; it must be one text, without repeats or likelihoods.")
         metric = next(iter(sample.get("metrics") or []), None)
         score = sample.get(metric) if isinstance(metric, str) else None
-        answer = _answer(f"{at}: resps", f"{task}/{sample['doc_id']}/0", prompt, said)
+        answer = _answer(f"{at}: resps", f"{task}/{sample['doc_id']}/0", prompt, response)
         answers.append(replace(answer, score=float(score) if isinstance(score, int | float) else None))
     shots = _shots(path)
     settings = {"filter": rule} | ({} if shots is None else {"num_fewshot": shots})
@@ -150,8 +150,8 @@ def _shots(path: Path) -> Any:
 
 def _vllm(document: Mapping[str, Any], where: str) -> Iterator[TextAnswer]:
     """Yield the answers. `errors` says why a request failed; some failed ones have no tokens, and no reason."""
-    told = [value if isinstance(value := document.get(name), list) else [] for name in ("errors", "output_lens")]
-    for n, (text, error, tokens) in enumerate(zip_longest(document["generated_texts"], *told)):
+    columns = [value if isinstance(value := document.get(name), list) else [] for name in ("errors", "output_lens")]
+    for n, (text, error, tokens) in enumerate(zip_longest(document["generated_texts"], *columns)):
         yield _answer(f"{where}: generated_texts[{n}]", str(n), None, text, error or tokens == 0)
 
 
@@ -188,8 +188,8 @@ def _prompt(body: Any) -> Prompt | None:
 
 def _aiperf(documents: Sequence[Any], where: str) -> Iterator[TextAnswer]:
     def order(line: tuple[int, Any]) -> list[int]:
-        told = (within(line[1], "metadata", name) for name in ("session_num", "turn_index"))
-        return [number if isinstance(number, int) else 0 for number in told]
+        numbers = (within(line[1], "metadata", name) for name in ("session_num", "turn_index"))
+        return [number if isinstance(number, int) else 0 for number in numbers]
 
     found = []
     for number, raw in sorted(enumerate(documents, start=1), key=order):
@@ -203,9 +203,9 @@ def _aiperf(documents: Sequence[Any], where: str) -> Iterator[TextAnswer]:
         except ValueError as error:
             raise UserError(f"{at} is not JSON ({first_line(error)}).") from None
         failed = raw.get("error") or within(raw, "metadata", "was_cancelled") or any(m.get("error") for m in messages)
-        said = [message.get("choices") for message in messages]
-        choices = [choice for of in said if isinstance(of, list) for choice in of]
-        answer = _answer(at, str(number - 1 if item is None else item), _prompt(raw.get("payload")), said, failed)
+        choices_of = [message.get("choices") for message in messages]
+        choices = [choice for of in choices_of if isinstance(of, list) for choice in of]
+        answer = _answer(at, str(number - 1 if item is None else item), _prompt(raw.get("payload")), choices_of, failed)
         if any(within(choice, "index") for choice in choices):
             answer = replace(answer, lacks=answer.lacks or "got several choices")
         reason = any(within(choice, "finish_reason") for choice in choices)
@@ -232,22 +232,22 @@ def messages_of(responses: Any) -> Iterator[dict[str, Any]]:
                     yield message
 
 
-def pieces(said: Any, kind: str = "text") -> Iterator[tuple[str, str]]:
-    """Yield the kind and the text of each piece of an answer, in the order in which a model says them.
+def pieces(content: Any, kind: str = "text") -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text of each piece of an answer, in the order of the model.
 
-    `said`: a text; an object with texts, such as a message, a choice or a part of one; a list of these. The kinds are
+    `content`: a text; an object with texts, such as a message or a choice; a list of these. The kinds are
     `text`, `reasoning`, and the names of what is no text, or cuts it off.
     """
-    if isinstance(said, str):
-        yield kind, said
-    elif isinstance(said, list):
-        for part in said:
+    if isinstance(content, str):
+        yield kind, content
+    elif isinstance(content, list):
+        for part in content:
             yield from pieces(part, kind)
-    elif isinstance(said, dict):
+    elif isinstance(content, dict):
         for names, of in ((REASONING, "reasoning"), (TEXT, kind)):
-            yield from pieces(max((said.get(name) for name in names), key=lambda v: (bool(v), v is not None)), of)
-        yield from ((name, "") for name in NO_TEXT if said.get(name))
-        yield from ((cut, "") for cut in CUT if said.get("finish_reason") == cut)
+            yield from pieces(max((content.get(name) for name in names), key=lambda v: (bool(v), v is not None)), of)
+        yield from ((name, "") for name in NO_TEXT if content.get(name))
+        yield from ((cut, "") for cut in CUT if content.get("finish_reason") == cut)
 
 
 def text_of(message: Mapping[str, Any]) -> str:

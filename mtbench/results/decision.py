@@ -229,9 +229,9 @@ def _arms(
         high = None if speedup.verdict.reason else pairs.bounds(cell, plain).high
         no_faster = high is not None and high < 1 + statistics.SPEED_MARGIN
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
-        late = cell.cell in misses_slo
+        slow = cell.cell in misses_slo
         bounds = _bounds(cell, speedup, plain, pairs)
-        arms.append(_Arm(cell, speedup, bounds, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost, late))
+        arms.append(_Arm(cell, speedup, bounds, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost, slow))
     return arms
 
 

@@ -109,8 +109,8 @@ def _engine_flags(data: CellData) -> list[str]:
     if other := _other_tokens(data):
         again = sum(t.items for t in data.timings if t.identical is not None)
         flags.append(f"the engine gave other tokens in {other:,} of {again:,} answers of later rounds")
-    told = [(t.accepted, t.drafted) for t in data.timings if t.accepted is not None and t.drafted is not None]
-    if wrong := [(accepted, drafted) for accepted, drafted in told if accepted > drafted]:
+    counts = [(t.accepted, t.drafted) for t in data.timings if t.accepted is not None and t.drafted is not None]
+    if wrong := [(accepted, drafted) for accepted, drafted in counts if accepted > drafted]:
         accepted, drafted = (sum(column) for column in zip(*wrong, strict=True))
         flags.append(f"the engine's counts cannot be: {accepted:,} of {drafted:,} drafted tokens accepted")
     return flags

@@ -37,8 +37,8 @@ class Answer:
         if self.asked.chat:
             choice["message"] = {"role": "assistant", **choice.pop("delta")}
         kind = "chat.completion" if self.asked.chat else "text_completion"
-        told = {"usage": self._usage(ended), "metrics": self.metrics(ended)}
-        return {**self._names, "object": kind, "choices": [choice], **told}
+        counts = {"usage": self._usage(ended), "metrics": self.metrics(ended)}
+        return {**self._names, "object": kind, "choices": [choice], **counts}
 
     def grow(self) -> bytes | None:
         """Return the message with what was decoded since the last one; None if no character is complete."""
@@ -78,8 +78,8 @@ class Answer:
         return self._choice({**role, "content": text}, ids) | {"finish_reason": None}
 
     def _choice(self, message: Mapping[str, str], ids: Sequence[int]) -> dict[str, Any]:
-        said = {"delta": dict(message)} if self.asked.chat else {"text": message["content"]}
-        return {"index": 0, **said, **({"token_ids": list(ids)} if self.asked.token_ids else {})}
+        content = {"delta": dict(message)} if self.asked.chat else {"text": message["content"]}
+        return {"index": 0, **content, **({"token_ids": list(ids)} if self.asked.token_ids else {})}
 
     def _ending(self, ended: Ended) -> dict[str, Any]:
         generation, stopped = ended.generation, None

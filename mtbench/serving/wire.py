@@ -177,13 +177,13 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
     if wrong := [number for number in prompt if not 0 <= number < served.vocabulary]:
         raise BadRequestError(f"the prompt has the token id {wrong[0]}; ids are below {served.vocabulary:,}.", place)
     if len(prompt) < served.method.block:
-        said = f"the prompt has {len(prompt)} tokens; {served.arm} needs at least {served.method.block}."
-        raise BadRequestError(said, place)
+        reason = f"the prompt has {len(prompt)} tokens; {served.arm} needs at least {served.method.block}."
+        raise BadRequestError(reason, place)
     budget = body.max_completion_tokens or body.max_tokens
     room = served.max_length - len(prompt)
     if room < (budget or 1):
-        said = f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}."
-        raise BadRequestError(said, place, "context_length_exceeded", 413)
+        reason = f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}."
+        raise BadRequestError(reason, place, "context_length_exceeded", 413)
     stop = body.stop or []
     return Asked(
         request=Request(
@@ -205,8 +205,8 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
 def check_model(name: str | None, served: Served) -> None:
     """Raise BadRequestError for the name of another model."""
     if name not in (None, served.name):
-        said = f"The model {name!r:.100} does not exist; this server has {served.name!r}."
-        raise BadRequestError(said, "model", "model_not_found", 404)
+        reason = f"The model {name!r:.100} does not exist; this server has {served.name!r}."
+        raise BadRequestError(reason, "model", "model_not_found", 404)
 
 
 def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatBody | CompletionBody:

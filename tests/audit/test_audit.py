@@ -23,7 +23,7 @@ from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments import diagnosis
 from mtbench.experiments.audit.judge import Judge
-from mtbench.experiments.audit.sides import Named, Said, Side
+from mtbench.experiments.audit.sides import Named, Side, SideAnswer
 from mtbench.experiments.audit.texts import with_prompts
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.formats import GenerationLine
@@ -340,8 +340,8 @@ def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
 def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
     """A text without BOS gets it from the tokenizer, as a server did; one that has it, or a chat, has its own."""
     tokenizer = beginning_tokenizer("{{ bos_token }}{{ messages[0].content }}")
-    said = Said(prompt=None, tokens=[], text="", finish=None, score=None, asked=asked)
-    side = Side(name="f", source="f", suite=None, arm="f", answers={"1": said}, texts=True)
+    answer = SideAnswer(prompt=None, tokens=[], text="", finish=None, score=None, raw_prompt=asked)
+    side = Side(name="f", source="f", suite=None, arm="f", answers={"1": answer}, texts=True)
     [made] = with_prompts(Named("f", [side], [side], chosen=True), tokenizer).meant
     assert made.answers["1"].prompt == [PAD, 3, 4]
 

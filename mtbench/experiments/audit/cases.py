@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine
-from mtbench.experiments.audit.sides import Said, Side
+from mtbench.experiments.audit.sides import Side, SideAnswer
 
 Letter = Literal["a", "b"]
 LETTERS: tuple[Letter, ...] = ("a", "b")
@@ -61,12 +61,12 @@ class Case:
     """An item's two answers, and what the judge says of them; None: nothing was judged."""
 
     item: str
-    a: Said
-    b: Said
+    a: SideAnswer
+    b: SideAnswer
     judged: JudgedLine | None
     known: Known
 
-    def said(self, letter: Letter) -> Said:
+    def answer(self, letter: Letter) -> SideAnswer:
         return self.a if letter == "a" else self.b
 
     def side(self, letter: Letter) -> Side:
@@ -149,7 +149,7 @@ class Pool:
         None if they are not, if a side hides its forwards, or if chance gives that as well.
         """
         for end in ("last", "first"):
-            places = [_places(case.said(self.letter).commits, end) for case, _ in self.far]
+            places = [_places(case.answer(self.letter).commits, end) for case, _ in self.far]
             if any(own is None for own in places):
                 return None
             hit = [index in (own or ()) for (_, index), own in zip(self.far, places, strict=True)]
@@ -161,10 +161,10 @@ class Pool:
         """Return the probability that tokens that are off by chance are all drafts."""
         own = tokens = 0
         for case in self.cases:
-            said, side = case.said(self.letter), case.of(self.letter)
+            answer, side = case.answer(self.letter), case.of(self.letter)
             if case.judged is not None and side is not None:
                 reach = range(case.judged.first, case.judged.first + len(side.probabilities))
-                own += len(set(reach) & set(_places(said.commits, end) or ()))
+                own += len(set(reach) & set(_places(answer.commits, end) or ()))
                 tokens += len(reach)
         return float((1 - own / max(tokens, 1)) ** self.count)
 
@@ -174,18 +174,18 @@ class Pool:
         found = {}
         for case in self.cases:
             assert case.judged is not None
-            first, tokens = case.judged.first, case.said(self.letter).tokens
+            first, tokens = case.judged.first, case.answer(self.letter).tokens
             for theirs in self.known.cases:
-                if theirs is not case and _goes_on(tokens, theirs.said(OTHER[self.letter]).tokens, first):
+                if theirs is not case and _goes_on(tokens, theirs.answer(OTHER[self.letter]).tokens, first):
                     found[case.item] = theirs.item
         return found
 
     @cached_property
     def starts_at(self) -> int | None:
         """The position before which no answer is off, if those that reach it are off and the others end before."""
-        places = [len(case.said(self.letter).prompt or ()) + index for case, index in self.far]
+        places = [len(case.answer(self.letter).prompt or ()) + index for case, index in self.far]
         start = min(places, default=0)
-        reach = [len(c.said(self.letter).prompt or ()) + len(c.said(self.letter).tokens) for c in self.known.cases]
+        reach = [len(c.answer(self.letter).prompt or ()) + len(c.answer(self.letter).tokens) for c in self.known.cases]
         return start if self._only_in([length > start for length in reach]) else None
 
     @cached_property
@@ -194,11 +194,11 @@ class Pool:
 
         If every token had the same chance to be off, there would be some in all rows.
         """
-        rows = {case.said(self.letter).row for case in self.cases}
+        rows = {case.answer(self.letter).row for case in self.cases}
         size = self.known.side(self.letter).batch_size or 1
         if None in rows or len(rows) == size or size < 2:
             return None
-        inside = [case for case in self.known.cases if case.said(self.letter).row in rows]
+        inside = [case for case in self.known.cases if case.answer(self.letter).row in rows]
         if not rows or len(self.cases) < NEARLY_ALL * len(inside):
             return None
         share = sum(map(self._exposed, inside)) / sum(map(self._exposed, self.known.cases))
@@ -209,7 +209,7 @@ class Pool:
     def _exposed(self, case: Case) -> int:
         """Return the tokens of an answer up to the last one that counts as off."""
         counted = case.far(self.letter, self.known.bound)[:EVENTS]
-        return counted[-1] + 1 if len(counted) == EVENTS else len(case.said(self.letter).tokens)
+        return counted[-1] + 1 if len(counted) == EVENTS else len(case.answer(self.letter).tokens)
 
     def _only_in(self, inside: Sequence[bool]) -> bool:
         """Return whether nearly all of these answers are off, no others, and not by chance."""
@@ -221,7 +221,7 @@ class Pool:
     @property
     def after_first_step(self) -> bool:
         """Whether tokens are off by the forwards, and none of a first forward is."""
-        begun = [case.said(self.letter).commits for case, _ in self.far]
+        begun = [case.answer(self.letter).commits for case, _ in self.far]
         if any(commits is None or max(commits) < 2 for commits in begun):
             return False
         steps = [step_of(commits or [], index)[0] for (_, index), commits in zip(self.far, begun, strict=True)]

@@ -70,10 +70,10 @@ def _metric(case: Case) -> str | None:
 
 def _lacking(case: Case) -> str | None:
     """A text that is not, or not all, there."""
-    for side, said in (("A", case.a), ("B", case.b)):
-        if not said.tokens:
+    for side, answer in (("A", case.a), ("B", case.b)):
+        if not answer.tokens:
             return f"{side} has no answer"
-        if not said.whole:
+        if not answer.whole:
             return f"{side} may lack reasoning text, or the tokens around it; ask a server without a reasoning parser"
     return None
 
@@ -82,15 +82,15 @@ RULES = {"end": "an end token", "stop": "a stop string", "length": "the budget o
 
 
 def _stop(case: Case) -> str | None:
-    said = (("A", case.a), ("B", case.b))
-    ends = ", ".join(f"{RULES.get(o.finish, o.finish)} ended {name} after {len(o.tokens)} tokens" for name, o in said)
+    both = (("A", case.a), ("B", case.b))
+    ends = ", ".join(f"{RULES.get(o.finish, o.finish)} ended {name} after {len(o.tokens)} tokens" for name, o in both)
     if case.is_prefix:
         return f"same tokens up to the end of the shorter: {ends}"
     one, other = case.a.text, case.b.text
     if (case.known.a.texts or case.known.b.texts) and (one.startswith(other) or other.startswith(one)):
         return f"the same text up to the end of the shorter; a text does not have its end tokens: {ends}"
     for letter in LETTERS:
-        side, ended = case.of(letter), case.said(OTHER[letter])
+        side, ended = case.of(letter), case.answer(OTHER[letter])
         ended_there = case.judged is not None and len(ended.tokens) == case.judged.first + 1
         if side is None or not side.short or not ended_there or ended.finish != "end":
             continue
@@ -153,7 +153,7 @@ def _accepted(case: Case, letter: Letter) -> str | None:
     pool, far = case.known.pool(letter), case.far(letter, case.known.bound)
     if case.side(letter).plain is not False or not far:
         return None
-    commits, short = case.said(letter).commits, case.short(letter, far[0])
+    commits, short = case.answer(letter).commits, case.short(letter, far[0])
     if commits is None:
         if not pool.rare or not case.known.right(OTHER[letter]):
             return None
@@ -171,9 +171,9 @@ def _order(case: Case) -> str | None:
     """A file without prompts, whose order may be another one."""
     for letter in case.off:
         pool = case.known.pool(letter)
-        unasked = case.side(letter).texts and not case.said(letter).asked
+        promptless = case.side(letter).texts and not case.answer(letter).raw_prompt
         tried = pool.sampled_at or (pool.best and pool.best.name != "cache/position")
-        if unasked and (pool.mixed or (not tried and _everywhere(case))):
+        if promptless and (pool.mixed or (not tried and _everywhere(case))):
             return f"{letter.upper()} has no prompts and was paired by order; vLLM shuffles without `--disable-shuffle`"
     return None
 

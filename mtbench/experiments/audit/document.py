@@ -111,9 +111,9 @@ def _side_by_side(case: Case, first: int) -> Table:
     for index in range(max(0, first - BEFORE), first + AFTER):
         entries = []
         for letter in ("a", "b"):
-            said, side = case.said(letter), case.of(letter)
-            there = index < len(said.tokens)
-            entries.append(Entry(repr(case.known.text([said.tokens[index]])) if there else NONE))
+            answer, side = case.answer(letter), case.of(letter)
+            there = index < len(answer.tokens)
+            entries.append(Entry(repr(case.known.text([answer.tokens[index]])) if there else NONE))
             judged = side is not None and there and 0 <= index - first < len(side.probabilities)
             short = side.short.get(str(index), 0.0) if side is not None and judged else None
             entries.append(Entry(number(side.probabilities[index - first], 4) if side is not None and judged else NONE))

@@ -133,8 +133,8 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         every = {side.name: side for pair in planned.pairs for side in pair[:2]}.values()
         for dtype in {name for side in every if (name := coarse(side)) is not None and name not in found}:
             own_first = sorted(every, key=lambda side: coarse(side) != dtype)
-            said = [(side, one) for side in own_first for one in side.answers.values()]
-            answers = (answer_of(side, one, MEASURED) for side, one in said if one.prompt and one.tokens)
+            pairs = [(side, one) for side in own_first for one in side.answers.values()]
+            answers = (answer_of(side, one, MEASURED) for side, one in pairs if one.prompt and one.tokens)
             found[dtype] = judge.noise(dtype, answers)
             job.directory.append(NOISE, [dump(found[dtype])])
         return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged, TokenAt
 from mtbench.experiments.audit.request import AuditRequest
-from mtbench.experiments.audit.sides import Pair, Said, Side
+from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
 from mtbench.measure.lossless_check import JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
 from mtbench.measure.model_pool import ModelPool, use_threads
 from mtbench.models.runner import ModelRunner
@@ -61,9 +61,9 @@ class Judge:
     @torch.inference_mode()
     def judge(self, number: int, pair: Pair, item: str) -> JudgedLine:
         """Return the first difference of the two answers to an item. `number`: of the pair."""
-        sides, said = (pair.a, pair.b), (pair.a.answers[item], pair.b.answers[item])
-        first = first_difference(said[0].tokens, said[1].tokens)
-        answers = [answer_of(side, one, first) for side, one in zip(sides, said, strict=True)]
+        sides, both = (pair.a, pair.b), (pair.a.answers[item], pair.b.answers[item])
+        first = first_difference(both[0].tokens, both[1].tokens)
+        answers = [answer_of(side, one, first) for side, one in zip(sides, both, strict=True)]
         logits = [self._reader().logits(answer, first) for answer in answers]
         judged = [self._side(answer, found, first) for answer, found in zip(answers, logits, strict=True)]
         tokens = [
@@ -135,10 +135,10 @@ class Judge:
         return NoiseLine(dtype=dtype, positions=positions, largest=largest)
 
 
-def answer_of(side: Side, said: Said, first: int) -> Answer:
+def answer_of(side: Side, answer: SideAnswer, first: int) -> Answer:
     """Return what is judged of an answer: its tokens up to `TAIL` behind the first difference."""
-    assert said.prompt is not None, "an answer without its prompt is not judged"
-    return Answer(said.prompt, said.tokens[: first + TAIL], said.seed, side.temperature)
+    assert answer.prompt is not None, "an answer without its prompt is not judged"
+    return Answer(answer.prompt, answer.tokens[: first + TAIL], answer.seed, side.temperature)
 
 
 def logits_of(runner: ModelRunner, answer: Answer, first: int) -> Tensor:

@@ -18,11 +18,11 @@ def _repetition(by: float) -> Setting:
 
 
 def _presence(by: float) -> Setting:
-    return lambda logits, _, said: logits - by * (said > 0)
+    return lambda logits, _, counts: logits - by * (counts > 0)
 
 
 def _frequency(by: float) -> Setting:
-    return lambda logits, _, said: logits - by * said
+    return lambda logits, _, counts: logits - by * counts
 
 
 def _top_k(k: int) -> Setting:

@@ -26,7 +26,7 @@ from mtbench.statistics import EXACT_EPSILON
 
 
 @dataclass(frozen=True)
-class Said:
+class SideAnswer:
     """One answer. None: not stored. `commits`: tokens of each forward; `row`: its row in the batch, from 0."""
 
     prompt: list[int] | None
@@ -38,7 +38,7 @@ class Said:
     seed: int = 0
     block: int | None = None
     row: int | None = None
-    asked: Prompt | None = None  # the prompt, of an answer without `prompt`
+    raw_prompt: Prompt | None = None  # text or messages, of an answer without `prompt`
     parts: Sequence[str] = ()  # of a text with reasoning: the texts between which tokens were taken out
     lacks: str | None = None  # why it is left out: its text is not, or not all, there
     whole: bool = True  # False: reasoning text, or the tokens around it, seem to be missing
@@ -52,7 +52,7 @@ class Side:
     source: str
     suite: str | None  # None: a file that names none
     arm: str
-    answers: Mapping[str, Said]  # by item
+    answers: Mapping[str, SideAnswer]  # by item
     model: str | None = None  # checkpoint that decoded
     dtype: str | None = None
     engine: str | None = None  # None: not ours and not known
@@ -81,7 +81,7 @@ class Pair(NamedTuple):
     @property
     def items(self) -> list[str]:
         """Items that both have answered, in the order of A."""
-        answered = [{item for item, said in side.answers.items() if not said.lacks} for side in self[:2]]
+        answered = [{item for item, answer in side.answers.items() if not answer.lacks} for side in self[:2]]
         return [item for item in self.a.answers if item in answered[0] & answered[1]]
 
 
@@ -147,12 +147,12 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
             f"{path}: cell {cell.cell} has answers to {len(there)} of {len(due)} items, the first one missing is "
             f"{missing[0]!r:.60}; finish the run with `mtbench run -o {path} --resume`."
         )
-    said = {line.item: line.context for line in lines}
+    contexts = {line.item: line.context for line in lines}
 
-    def answer(line: GenerationLine) -> Said:
+    def answer(line: GenerationLine) -> SideAnswer:
         index = number[line.item]
-        return Said(
-            prompt=line.prompt_ids or suite.prompt(index, said),
+        return SideAnswer(
+            prompt=line.prompt_ids or suite.prompt(index, contexts),
             tokens=line.token_ids,
             text=line.text,
             finish=line.finish_reason,
@@ -226,7 +226,7 @@ def _same_requests(a: Side, b: Side) -> Pair:
     """
     if not (a.texts or b.texts):
         return Pair(a, b)
-    if all(any(said.prompt for said in side.answers.values()) for side in (a, b)):
+    if all(any(answer.prompt for answer in side.answers.values()) for side in (a, b)):
         found = _by_prompt(a, b)
     elif len(a.answers) == len(b.answers):
         found = [*zip(a.answers, a.answers if a.answers.keys() == b.answers.keys() else b.answers, strict=True)]
@@ -236,10 +236,10 @@ def _same_requests(a: Side, b: Side) -> Pair:
     names = distinct([items[a.texts and not b.texts] for items in found])
 
     def renamed(side: Side, own: list[str]) -> Side:
-        told, taken = {name: side.answers[item] for name, item in zip(names, own, strict=True)}, {*own}
-        rest = {f"{item} of {side.name}": said for item, said in side.answers.items() if item not in taken}
+        shared, taken = {name: side.answers[item] for name, item in zip(names, own, strict=True)}, {*own}
+        rest = {f"{item} of {side.name}": one for item, one in side.answers.items() if item not in taken}
         why = "matched no request of the other side"
-        return replace(side, answers=told | {i: replace(said, lacks=said.lacks or why) for i, said in rest.items()})
+        return replace(side, answers=shared | {i: replace(one, lacks=one.lacks or why) for i, one in rest.items()})
 
     return Pair(renamed(a, [item for item, _ in found]), renamed(b, [item for _, item in found]))
 
@@ -249,12 +249,12 @@ def _by_prompt(a: Side, b: Side) -> list[tuple[str, str]]:
 
     Other items of suites are paired by their names.
     """
-    asked: list[dict[tuple[int, ...], list[str]]] = [{}, {}]
-    for of, side in zip(asked, (a, b), strict=True):
-        for item, said in side.answers.items():
-            if said.prompt and not said.lacks:
-                of.setdefault(tuple(said.prompt), []).append(item)
-    both = [(ours, asked[1][prompt]) for prompt, ours in asked[0].items() if prompt in asked[1]]
+    items_of: list[dict[tuple[int, ...], list[str]]] = [{}, {}]
+    for of, side in zip(items_of, (a, b), strict=True):
+        for item, answer in side.answers.items():
+            if answer.prompt and not answer.lacks:
+                of.setdefault(tuple(answer.prompt), []).append(item)
+    both = [(ours, items_of[1][prompt]) for prompt, ours in items_of[0].items() if prompt in items_of[1]]
     found = [(x[min(n, len(x) - 1)], y[min(n, len(y) - 1)]) for x, y in both for n in range(max(len(x), len(y)))]
     paired = {item for items in found for item in items}
     named = [item for item in a.answers if a.suite and b.suite and item in b.answers and item not in paired]
@@ -264,8 +264,8 @@ def _by_prompt(a: Side, b: Side) -> list[tuple[str, str]]:
 def distinct(names: Sequence[str]) -> list[str]:
     """Return names of which no two are equal: those that are have their place."""
     counts = Counter(names)
-    told = [f"{name} ({place})" if counts[name] > 1 else name for place, name in enumerate(names, start=1)]
-    return told if len({*told}) == len(told) else distinct(told)
+    unique = [f"{name} ({place})" if counts[name] > 1 else name for place, name in enumerate(names, start=1)]
+    return unique if len({*unique}) == len(unique) else distinct(unique)
 
 
 def _siblings(pair: Pair, sides: Sequence[Side]) -> list[tuple[Side, Side]]:
@@ -283,8 +283,8 @@ def _siblings(pair: Pair, sides: Sequence[Side]) -> list[tuple[Side, Side]]:
 
 def refuse_unknown_ids(side: Side, vocabulary: int) -> None:
     """Raise UserError for a token id that the judge does not have."""
-    for item, said in side.answers.items():
-        for ids, what in ((said.tokens, "token_ids"), (said.prompt or [], "prompt_ids")):
+    for item, answer in side.answers.items():
+        for ids, what in ((answer.tokens, "token_ids"), (answer.prompt or [], "prompt_ids")):
             if ids and max(ids) >= vocabulary:
                 raise UserError(
                     f"{side.name}: {what} of {item!r:.60} has id {max(ids)}, and the judge's vocabulary has "

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from mtbench.decoding.output import text_of
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
-from mtbench.experiments.audit.sides import Named, Pair, Said, Side, distinct
+from mtbench.experiments.audit.sides import Named, Pair, Side, SideAnswer, distinct
 from mtbench.models.chat_template import render, tokenise
 from mtbench.results.answers import read_answers
 
@@ -27,11 +27,11 @@ def of_file(path: Path, ran_in: str) -> Named:
     if all(one.lacks for one in read.answers):
         why = " and ".join({f": they {one.lacks}": None for one in read.answers})
         raise UserError(f"{path} has no answer to its {counted(len(read.answers), 'request')}{why}.")
-    said = (
-        Said(None, [], one.text, None, one.score, asked=one.prompt, parts=one.parts, lacks=one.lacks)
+    made = (
+        SideAnswer(None, [], one.text, None, one.score, raw_prompt=one.prompt, parts=one.parts, lacks=one.lacks)
         for one in read.answers
     )
-    answers = dict(zip(distinct([one.item for one in read.answers]), said, strict=True))
+    answers = dict(zip(distinct([one.item for one in read.answers]), made, strict=True))
     side = Side(
         name=str(path),
         source=str(path),
@@ -54,12 +54,12 @@ def with_prompts(named: Named, tokenizer: Any) -> Named:
     side = named.meant[0]
     if not side.texts:
         return named
-    asked = {item: said.asked for item, said in side.answers.items() if said.asked}
-    told = {i: a if isinstance(a, str) else _conversation(tokenizer, a, side, i) for i, a in asked.items()}
+    prompts = {item: answer.raw_prompt for item, answer in side.answers.items() if answer.raw_prompt}
+    texts = {i: p if isinstance(p, str) else _conversation(tokenizer, p, side, i) for i, p in prompts.items()}
     begin = tokenizer.bos_token or "\0"  # a text that has it was written by a chat template
-    plain = {i: isinstance(asked[i], str) and not text.startswith(begin) for i, text in told.items()}
-    ids = {i: tokenise(tokenizer, [text], plain=plain[i])[0] for i, text in told.items()}
-    made = replace(side, answers={i: replace(said, prompt=ids.get(i)) for i, said in side.answers.items()})
+    plain = {i: isinstance(prompts[i], str) and not text.startswith(begin) for i, text in texts.items()}
+    ids = {i: tokenise(tokenizer, [text], plain=plain[i])[0] for i, text in texts.items()}
+    made = replace(side, answers={i: replace(answer, prompt=ids.get(i)) for i, answer in side.answers.items()})
     return named._replace(all=[made], meant=[made])
 
 
@@ -73,7 +73,7 @@ def _conversation(tokenizer: Any, messages: Sequence[Any], side: Side, item: str
 
 def left_out(letter: str, side: Side) -> list[str]:
     """Return a sentence for each reason why requests have no answer, or no whole one."""
-    counts = Counter(said.lacks for said in side.answers.values() if side.texts and said.lacks)
+    counts = Counter(answer.lacks for answer in side.answers.values() if side.texts and answer.lacks)
     are = "are", "is"
     return [f"{counted(n, 'request')} of {letter} {why} and {are[n == 1]} left out." for why, n in counts.items()]
 
@@ -85,29 +85,29 @@ def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
     a, b = dict(pair.a.answers), dict(pair.b.answers)
     for item in pair.items:
         if pair.a.texts:
-            a[item] = _told(a[item], b[item], tokenizer, known=not pair.b.texts)
+            a[item] = _with_tokens(a[item], b[item], tokenizer, known=not pair.b.texts)
         if pair.b.texts:
-            b[item] = _told(b[item], a[item], tokenizer, known=True)
+            b[item] = _with_tokens(b[item], a[item], tokenizer, known=True)
     return pair._replace(a=replace(pair.a, answers=a), b=replace(pair.b, answers=b))
 
 
-def _told(said: Said, other: Said, tokenizer: Any, *, known: bool) -> Said:
+def _with_tokens(answer: SideAnswer, other: SideAnswer, tokenizer: Any, *, known: bool) -> SideAnswer:
     """Return an answer with tokens, and whether it is whole. `known`: the other one has some."""
-    prompt, parted = said.prompt or other.prompt, bool(said.parts or other.parts)
-    same = said.text == other.text or (parted and _parts(said, tokenizer) == _parts(other, tokenizer))
+    prompt, parted = answer.prompt or other.prompt, bool(answer.parts or other.parts)
+    same = answer.text == other.text or (parted and _parts(answer, tokenizer) == _parts(other, tokenizer))
     if known and same:
-        return replace(said, prompt=prompt, tokens=other.tokens, finish=other.finish)
-    shared = _shared(other.tokens, said.text, tokenizer) if known else []
-    rest = said.text[len(text_of(tokenizer, shared)) :]
+        return replace(answer, prompt=prompt, tokens=other.tokens, finish=other.finish)
+    shared = _shared(other.tokens, answer.text, tokenizer) if known else []
+    rest = answer.text[len(text_of(tokenizer, shared)) :]
     own: list[int] = tokenizer(rest, add_special_tokens=False)["input_ids"] if rest else []
-    cut = other.text.endswith(said.text) and not other.text.startswith(said.text)
-    return replace(said, prompt=prompt, tokens=[*shared, *own], whole=same or not (said.parts or cut))
+    cut = other.text.endswith(answer.text) and not other.text.startswith(answer.text)
+    return replace(answer, prompt=prompt, tokens=[*shared, *own], whole=same or not (answer.parts or cut))
 
 
-def _parts(said: Said, tokenizer: Any) -> list[str]:
+def _parts(answer: SideAnswer, tokenizer: Any) -> list[str]:
     """Return the texts between the tokens that a server takes out where there is reasoning text."""
     taken = "|".join(map(re.escape, sorted(tokenizer.get_added_vocab(), key=len, reverse=True))) or "(?!)"
-    return [part.strip() for text in said.parts or (said.text,) for part in re.split(taken, text) if part.strip()]
+    return [part.strip() for text in answer.parts or (answer.text,) for part in re.split(taken, text) if part.strip()]
 
 
 def _shared(tokens: Sequence[int], text: str, tokenizer: Any) -> list[int]:

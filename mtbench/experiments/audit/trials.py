@@ -79,13 +79,13 @@ def _of_places(known: Known, letter: Letter, windows: list[int]) -> dict[str, Tr
     answer, or from a length on.
     """
     place, off = "cache/position", known.pool(letter).far
-    start = min((len(case.said(letter).prompt or ()) + index - 1 for case, index in off), default=0)
+    start = min((len(case.answer(letter).prompt or ()) + index - 1 for case, index in off), default=0)
     begins: dict[str, Callable[[int], int]] = {
         "behind the prompt": lambda prompt: prompt,
         "from the prompt's last token on": lambda prompt: prompt - 1,
         f"from position {start} on": lambda _: start,
     }
-    shared = shared_prefix([case.said(letter).prompt or [] for case in known.cases])
+    shared = shared_prefix([case.answer(letter).prompt or [] for case in known.cases])
     return {
         **{
             f"positions {by:+d} {where}": Trial(place, places=_shifted(by, windows, begin))
@@ -105,7 +105,7 @@ def _of_places(known: Known, letter: Letter, windows: list[int]) -> dict[str, Tr
 
 def _of_prompts(known: Known, letter: Letter) -> dict[str, Trial]:
     """Return the trials of prompts that are not the stored ones: a server's first token, blocks of another request."""
-    prompts = {case.item: tuple(case.said(letter).prompt or ()) for case in known.cases}
+    prompts = {case.item: tuple(case.answer(letter).prompt or ()) for case in known.cases}
     first = known.pool(letter).cases[0].item
     own = prompts.pop(first)
     found = {
@@ -159,7 +159,7 @@ def _probe(case: Case, letter: Letter) -> Probe:
     """Return what is judged of an answer: tokens on both sides of its first difference."""
     first = 0 if case.judged is None else case.judged.first
     begin = max(0, first - TAIL)
-    return Probe(answer_of(case.side(letter), case.said(letter), first), begin, case.judged is not None)
+    return Probe(answer_of(case.side(letter), case.answer(letter), first), begin, case.judged is not None)
 
 
 def _judged(runner: ModelRunner, probe: Probe, trial: Trial) -> Tensor:
@@ -244,11 +244,11 @@ def _far(probe: Probe, logits: Tensor, bound: float, setting: Setting | None = N
     """Return how many tokens are no choices by logits (n, V), with a setting."""
     answer, first = probe.answer, probe.first
     if setting is not None:
-        said = torch.zeros_like(logits)
+        counts = torch.zeros_like(logits)
         for i, token in enumerate(answer.tokens[:-1]):
-            said[max(0, i + 1 - first) :, token] += 1
+            counts[max(0, i + 1 - first) :, token] += 1
         prompt = torch.bincount(torch.tensor(answer.prompt, device=logits.device), minlength=logits.shape[1])
-        logits = setting(logits, said + prompt, said)
+        logits = setting(logits, counts + prompt, counts)
     emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
     return int((shortfalls(with_noise(logits, answer, first), emitted) > bound).sum())
 

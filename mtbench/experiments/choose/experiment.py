@@ -160,14 +160,14 @@ def plan_of(request: RaceRequest) -> RacePlan:
 
 def warnings(plan: Plan) -> list[str]:
     """Return what is known beforehand to end without a verdict or a grade, and what was chosen for a grade."""
-    said, chosen = plan.warnings(), plan.request.dtype
+    sentences, chosen = plan.warnings(), plan.request.dtype
     remedy = "raise `--limit` or `--max-new-tokens`, or give `--dtype float32`"
     for suite, tokens, dtype in _ungraded(plan):
-        said.append(
+        sentences.append(
             f"{suite}: at most {tokens:,} tokens of plain decoding; {EPSILON_POSITIONS_NEEDED:,} are needed to tell "
             f"other tokens from rounding in {dtype}; {f'so it runs in {chosen}' if chosen in EXACT_EPSILON else remedy}"
         )
-    return said
+    return sentences
 
 
 def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:

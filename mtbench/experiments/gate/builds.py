@@ -105,9 +105,9 @@ def describe(build: Build) -> BuildRecord:
     except OSError as error:
         raise UserError(f"{build.env!r} cannot be run: {build.python}: {error.strerror or error}.") from None
     if done.returncode != 0:
-        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].rstrip(".")
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].rstrip(".")
         raise UserError(
-            f"{build.env!r}: mtbench cannot be imported: {said}. Try `{build.python} -m mtbench --version`."
+            f"{build.env!r}: mtbench cannot be imported: {reason}. Try `{build.python} -m mtbench --version`."
         )
     try:
         answer = ProbeReport.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it

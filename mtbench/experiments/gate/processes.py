@@ -114,15 +114,15 @@ def _started(
             yield process
             if not has_ended(process, limit_s):
                 raise _Overdue(process)
-    except _Overdue as late:
-        if late.args[0] is not process:
+    except _Overdue as overdue:
+        if overdue.args[0] is not process:
             raise
         how = f"did not go on within {limit_s:,.0f} s"
     code = process.returncode
     if code and not (code == 1 and (directory / "failures.jsonl").is_file()):
-        said = last_line(log)
+        reason = last_line(log)
         what = f"mtbench {arguments[0]} of {build.label} {how or _ended(code)}"
-        raise BuildFailed(build, what + (f": {said}" if said else ""))
+        raise BuildFailed(build, what + (f": {reason}" if reason else ""))
 
 
 def _ended(code: int) -> str:
@@ -132,12 +132,12 @@ def _ended(code: int) -> str:
 def _is_ready(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     """Wait until the process asks for its turn; return False if it ends instead. Raises _Overdue after `limit_s`."""
     assert process.stdout is not None
-    said, deadline = b"", time.monotonic() + limit_s
+    output, deadline = b"", time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if select.select([process.stdout], [], [], LOOK_S)[0]:
             part = os.read(process.stdout.fileno(), READ)
-            said = (said + part)[-READ:]
-            if READY in said.splitlines():
+            output = (output + part)[-READ:]
+            if READY in output.splitlines():
                 return True
             if not part and has_ended(process, deadline - time.monotonic()):
                 return False

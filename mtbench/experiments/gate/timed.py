@@ -161,12 +161,12 @@ class TimedStage:
             fresh_d = {cell: d[:wanted] for cell, d in values.items()}
             confirmed = decision.confirmed(decided, fresh_d, means[:wanted])
         for cell in failed:
-            level, said = _confirmation(cell.cell in confirmed, timed, wanted)
-            yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {said}", cell.cell)
+            level, reason = _confirmation(cell.cell in confirmed, timed, wanted)
+            yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {reason}", cell.cell)
         if not failed:
-            level, said = _confirmation(None in confirmed, timed, wanted)
+            level, reason = _confirmation(None in confirmed, timed, wanted)
             most = f"most of all {slowest[0].cell} by {changed_by(slowest[0].test)}"
-            yield _finding("slower", level, f"the mean over all cells is slower, {most}; {said}", None)
+            yield _finding("slower", level, f"the mean over all cells is slower, {most}; {reason}", None)
 
 
 def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]:

@@ -122,14 +122,14 @@ class Client:
         limit_s = sending.duration_s + timeout_s * (1 + len(sending.items) / 8) + BEYOND_S
         with processes.started(command, variables, log, folder, grace_s=5.0) as process:
             over = not processes.has_ended(process, limit_s)
-        said = processes.last_line(log)
+        output = processes.last_line(log)
         if over:
-            raise UserError(f"{LABEL} did not end within {limit_s:,.0f} s: {said}. See {log}.")
+            raise UserError(f"{LABEL} did not end within {limit_s:,.0f} s: {output}. See {log}.")
         try:
             return read(sending, folder)
         except UserError as error:
             code = process.returncode
-            reason = f"ended with exit code {code}: {said}" if code else f"{error}".rstrip(".")
+            reason = f"ended with exit code {code}: {output}" if code else f"{error}".rstrip(".")
             raise UserError(f"{LABEL} {reason}. See {log}.") from None
 
 
@@ -182,10 +182,10 @@ def outcome_of(code: Any, message: str | None) -> str:
 def forwards_of(metrics: Any) -> int | None:
     """Return the forward passes that a server of mtbench says a request took; None of another server."""
     try:
-        told = metrics["mtbench"]["forwards"]
+        forwards = metrics["mtbench"]["forwards"]
     except (LookupError, TypeError):
         return None
-    return told if type(told) is int and told >= 0 else None
+    return forwards if type(forwards) is int and forwards >= 0 else None
 
 
 def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     elif not answered:
         reason = "no text in the answer"
     usage: dict[str, Any] = next((m["usage"] for m in reversed(messages) if m.get("usage")), {})
-    told = next((m["metrics"] for m in reversed(messages) if m.get("metrics")), None)
+    measured = next((m["metrics"] for m in reversed(messages) if m.get("metrics")), None)
     return {
         "start_ns": raw["metadata"]["request_start_ns"],
         "outcome": "ok" if answered else outcome_of((error or {}).get("code"), reason),
@@ -209,7 +209,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "tpot_s": _seconds(metrics, "inter_token_latency"),
         "tokens": usage.get("completion_tokens"),
         "text": "".join(map(text_of, messages)) if answered else None,
-        "forwards": forwards_of(told),
+        "forwards": forwards_of(measured),
     }
 
 

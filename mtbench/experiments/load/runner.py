@@ -149,8 +149,8 @@ class LoadRun:
         points = read_points(self.run, self.planned)
         answers = {point.point: [_answer(line, cuts[line.item]) for line in point.requests] for point in points}
         known: dict[tuple[str, str], float] = {}  # by item and text
-        told = (answer for point in answers.values() for answer in point if answer is not None)
-        for texts in passes(answer for answer in told if answer[0] in scored):
+        answered = (answer for point in answers.values() for answer in point if answer is not None)
+        for texts in passes(answer for answer in answered if answer[0] in scored):
             with suite_errors(spec):
                 found = suite.score(texts)
             known |= {(item, text): float(found[item]) for item, text in texts.items()}

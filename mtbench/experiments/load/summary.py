@@ -237,9 +237,9 @@ def _tokens_per_forward(sent: Sent) -> Estimate | None:
     """Return tokens over the forward passes of their rows; None if the server does not tell them."""
     sums = []
     for point in sent.points:
-        told = [(line.tokens, line.forwards) for line in point.requests if line.outcome == "ok"]
-        known = [(tokens, forwards) for tokens, forwards in told if tokens is not None and forwards is not None]
-        if len(known) < len(told):
+        counts = [(line.tokens, line.forwards) for line in point.requests if line.outcome == "ok"]
+        known = [(tokens, forwards) for tokens, forwards in counts if tokens is not None and forwards is not None]
+        if len(known) < len(counts):
             return None
         if known:
             sums.append((sum(tokens for tokens, _ in known), sum(forwards for _, forwards in known)))
