@@ -116,7 +116,7 @@ def claims(method: Any) -> str:
 
 
 def method_facts(method: Any) -> list[tuple[str, str]]:
-    """Return what is said of a method besides its docstring and its options."""
+    """Return the facts of a method besides its docstring and its options."""
     return [
         ("claims", claims(method)),
         ("checkpoints", ", ".join([*method.roles, *roles_of(method, {})]) or NONE),
@@ -139,7 +139,7 @@ def _show_suite(name: str) -> None:
 
 
 def suite_facts(suite: Any) -> list[tuple[str, str]]:
-    """Return what is said of a suite besides its docstring."""
+    """Return the facts of a suite besides its docstring."""
     facts = [
         ("family", f"{suite.family} (without --family, --model or --weights)"),
         ("new tokens", f"at most {suite.max_new_tokens}"),

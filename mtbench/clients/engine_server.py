@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 
 class EngineServer:
-    """A server of one arm. It starts at the first request, and runs only while it is asked.
+    """A server of one arm. It starts at the first request, and runs only while it has requests.
 
     Once it is started, `url` is that of its OpenAI endpoint, and `model` is its name for the model.
     """

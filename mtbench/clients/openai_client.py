@@ -2,8 +2,8 @@
 
 Replies are server-sent events (WHATWG, HTML, section 9.2), counters Prometheus' text format 0.0.4. What a server sends
 is validated once, here, and bounded: in bytes, in silence and in total time. Whatever is wrong with it ends as one
-ServerError, whose text holds no key and no control character. A busy server (HTTP 429 or 503) is asked again after the
-time that it names. Proxies and credentials of the environment are ignored, and redirects are not followed.
+ServerError, whose text holds no key and no control character. A request to a busy server (HTTP 429 or 503) is repeated
+after the time that it names. Proxies and credentials of the environment are ignored; redirects are not followed.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ MIB = 1024 * 1024
 ANSWER_BYTES, ANSWER_BYTES_PER_TOKEN = 16 * MIB, 4096  # of an answer's stream
 BODY_BYTES = 16 * MIB  # of /models and /metrics
 ERROR_BYTES = 64 * 1024  # of an error's body; the rest is not read
-SPARE_TOKENS = 16  # an answer may have so many more than were asked
+SPARE_TOKENS = 16  # an answer may have so many more than were requested
 SHOWN = 100  # characters of a server's text that an error repeats
 CONNECT_S = 10.0  # longest time to connect
 BUSY = (429, 503)
@@ -70,8 +70,8 @@ class Received(BaseModel):
 Number = Annotated[int, Field(ge=0, lt=2**31)]  # a token id, or a number of tokens
 
 
-# What a request's speculation is called: verified drafts, their tokens, accepted ones, and how many of each draft. The
-# last field tells vLLM's object from TensorRT-LLM's, which has other numbers.
+# Fields of a request's speculation: verified drafts, their tokens, accepted ones, and how many of each draft. Only
+# vLLM's object has the last field; TensorRT-LLM's has other numbers.
 VLLM = (  # docs, features/speculative_decoding/acceptance_metrics.md
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram"),
     "mean_acceptance_length",
@@ -94,7 +94,7 @@ class Usage(Received):
 
 
 class Choice(Received):
-    index: Annotated[int, Field(ge=0, le=0)] = 0  # one answer was asked
+    index: Annotated[int, Field(ge=0, le=0)] = 0  # one answer was requested
     text: str | None = None
     delta: Any = None  # of a chat
     token_ids: list[Number] | None = None  # vLLM's name
@@ -450,7 +450,7 @@ def message_of(answer: str) -> str:
 
 
 def _wait_s(response: httpx.Response, tries: int) -> float | None:
-    """Return how long to wait before a busy server is asked again; None if it is not busy, or for too long."""
+    """Return the time to wait before a request is repeated; None if the server is not busy, or for too long."""
     asked = response.headers.get("retry-after", "")
     if response.status_code not in BUSY or tries == TRIES:
         return None

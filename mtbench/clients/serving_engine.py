@@ -1,4 +1,4 @@
-"""The interface of a serving engine: which of our methods it has, how its server is started, how it is asked.
+"""The interface of a serving engine: its methods of ours, how its server starts, how requests are sent.
 
 An engine is one file in engines/, or a module of an installed package (entry points `mtbench.engines`). It serves one
 arm by one server. mtbench sends prompts as token ids, and gets token ids back, so templates and tokenizers cannot
@@ -236,7 +236,7 @@ class ServingEngine:
         """Return how the draft in a folder must be written, so that the engine loads it."""
         return Layout()
 
-    # --- How its server is started and asked ---
+    # --- How its server starts and gets requests ---
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         """Return the command that starts the server on a port of this machine."""

@@ -16,7 +16,7 @@ from mtbench.hardware.stopwatch import Stopwatch
 
 
 class Clock:
-    """The clock of a run whose times nobody asks for."""
+    """The clock of a run without measured times."""
 
     def mark(self) -> None:
         """Note the time before and after each step."""

@@ -20,7 +20,7 @@ class HostSnapshot(NamedTuple):
     known: list[int]
     done: list[int]
     widths: list[list[int]]  # variant that suits each row, the latest choice first; empty with one variant
-    tokens: list[list[int]] | None  # those asked for (`RunState.reads`)
+    tokens: list[list[int]] | None  # those of `RunState.reads`
 
 
 class Shape(NamedTuple):

@@ -43,7 +43,7 @@ class Ticket:
     given_up: bool = False
 
     def give_up(self) -> None:
-        """Say that nobody waits for the answer: its row is freed."""
+        """Free the row: nobody waits for the answer."""
         self.given_up = True
 
 
@@ -52,7 +52,7 @@ class GivenUpError(Exception):
 
 
 class Observer(Protocol):
-    """Is told what happens, by the thread that decodes. It must return at once."""
+    """Receives events from the thread that decodes. Its methods must return at once."""
 
     def joined(self, ticket: Ticket) -> None:
         """Take note that a request has a row."""
@@ -221,5 +221,5 @@ def serve(make: Callable[[], Batch], queue: Queue, observer: Observer) -> None:
             error.__traceback__ = None  # it holds the tensors of the failed step
         del batch, run
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # raises if the GPU computes nothing more, whatever the error said
+            torch.cuda.synchronize()  # raises if the GPU computes nothing more, whatever the error was
             torch.cuda.empty_cache()

@@ -389,7 +389,7 @@ class Batch:
             run.collect(row, ids[:until], counts)
 
     def _read(self, reads: Reads = None) -> AsyncCopy:
-        """Start to read the cursors, and tokens if asked for: all, or the last ones, which the steps since decided."""
+        """Start to read the cursors and the tokens of `reads`: all, or the last ones, which the steps since decided."""
         rows = self.rows
         tokens = rows.tokens if reads == "all" else None
         if reads == "recent":

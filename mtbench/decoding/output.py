@@ -63,7 +63,7 @@ class Timing:
     drafted: int | None = None  # tokens of those drafts
     accepted: int | None = None  # tokens of these that were accepted
     histogram: list[int] | None = None  # entry n: drafts of which n tokens were accepted
-    reported_by: str | None = None  # who told this of each request; None: counters of the whole engine, if any
+    reported_by: str | None = None  # who reports this per request; None: counters of the whole engine, if any
     dropped: str | None = None  # why its time is not used
 
 

@@ -23,7 +23,7 @@ NO_TRITON = "Triton is missing"
 
 
 class Subject(NamedTuple):
-    """What is examined: a device, cpu or cuda. `asked`: the one that the user named. `models`: checkpoints."""
+    """What is examined: a device, cpu or cuda. `asked`: the device in the command. `models`: checkpoints."""
 
     device: str
     asked: str = "auto"
@@ -32,7 +32,7 @@ class Subject(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What a check says. A warning: something works badly or is missing, and figures can be trusted."""
+    """The result of a check. A warning: something works badly or is missing, and figures can be trusted."""
 
     state: State
     text: str
@@ -117,7 +117,7 @@ class Diagnosis(Record):
 
 
 def examine(subject: Subject, environment: Figures, checks: Sequence[Check]) -> Iterator[Diagnosis]:
-    """Yield what has been found: before the first check, and after each. A check runs when the next one is asked for.
+    """Yield the findings before the first check and after each. A check runs when the caller takes the next value.
 
     The last one is complete. What was yielded remains true if a check is interrupted or hangs.
     """

@@ -38,7 +38,7 @@ started: list[Path] = []  # directories of this process; the message on interrup
 class Job(Generic[R, S]):
     """An experiment in its directory.
 
-    `request` is what was asked when it began, with what this command may change; `asked` is what this command asks.
+    `request`: the stored request, with the changes that this command may make. `asked`: the request of this command.
     `deadline`: by time.monotonic. `new`: this command made it.
     """
 
@@ -69,7 +69,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
     """
 
     command: ClassVar[str]  # as it is typed after `mtbench`
-    begun_by: ClassVar[str]  # the file that says that it has begun; it is written last
+    begun_by: ClassVar[str]  # this file is written last: with it, the experiment has begun
     result: ClassVar[str]  # the JSON file with what it found
     page: ClassVar[str]  # the file that a person opens
     request: type[R]
@@ -77,19 +77,19 @@ class Experiment(ABC, Generic[R, S, P, F]):
 
     @abstractmethod
     def plan(self, request: R, session: S) -> P:
-        """Return what is to be done. Everything that is known to fail fails here."""
+        """Return the plan. A request that cannot succeed fails here."""
 
     @abstractmethod
     def begin(self, directory: RunDirectory, planned: P, argv: Sequence[str]) -> None:
-        """Write what a later command goes on from. The directory is locked and empty."""
+        """Write the files that `--resume` needs. The directory is locked and empty."""
 
     @abstractmethod
     def stored(self, directory: Path) -> R | None:
-        """Return what was asked; None if it is not stored as options."""
+        """Return the stored request; None if it is not stored as options."""
 
     @abstractmethod
     def run(self, job: Job[R, S]) -> F:
-        """Do what is missing, write the results and the page. It may be killed anywhere, and then goes on."""
+        """Do what is missing, write the results and the page. A killed run can be resumed at any point."""
 
     @abstractmethod
     def show(self, job: Job[R, S], found: F, console: Terminal) -> None:
@@ -103,7 +103,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
         return self.command
 
     def listing(self, request: R) -> list[RenderableType]:
-        """Return what is printed in place of an experiment that names nothing to do."""
+        """Return the list to print for a request that names nothing to do."""
         return []
 
     def headline(self, planned: P, given: Collection[str]) -> str | None:
@@ -111,7 +111,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
         return None
 
     def warnings(self, planned: P) -> list[str]:
-        """Return what is known beforehand to limit the results."""
+        """Return the known limits of the results."""
         return []
 
     def dry_run(self, planned: P, given: Collection[str], console: Terminal, notes: Terminal) -> None:
@@ -232,7 +232,7 @@ def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, give
 
 
 def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, session: S, given: Collection[str]) -> R:
-    """Return the request of a job with what this command may change. Raises UserError if it asks for something else."""
+    """Return the request of a job with this command's changes. Raises UserError for a change that is not allowed."""
     stored, kinds = experiment.stored(directory), (experiment.request, experiment.session)
     known = {name: field for kind in kinds for name, field in fields_of(kind).items()}
     fixed = sorted(name for name in {*given, *session.model_fields_set} if not option_of(known[name]).resumable)

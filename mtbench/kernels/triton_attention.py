@@ -36,7 +36,7 @@ PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32
 
 
 class Gpu(NamedTuple):
-    """What the launcher asks of a GPU."""
+    """The properties of a GPU that the launcher needs."""
 
     multiprocessors: int
     shared_bytes: int  # that a program may have

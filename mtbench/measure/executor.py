@@ -57,7 +57,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     """Run the blocks of the plan that are not on disk yet.
 
     In this process, by workers on this machine, or by workers of a Ray cluster. Time budget and data folder are the
-    plan's unless the execution has its own. Raises UserError if no cell can run, if the plan asks a server that the
+    plan's unless the execution has its own. Raises UserError if no cell can run, if the plan uses a server that the
     execution does not name, or if the run started on another device or in another dtype.
     """
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
@@ -122,7 +122,7 @@ def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:
 
 
 def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
-    """Raise UserError if a cell asks a server that this command does not name: the plan is untrusted input."""
+    """Raise UserError if a cell uses a server that this command does not name: the plan is untrusted input."""
     for cell in cells:
         method = cell.built
         if isinstance(method, ExternalEngine) and method.server is not None and method.server not in servers:

@@ -111,7 +111,7 @@ class TimeEstimate:
         return block_s
 
     def _lengths(self, suite: SuitePlan, cell: Cell) -> list[int]:
-        """Return the tokens of the answers of one block: those of the first cell that is asked for them."""
+        """Return the tokens of the answers of one block: those of the first cell that needs them."""
         if cell.length == "fixed" or cell.accept is not None:
             return [suite.max_new_tokens]
         if suite.suite not in self.lengths:

@@ -27,7 +27,7 @@ class UntimedPasses:
     lost: Set[str] = frozenset()  # cells that left as not the one to choose: neither energy nor memory is measured
 
     def execute(self, pool: ModelPool, note: Callable[[str], None], show: Callable[[str], None]) -> None:
-        """Run the passes on the models of `pool`, as far as the deadline allows. show: is told what is done now."""
+        """Run the passes on the models of `pool`, as far as the deadline allows. show: receives the current step."""
         run, plan, failed = self.run, self.plan, set(self.failed)
         rescoring = Rescoring(run, plan, pool, note, show, self.deadline)
         for cell in plan.cells:

@@ -1,6 +1,6 @@
 """A checkpoint as a GGUF file, the format of llama.cpp (github.com/ggml-org/ggml, docs/gguf.md), for its server.
 
-Weights get the names that the package `gguf` lists. A file of ours is asked with token ids only: its tokenizer has the
+Weights get the names that the package `gguf` lists. A file of ours gets token ids only: its tokenizer has the
 tokens and their kinds, and not the rule that splits a text.
 """
 

@@ -49,7 +49,7 @@ class ModelRunner:
         self.host_s = 0.0  # host time of forward passes and extra heads; on a CPU their whole time
         self.heads_s = 0.0  # the part of `host_s` in a method's extra heads
         self.cache = KVCache()
-        self.vocabulary = checkpoint.vocabulary  # V, of the ids that it is asked about
+        self.vocabulary = checkpoint.vocabulary  # V
 
     def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
         """Make room for `rows` rows of `slots` slots, and for features of these taps. What was cached is lost."""

@@ -1,4 +1,4 @@
-"""What a run is asked for, and how one call executes it. `mtbench run` and `mtbench.run` have these options.
+"""The request of a run, and how one call executes it. `mtbench run` and `mtbench.run` have these options.
 
 Light: the command line makes its help of this file without torch.
 """
@@ -48,7 +48,7 @@ class DecodingRequest(Record):
 
 
 class PlanRequest(DecodingRequest):
-    """What a plan is asked for. `limit` is None for all items."""
+    """The request of a plan. `limit` is None for all items."""
 
     method: common.Methods = ()
     batching: common.Batchings = ("static",)
@@ -66,7 +66,7 @@ class PlanRequest(DecodingRequest):
 
 
 class RunRequest(PlanRequest):
-    """What a run is asked for."""
+    """The request of a run."""
 
     apart: common.Apart = False
     time_budget_s: common.TimeBudget = None
@@ -139,7 +139,7 @@ class Execution:
     def of(
         cls, request: Any, *, servers: Iterable[str] = (), engine_options: Iterable[str] = (), **session: Any
     ) -> "Execution":
-        """Return the execution that a request asks for: the options of it that every `--resume` may change."""
+        """Return the execution of a request: its options that every `--resume` may change."""
         same = ("time_budget_s", "data_dir", "offline", "allow_unsandboxed_code")
         asked = {name: getattr(request, name) for name in same if hasattr(request, name)}
         allowed = {"servers": frozenset(servers), "engine_options": frozenset(engine_options)}

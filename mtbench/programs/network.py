@@ -1,4 +1,4 @@
-"""Whether a server can be reached, asked once: without a network the hub's client tries for a minute, then fails."""
+"""Whether a server can be reached, tested once: without a network the hub's client tries for a minute, then fails."""
 
 import os
 import queue

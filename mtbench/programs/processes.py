@@ -105,7 +105,7 @@ def has_ended(process: subprocess.Popen[bytes], within_s: float = 0.0) -> bool:
 
 
 def listens(group: int, port: int) -> bool:
-    """Return whether a process of a group listens on a TCP port; True where /proc does not tell."""
+    """Return whether a process of a group listens on a TCP port; True without /proc."""
     tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
     lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
     sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(f":{port:04X}") and line[3] == LISTENING}
@@ -119,7 +119,7 @@ def listens(group: int, port: int) -> bool:
 def processor_times(group: int) -> tuple[float, dict[str, tuple[int, int]]]:
     """Return the processor time of a group's processes and their children, in seconds.
 
-    Also for how long each of their threads computed and waited for a processor, in nanoseconds, where /proc tells.
+    Also each thread's time on a processor and its time of waiting for one, in nanoseconds, where /proc has them.
     """
     used_s, threads = 0.0, dict[str, tuple[int, int]]()
     for pid, stat in _members(group).items():

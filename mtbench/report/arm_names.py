@@ -11,7 +11,7 @@ SYMBOLS = {"tau": "τ"}  # options that papers write as a symbol
 
 
 def arm_names(cells: Iterable[ResultCell]) -> dict[str, str]:
-    """Return the words of every arm: its method and its options, and what else tells it from another arm.
+    """Return the words of every arm: its method, its options, and what else distinguishes it from another arm.
 
     Arms with the same method and options differ in checkpoint, engine or copy; the words then name what differs. An arm
     in a serving engine has the engine's own name of its method: "Prompt lookup (vLLM ngram)".
@@ -64,7 +64,7 @@ def _option(given: str) -> str:
 
 
 def _differences(arms: Sequence[str]) -> list[str]:
-    """Return for each of several arms in the same words what tells it from the others; empty for a single arm."""
+    """Return for each of several arms what distinguishes it from the others; empty for a single arm."""
     if len(arms) == 1:
         return [""]
     parts = [ARM.fullmatch(arm) for arm in arms]

@@ -12,14 +12,14 @@ from mtbench.results.format import ResultCell, Results
 
 
 def question(cells: Sequence[ResultCell]) -> str:
-    """Return what the run asks."""
+    """Return the question of the run."""
     arms, suites = dict.fromkeys(c.arm for c in cells), dict.fromkeys(suite_name(c.suite) for c in cells)
     which = f"Which of {len(arms)} arms decodes" if len(arms) > 1 else "How does one arm decode"
     return f"{which}{' fastest' if len(arms) > 1 else ''} on {listed(suites)}?"
 
 
 def subject(results: Results) -> str:
-    """Return on what it was asked: checkpoints, machine and batch sizes."""
+    """Return what was measured: checkpoints, machine and batch sizes."""
     sizes = dict.fromkeys(cell.batch_size for cell in results.cells)
     noun = "batch size" if len(sizes) == 1 else "batch sizes"
     parts = [checkpoint_names(results.cells), machine(results), f"{noun} {listed(sizes)}" if sizes else ""]

@@ -21,7 +21,7 @@ from mtbench.results.samples import CellData, add
 
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 
-TOTALS = "the engine's totals, over all its clients"  # who counted, if the engine said nothing of each request
+TOTALS = "the engine's totals, over all its clients"  # who counted, if the engine reports nothing per request
 
 
 def of_cell(data: CellData) -> AcceptanceFigures | None:
@@ -62,7 +62,7 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
 
 
 def _at_least(histograms: Sequence[Sequence[int] | None]) -> list[float] | None:
-    """Return, for n = 1, 2, …, the share of drafts of which at least n tokens were accepted; None unless all are told.
+    """Return, for n = 1, 2, …, the share of drafts of which at least n tokens were accepted; None if one is missing.
 
     Entry n of a histogram counts the drafts of which exactly n tokens were accepted.
     """

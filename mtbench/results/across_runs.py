@@ -23,7 +23,7 @@ from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Agreeme
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import summarize
 
-SELECTION = {"subtasks", "mean", "left_out"}  # keys of a task that say which items it has, and not what they are
+SELECTION = {"subtasks", "mean", "left_out"}  # keys of a task that say which items it has, not what they are
 
 CONDITIONS: Mapping[str, Callable[[SessionRecord], object]] = {
     "processor": lambda session: session.processor,
@@ -173,7 +173,7 @@ def _not_comparable(base: Stored, head: Stored, name: str, common: Collection[st
 
 
 def _prompts(stored: Stored, data: CellData, items: Collection[str]) -> dict[str, object]:
-    """Return by item what was asked. Of a private suite only the length of a first turn is stored.
+    """Return the prompt of each item. Of a private suite only the length of a first turn is stored.
 
     The prompt of a later turn contains the arm's own answer, so its own tokens count, and the turn that it follows.
     """
@@ -270,7 +270,7 @@ def _differs(base: Stored, head: Stored, names: Sequence[str]) -> list[Differs]:
 
 
 def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
-    """Return by name what the sessions, the plan and the cells say of how a run was made."""
+    """Return by name how a run was made, by its sessions, plan and cells."""
     conditions = {name: _listed(read(session) for session in stored.sessions) for name, read in CONDITIONS.items()}
     request = stored.plan.request
     conditions |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}

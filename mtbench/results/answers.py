@@ -1,4 +1,4 @@
-"""Answers in the result files of other tools: what was asked, what came back, and the score, as texts.
+"""Answers in the result files of other tools: prompt, answer and score, as texts.
 
 - lm-eval, `--log_samples`: samples_<task>_<date>.jsonl, a line for each item and filter; of several filters the first.
 - vLLM, `vllm bench serve --save-detailed`: `generated_texts` in the order of the requests, without prompts; SGLang too.
@@ -30,7 +30,7 @@ LARGEST_FILE = 1 << 27  # bytes: a report with every request of a long benchmark
 Prompt = str | list[dict[str, Any]]  # a text, or the messages of a conversation
 REASONING = ("reasoning_content", "reasoning", "reasoning_output", "thinking")  # a server may send a text by two names
 TEXT = ("text", "delta", "message", "content", "output")
-NO_TEXT = ("tool_calls", "function_call", "refusal", "audio", "image_url")  # what a model says in place of text
+NO_TEXT = ("tool_calls", "function_call", "refusal", "audio", "image_url")  # what a model emits in place of text
 CUT = ("content_filter", "error", "abort")  # values of finish_reason
 
 
@@ -168,7 +168,7 @@ def _guidellm(document: Mapping[str, Any], where: str) -> Iterator[TextAnswer]:
 
 
 def _parsed(value: Any) -> Any:
-    """Return what a JSON text, which may be alone in a list, says; any other value as it is."""
+    """Return the value of a JSON text, which may be alone in a list; any other value as it is."""
     [text] = value if isinstance(value, list) and len(value) == 1 else [value]
     with suppress(ValueError):
         return from_json(text) if isinstance(text, str) else value
@@ -176,7 +176,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _prompt(body: Any) -> Prompt | None:
-    """Return what the body of a request to an OpenAI-compatible server asks: a completion, or a chat."""
+    """Return the prompt in the body of a request to an OpenAI-compatible server: a completion, or a chat."""
     prompt, messages = within(body, "prompt"), within(body, "messages")
     if messages and isinstance(messages, list) and all(has(message, "role") for message in messages):
         parts = [m.get("content") for m in messages]

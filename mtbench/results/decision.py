@@ -32,7 +32,7 @@ from mtbench.results.format import ResultCell
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")
 SURELY_WORSE = "worse than margin"
-MOST_BLOCKS = 10_000  # an arm that needs more blocks is said to need no known number
+MOST_BLOCKS = 10_000  # the number is unknown for an arm that needs more
 
 
 class Bounds(NamedTuple):
@@ -280,7 +280,7 @@ def _with_most_items(parts: Sequence[Mapping[str, _Accuracy]]) -> dict[str, _Acc
 
 
 def _as_good(arm: _Arm, chosen: _Arm | None) -> bool:
-    """Return whether an arm of the same kind is not told apart from a chosen one: their intervals overlap."""
+    """Return whether an arm of the same kind cannot be distinguished from a chosen one: their intervals overlap."""
     if chosen is None or arm is chosen or arm.lost or arm.same_tokens != chosen.same_tokens:
         return False
     return not INTERVALS.faster(chosen.cell, arm.cell)

@@ -259,9 +259,8 @@ def _valid(
 ) -> dict[str, set[tuple[int, int]]]:
     """Return by cell the (round, block) pairs that count: those for which every compared cell has a clean line.
 
-    Of a cell only those cells are asked that did not leave before it.
-    A cell that lost too many of its own lines is not compared and has none. If all cells lost too many, what all of
-    them have left counts.
+    A cell is compared only with cells that did not leave before it. A cell that lost too many of its own
+    lines is not compared and has none. If all cells lost too many, the lines that all of them have left count.
     """
     until = {name: left[name].block if name in left else math.inf for name in group.cells}
     present = {name: [t for t in timings[name] if t.block < until[name]] for name in group.cells if name not in errors}

@@ -18,7 +18,7 @@ from mtbench.models.families import Family
 from mtbench.options.classes import check_value, per_request
 from mtbench.plan.request import RunRequest
 
-LONGEST = 4096  # positions of a row, unless the user asks for more
+LONGEST = 4096  # positions of a row, unless the user wants more
 DEFAULT_FAMILY = "tiny"
 
 

@@ -36,7 +36,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("echo", "suffix", "top_logprobs", "logit_bias", "min_tokens", "stop_token_ids", "bad_words"), OFF),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "use_beam_search", "tools", "functions"), OFF),
     **dict.fromkeys(("continue_final_message", "no_stop_trim"), OFF),
-    **dict.fromkeys(("include_stop_str_in_output", "logprobs"), (False,)),  # logprobs: 0 asks for one
+    **dict.fromkeys(("include_stop_str_in_output", "logprobs"), (False,)),  # logprobs: 0 requests one
     **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (1,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
     **dict.fromkeys(("detokenize", "add_generation_prompt"), (True,)),
@@ -152,7 +152,7 @@ class CompletionBody(Body):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a client asks for: the request to decode, and how to answer."""
+    """A client's request: what to decode, and how to answer."""
 
     request: Request
     chat: bool
@@ -162,7 +162,7 @@ class Asked:
 
 
 def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Asked:
-    """Return what the body of a request asks for. Raises BadRequestError, which names the field.
+    """Return the request in a body. Raises BadRequestError, which names the field.
 
     `max_new_tokens`: of a request that does not say how many.
     """

@@ -112,7 +112,7 @@ def answered(
     runners = ModelRunners("teacher", {"teacher": engine.runner(checkpoint)})
     methods = [METHODS[name] for name in METHODS]
     reference = next(method for method in methods if method.reference and not method.outside)()
-    stream, size = iter(conversations), min(ROWS, CHUNK)  # the first batch tells how long an answer takes
+    stream, size = iter(conversations), min(ROWS, CHUNK)  # the first batch shows how long an answer takes
     while chunk := list(islice(stream, size)):
         began = time.monotonic()
         questions = [list(turns[:-1]) for turns in chunk]

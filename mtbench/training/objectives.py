@@ -49,7 +49,7 @@ class TargetStates(NamedTuple):
     """What one forward pass of the model gives for a batch."""
 
     predicting: Tensor  # (N, H) last hidden states of the predicting tokens
-    features: Mapping[int, Tensor]  # tap -> (R, T, H): the hidden states that the objective asked for
+    features: Mapping[int, Tensor]  # tap -> (R, T, H): the hidden states that the objective requested
 
 
 class HeadInput(NamedTuple):

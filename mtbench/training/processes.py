@@ -21,7 +21,7 @@ def processes() -> PartialState:
 
 
 def refuse_other_launch() -> None:
-    """Raise UserError if `accelerate launch` was asked for what `mtbench train` cannot do."""
+    """Raise UserError for options of `accelerate launch` that `mtbench train` does not support."""
     for kind in UNSUPPORTED:
         if _is_on(f"ACCELERATE_USE_{kind.upper()}"):
             raise UserError(f"mtbench cannot train with `--use_{kind}`; {ALLOWED}.")

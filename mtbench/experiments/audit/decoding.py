@@ -1,4 +1,4 @@
-"""A side of an audit that is named by its method: it decodes what the run of the other side asks for.
+"""A side of an audit that is named by its method: it decodes the requests of the other side's run.
 
 The method may be one of ours, in our loop or in a serving engine, or a server.
 """

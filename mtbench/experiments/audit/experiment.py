@@ -67,12 +67,12 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         return AuditPlan(request, _compared(request, request.a, request.b))
 
     def begin(self, directory: RunDirectory, planned: AuditPlan, argv: Sequence[str]) -> None:
-        """Write the environment, then what was asked."""
+        """Write the environment, then the request."""
         directory.write_json("environment.json", machine.environment(argv))
         directory.write_json(ASKED, dump(planned.request))
 
     def stored(self, directory: Path) -> AuditRequest:
-        """Return what was asked."""
+        """Return the request."""
         return RunDirectory(directory).read(ASKED, AuditRequest)
 
     def run(self, job: Job[AuditRequest, AuditSession]) -> Audit:

@@ -153,7 +153,7 @@ class Reader:
         self.runner = runner
         self._cached: list[int] = []
         self._room = 0
-        self._forwards = 0  # of the runner; another number tells that others have used its cache
+        self._forwards = 0  # of the runner; another number: others have used its cache
 
     def logits(self, answer: Answer, first: int) -> Tensor | None:
         """Return the logits (n, V) of an answer's n tokens from `first` on; None if it has none."""

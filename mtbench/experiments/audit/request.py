@@ -1,4 +1,4 @@
-"""What an audit is asked for. `mtbench audit` and `mtbench.audit` have these options.
+"""The request of an audit. `mtbench audit` and `mtbench.audit` have these options.
 
 Light: the command line makes its help of this file without torch.
 """

@@ -62,7 +62,7 @@ class Side:
     plain: bool | None = None  # reference decoding; None: not known
     ours: bool = False  # decoded by mtbench's own loop
     max_new_tokens: int | None = None
-    task: Mapping[str, object] | None = None  # the suite's description of how it asks and scores
+    task: Mapping[str, object] | None = None  # the suite's description of its prompts and scores
     texts: bool = False  # answers are texts: their tokens are made of them
 
     @property

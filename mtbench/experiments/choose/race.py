@@ -8,8 +8,8 @@ race that was killed decides the same from its stored lines. There are two conte
 
 An arm leaves as soon as it has lost its contest: it loses too much accuracy, or an arm of the same contest that is
 known to be allowed is surely faster. So a fast lossy arm never hides what is fastest with the same tokens. A contest
-ends when no arm can be more than 2 % faster than its leader, and the leader's own gain has a word. Arms whose accuracy
-is open go on beside plain decoding. A leader with other tokens goes on until it can be told whether rounding explains
+ends when no arm can be more than 2 % faster than its leader, and the leader's gain has a verdict. Arms whose accuracy
+is open go on beside plain decoding. A leader with other tokens goes on until it is known whether rounding explains
 them. When nothing is open, all arms leave. An arm over a limit of its latency beats no other arm, and leaves after 24
 blocks.
 
@@ -65,7 +65,7 @@ class RacedArm:
     """An arm of the race with its leading blocks.
 
     claims_lossless: it claims the tokens of plain decoding. allows_rounding: that holds though tokens differ: the
-    arithmetic may choose, or it claims the distribution. graded_after: blocks after which it can be told whether
+    arithmetic may choose, or it claims the distribution. graded_after: blocks after which it is known whether
     rounding explains other tokens. misses_slo: after each number of blocks, from 1 on, whether a latency is over its
     limit. accuracy: the word on it from a larger batch size; None: it is tested here.
     """

@@ -1,4 +1,4 @@
-"""What a race is asked for. `mtbench choose` and `mtbench.choose` have these options.
+"""The request of a race. `mtbench choose` and `mtbench.choose` have these options.
 
 Light: the command line makes its help of this file without torch.
 """

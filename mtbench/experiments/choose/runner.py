@@ -56,7 +56,7 @@ class Racing:
 
     run: Run
     execution: Execution
-    expect: Callable[[int], None] | None = None  # is told how many batches are left at most when cells leave
+    expect: Callable[[int], None] | None = None  # receives the most batches that are left when cells leave
     _suites: dict[str, Suite] = field(default_factory=dict)
     _scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by cell and item
     _accuracies: dict[str, dict[str, Word]] = field(default_factory=dict)  # words by suite and arm

@@ -41,7 +41,7 @@ ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
 class Build:
     """An environment with mtbench installed, and what its processes use besides."""
 
-    env: str  # as asked for
+    env: str  # as given
     label: str
     python: Path
     plugins: tuple[str, ...] = ()  # files of `--plugin`
@@ -90,7 +90,7 @@ def resolve(env: str | None, note: Note, engine: str | None = None) -> Build:
 
 
 def describe(build: Build) -> BuildRecord:
-    """Return the versions in a build, as a process of the build tells them.
+    """Return the versions in a build, as a process of the build reports them.
 
     Raises UserError if mtbench is not installed, cannot be imported, or does not answer within 60 s.
     """

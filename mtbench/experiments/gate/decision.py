@@ -28,10 +28,10 @@ from mtbench.statistics import holm
 
 FAIL_LEVEL, PASS_LEVEL, CONFIRMATION_LEVEL = 0.01, 0.025, 0.05
 FIRST_LOOK, MOST_LOOKS, MOST_PAIRS = 6, 5, 40
-HOPE_LEVEL = 0.8  # of the bounds by which a look tells that the last one cannot decide
+HOPE_LEVEL = 0.8  # of the bounds that show at a look that the last one cannot decide
 REACH = 5.5  # standard deviations of a mean, at the last look, between no change and the margin
 FARTHEST = 1000.0  # such distances; more would be over a million pairs
-MOST_NEEDED = 10_000  # pairs; a cell that needs more is said to need no known number
+MOST_NEEDED = 10_000  # pairs; a cell that needs more has no known number
 
 Floats = npt.NDArray[np.float64]
 Values = Sequence[float] | Floats

@@ -61,7 +61,7 @@ def compare(
 ) -> ExactCell:
     """Compare head's run of a cell with base's, except for what differs between base's two runs.
 
-    `items`: all that the plan asks for.
+    `items`: all of the plan.
     """
 
     def finding(kind: Kind, level: Level, text: str) -> Finding:

@@ -37,7 +37,7 @@ class GateExperiment(Experiment[GateOptions, GateSession, GateRequest, Gate]):
     request, session = GateOptions, GateSession
 
     def plan(self, request: GateOptions, session: GateSession) -> GateRequest:
-        """Return what is asked of the gate."""
+        """Return the request of the gate."""
         if request.base is None and not request.base_plugin:
             raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")
         same = {name: getattr(request, name) for name in GateRequest.model_fields if name in GateOptions.model_fields}
@@ -48,7 +48,7 @@ class GateExperiment(Experiment[GateOptions, GateSession, GateRequest, Gate]):
         )
 
     def begin(self, directory: RunDirectory, planned: GateRequest, argv: Sequence[str]) -> None:
-        """Write what was asked."""
+        """Write the request."""
         directory.write_json(self.begun_by, dump(planned))
 
     def stored(self, directory: Path) -> None:
@@ -90,7 +90,7 @@ def _plan_arguments(request: GateOptions) -> list[str]:
 
 
 def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, Build]:
-    """Return base and head. Head's plugin files are imported here as well: this process asks what their methods do."""
+    """Return base and head. Head's plugin files are imported here as well: this process reads their methods."""
     for file in request.plugins:
         plugins.load_file(file)
     base = resolve(request.base, note, request.engine)

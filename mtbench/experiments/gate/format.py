@@ -107,7 +107,7 @@ class FloorFile(Record):
 
 
 class GateRequest(Record):
-    """What was asked of the gate."""
+    """The request of a gate."""
 
     base: str | None = Field(description="environment of the base build; null: that of the gate itself")
     head: str | None = Field(description="environment of the head build; null: that of the gate itself")

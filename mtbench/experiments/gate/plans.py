@@ -105,7 +105,7 @@ def _shown(value: object) -> str:
 
 
 def _work(plan: Plan) -> dict[tuple[str, str], Any]:
-    """Return what a plan asks for, by part and owner, such as `options.tau` of a cell."""
+    """Return the work of a plan by part and owner, such as `options.tau` of a cell."""
     work: dict[tuple[str, str], Any] = {("digest of prompts", suite.suite): _prompts(suite) for suite in plan.suites}
     for group in plan.groups:
         owner = f"{group.suite} at batch size {group.batch_size}, {group.batching}"
@@ -119,7 +119,7 @@ def _work(plan: Plan) -> dict[tuple[str, str], Any]:
 
 
 def _prompts(suite: SuitePlan) -> tuple[str, int]:
-    """Return what is asked of a suite. The prompts of a private one are in no plan, only their hash is."""
+    """Return the hash of a suite's prompts and its budget. Of a private suite a plan holds only the hash."""
     return suite.withheld or suite.digest(), suite.max_new_tokens
 
 
@@ -133,7 +133,7 @@ def items_of(plan: Plan, cell: Cell) -> set[str]:
 
 
 def sha256(stored: JsonObject) -> str:
-    """Return the SHA-256 of the work that a plan asks for: prompts, cells, blocks, rounds."""
+    """Return the SHA-256 of a plan's work: prompts, cells, blocks, rounds."""
     plan = Plan.model_validate(stored)
     work = {
         "suites": [[suite.suite, *_prompts(suite)] for suite in plan.suites],

@@ -69,7 +69,7 @@ def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], fir
         _started(build, [*_generate(run), "--timed-only", "--turns"], run.path, limit_s)
         for build, run in zip(builds, runs, strict=True)
     )
-    with head as of_head, base as of_base:  # what ends the inner block is told
+    with head as of_head, base as of_base:  # the inner block's error is reported
         processes = [of_base, of_head]
         waiting = [_is_ready(process, limit_s) for process in processes]
         while any(waiting):
@@ -130,7 +130,7 @@ def _ended(code: int) -> str:
 
 
 def _is_ready(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Wait until the process asks for its turn; return False if it ends instead. Raises _Overdue after `limit_s`."""
+    """Wait until the process requests its turn; return False if it ends instead. Raises _Overdue after `limit_s`."""
     assert process.stdout is not None
     output, deadline = b"", time.monotonic() + limit_s
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What a gate is asked for: the options of a plan, and its own.
+"""The request of a gate: the options of a plan, and its own.
 
 Light: the command line makes its help of this file without torch.
 """

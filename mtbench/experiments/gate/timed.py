@@ -210,7 +210,7 @@ def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]
 def undecided(results: Sequence[TimedCell], noisy: Sequence[str], hidden: str) -> Iterator[Finding]:
     """Yield the cells that are neither slower nor shown to be as fast; first the one that may be slowest.
 
-    `hidden`: why the noise of the cells in `noisy` hides the answer; they stand first, and the first one tells it.
+    `hidden`: why the noise of the cells in `noisy` hides the answer; they stand first, and the first finding says why.
     """
     for cell in sorted(results, key=lambda cell: (cell.cell not in noisy, -(cell.test.ci_high or math.inf))):
         if cell.test.word != "INCONCLUSIVE":

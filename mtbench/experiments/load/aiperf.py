@@ -45,7 +45,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 class Sending(NamedTuple):
-    """What a client is asked to send, and to which server."""
+    """The requests that a client sends, and the server."""
 
     planned: LoadPlan
     point: PointPlan
@@ -64,7 +64,7 @@ class Sending(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What every request asks for."""
+        """The fields of every request."""
         stop = {"stop": list(self.planned.stop)} if self.planned.stop else {}
         return {"temperature": 0, "max_tokens": self.planned.max_new_tokens, **stop, **self.running.fields}
 

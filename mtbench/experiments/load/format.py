@@ -85,7 +85,7 @@ class LoadPlan(Record):
 
 
 class RequestLine(Record):
-    """A request as the client saw it, with what the server said about it."""
+    """A request as the client saw it, with the server's counts."""
 
     position: Count = Field(description="its place in the point's items")
     item: Text = Field(description="name of the item")

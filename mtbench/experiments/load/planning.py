@@ -127,7 +127,7 @@ def _served(arm: Arm) -> str:
 
 
 def requests_at(request: LoadRequest, level: float) -> int:
-    """Return the requests of a point: as asked, or as many as a rate sends in the duration."""
+    """Return the number of requests of a point: as given, or as many as a rate sends in the duration."""
     return request.requests or max(1, round(level * request.duration_s))
 
 

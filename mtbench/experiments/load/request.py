@@ -1,4 +1,4 @@
-"""What a load is asked for. `mtbench load` and `mtbench.load` have these options.
+"""The request of a load. `mtbench load` and `mtbench.load` have these options.
 
 Light: the command line makes its help of this file without torch.
 """

@@ -67,11 +67,11 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
             notes.say(line)
 
     def begin(self, directory: RunDirectory, planned: ReproducePlan, argv: Sequence[str]) -> None:
-        """Write the runs' plans, then what was asked."""
+        """Write the runs' plans, then the request."""
         rerun.begin(directory, planned.asked, planned.parts, argv)
 
     def stored(self, directory: Path) -> ReproduceRequest | None:
-        """Return what was asked."""
+        """Return the request."""
         if not (directory / rerun.ASKED).is_file():
             return None
         return RunDirectory(directory).read(rerun.ASKED, AskedFile).asked

@@ -1,6 +1,6 @@
 """A published table and its reproduction as records: published/*.json, asked.json, reproduction.json.
 
-Figures of a table are stored as they are printed, so that their digits tell how they were rounded.
+Figures of a table are stored as they are printed, so that their digits show the rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ class Benchmark(Record):
 
 
 class TablePlan(Sparse):
-    """How a reproduction runs unless it is asked otherwise."""
+    """The defaults of a reproduction."""
 
     batch_sizes: list[Size] = Field(min_length=1, description="batch sizes")
     rounds: Size = Field(description="how many times the first blocks are timed")
@@ -159,7 +159,7 @@ class AskedPart(Record):
 
 
 class AskedFile(Record):
-    """asked.json: what was asked for, and what cannot be run."""
+    """asked.json: the request, and what cannot be run."""
 
     asked: ReproduceRequest = Field(description="options of `mtbench reproduce`")
     parts: list[AskedPart] = Field(description="what of each family cannot be run")

@@ -1,4 +1,4 @@
-"""What a reproduction is asked for. `mtbench reproduce` and `mtbench.reproduce` have these options.
+"""The request of a reproduction. `mtbench reproduce` and `mtbench.reproduce` have these options.
 
 Light: the command line makes its help of this file without torch.
 """

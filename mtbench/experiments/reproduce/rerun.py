@@ -156,7 +156,7 @@ def specs_of(rows: Sequence[PublishedRow]) -> list[str]:
 
 
 def begin(directory: RunDirectory, asked: ReproduceRequest, parts: Sequence[Part], command: Sequence[str]) -> None:
-    """Write the plan of every part, and last what was asked."""
+    """Write the plan of every part, and last the request."""
     for part in parts:
         if part.plan is not None:
             begin_run(directory.path / part.folder, part.plan, command)

@@ -126,7 +126,7 @@ def _speculators(raw: Raw) -> EagleConfig:
 def _config(
     raw: Raw, whose: str, layers: Raw, kind: Any, taps: tuple[int, ...], mask_id: int | None = None
 ) -> EagleConfig:
-    """Return the configuration. `layers`: what is said of the layers, which are of a `kind`."""
+    """Return the configuration. `layers`: the fields of the layers, which are of a `kind`."""
     layer = _layer(layers, kind, several=mask_id is not None)
     if _flag(raw, "fc_norm") and _flag(raw, "norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both true, and one of them is supported")
@@ -146,7 +146,7 @@ def _config(
         norm_each=_flag(raw, "fc_norm"),
         norm_all=_flag(raw, "norm_before_fc"),
         residual_normed=_flag(raw, "norm_before_residual"),
-        # Before September 2026 SpecForge trained with feedback before the norm, whatever this flag said; its default
+        # Before September 2026 SpecForge trained with feedback before the norm, whatever this flag was; its default
         # was true. Absent means false in every source of today.
         feedback_normed=_flag(raw, "norm_output"),
     )
