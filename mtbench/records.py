@@ -1,6 +1,6 @@
-"""Records: the base class of what mtbench stores as JSON, how a file becomes records, and how records become JSON.
+"""Records: the base class of mtbench's JSON files, their reading and their writing.
 
-The records themselves are beside what writes them: mtbench/plan/plan.py and formats.py (a run), results/format.py
+The records themselves are beside their writers: mtbench/plan/plan.py and formats.py (a run), results/format.py
 (results.json), the format.py of each experiment. `mtbench schemas DIR` writes their JSON Schemas.
 
 A reader gets a record of the right shape or one UserError in one line, which names the file, the line of a JSONL file,
@@ -131,7 +131,7 @@ def cleaned(record: M) -> M:
 
 
 def read_json(path: Path, kind: type[M], advice: str = RESTORE) -> M:
-    """The record in a JSON file. `advice` ends the error message and says what the user can do.
+    """The record in a JSON file. `advice` ends the error message: the user's next step.
 
     Raises UserError if the file is missing, too large or not plain, is not JSON, or holds another record.
     """
@@ -153,7 +153,7 @@ def read_lines(path: Path, kind: type[M], advice: str = APPEND_ONLY) -> list[M]:
 
 
 def iterate_lines(path: Path, kind: type[M], advice: str = APPEND_ONLY) -> Iterator[tuple[str, M]]:
-    """Yield where each line is, as an error names it, and its record. Raises as `read_lines` does."""
+    """Yield each line's place, as an error names it, and its record. Raises as `read_lines` does."""
     where = f"{path}, line 1"
     try:
         with files.open_plain(path) as file:
@@ -192,7 +192,7 @@ def validate(stored: Any, kind: type[M], where: str, advice: str = RESTORE) -> M
 
 
 def refusal(error: ValidationError, where: str, advice: str = RESTORE) -> UserError:
-    """The first finding of a validation as one line: where, which field, what was found, what is allowed.
+    """The first finding of a validation as one line: place, field, value, allowed values.
 
     A wrong `schema_version` comes before everything else, since it explains the rest.
     """
@@ -205,7 +205,7 @@ def refusal(error: ValidationError, where: str, advice: str = RESTORE) -> UserEr
 
 
 def finding(error: ValidationError) -> str:
-    """The first finding of a validation: which field, what was found, what is allowed; and how many more there are."""
+    """The first finding of a validation: field, value, allowed values; and the number of further ones."""
     found = error.errors(include_url=False)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"{_finding(found[0])}{more}"

@@ -22,9 +22,9 @@ err = Terminal(stderr=True)
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Look for no garbage among the million objects of torch and transformers, neither now nor later.
+    """Exclude the million objects of torch and transformers from garbage collection.
 
-    Collections of them take a fourth of the time until a command has planned a run.
+    Their collection takes a fourth of the time until a command has planned a run.
     """
     first = "torch" not in sys.modules  # what a process made after that may be garbage
     if first:
@@ -48,7 +48,7 @@ def warn(text: Any) -> None:
 
 
 def ignore_interrupts() -> None:
-    """Let no signal disturb the last words: the process ends now."""
+    """Ignore signals during the last output: the process ends now."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

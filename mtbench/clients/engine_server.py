@@ -81,9 +81,9 @@ class EngineServer:
             )
 
     def close(self) -> None:
-        """End the server and everything that it started."""
+        """End the server and all its processes."""
         if self._group is not None:
-            self._send(signal.SIGCONT)  # a stopped process does not end politely
+            self._send(signal.SIGCONT)  # a stopped process ignores SIGTERM
             self._send(signal.SIGTERM)
             self._ended(DRAIN_S)
         self._stack.close()

@@ -1,7 +1,7 @@
 """Client of a server with OpenAI's completions protocol: requests, streamed replies, counters.
 
-Replies are server-sent events (WHATWG, HTML, section 9.2), counters Prometheus' text format 0.0.4. What a server sends
-is validated once, here, and bounded: in bytes, in silence and in total time. Whatever is wrong with it ends as one
+Replies are server-sent events (WHATWG, HTML, section 9.2), counters Prometheus' text format 0.0.4. A server's data
+is validated once, here, and bounded: in bytes, in silence and in total time. Any fault of it becomes one
 ServerError, whose text holds no key and no control character. A request to a busy server (HTTP 429 or 503) is repeated
 after the time that it names. Proxies and credentials of the environment are ignored; redirects are not followed.
 """
@@ -62,7 +62,7 @@ class TooMuch(Exception):
 
 
 class Received(BaseModel):
-    """What a server sends: other fields are ignored, but nothing is converted."""
+    """Data of a server: other fields are ignored, but nothing is converted."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -114,7 +114,7 @@ class Event(Received):
 
     @property
     def speculation(self) -> Speculation | None:
-        """Return what the event says of the request's speculation; None if nothing, or in a form of another version."""
+        """Return the event's counts of speculation; None without them, or in a form of another version."""
         for engine, holder, name, fields in (
             ("vLLM", self.metrics, "speculative_decoding", VLLM),
             ("SGLang", self.sglext, "spec_tokens_details", SGLANG),

@@ -40,7 +40,7 @@ def _body(request: Request, model: str, prompt: str | list[int]) -> dict[str, An
 
 
 def text_for(ids: Sequence[int], checkpoint: Inspected, written: Sequence[str] = (), *, special: bool = True) -> str:
-    """Return a text, if one will do of `written`, of which a server makes these tokens. Raises ServerError if none."""
+    """Return a text with these tokens, first of `written`. Raises ServerError if there is none."""
     tokenizer = checkpoint.tokenizer
     decoded = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
     for text in (*written, decoded):

@@ -1,4 +1,4 @@
-"""The interface of a serving engine: its methods of ours, how its server starts, how requests are sent.
+"""The interface of a serving engine: its methods, the start of its server, its requests.
 
 An engine is one file in engines/, or a module of an installed package (entry points `mtbench.engines`). It serves one
 arm by one server. mtbench sends prompts as token ids, and gets token ids back, so templates and tokenizers cannot
@@ -32,7 +32,7 @@ from mtbench.records import Record
 # An environment variable, `ENGINE=NAME==VERSION`: the package of an engine in place of the pinned one.
 RELEASE = "MTBENCH_ENGINE_RELEASE"
 GGUF = ".gguf"
-RELEASE_S = 60.0  # time in which an installation must tell its release
+RELEASE_S = 60.0  # time in which an installation must print its release
 TELL_RELEASE = """
 import importlib.metadata as metadata, sys
 there = {found.metadata["name"]: found.version for found in metadata.distributions()}
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
     exported: bool = False  # it reads drafts as `mtbench export` writes them
 
     def but(self, differs: str) -> "Setting":
-        """Return the setting with something more that the engine does otherwise."""
+        """Return the setting with one more difference of the engine."""
         return self._replace(differs=f"{self.differs} {differs}".strip())
 
 
@@ -100,7 +100,7 @@ class ServingEngine:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    start: ClassVar[tuple[str, ...]]  # words of a user's command before the model
+    start: ClassVar[tuple[str, ...]]  # arguments of a user's command before the model
     package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
     distributions: ClassVar[tuple[str, ...]] = ()  # others that have it, in a user's own installation
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
@@ -141,7 +141,7 @@ class ServingEngine:
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
     def own_options(self, given: Sequence[str]) -> list[str]:
-        """Return the words of `--engine-option` for this engine.
+        """Return the arguments of `--engine-option` for this engine.
 
         >>> class Mine(ServingEngine):
         ...     name = "mine"
@@ -187,7 +187,7 @@ class ServingEngine:
         return f"{self.title} computes with the quantised weights, mtbench with {made}" if self.gguf and made else None
 
     def prepared(self, source: str, dtype: str, *, offline: bool) -> str:
-        """Return the path of a checkpoint in the engine's format. What is not in it is made once, in the cache.
+        """Return the path of a checkpoint in the engine's format. A converted copy is made once, in the cache.
 
         A hub id is downloaded. Raises UserError if that fails, or if the checkpoint cannot be written so.
         """
@@ -200,7 +200,7 @@ class ServingEngine:
     def prepared_arm(
         self, method: Method, checkpoints: Mapping[str, str], on: str, dtype: str, *, offline: bool
     ) -> tuple[str, Setting]:
-        """Return the target's path and the setting of an arm that planning accepted, with all checkpoints prepared.
+        """Prepare all checkpoints of a planned arm; return the target's path and the arm's setting.
 
         `checkpoints`: by role; `on`: the target's.
         """
@@ -215,18 +215,18 @@ class ServingEngine:
         return self.target(target), setting
 
     def target(self, path: str) -> str:
-        """Return the path of a prepared target that the server is given: of a copy, if it would read other files."""
+        """Return the path of a prepared target for the server: a copy if it would read other files."""
         return path
 
     def scheduled(self, settings: Mapping[int, Setting]) -> Setting | None:
-        """Return one setting that decodes at each batch size by its setting; None if the engine has no such.
+        """Return one setting that has each batch size's own; None if the engine has no such setting.
 
         Settings differ. A plain one is among them where drafts do not pay.
         """
         return None
 
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
-        """Return the setting with made-up acceptance, or in a sentence why the engine has none.
+        """Return the setting with simulated acceptance, or a sentence that says why the engine has none.
 
         `rates`: the chance that the draft at each depth is accepted, with all before it; they fall.
         """

@@ -31,8 +31,8 @@ class Clock:
 class BatchClock(Clock):
     """It runs from its creation until `stop`; `end_prefill`, `pause`, `resume` and `mark` divide this time.
 
-    A reading is an array of four seconds: wall-clock time, and the host's inside forwards, of which those of models
-    other than the target, and outside models.
+    A reading is an array of four times in seconds: wall-clock time; the host's time inside forwards, in those of
+    models other than the target, and outside models.
     """
 
     def __init__(self, runners: ModelRunners, *, one_launch: bool) -> None:

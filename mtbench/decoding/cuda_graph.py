@@ -31,7 +31,7 @@ class Captured(Batch):
     def __init__(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> None:
         super().__init__(method, runners, rows, positions, tight=False)
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-        self._ran: set[Shape] = set()  # shapes of which a step ran: libraries and Triton allocate and compile in it
+        self._ran: set[Shape] = set()  # shapes that ran once: libraries and Triton allocate and compile in that step
         self._forwards_each: dict[Shape, list[int]] = {}
         self._setting: tuple[list[tuple[int, ...]], bool] | None = None
 

@@ -45,7 +45,7 @@ class Engine:
         return Batch(method, runners, rows, positions)
 
     def layers(self, checkpoint: Checkpoint) -> str:
-        """Return in words what runs a checkpoint's layers."""
+        """Return the description of what runs a checkpoint's layers."""
         return "transformers' modules"
 
 

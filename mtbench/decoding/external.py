@@ -81,7 +81,7 @@ class ExternalEngine(Method):
     def server(self) -> str | None:
         """The server that it sends prompts to: `URL`, or `URL=VARIABLE` with the environment variable of its key.
 
-        A plan from elsewhere may name any server and any variable, so a command asks only servers that it names itself.
+        A foreign plan may name any server and any variable, so a command uses only the servers that it names itself.
         """
         return None
 

@@ -77,8 +77,8 @@ def new_entries(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: 
 def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, branches: Sequence[int]) -> Drafted:
     """Draft a tree in which `branches[d]` guesses follow each guess of the previous depth, as `trees.products`.
 
-    Returns the guesses (R, G) and the logits that they were chosen from: of a chain those of each guess (R, G, V), of a
-    tree one for all children of a guess.
+    Returns the guesses (R, G) and their logits: for a chain those of each guess (R, G, V), for a tree those of all
+    children of a guess.
     """
     runner, base = draft_runner(runners, role), rows.known - 1
     if runner.parallel:

@@ -1,7 +1,7 @@
 """Data between host and device while a batch is decoded: the host sets step shapes and reads snapshots of cursors.
 
 On a CPU a snapshot is read at once; on a GPU it is copied asynchronously, and the host waits for it some steps later.
-What every forward committed is logged on the device, and read with the answer.
+The commits of every forward are logged on the device, and read with the answer.
 
 R = rows.
 """

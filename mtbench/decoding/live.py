@@ -4,7 +4,7 @@ Clients put tickets into a queue; one thread decodes them in the rows of one bat
 none. A request joins at the next step with a free row. It leaves at its end, or within the steps in flight after its
 client gave it up (`Ticket.give_up`). Nothing here grows with the life of a server.
 
-The loop is that of a workload (loop.py); `LiveRun` says where requests come from and what becomes of them.
+The loop is that of a workload (loop.py); `LiveRun` brings the requests and takes the answers.
 """
 
 import threading
@@ -61,7 +61,7 @@ class Observer(Protocol):
         """Take note of a forward over so many requests."""
 
     def grew(self, grown: Sequence[tuple[Ticket, int]]) -> None:
-        """Take note of how many tokens each of some requests has more."""
+        """Take note of the number of new tokens of some requests."""
 
     def left(self, ticket: Ticket) -> None:
         """Take note that a request has its `outcome`."""
@@ -110,7 +110,7 @@ class Queue:
 
 
 class LiveRun(RunState):
-    """The run of a batch that decodes what a queue gives."""
+    """The run of a batch that decodes the requests of a queue."""
 
     goes_on = True
 
@@ -203,10 +203,10 @@ class LiveRun(RunState):
 
 @torch.inference_mode()
 def serve(make: Callable[[], Batch], queue: Queue, observer: Observer) -> None:
-    """Decode what the queue gives until it is closed and empty.
+    """Decode the requests of the queue until it is closed and empty.
 
-    An error costs the requests in rows; the others go on in a new batch of `make`. One without requests is raised, and
-    so is one after which the GPU computes nothing more.
+    An error costs the requests in rows; the others continue in a new batch of `make`. An error without requests is
+    raised, and one after which the GPU computes nothing more.
     """
     while True:
         batch = make()

@@ -183,7 +183,7 @@ class Batch:
         run.snapshot = self._read().get()
 
     def prepare(self) -> None:
-        """Make ready what the first request of each kind would wait for: nothing here."""
+        """Prepare what the first request of each kind needs: nothing here."""
 
     def decode(self, run: RunState, clock: Clock) -> None:
         """Decode until no row is live and no request comes."""

@@ -70,7 +70,7 @@ class Timing:
 def finish(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Sequence[int], stop: Sequence[str]
 ) -> tuple[list[int], str, FinishReason]:
-    """Return an answer's tokens up to the first stop string, its text and why it ended.
+    """Return an answer's tokens up to the first stop string, its text and its finish reason.
 
     Only the last of `ids` can be an end token. Without end token and stop string, the budget ended the answer.
     """

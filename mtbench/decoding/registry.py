@@ -43,7 +43,7 @@ def _can_be_written(kind: Any) -> bool:
 
 
 def _check_engine(cls: type[Any]) -> None:
-    """Raise TypeError unless the class says what it is called, and which methods it has."""
+    """Raise TypeError unless the class has its names and its methods."""
     for name in ("title", "start", "methods"):
         if not getattr(cls, name, None):
             raise TypeError(f"{cls.__name__}.{name} is missing; see mtbench/clients/serving_engine.py")

@@ -28,7 +28,7 @@ class Request:
 
 
 def in_batch(requests: Sequence[Request], *, temperature: float, ignore_eos: bool) -> list[Request]:
-    """Return requests with what holds for all of a batch: a temperature for those without one.
+    """Return requests with the batch's values: a temperature for those without one.
 
     `ignore_eos`: end tokens and stop strings are ignored.
     """

@@ -35,7 +35,7 @@ class Placed:
 
 
 class RunState:
-    """One run of a batch, as the host sees it: where requests come from, which row each is in, what becomes of them.
+    """One run of a batch, as the host sees it: the source of requests, the row of each, and its answer.
 
     `WorkloadRun` decodes a list of requests; `mtbench.decoding.live.LiveRun` those that arrive meanwhile.
     """
@@ -58,7 +58,7 @@ class RunState:
         raise NotImplementedError
 
     def wait(self) -> bool:
-        """With no live row: wait for a request. Return False where none will come."""
+        """Wait for a request when no row is live. Return False if none will come."""
         return False
 
     def take(self, rows: int) -> list[tuple[int, Request]]:
@@ -80,7 +80,7 @@ class RunState:
         self.steps += 1
 
     def reads(self) -> Reads:
-        """Return what the host reads of the tokens after this step."""
+        """Return which tokens the host reads after this step."""
         return None
 
     def progress(self) -> None:

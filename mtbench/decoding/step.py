@@ -1,4 +1,4 @@
-"""The work of a step around its forward pass: what is fed, and what is committed.
+"""The work of a step around its forward pass: the ids to feed, and the commit.
 
 The functions here are the definitions. They run on a CPU, and on a GPU if our kernels are off. Else the Triton kernels
 of the same names run in their place, one for each (triton_step.py): the definitions are dozens of operations on

@@ -92,7 +92,7 @@ def same_children(top: Tensor, branches: Sequence[int]) -> Tensor:
 def parse_branches(text: str, depth: int, given: str = "") -> list[int]:
     """Return the choices at each of `depth` depths from text such as 3x2; 1 where none is listed.
 
-    Raises UserError, which begins with what was `given`, for other text.
+    Raises UserError, which begins with `given`, for other text.
     """
     refuse_too_many(depth)
     named = text.split("x")

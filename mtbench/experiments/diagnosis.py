@@ -1,6 +1,6 @@
-"""What run, choose and gate say beside the word divergent, or changed: an audit of the two arms, in one sentence.
+"""The sentence of run, choose and gate on a divergent or changed cell: an audit of its two arms.
 
-They ask for the audit by its name, so that only a process with such a cell imports it.
+The audit is looked up by name, so that only a process with such a cell imports it.
 """
 
 import shutil
@@ -20,9 +20,9 @@ FOLDER = "audits"  # of a run or a gate; an audit for each cell
 
 
 def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = False) -> str:
-    """Audit A and B in the directory `out`; return what was found and where it stands, or why it could not be.
+    """Audit A and B in the directory `out`; return the finding and its path, or why there is none.
 
-    An audit that was interrupted there goes on.
+    An interrupted audit there is resumed.
     """
     audit = experiment_of("audit")
     given = {"a": a, "b": b, "device": device, "offline": offline}

@@ -1,6 +1,6 @@
-"""The frame of the commands that measure: options, directory, lock, beginning, going on, deadline.
+"""The frame of the commands that measure: options, directory, lock, start, resumption, deadline.
 
-An **experiment** is a request, a plan, stored lines, results, and what people read of them. It brings these five, and
+An **experiment** is a request, a plan, stored lines, results, and pages. A subclass defines these five, and
 this file does the rest for the command line (mtbench/cli/experiments.py) and the library (mtbench/api.py).
 """
 
@@ -63,14 +63,14 @@ class Job(Generic[R, S]):
 
 
 class Experiment(ABC, Generic[R, S, P, F]):
-    """A command that measures: R its request, S the options of one call, P its plan, F what it finds.
+    """A command that measures: R its request, S the options of one call, P its plan, F its findings.
 
     A request or a plan that is wrong raises UserError; then nothing is written.
     """
 
-    command: ClassVar[str]  # as it is typed after `mtbench`
+    command: ClassVar[str]  # its name after `mtbench`
     begun_by: ClassVar[str]  # this file is written last: with it, the experiment has begun
-    result: ClassVar[str]  # the JSON file with what it found
+    result: ClassVar[str]  # the JSON file with its findings
     page: ClassVar[str]  # the file that a person opens
     request: type[R]
     session: type[S]
@@ -93,7 +93,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
 
     @abstractmethod
     def show(self, job: Job[R, S], found: F, console: Terminal) -> None:
-        """Print what was found."""
+        """Print the findings."""
 
     def refuse_other(self, directory: Path) -> None:
         """Raise UserError, with the command that goes on, for a directory of another experiment."""
@@ -115,15 +115,15 @@ class Experiment(ABC, Generic[R, S, P, F]):
         return []
 
     def dry_run(self, planned: P, given: Collection[str], console: Terminal, notes: Terminal) -> None:
-        """Print what would be done."""
+        """Print the plan without running it."""
         raise UserError(f"`mtbench {self.command}` has no --dry-run.")
 
     def exit_code(self, found: F, session: S) -> int:
-        """Return how the command ends."""
+        """Return the exit code."""
         return 0
 
     def decided(self, directory: Path) -> bool:
-        """Return whether a directory has something to keep when this command is refused."""
+        """Return whether a directory must be kept when this command is refused."""
         return True
 
 
@@ -207,7 +207,7 @@ def _job(directory: RunDirectory, request: R, asked: R, session: S, console: Ter
 
 
 def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, given: Collection[str]) -> Path | None:
-    """Return the directory to go on with; None if what stopped there had not begun, so that it begins again."""
+    """Return the directory to resume; None if the stopped run had not begun, so that it starts again."""
     command = experiment.command
     if out is None:
         raise UserError(f"--resume needs the directory: `mtbench {command} -o DIR --resume`.")

@@ -62,7 +62,7 @@ SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the 
 
 
 def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, lineup: Lineup | None = None) -> Plan:
-    """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request.
+    """Get the suites' prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request.
 
     opened: the suites of the request, if they are open already. lineup: its arms, if they are resolved already.
     """
@@ -143,7 +143,7 @@ def _refuse_two_sources(request: RunRequest) -> None:
 
 
 def _batched(entrants: Sequence[Entrant], size: int, batching: str) -> list[Entrant]:
-    """Return the arms that can be batched so: refill needs mtbench's own loop and at least two slots."""
+    """Return the arms that this batching allows: refill needs mtbench's own loop and at least two slots."""
     if batching == "static":
         return list(entrants)
     return [entrant for entrant in entrants if size > 1 and is_ours(entrant.arm.engine)]
@@ -191,7 +191,7 @@ class _GroupPlanner:
             claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
-        # A scripted acceptance does not say where an answer ends, so every item takes its whole budget.
+        # A scripted acceptance has no ends of answers, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
         if method.translates and fault is None:

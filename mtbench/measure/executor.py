@@ -35,7 +35,7 @@ from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.records import dump
 
-HERE = Execution()  # in this process, as the plan says
+HERE = Execution()  # in this process, with the plan's values
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
@@ -62,7 +62,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     """
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
     token_map.refuse_changed(plan.token_maps)
-    if not execution.ray:  # a cluster's machines are others
+    if not execution.ray:  # a cluster has other machines
         plan = with_dtype(plan, run.sessions[0].dtype if run.sessions else None)
     in_this_process = execution.ray is None and execution.workers in (None, 1)
     pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
@@ -140,7 +140,7 @@ def refuse_engine_options(new: Collection[str]) -> None:
 
 
 def _refuse_new_options(cells: Sequence[Cell]) -> None:
-    """Raise UserError if a cell that began has no value of an option: its method was another one then."""
+    """Raise UserError if a cell that began lacks the value of an option: its method was a different one."""
     for cell in cells:
         if new := fields_of(METHODS[cell.method]).keys() - cell.options.keys():
             raise UserError(

@@ -364,7 +364,7 @@ def computes_bfloat16() -> bool:
 
 @cache
 def parameters(source: str, offline: bool) -> int:
-    """Return a checkpoint's number of parameters by its configuration; 0 if it cannot be read: loading will say why."""
+    """Return a checkpoint's number of parameters by its configuration; 0 if it cannot be read: loading reports why."""
     try:
         return int(without_weights(source, offline=offline).num_parameters())
     except UserError:

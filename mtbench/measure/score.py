@@ -19,8 +19,8 @@ def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -
     Cells of suites without a metric have no scores. Nor have cells of fixed length, whose answers continue after their
     end. If a suite raises an error, its cells fail until they are scored again.
 
-    `data_dir` is where this machine has the data, if not where the plan says. `unsandboxed` allows to run generated
-    programs without a sandbox; a plan that allows it is not obeyed, since it may come from somebody else. Raise
+    `data_dir` is where this machine has the data, if not in the plan's folder. `unsandboxed` allows to run generated
+    programs without a sandbox; the plan's own permission is ignored, since it may be foreign. Raise
     UserError if the data of a suite are not available.
     """
     plan = run.plan

@@ -39,7 +39,7 @@ def estimate(plan: Plan, show: Show = lambda *_: None) -> "TimeEstimate":
 
 
 class TimeEstimate:
-    """The expected times of a plan in seconds: what parts of it that a worker decodes say of the whole."""
+    """The expected times of a plan in seconds: extrapolated from the parts that a worker decodes."""
 
     def __init__(self, plan: Plan, worker: Worker, show: Show = lambda *_: None, *, loading_s: float = 0.0) -> None:
         self.plan, self.worker, self.show = plan, worker, show
@@ -73,7 +73,7 @@ class TimeEstimate:
 
     @property
     def assumes(self) -> str:
-        """What the answers are taken to be."""
+        """The assumption on the answers."""
         if not self.whose:
             return "if every answer takes its whole token budget"
         arms = " and ".join(dict.fromkeys(self.whose.values()))

@@ -17,14 +17,14 @@ from mtbench.plugins import InChild
 
 @dataclass(frozen=True, slots=True)
 class UntimedPasses:
-    """What the passes need to know of a run."""
+    """The run, as the passes need it."""
 
     run: Run
     plan: Plan
-    failed: Set[str]  # cells that have no answers to pass over
+    failed: Set[str]  # cells without answers
     deadline: float  # by time.monotonic
     peak_memory_on_cpu: bool  # one process per cell: minutes on a real model
-    lost: Set[str] = frozenset()  # cells that left as not the one to choose: neither energy nor memory is measured
+    lost: Set[str] = frozenset()  # cells that lost the race: neither energy nor memory is measured
 
     def execute(self, pool: ModelPool, note: Callable[[str], None], show: Callable[[str], None]) -> None:
         """Run the passes on the models of `pool`, as far as the deadline allows. show: receives the current step."""

@@ -141,7 +141,7 @@ class LocalWorker:
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         # before anything else changes the device's state
         after = machine.sample(self.pool.device, self.pool.server_groups(cell))
-        known = after.machine_s is not None  # for how long a server waited for the processor
+        known = after.machine_s is not None  # time for which a server waited for the processor
         computes = known or (self.pool.device == "cpu" and cell.computes_here)
         whose, usual = None if computes else cell.cell, None
         if not timing.preparation_s:  # a compiler runs in other processes

@@ -1,1 +1,1 @@
-"""What is to be decoded, what was, and the files that hold both."""
+"""The plan of a run, its stored lines, and their files."""

@@ -1,4 +1,4 @@
-"""Read a plan, and check what the types of its fields do not: known names, references that exist, work within bounds.
+"""Read a plan, and check more than the types of its fields: known names, references that exist, work within bounds.
 
 A stored plan is untrusted input, and planning ends with the same check. Every finding is a UserError that names the
 field, before any work begins.
@@ -79,7 +79,7 @@ def _check_items(suite: SuitePlan, field: str) -> None:
     if not isinstance(suite.task.get("name"), str):
         raise _fault(f"{field}.task", "it has no name")
     _refuse_doubled((item.item for item in suite.items), f"{field}.items[].item")
-    turns: list[int] = []  # by item, how many turns its conversation has had with it
+    turns: list[int] = []  # by item, the number of its turn in the conversation
     for number, item in enumerate(suite.items):
         place = f"{field}.items[{number}]"
         if item.follows is None:

@@ -6,7 +6,7 @@
     timings/<cell>.jsonl       one line per block × round (append-only, written after its generations)
     preparation.jsonl  what capture and compilation cost, by session and cell
     failures.jsonl     cells that failed, and why
-    race.json          of a race: when it is looked at
+    race.json          of a race: its looks
     eliminated.jsonl   of a race: cells that left before the last block, and why
     memory.json, energy.json, lossless/<cell>.json   untimed passes
     scores.json, results.json, report.md, report.html, tables/, figures/
@@ -41,12 +41,12 @@ ADVICE = "what was complete is kept. Make room or mend it, then go on with `--re
 
 
 def new_directory(name: str) -> Path:
-    """Return `runs/<name>-<time>`: where a command writes without `-o`."""
+    """Return `runs/<name>-<time>`, the directory of a command without `-o`."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def refuse_used(path: Path, command: str) -> None:
-    """Raise UserError if something is in the directory, beside a lock. `command`: goes on with what is there."""
+    """Raise UserError if the directory has files besides a lock. `command`: the one that resumes them."""
     with files.write_errors(path, "choose another `-o DIR`."):
         used = path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir()))
     if used:
@@ -86,7 +86,7 @@ class RunDirectory:
         return run
 
     def refuse_race(self) -> None:
-        """Raise UserError for a race: a command that makes no looks would decode what has left."""
+        """Raise UserError for a race: a command without looks would decode cells that left."""
         if self.has("race.json"):
             raise UserError(f"{str(self.path)!r} is a race; go on with `mtbench choose -o {self.path} --resume`.")
 

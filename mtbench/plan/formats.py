@@ -1,4 +1,4 @@
-"""What a run stores beside its plan, as records: generation and timing lines, sessions, and the untimed passes.
+"""The files of a run besides its plan, as records: generation and timing lines, sessions, and the untimed passes.
 
 The plan is in mtbench/plan/plan.py.
 """
@@ -80,7 +80,7 @@ class Disturbed(Record):
 class TimingLine(Record):
     """A line of timings/<cell>.jsonl: one block in one round, from an idle device to an idle device.
 
-    Times are in seconds. null: the value was not measured, or an outside engine does not tell it.
+    Times are in seconds. null: the value was not measured, or an external engine does not report it.
     """
 
     session: StoredSize = Field(description="number of the session, an entry of environment.json, from 1")
@@ -145,7 +145,7 @@ class TimingLine(Record):
 
 
 class PreparationLine(Record):
-    """A line of preparation.jsonl: what capture and compilation of a cell cost a session."""
+    """A line of preparation.jsonl: the cost of capture and compilation of a cell in a session."""
 
     session: StoredSize = Field(description="number of the session, from 1")
     cell: CellName = Field(description="name of the cell")
@@ -170,7 +170,7 @@ Slo = dict[LimitName, StoredSeconds]  # limits of 95th percentiles
 
 
 class Race(Record):
-    """race.json: that cells may leave the run, and when it is looked at. Groups are named by suite and batch size."""
+    """race.json: cells may leave the run, at which looks. Groups are named by suite and batch size."""
 
     slo_s: Slo = Field(
         description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"
@@ -187,7 +187,7 @@ class Race(Record):
 
 
 class Elimination(Record):
-    """A line of eliminated.jsonl: a cell that decodes no further blocks, because what it has shown is enough."""
+    """A line of eliminated.jsonl: a cell that decodes no further blocks, because its result is known."""
 
     cell: CellName = Field(description="name of the cell")
     block: StoredCount = Field(description="blocks of its group, from the first on, that had ended")
@@ -197,7 +197,7 @@ class Elimination(Record):
 
 
 class GpuInfo(Sparse):
-    """A GPU as its driver describes it. null: the driver does not tell."""
+    """A GPU as its driver describes it. null: not reported by the driver."""
 
     name: str | None = Field(None, description="name of the GPU")
     uuid: str | None = Field(None, description="id of the GPU")

@@ -1,7 +1,7 @@
 """The lines that a run stores: an answer in generations/<cell>.jsonl, a timed block in timings/<cell>.jsonl.
 
 Their fields are described in mtbench/plan/formats.py. Here they are made, and checked against the plan when they are
-read: a line that the plan does not ask for, or that is there twice, is an error that names the file, line and field.
+read: a line that is not in the plan, or that is there twice, is an error that names the file, line and field.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ def timing_line(
     """Return the stored line of one block in one round.
 
     `order`: its place among the arms of the block. `conditions`: the state of the machine meanwhile. `identical`:
-    requests with the tokens of round 1; None in round 1. A sample is dropped by what the machine or the engine says of
-    it, or because its window contains a capture or compilation.
+    requests with the tokens of round 1; None in round 1. A sample is dropped for a remark of the machine or the engine
+    on it, or because its window contains a capture or compilation.
     """
     line = {
         "session": session,
@@ -61,7 +61,7 @@ def timing_line(
 
 
 def read_answers(run: RunDirectory, group: Group, suite: SuitePlan, cell: str) -> list[GenerationLine]:
-    """Return the answers of a cell in the order of the file. Raise UserError for one that the plan does not ask for."""
+    """Return the answers of a cell in the order of the file. Raise UserError for one that is not in the plan."""
     index = {item.item: number for number, item in enumerate(suite.items)}
     seen: set[str] = set()
     lines = []
@@ -86,7 +86,7 @@ def read_answers(run: RunDirectory, group: Group, suite: SuitePlan, cell: str) -
 
 
 def read_timings(run: RunDirectory, group: Group, cell: str, sessions: Sequence[SessionRecord]) -> list[TimingLine]:
-    """Return the timings of a cell in the order of the file. Raise UserError for one that the plan does not ask for."""
+    """Return the timings of a cell in the order of the file. Raise UserError for one that is not in the plan."""
     seen: set[tuple[int, int]] = set()
     lines = []
     for where, line in records.iterate_lines(run.path / f"timings/{cell}.jsonl", TimingLine):
@@ -108,5 +108,5 @@ def read_timings(run: RunDirectory, group: Group, cell: str, sessions: Sequence[
 
 
 def unplanned(where: str, finding: str) -> UserError:
-    """Return the error of a line that the plan does not ask for."""
+    """Return the error of a line that is not in the plan."""
     return UserError(f"{where}: {finding}; {records.APPEND_ONLY}")

@@ -114,7 +114,7 @@ class SuitePlan(Record):
 
 
 class Script(Record):
-    """The acceptance that a simulated cell is made to have."""
+    """The acceptance of a simulated cell."""
 
     source: str = Field(description="probabilities or length that the acceptance comes from")
     lengths: list[Budget] = Field(description="tokens of each item's answer")
@@ -128,7 +128,7 @@ class Script(Record):
 
 
 class Simulated(Record):
-    """What is not real about a cell."""
+    """The simulated parts of a cell."""
 
     weights: str | None = Field(description="random:SHAPE of random weights; null: real weights")
     accept: str | None = Field(description="probabilities or length that script the acceptance; null: no script")
@@ -248,7 +248,7 @@ class Plan(Record):
         return ((self.request.seed << 32) + number) % (1 << 63)
 
     def warnings(self) -> list[str]:
-        """What is known beforehand to end without a verdict."""
+        """The parts that cannot get a verdict."""
         few = [] if self.request.apart else [group for group in self.groups if len(group.blocks) < MIN_BLOCKS]
         sentences = [self._too_few_blocks(group) for group in few]
         sentences += [f"{suite.suite}: {flag}" for suite in self.suites for flag in suite.flags]

@@ -102,7 +102,7 @@ def plan_suite(
 def open_plan(run: Run, data_dir: str | None = None, *, offline: bool = False) -> Plan:
     """Return the plan of a run, with the prompts of private suites loaded again.
 
-    `data_dir` is where their data are, if not where the plan says. With `offline` nothing is downloaded. Raise
+    `data_dir`: the folder of their data, if not the plan's. With `offline` nothing is downloaded. Raise
     UserError if the data are not available or are not the planned prompts, or for a timing without its answers.
     """
     run.refuse_unanswered()

@@ -124,7 +124,7 @@ class Execution:
     workers: int | None = None
     ray: str | None = None
     data_dir: str | None = None  # folder of the suites' data on this machine; None: the plan's
-    offline: bool = False  # nothing is downloaded, whatever the plan says
+    offline: bool = False  # nothing is downloaded, whatever the plan
     allow_unsandboxed_code: bool = False
     peak_memory: bool = False  # measure it on a CPU too
     timed_only: bool = False  # the untimed passes are left out
@@ -132,7 +132,7 @@ class Execution:
     # Called with the cells of a group before its first block and after every block, when their lines are stored. It
     # returns cells that leave: they decode no further blocks.
     leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
-    servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
+    servers: frozenset[str] = frozenset()  # that the plan may use: URL, or URL=VARIABLE (mtbench/decoding/external.py)
     engine_options: frozenset[str] = frozenset()  # that the plan may give to serving engines
 
     @classmethod

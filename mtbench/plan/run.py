@@ -1,6 +1,6 @@
-"""A run that is open: its plan and what it has stored, read and checked once.
+"""An open run: its plan and its stored lines, read and checked once.
 
-A command opens its directory once and hands this to its stages. What a stage stores is added here, too, so that the
+A command opens its directory once and hands this to its stages. A stage's new lines are added here, too, so that the
 next stage, and every look of a race, has it without reading the files again.
 """
 
@@ -39,7 +39,7 @@ class Run:
 
     @classmethod
     def open(cls, directory: RunDirectory) -> "Run":
-        """Read a run. Raises UserError for a faulty file, and for a line that the plan does not ask for."""
+        """Read a run. Raises UserError for a faulty file, and for a line that is not in the plan."""
         plan, environment = read_plan(directory), directory.read("environment.json", Environment)
         answers, timings = dict[str, list[GenerationLine]](), dict[str, list[TimingLine]]()
         for group in plan.groups:
@@ -66,7 +66,7 @@ class Run:
             yield cls.open(directory)
 
     def refuse_unanswered(self) -> None:
-        """Raise UserError for a timing without an answer to each item of its block: it cannot be gone on with."""
+        """Raise UserError for a timing without an answer to each item of its block: the run cannot be resumed."""
         for group in self.plan.groups:
             items = self.plan.suite(group.suite).items
             for name in group.cells:

@@ -24,7 +24,7 @@ from mtbench.errors import UserError
 
 Note = Callable[[str], None]
 
-LARGEST = 1 << 26  # bytes that a process may print while it is waited for
+LARGEST = 1 << 26  # bytes that a process may print before it ends
 LOOK_S = 0.5  # between two looks at the size of an output
 READ = 1 << 24  # bytes of the end of an output that are read
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # with them an environment would import packages of the caller

@@ -17,7 +17,7 @@ from mtbench import files
 from mtbench.errors import UserError, printable
 from mtbench.programs import launch
 
-ERROR_LINES = 40  # of the end of a log, in which an exception is looked for
+ERROR_LINES = 40  # of the end of a log, in which an exception is searched
 EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): (?!.*\babove\b)")
 REFERS = re.compile(r"\babove\b|https?://")
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
@@ -71,7 +71,7 @@ def launched(command: Sequence[str]) -> list[str]:
 def last_line(log: Path) -> str:
     """Return the last line with letters that a process wrote; empty if there is none.
 
-    If it refers elsewhere, as engines to a cause above and pydantic to an address: the exception before it, with an
+    If it refers elsewhere (engines: to a cause above; pydantic: to an address), the exception before it, with an
     indented line of detail.
     """
     try:
@@ -95,7 +95,7 @@ def utc_now() -> str:
 
 
 def has_ended(process: subprocess.Popen[bytes], within_s: float = 0.0) -> bool:
-    """Return whether a process ends within a time. It is not reaped: its id stays its own until it is killed."""
+    """Return whether a process ends within a time. It is not reaped: its id is not reused until it is killed."""
     deadline = time.monotonic() + within_s
     while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if time.monotonic() >= deadline:
@@ -145,7 +145,7 @@ def _members(group: int) -> dict[int, list[str]]:
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End a process: politely, then by force, with everything that it left alive."""
+    """End a process by SIGTERM, then by SIGKILL, with its children."""
     if grace_s and not has_ended(process):
         process.terminate()
         has_ended(process, grace_s)
@@ -154,6 +154,6 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that is not reaped, and everything that it left alive in its group."""
-    with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS says so of a group of zombies
+    """Kill a process that is not reaped, and its group."""
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS raises it for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""From results.json to what people read."""
+"""From results.json to pages, tables and figures."""

@@ -1,4 +1,4 @@
-"""Arms in words, for people: `mars:tau=0.95@mars/graph` is "MARS τ=0.95". The id stands below or beside it."""
+"""Readable names of arms: `mars:tau=0.95@mars/graph` is "MARS τ=0.95". The id stands below or beside it."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,12 @@ SYMBOLS = {"tau": "τ"}  # options that papers write as a symbol
 
 
 def arm_names(cells: Iterable[ResultCell]) -> dict[str, str]:
-    """Return the words of every arm: its method, its options, and what else distinguishes it from another arm.
+    """Return the readable name of every arm: its method, its options, and what else distinguishes it from another arm.
 
-    Arms with the same method and options differ in checkpoint, engine or copy; the words then name what differs. An arm
+    Arms with the same method and options differ in checkpoint, engine or copy; the name then has what differs. An arm
     in a serving engine has the engine's own name of its method: "Prompt lookup (vLLM ngram)".
     """
-    alike: dict[str, list[str]] = {}  # method and options in words -> arms
+    alike: dict[str, list[str]] = {}  # readable method and options -> arms
     names = {}
     for arm, cell in {cell.arm: cell for cell in cells}.items():
         if inside := _in_engine(cell):
@@ -39,7 +39,7 @@ def _in_engine(cell: ResultCell) -> str:
 
 
 def in_words(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with the words of every arm in place of its id."""
+    """Return a text with the readable name of every arm in place of its id."""
     if not names:
         return text
     longest_first = sorted(names, key=len, reverse=True)

@@ -46,7 +46,7 @@ def arm_row(cell: ResultCell, numbers: Mapping[str, int], entries: Sequence[Entr
 
 
 def named(table: Table, names: Mapping[str, str]) -> Table:
-    """Return the table with its arms in words, each above its id."""
+    """Return the table with readable names of arms, each above its id."""
 
     def words(text: str | None) -> str | None:
         return text and in_words(text, names)

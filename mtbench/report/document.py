@@ -47,7 +47,7 @@ SIZES_NEEDED = 3  # batch sizes of a sweep
 
 
 class Naming(NamedTuple):
-    """How people read an arm: its number in the tables and its words, by its id."""
+    """The names of arms, by id: number in the tables, and readable name."""
 
     numbers: dict[str, int]
     words: dict[str, str]
@@ -58,13 +58,13 @@ class Naming(NamedTuple):
         return cls({arm: number for number, arm in enumerate(arms, start=1)}, arm_names(cells))
 
     def texts(self, sentences: Sequence[str]) -> list[str]:
-        """Return sentences with arms in words."""
+        """Return sentences with readable names of arms."""
         return [in_words(sentence, self.words) for sentence in sentences]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What is shown of one suite at one batch size, with one way of batching."""
+    """The content for one suite at one batch size, with one way of batching."""
 
     key: GroupKey
     slug: str
@@ -73,7 +73,7 @@ class Group:
     main: Table
     details: Mapping[str, Table]  # by heading
     figures: list[Figure]
-    note: str  # its source, and what it is not
+    note: str  # its source and limits
 
     @property
     def place(self) -> str:
@@ -100,7 +100,7 @@ def write_report(run: Run, results: Results) -> Path:
 def document(
     results: Results, decision: Decision | None, groups: Sequence[Group], naming: Naming, generations: Widget
 ) -> Document:
-    """Return what a run shows."""
+    """Return the document of a run."""
     headline, texts, _ = decided(results, decision)
     picture = _picture(groups)
     cells = results.cells
@@ -128,7 +128,7 @@ def document(
 
 
 def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> Section:
-    """Return the section of a group. own: what to use here, if the decision covers several groups."""
+    """Return the section of a group. own: the recommendation, if the decision covers several groups."""
     cells = group.cells
     in_short = summary(cells, group.own.headline, group.place.replace(", ", " at ", 1))
     texts = [
@@ -225,7 +225,7 @@ def _unique(slug: str, others: Sequence[str]) -> str:
 
 
 def source(cells: Sequence[ResultCell], results: Results, group: GroupKey | None = None) -> str:
-    """Return the source that every figure names, since figures leave the page: what ran, on what, and what it is not.
+    """Return the source that every figure names, since figures leave the page: run, machine and limits.
 
     group: of which the cells are; None: of several.
     """

@@ -25,20 +25,20 @@ ROW = 26  # points of an arm in a figure with two lines for its name
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the figures of one suite and batch size are drawn from."""
+    """The data of the figures of one suite and batch size."""
 
     cells: Sequence[ResultCell]  # without failed ones
     numbers: Mapping[str, int]  # arm -> its number in the tables
     headline: Mapping[str, Speedup]  # arm -> its speedup in the main table
     note: str = ""  # printed in every figure, since figures leave the page: its source, and that it is a demonstration
-    names: Mapping[str, str] = field(default_factory=dict)  # arm -> its words; without them its id
+    names: Mapping[str, str] = field(default_factory=dict)  # arm -> its readable name; without one its id
 
     def label(self, cell: ResultCell, longest: int) -> str:
         """Return the name of an arm in a figure, with its number, cut at about `longest` letters."""
         return plots.label(self.numbers[cell.arm], self.name(cell.arm), longest, void=bool(cell.void))
 
     def name(self, arm: str) -> str:
-        """Return an arm in words."""
+        """Return the readable name of an arm."""
         return self.names.get(arm, arm)
 
     def key(self, cells: Sequence[ResultCell]) -> list[str]:
@@ -50,7 +50,7 @@ class Scene:
 
 
 def draw(scene: Scene) -> list[Figure]:
-    """Return the figures of one suite and batch size, without those that nothing was measured for."""
+    """Return the figures of one suite and batch size that have data."""
     sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier]
     with plots.style():
         drawn = [sketch(scene) for sketch in sketches]

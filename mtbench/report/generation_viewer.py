@@ -60,7 +60,7 @@ class ShownItem(Record):
 
 
 class ShownArm(Record):
-    """An arm, its words, and its number in the tables."""
+    """An arm, its readable name, and its number in the tables."""
 
     arm: str
     name: str
@@ -129,7 +129,7 @@ class _Generations:
     own: OwnSpeedups
     lines: Mapping[str, Mapping[str, GenerationLine]]  # by cell and item
     scores: Mapping[str, Mapping[str, float]]  # by cell and item
-    names: Mapping[str, str]  # words of every arm
+    names: Mapping[str, str]  # readable name of every arm
 
 
 def viewer(run: Run, results: Results, numbers: Mapping[str, int], names: Mapping[str, str]) -> Viewer:

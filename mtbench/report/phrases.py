@@ -14,7 +14,7 @@ from mtbench.results.format import ResultCell
 
 DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
 SMALL_MODEL = "Demonstration: small model"
-REPEATED_FLAG = "accuracy inconclusive"  # a row says it by its verdict
+REPEATED_FLAG = "accuracy inconclusive"  # a row has it in its verdict
 TOKENS_PRICED = 1_000_000
 SIMULATED = "Simulated {kinds}: speed only, not the speed of a trained model"
 
@@ -31,7 +31,7 @@ def batches(size: int, batching: str) -> str:
 
 
 def disclaimers(cells: Sequence[ResultCell]) -> list[str]:
-    """Return what every page, table and figure of these cells must state first."""
+    """Return the disclaimers that every page, table and figure of these cells must state first."""
     found = []
     simulated = [cell.simulated for cell in cells if cell.simulated]
     kinds = [word for kind, word in KINDS.items() if any(getattr(s, kind) for s in simulated)]
@@ -116,7 +116,7 @@ def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | 
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Return a verdict in words: its word, and what it lacks or what it rests on."""
+    """Return a verdict as text: its word, and what it lacks or rests on."""
     if verdict.reason is not None:
         return f"{verdict.word}: {verdict.reason.text}"
     if (alone := verdict.alone) is not None:
@@ -133,12 +133,12 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def shown_verdict(verdict: Verdict) -> model.Verdict:
-    """Return a verdict in words for a table, which may shorten it to its word."""
+    """Return a verdict as text for a table, which may shorten it to its word."""
     return model.Verdict.of(verdict.word, verdict_text(verdict))
 
 
 def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
-    """Return the word on a speedup. None where it is open and the arm has lost a race: its note says more."""
+    """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note has more."""
     verdict = speedup.verdict
     if verdict.reason is not None and verdict.reason.kind == "disturbed":
         return statistics.DISTURBED
@@ -163,12 +163,12 @@ def ungraded(cell: ResultCell) -> str:
 
 
 def fewer_items(cells: Sequence[ResultCell]) -> list[str]:
-    """Return that the accuracies of a batch size are those of fewer items, and what they are elsewhere on these items.
+    """Return a remark if a batch size has accuracies of fewer items, with the accuracies elsewhere on these items.
 
     cells: those of one group. Without it, accuracies at two batch sizes differ by their items and read as an effect of
     batching.
     """
-    arms: dict[str, list[tuple[str, SameItems]]] = {}  # what holds for the arms -> arms
+    arms: dict[str, list[tuple[str, SameItems]]] = {}  # remark -> its arms
     for cell in cells:
         same = cell.accuracy_same_items
         if same is not None:

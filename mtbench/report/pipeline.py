@@ -12,7 +12,7 @@ from mtbench.results.format import Results
 
 
 def finish(run: Run, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:
-    """Run what is missing of a plan; return the results. With `pages`, write report.md and report.html too."""
+    """Run the rest of a plan; return the results. With `pages`, write report.md and report.html too."""
     generate(run, progress, execution)
     if due(run):
         score(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)

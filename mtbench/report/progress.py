@@ -30,7 +30,7 @@ class ChangingLine:
         self.status.stop()
 
     def show(self, text: str) -> None:
-        """Show what is done now."""
+        """Show the current step."""
         if self.console.is_terminal:
             self.status.update(escape(text))
         elif time.monotonic() - self.printed_at > PLAIN_LINE_EVERY_S:

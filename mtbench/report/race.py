@@ -1,4 +1,4 @@
-"""How a race went: who left, and what it took. Made from decision.json, for the page and report.md."""
+"""The course of a race: the arms that left, and the cost. Made from decision.json, for the page and report.md."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Rows = list[tuple[str, str]]  # name and text
 
 
 def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -> list[Part]:
-    """Return the parts of the section, with arms in words."""
+    """Return the parts of the section, with readable names of arms."""
 
     def part(heading: str, text: str = "", rows: Sequence[tuple[str, str]] = (), *, code: bool = False) -> Part:
         """Return a sentence and rows of a name and a text. code: the texts are commands or options."""
@@ -52,7 +52,7 @@ def _asked(decision: Decision) -> Rows:
 
 
 def _left(looks: Looks, cells: Sequence[ResultCell], decision: Decision) -> tuple[str, str, Rows]:
-    """Return what became of each arm of a group: those that left first come first."""
+    """Return the outcome of each arm of a group, in the order of leaving."""
     of_group = [cell for cell in cells if (cell.suite, cell.batch_size) == (looks.suite, looks.batch_size)]
     of_group.sort(key=lambda cell: math.inf if cell.left is None else cell.left.block)
     over = {cell.arm: "; over a limit, so it is not recommended" for cell in of_group if cell.cell in decision.over_slo}

@@ -1,4 +1,4 @@
-"""What `mtbench compare` shows: a table per suite and batch size, with a row for each arm and run."""
+"""The document of `mtbench compare`: a table per suite and batch size, with a row for each arm and run."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,6 +1,6 @@
-"""What to use, the summary of a section, warnings, and where arms stop paying. Verdicts decide what a sentence says.
+"""Recommendations, the summary of a section, warnings, and where arms stop paying. Sentences follow verdicts.
 
-What to use is the decision of a race if the run has one, else that of its results.
+The recommendations are those of the race if the run is one, else those of its results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from mtbench.results.format import BreakEven, ResultCell, Results
 
 
 class Decided(NamedTuple):
-    """What to use, as sentences with the ids of arms."""
+    """The recommendations as sentences with the ids of arms."""
 
     headline: str
     of_groups: dict[GroupKey, str]  # what to use on a suite at a batch size
-    beside: list[str]  # what the headline leaves out: arms that are as good, and arms that are open
+    beside: list[str]  # not in the headline: arms that are as good, and arms that are open
 
 
 def read_decision(run: RunDirectory) -> Decision | None:

@@ -1,4 +1,4 @@
-"""What the terminal shows when a run is planned or done: tables, then the decision."""
+"""The terminal's output for a planned or finished run: tables, then the decision."""
 
 from rich.console import Group
 from rich.markup import escape
@@ -19,7 +19,7 @@ from mtbench.results.format import Results
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return what a run would do: a row per cell."""
+    """Return the plan of a run: a row per cell."""
     table = Table(title="Plan")
     table.add_column("suite")
     table.add_column("arm")
@@ -50,6 +50,6 @@ def results_tables(results: Results, width: int) -> list[Group]:
 
 
 def decision_lines(results: Results, decision: Decision | None = None) -> list[str]:
-    """Return what to use, by the decision of a race or by what was measured; before it, what spoils the run."""
+    """Return the recommendations of the race, or of the results; before them, the warnings."""
     names, found = arm_names(results.cells), decided(results, decision)
     return [in_words(line, names) for line in (*warnings(results.cells), found.headline, *found.beside)]

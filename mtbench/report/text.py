@@ -1,4 +1,4 @@
-"""The words of a report around its tables: the question, what it ran on, and how to read it."""
+"""The text of a report around its tables: the question, the machine, and how to read it."""
 
 import json
 import shlex
@@ -62,7 +62,7 @@ def facts(cells: Sequence[ResultCell]) -> list[str]:
 
 
 def environment(results: Results) -> list[tuple[str, str]]:
-    """Return what the run ran on, in pairs; unknown values are left out."""
+    """Return machine, software and settings of the run in pairs; unknown values are left out."""
     stored = results.environment
     session = stored.sessions[-1] if stored.sessions else SessionRecord()
     used: Machine = stored.sessions[-1] if stored.sessions else stored

@@ -3,7 +3,7 @@
 Of the n tokens that a forward commits, the first is the target's own and n − 1 are accepted guesses. A forward that
 commits nothing (a block that is not yet full, a row that waits) verifies nothing, so it is not a step of a
 draft-and-verify engine. The stored answers are cut at the end token and at the budget. A project that also counts
-what the last forward accepted behind them gets a larger figure (vllm issue 56101); its figures here count it, too. Our
+the last forward's tokens behind them gets a larger figure (vllm issue 56101); its figures here count them, too. Our
 prefill commits nothing. An engine's prefill emits a token; formulas that count this token add one per answer.
 
 The formulas were read in their owners' code or documentation in November 2026. Compare a figure only with figures of

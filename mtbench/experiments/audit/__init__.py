@@ -1,1 +1,1 @@
-"""`mtbench audit`: two outputs differ, and the reference model says why."""
+"""`mtbench audit`: why two outputs differ, by the reference model."""

@@ -1,4 +1,4 @@
-"""An item's two answers, what the judge says of them, and what the answers of a side have in common that are off.
+"""An item's two answers, the judge's figures of them, and what the wrong answers of a side have in common.
 
 A token is off if its shortfall is more than arithmetic explains.
 """
@@ -16,10 +16,10 @@ Letter = Literal["a", "b"]
 LETTERS: tuple[Letter, ...] = ("a", "b")
 OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
 SAMPLED = "tokens sampled at temperature "  # the trial that needs no other logits
-FEW = 0.1  # share of the tokens up to which faults are single ones
+FEW = 0.1  # largest share of the tokens of single faults
 NEARLY_ALL = 0.8  # share of the answers
 EVENTS = 3  # tokens of an answer that count as off: those behind them may follow from these
-CHANCE = 0.01  # probability below which a pattern is none of chance
+CHANCE = 0.01  # probability below which a pattern is not by chance
 HELPS = 0.5  # share of the tokens that a trial must explain
 MIXED = 12  # tokens that two items do not share by chance
 
@@ -43,7 +43,7 @@ class Known:
         return self.a if letter == "a" else self.b
 
     def pool(self, letter: Letter) -> "Pool":
-        """Return what the answers of a side that are off have in common."""
+        """Return the answers of a side that are off."""
         return self._pools.setdefault(letter, Pool(self, letter))
 
     def right(self, letter: Letter) -> bool:
@@ -58,7 +58,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """An item's two answers, and what the judge says of them; None: nothing was judged."""
+    """An item's two answers, and the judge's figures of them; None: nothing was judged."""
 
     item: str
     a: SideAnswer
@@ -146,7 +146,7 @@ class Pool:
     def checked(self) -> str | None:
         """`first` or `last`: the token of a forward that the model itself chose, if all tokens that are off are drafts.
 
-        None if they are not, if a side hides its forwards, or if chance gives that as well.
+        None if they are not, if a side hides its forwards, or if that may be chance.
         """
         for end in ("last", "first"):
             places = [_places(case.answer(self.letter).commits, end) for case, _ in self.far]
@@ -190,7 +190,7 @@ class Pool:
 
     @cached_property
     def rows(self) -> list[int] | None:
-        """The rows of the batch that are off, if the others are not, and if chance hardly gives that.
+        """The rows of the batch that are off, if the others are not, and not by chance.
 
         If every token had the same chance to be off, there would be some in all rows.
         """

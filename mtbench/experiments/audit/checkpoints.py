@@ -13,7 +13,7 @@ from mtbench.models.families import locate
 def difference(a: str, b: str, *, offline: bool = False) -> str | None:
     """Return how the weights of checkpoints A and B differ, in one sentence; None if they are the same.
 
-    Of checkpoints that are not folders of safetensors files, only the names are known.
+    Only the names are known of checkpoints in other formats than folders of safetensors files.
     """
     folders = [Path(locate(source)) for source in (a, b)]
     if not all(folder.is_dir() for folder in folders):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mtbench.experiments.audit.cases import LETTERS, OTHER, Case, Letter, step_of
 from mtbench.measure.lossless_check import first_difference
 
-MANY = 3  # answers that make a fault one of all answers
+MANY = 3  # answers from which a fault counts as one of all answers
 
 Test = Callable[[Case], str | None]
 
@@ -221,7 +221,7 @@ def _some_rows(case: Case) -> str | None:
 
 
 def _cache(case: Case) -> str | None:
-    """Tokens off that no draft explains, though the weights and the engine are those of the side that is right."""
+    """Wrong tokens that no draft explains, though the other side, with the same weights and engine, is right."""
     for letter in case.off:
         pool, other = case.known.pool(letter), case.side(OTHER[letter])
         if not case.known.right(OTHER[letter]):
@@ -258,7 +258,7 @@ def _unexplained(case: Case) -> str | None:
 
 
 class Class(NamedTuple):
-    """What a class says, and whether it is a fault."""
+    """The meaning of a class, and whether it is a fault."""
 
     says: str
     fault: bool = False

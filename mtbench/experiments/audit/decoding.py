@@ -64,7 +64,7 @@ def servers_of(texts: Sequence[str]) -> set[str]:
 
 
 def decode(directory: RunDirectory, planned: Plan, servers: Sequence[str], progress: RunProgress) -> None:
-    """Decode what is missing of a plan. `servers`: those that it may ask."""
+    """Decode the rest of a plan. `servers`: those that it may use."""
     if not directory.has("plan.json"):
         write_plan(RunDirectory.create(directory.path), planned, [])
     with Run.locked(directory) as run:

@@ -1,4 +1,4 @@
-"""What an audit shows: the classes, the answers that differ, and their first differences side by side."""
+"""The document of an audit: the classes, the answers that differ, and their first differences side by side."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ READING = [
 
 
 def document(found: Audit, known: Sequence[Known]) -> Document:
-    """Return what an audit shows. known: of each pair, for the tokens side by side; empty: without them."""
+    """Return the document of an audit. known: per pair, for the tokens side by side; empty: without them."""
     counted = [of for of in found.classes if of.answers]
     rows = [
         Row(

@@ -140,7 +140,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         return found
 
     def _try(self, job: Job[AuditRequest, AuditSession], known: Sequence[Known], judge: Judge) -> None:
-        """Make the trials of each side with answers that nothing stored explains; what was tried before stays."""
+        """Make the trials of each side with answers that stored data do not explain; earlier trials stay."""
         stored = job.directory.read_lines(TRIALS, TrialLine)
         for number, of in enumerate(known):
             if of.a.model != of.b.model and None not in (of.a.model, of.b.model):

@@ -1,4 +1,4 @@
-"""From judged lines to what an audit has found: the noise of each pair of arms, the class of each answer, the sums."""
+"""From judged lines to the findings of an audit: the noise of each pair of arms, the class of each answer, the sums."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from mtbench.experiments.audit.sides import Pair
 from mtbench.measure.lossless_check import first_difference
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 
-MOST_NOISE = 1.0  # a larger one is no arithmetic of this model
+MOST_NOISE = 1.0  # a larger one is not this model's arithmetic
 SPREAD = 2.0  # the largest noise that was seen, times this, bounds the noise of both sides
 Lines = Mapping[tuple[int, str], JudgedLine]
 Decode = Callable[[Sequence[int]], str]
@@ -26,7 +26,7 @@ def all_pairs(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def to_judge(pair: Pair, item: str) -> bool:
-    """Return whether two answers to one prompt differ, so that the judge can say of what."""
+    """Return whether two answers to one prompt differ in a way that the judge can explain."""
     a, b = pair.a.answers[item], pair.b.answers[item]
     return a.tokens != b.tokens and a.prompt == b.prompt is not None and a.whole and b.whole
 
@@ -72,7 +72,7 @@ def _apart(number: int, pair: Pair, lines: Lines) -> float:
 
 
 def audit(request: AuditRequest, model: str | None, known: Sequence[Known], notes: Sequence[str]) -> Audit:
-    """Return what was found: the class of every answer, and one sentence."""
+    """Return the findings: the class of every answer, and one sentence."""
     findings = [finding for number, pair in enumerate(known) for finding in _findings(number, pair)]
     counts = Counter(finding.name for finding in findings)
     faults = Counter(finding.name for finding in findings if finding.fault)
@@ -124,7 +124,7 @@ def _findings(number: int, known: Known) -> Iterator[Divergence]:
 
 
 def _sentence(known: Sequence[Known], findings: Sequence[Divergence], classes: Sequence[ClassCount]) -> str:
-    """Return what was found in one sentence. A single answer of a class is named with its place."""
+    """Return the findings in one sentence. A single answer of a class is named with its place."""
     items = sum(len(pair.cases) for pair in known)
     if not findings:
         return f"B equals A in all {counted(items, 'answer')}."

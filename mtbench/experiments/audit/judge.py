@@ -96,9 +96,9 @@ class Judge:
         )
 
     def _side(self, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
-        """Return what the judge says of a side's tokens from `first` on; logits (n, V).
+        """Return the judge's figures of a side's tokens from `first` on; logits (n, V).
 
-        What they would be without end tokens is computed only if one of them is no choice.
+        Their shortfalls without end tokens are computed only if one of them is not the judge's choice.
         """
         if logits is None:
             return SideJudged(probabilities=[], short={}, endless=None)
@@ -136,7 +136,7 @@ class Judge:
 
 
 def answer_of(side: Side, answer: SideAnswer, first: int) -> Answer:
-    """Return what is judged of an answer: its tokens up to `TAIL` behind the first difference."""
+    """Return the judged part of an answer: its tokens up to `TAIL` behind the first difference."""
     assert answer.prompt is not None, "an answer without its prompt is not judged"
     return Answer(answer.prompt, answer.tokens[: first + TAIL], answer.seed, side.temperature)
 
@@ -147,7 +147,7 @@ def logits_of(runner: ModelRunner, answer: Answer, first: int) -> Tensor:
 
 
 class Reader:
-    """Feeds texts to a runner, one after the other, and only what the text before did not begin with."""
+    """Feeds texts to a runner, one after the other, each without the prefix that it shares with the text before."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner

@@ -80,13 +80,13 @@ class Pair(NamedTuple):
 
     @property
     def items(self) -> list[str]:
-        """Items that both have answered, in the order of A."""
+        """Items that both sides answered, in the order of A."""
         answered = [{item for item, answer in side.answers.items() if not answer.lacks} for side in self[:2]]
         return [item for item in self.a.answers if item in answered[0] & answered[1]]
 
 
 class Named(NamedTuple):
-    """What an argument names: all sides in its place, and those that were meant."""
+    """The sides that an argument names: all in its directory or file, and the chosen ones."""
 
     text: str
     all: Sequence[Side]
@@ -245,7 +245,7 @@ def _same_requests(a: Side, b: Side) -> Pair:
 
 
 def _by_prompt(a: Side, b: Side) -> list[tuple[str, str]]:
-    """Return the items with the same prompt, the k-th with the k-th; for one that a side lacks its last one stands.
+    """Return the items with the same prompt, the k-th with the k-th; a side with fewer repeats its last one.
 
     Other items of suites are paired by their names.
     """
@@ -262,7 +262,7 @@ def _by_prompt(a: Side, b: Side) -> list[tuple[str, str]]:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return names of which no two are equal: those that are have their place."""
+    """Return distinct names: equal ones get their place as a suffix."""
     counts = Counter(names)
     unique = [f"{name} ({place})" if counts[name] > 1 else name for place, name in enumerate(names, start=1)]
     return unique if len({*unique}) == len(unique) else distinct(unique)

@@ -1,6 +1,6 @@
 """Sides of an audit that are files of texts: their tokens are made by the judge's tokenizer.
 
-A text that begins as the other side's answer does gets that answer's tokens as far as the texts agree, so that the
+Where a text begins like the other side's answer, it gets that answer's tokens as far as the texts agree, so that the
 first difference of tokens is where the texts differ.
 """
 
@@ -22,7 +22,7 @@ from mtbench.results.answers import read_answers
 
 
 def of_file(path: Path, ran_in: str) -> Named:
-    """Return the side that a file of answers is, without tokens. `ran_in`: the number type of its answers."""
+    """Return the side of a file of answers, without tokens. `ran_in`: the number type of its answers."""
     read = read_answers(path)
     if all(one.lacks for one in read.answers):
         why = " and ".join({f": they {one.lacks}": None for one in read.answers})
@@ -56,7 +56,7 @@ def with_prompts(named: Named, tokenizer: Any) -> Named:
         return named
     prompts = {item: answer.raw_prompt for item, answer in side.answers.items() if answer.raw_prompt}
     texts = {i: p if isinstance(p, str) else _conversation(tokenizer, p, side, i) for i, p in prompts.items()}
-    begin = tokenizer.bos_token or "\0"  # a text that has it was written by a chat template
+    begin = tokenizer.bos_token or "\0"  # a chat template wrote a text that has it
     plain = {i: isinstance(prompts[i], str) and not text.startswith(begin) for i, text in texts.items()}
     ids = {i: tokenise(tokenizer, [text], plain=plain[i])[0] for i, text in texts.items()}
     made = replace(side, answers={i: replace(answer, prompt=ids.get(i)) for i, answer in side.answers.items()})

@@ -23,7 +23,7 @@ from mtbench.models.runner import Forwarded, ModelRunner
 
 MOST_CASES = 4  # answers that are off on which a trial is made, and answers that are not
 BLOCKS, MOST_OTHERS = range(16, 129, 16), 2  # leading tokens that a cache may have of other requests, and of how many
-TEMPERATURES = (0.5, 0.7, 0.8, 1.0, 1.2)  # that sampled tokens are looked for at
+TEMPERATURES = (0.5, 0.7, 0.8, 1.0, 1.2)  # at which sampled tokens are searched
 UNLIKELY = 0.1  # probability at the best of these temperatures below which tokens were not sampled
 MOST_SAMPLED = 16  # answers whose tokens may have been sampled
 LEAST_SAMPLED = 10  # fewer tokens that are no choice fit one of these temperatures by chance
@@ -61,7 +61,7 @@ class Changed:
 
 
 def trials(model: Any, known: Known, letter: Letter) -> dict[str, Trial]:
-    """Return the trials of a side for a model by what they say."""
+    """Return the trials of a side for a model by their text."""
     text, weights = model.config.get_text_config(), "weights"
     windows = sorted({w for w in (getattr(text, "sliding_window", None),) if w and getattr(text, "layer_types", None)})
     found = _of_places(known, letter, windows) | _of_prompts(known, letter)
@@ -125,7 +125,7 @@ def _begun_by(ids: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
 
 @torch.inference_mode()
 def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Iterator[TrialLine]:
-    """Yield what each trial does to the tokens of a side in some of its answers. `number`: of the pair."""
+    """Yield the effect of each trial on the tokens of a side in some of its answers. `number`: of the pair."""
     runner, off = judge.runner(), known.pool(letter).cases
     right = [case for case in known.cases if _is_right(case)]
     probes = [_probe(case, letter) for case in (*off[:MOST_CASES], *right[:MOST_CASES])]
@@ -156,7 +156,7 @@ def _is_right(case: Case) -> bool:
 
 
 def _probe(case: Case, letter: Letter) -> Probe:
-    """Return what is judged of an answer: tokens on both sides of its first difference."""
+    """Return the judged part of an answer: tokens on both sides of its first difference."""
     first = 0 if case.judged is None else case.judged.first
     begin = max(0, first - TAIL)
     return Probe(answer_of(case.side(letter), case.answer(letter), first), begin, case.judged is not None)
@@ -175,8 +175,8 @@ def _judged(runner: ModelRunner, probe: Probe, trial: Trial) -> Tensor:
 def _as_sampled(runner: ModelRunner, number: int, known: Known, letter: Letter) -> TrialLine:
     """Return whether the tokens look sampled, at the temperature that fits best.
 
-    Sampled tokens are other than the choice as often as the probabilities say, are no less likely than sampled ones,
-    and none of them is out of reach. A side that computes with other weights, or reads another cache, chooses.
+    Sampled tokens differ from the choice as often as their probabilities predict, are as likely as sampled ones,
+    and none of them is impossible. A side that computes with other weights, or reads another cache, chooses.
     """
     there = [case for case in known.cases if letter in case.off or _is_right(case)]
     probes = [_probe(case, letter) for case in there[:MOST_SAMPLED]]

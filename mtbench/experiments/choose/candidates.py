@@ -40,7 +40,7 @@ class Candidates(NamedTuple):
 
 
 def candidates(request: RunRequest) -> Candidates:
-    """Return what can be raced: of `request.method` every arm, without it the arms of every method.
+    """Return the candidates: every arm of `request.method`, or without it the arms of every method.
 
     Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
     that no arm has.
@@ -69,7 +69,7 @@ def candidates(request: RunRequest) -> Candidates:
     reasons = [(arm, why_not(arm, lineup)) for arm in named or every]
     raced = [plain, *(arm for arm, reason in reasons if reason is None and not _is_reference(arm))]
     there = {arm.method for arm in raced}
-    # Of several reasons the last one: the first arm may have a width that no engine has.
+    # The last reason counts: the first arm may have a width that no engine has.
     refused = {arm.method: reason for arm, reason in reasons if reason is not None and arm.method not in there}
     return Candidates(lineup.of(raced), refused)
 

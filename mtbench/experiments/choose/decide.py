@@ -46,7 +46,7 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
 
 
 class _Pairs:
-    """What the times of two cells show on the blocks that both have, however often the race has looked."""
+    """The comparison of two cells' times on their common blocks, however often the race has looked."""
 
     def __init__(self, stored: Stored) -> None:
         self.stored = stored

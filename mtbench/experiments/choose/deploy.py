@@ -1,6 +1,6 @@
 """The commands that start a serving engine with the method that a race recommends.
 
-Those of the race's engine have the options with which it was measured, the others none of dtype.
+Commands of the race's engine have the measured options; those of other engines have no option of dtype.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from mtbench.plan.plan import Cell, Plan
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import ResultCell
 
-Commands = dict[str, tuple[str, str]]  # engine -> a command, and what the engine does otherwise, in sentences
+Commands = dict[str, tuple[str, str]]  # engine -> a command, and the engine's differences, in sentences
 SCHEDULED = "The number of drafts of a batch size holds up to the next one that was measured."
 
 
@@ -31,7 +31,7 @@ class Placed(NamedTuple):
     note: str  # what is not the arm's
 
     def command(self) -> tuple[str, str]:
-        """Return the command of its server, and what the engine does otherwise."""
+        """Return the command of its server, and the engine's differences."""
         command = self.engine.command(self.model, self.setting, self.options)
         return command, f"{self.note} {self.engine.note(self.model, self.setting)}".strip()
 

@@ -97,11 +97,11 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             )
 
     def stored(self, directory: Path) -> None:
-        """Return None: the plan has what became of the options."""
+        """Return None: the plan has the options."""
         RunDirectory.open(directory, self.command)
 
     def run(self, job: Job[RaceRequest, RaceSession]) -> Decided:
-        """Run what is missing of the race, and decide."""
+        """Run the rest of the race, and decide."""
         session = job.session
         execution = Execution.of(
             job.request,
@@ -130,7 +130,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             console.say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
 
     def exit_code(self, found: Decided, session: RaceSession) -> int:
-        """Return 0 if the race has ended, whatever it says."""
+        """Return 0 if the race has ended, with any decision."""
         if not found.decision.complete:
             return INCOMPLETE
         return FAILED if any(cell.reference and cell.status == "failed" for cell in found.results.cells) else 0
@@ -159,7 +159,7 @@ def plan_of(request: RaceRequest) -> RacePlan:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Return what is known beforehand to end without a verdict or a grade, and what was chosen for a grade."""
+    """Return the suites that cannot get a verdict or a grade, and the dtype chosen for a grade."""
     sentences, chosen = plan.warnings(), plan.request.dtype
     remedy = "raise `--limit` or `--max-new-tokens`, or give `--dtype float32`"
     for suite, tokens, dtype in _ungraded(plan):
@@ -180,7 +180,7 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
 
 
 def finish(run: Run, execution: Execution, progress: RunProgress) -> Decided:
-    """Run what is missing of a race, decide, and write its pages. A decision from before stays until then."""
+    """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
     Racing(run, execution).restore_left()  # it counts no batches: none are expected yet
     racing = Racing(run, execution, progress.expect)
     results = run_pipeline.finish(run, racing.executing(), progress, pages=False)

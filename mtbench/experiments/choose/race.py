@@ -1,4 +1,4 @@
-"""The rule of a race: which arms leave after a look, and why. A pure function of what the blocks have shown.
+"""The rule of a race: which arms leave after a look, and why. A pure function of the decoded blocks.
 
 A **look** is made when every arm that is still there has ended the first N blocks, and uses these blocks only. So a
 race that was killed decides the same from its stored lines. There are two contests:
@@ -19,7 +19,7 @@ arm more than 2 % slower than b counts as close to it. Each needs a wrong bound 
 union bound over looks and arms this has probability 2.5 % at most. A bound between an arm and plain decoding is shared
 by the looks only: b is one arm, and of these bounds only its own can be wrong to its harm. That is 2.5 % more.
 Simulated bounds keep these levels for uneven blocks, too (docs/error-rates.md). But no bound knows of a kind of block
-that has not run yet. The words on accuracy are those of `statistics.accuracy_verdicts`: adjusted for all arms (Holm)
+that has not run yet. The verdicts on accuracy are those of `statistics.accuracy_verdicts`: adjusted for all arms (Holm)
 and shared by the looks. `worse than margin` is wrong with probability 2.5 % at most, `not worse` 5 %. The end of a run
 is one more look, since it can come at any block.
 """
@@ -53,7 +53,7 @@ def looks(blocks: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Block:
-    """What an arm did on a block."""
+    """An arm's result on a block."""
 
     wall_s: float | None  # None: the sample is not clean
     scores: Mapping[str, float]  # by item
@@ -67,7 +67,7 @@ class RacedArm:
     claims_lossless: it claims the tokens of plain decoding. allows_rounding: that holds though tokens differ: the
     arithmetic may choose, or it claims the distribution. graded_after: blocks after which it is known whether
     rounding explains other tokens. misses_slo: after each number of blocks, from 1 on, whether a latency is over its
-    limit. accuracy: the word on it from a larger batch size; None: it is tested here.
+    limit. accuracy: the verdict on it from a larger batch size; None: it is tested here.
     """
 
     name: str
@@ -82,7 +82,7 @@ class RacedArm:
 
 
 class View:
-    """What is known of all arms at a look."""
+    """The state of all arms at a look."""
 
     def __init__(
         self, entrants: Sequence[RacedArm], upto: Mapping[str, int], at: Sequence[int], max_loss: float
@@ -106,7 +106,7 @@ class View:
         return all(block.same for block in arm.blocks[: self.upto[arm.name]])
 
     def misses_slo(self, arm: RacedArm) -> bool:
-        """Return whether a latency of the arm is over its limit. Plain decoding has no limit: it is what one has."""
+        """Return whether a latency of the arm is over its limit. Plain decoding has no limit: it is the default."""
         upto = self.upto[arm.name]
         return not arm.reference and any(arm.misses_slo[upto - 1 : upto])
 
@@ -134,7 +134,7 @@ class View:
         return min(arms, key=lambda arm: self._time_ratio(arm, self.plain).value or 0.0, default=None)
 
     def decided(self, arm: RacedArm) -> bool:
-        """Return whether the arm is `faster` than plain decoding, as results.json will say it, or close to it."""
+        """Return whether the arm is `faster` than plain decoding, as in results.json, or close to it."""
         if arm is self.plain:
             return True
         if any(verdicts.too_short(self._walls(e), 0.0) for e in (arm, self.plain)):
@@ -164,7 +164,7 @@ class View:
         return self._ratios[pair]
 
     def _words(self, max_loss: float) -> dict[str, Word]:
-        """Return the word on the accuracy of every arm with other tokens, if it is known or has scores."""
+        """Return the accuracy verdict of every arm with other tokens, if it is known or has scores."""
         words = {e.name: e.accuracy for e in self.arms if e.accuracy is not None}
         unknown = [e for e in self.arms if e.accuracy is None and not self.same(e)]
         tested = {e.name: difference for e in unknown if (difference := self._difference(e)).n}
@@ -180,7 +180,7 @@ class View:
 
 
 class Outcome(NamedTuple):
-    """What the looks so far have decided."""
+    """The decisions of the looks so far."""
 
     left: list[Elimination]
     made: list[int]  # looks
@@ -205,7 +205,7 @@ def replay(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float) -> 
 
 
 def words(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, Word]:
-    """Return the word on the accuracy of every arm with other tokens at the last look that was made."""
+    """Return the accuracy verdict of every arm with other tokens at the last look."""
     last = max(outcome.made, default=0)
     return View(entrants, _counted(entrants, outcome.left, last), at, max_loss).words
 
@@ -299,7 +299,7 @@ class _Look:
                 self.leave(first, DONE, lost=False)
 
     def _ended(self, leader: RacedArm, arms: Sequence[RacedArm]) -> bool:
-        """Return whether no arm can be more than 2 % faster than the leader, whose own gain has a word."""
+        """Return whether no arm can be more than 2 % faster than the leader, whose gain has a verdict."""
         return all(self.view.close(leader, arm) for arm in arms) and self.view.decided(leader)
 
     def _let_others_leave(self, leader: RacedArm, arms: Sequence[RacedArm]) -> None:

@@ -25,7 +25,7 @@ AUTO = "auto"  # of `--method`
 
 
 class RaceRequest(DecodingRequest):
-    """What is raced, and by what it is judged."""
+    """The arms of a race, and the criteria."""
 
     method: Annotated[
         Sequence[str],

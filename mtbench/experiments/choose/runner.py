@@ -39,7 +39,7 @@ def plan_race(request: RunRequest, found: Candidates, opened: Mapping[str, Suite
 
 
 def race_of(plan: Plan, found: Candidates, slo_s: Slo) -> Race:
-    """Return when the groups of a plan are looked at, and by what they are judged."""
+    """Return the looks at the groups of a plan, and the criteria."""
     at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
     return Race(slo_s=dict(slo_s), refused=found.refused, looks=at)
 
@@ -52,14 +52,14 @@ def _spec(arm: Arm) -> str:
 
 @dataclass
 class Racing:
-    """The race of a run: what its stored lines say now. As the hook of an execution it lets cells leave."""
+    """The race of a run by its stored lines. As the hook of an execution it lets cells leave."""
 
     run: Run
     execution: Execution
     expect: Callable[[int], None] | None = None  # receives the most batches that are left when cells leave
     _suites: dict[str, Suite] = field(default_factory=dict)
     _scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by cell and item
-    _accuracies: dict[str, dict[str, Word]] = field(default_factory=dict)  # words by suite and arm
+    _accuracies: dict[str, dict[str, Word]] = field(default_factory=dict)  # verdicts by suite and arm
     _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
 
     @property
@@ -112,7 +112,7 @@ class Racing:
         return self.race.looks_at(group.suite, group.batch_size)
 
     def outcome(self, group: Group) -> Outcome:
-        """Return what the looks at a group have decided."""
+        """Return the decisions of the looks at a group."""
         return replay(self.entrants(group), self.looks(group), self.plan.request.max_loss)
 
     def entrants(self, group: Group) -> list[RacedArm]:
@@ -178,7 +178,7 @@ class Racing:
         return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
 
     def _known(self, group: Group) -> dict[str, Word]:
-        """Return by arm the word on its accuracy from the largest batch size; empty for that size itself.
+        """Return by arm its accuracy verdict from the largest batch size; empty for that size itself.
 
         It is computed once: the largest batch size has ended when a smaller one begins.
         """
@@ -201,7 +201,7 @@ class Racing:
         if new:
             try:
                 scores |= scores_of(self._suite(group.suite), suite, new)
-            except Exception:  # a suite may raise anything; the scoring at the end says what
+            except Exception:  # a suite may raise anything; the scoring at the end reports it
                 return {}
         return scores
 
@@ -221,7 +221,7 @@ def is_plain(cell: Cell) -> bool:
 
 
 def over_limits(cells: Sequence[ResultCell], slo_s: Slo) -> list[str]:
-    """Return the cells that are over a limit. Plain decoding stays: it is what one has."""
+    """Return the cells that are over a limit. Plain decoding stays: it is the default."""
     return [c.cell for c in cells if not c.reference and _over(c.ttft_s, c.commit_latency_s, slo_s)]
 
 

@@ -1,6 +1,6 @@
-"""Print what the Python that runs this file has installed of mtbench, as JSON. `builds.py` runs it in every build.
+"""Print as JSON which mtbench is installed in the Python that runs this file. `builds.py` runs it in every build.
 
-Older and newer versions of mtbench must answer, so this file uses nothing of mtbench but its version and its folder.
+Older and newer versions of mtbench must answer, so this file uses only mtbench's version and folder.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ PLUGINS = ("mtbench.methods", "mtbench.suites")  # entry-point groups, and the p
 def main(packages: list[str]) -> None:
     """Print the versions of mtbench, of `packages` and of plugins, and the hash of their code.
 
-    Raises whatever mtbench's command line raises.
+    Raises every error of mtbench's command line.
     """
     import mtbench
 

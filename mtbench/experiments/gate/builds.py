@@ -29,7 +29,7 @@ from mtbench.programs import environments
 from mtbench.programs.environments import MARKER, Note, Pip, installed
 from mtbench.records import Record
 
-ANSWER_S = 60.0  # time in which an environment must say what is installed
+ANSWER_S = 60.0  # time in which an environment must report its packages
 CHOICES = "give a virtual environment or git:REV, or with --engine ENGINE a release of it, pip:NAME==VERSION"
 PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*", re.ASCII)
 SHORT = 7  # digits of a commit in a label
@@ -39,7 +39,7 @@ ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
 
 @dataclass(frozen=True)
 class Build:
-    """An environment with mtbench installed, and what its processes use besides."""
+    """An environment with mtbench installed, and the plugins and engine of its processes."""
 
     env: str  # as given
     label: str
@@ -64,7 +64,7 @@ class Build:
 
 
 class ProbeReport(Record):
-    """What `build_probe.py` prints."""
+    """The output of `build_probe.py`."""
 
     mtbench: str
     folder: str  # of the package
@@ -112,7 +112,7 @@ def describe(build: Build) -> BuildRecord:
     try:
         answer = ProbeReport.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
         commit = _commit(answer)
-    except (OSError, ValueError):  # another answer, or one with paths that cannot be
+    except (OSError, ValueError):  # another answer, or one with impossible paths
         raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
     return BuildRecord(
         env=build.env,

@@ -10,8 +10,8 @@ tested by a t test with n − 1 degrees of freedom. The tests are made at a few 
     else  more pairs; after the last look INCONCLUSIVE, and before it where the noise leaves no hope
 
 Each look has an equal share of the error levels (union bound), which holds whatever the dependence between looks. To
-end early without a word costs no error level. No hope is left when, as far as one-sided 80 % bounds of noise and
-estimates tell, the last look could neither pass an unchanged cell nor fail any.
+end early without a verdict costs no error level. No hope is left when, by one-sided 80 % bounds of noise and
+estimates, the last look could neither pass an unchanged cell nor fail any.
 """
 
 import itertools
@@ -60,7 +60,7 @@ def smallest_detectable(pair_sd: float) -> float:
 
 
 class Decision(NamedTuple):
-    """What the pairs so far decide."""
+    """The decision of the pairs so far."""
 
     word: Verdict  # INCONCLUSIVE while pairs are missing, too
     cells: dict[str, Verdict]
@@ -104,7 +104,7 @@ def decide(
         together = len(running) == len(cells) > 1 and len(of_pairs) >= look
         rows = np.vstack((d, of_pairs[:look])) if together else d
         mean, se = rows.mean(axis=1), rows.std(axis=1, ddof=1) / math.sqrt(look)
-        absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # what is not tested at this look
+        absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # cells not tested at this look
         slower = holm([*_tail(mean, se, look), *absent])[: len(rows)]
         failing = (np.array(slower) < FAIL_LEVEL / len(at)) & (mean >= least)
         passing = (_tail(least - mean, se, look) < PASS_LEVEL / len(at)) & ~failing
@@ -128,7 +128,7 @@ def _word(fails: bool, passes: bool) -> Verdict:
 
 
 def _hope(mean: Floats, se: Floats, pairs: int, at: Sequence[int], least: float, cells: int) -> tuple[Flags, Flags]:
-    """Return which rows the last look could pass and fail, as far as bounds of noise and estimate tell.
+    """Return which rows the last look could pass and fail, by bounds of noise and estimate.
 
     `mean`, `se`: of each row after these `pairs`, shape (rows,). A row could pass if it did with an estimate of 0, or
     with its own if that is below.
@@ -150,7 +150,7 @@ def hypotheses(cells: int) -> int:
 
 
 def confirmation_pairs(decision: Decision, at: Sequence[int]) -> int:
-    """Return how many fresh pairs test a FAIL once more: as many as found it, and at least those of the second look."""
+    """Return the number of fresh pairs that confirm a FAIL: as many as found it, at least those of the second look."""
     return max(decision.tested, at[min(1, len(at) - 1)])
 
 
@@ -170,7 +170,7 @@ def confirmed(decision: Decision, fresh: Differences, means: Values | None = Non
 
 
 def mean_of_cells(differences: Differences) -> list[float]:
-    """Return the mean over cells of each pair, up to the last that has all cells. No cell lacks an earlier pair."""
+    """Return the mean over cells of each pair, up to the last that has all cells. Every cell has all earlier pairs."""
     return [float(np.mean(values)) for values in zip(*differences.values(), strict=False)]
 
 

@@ -1,6 +1,6 @@
-"""What a gate found, for people: the verdict and why, its findings, the cells, the builds, the noise of the machine.
+"""The document of a gate: the verdict and why, its findings, the cells, the builds, the noise of the machine.
 
-Everything is made from one record (mtbench/experiments/gate/format.py). It shows, and decides nothing.
+It is made from one record (mtbench/experiments/gate/format.py) and decides nothing.
 """
 
 import shlex
@@ -22,7 +22,7 @@ ORDERS = {True: "take turns block by block", False: "one process after the other
 
 
 def document(gate: Gate, *, drawn: bool = True) -> Document:
-    """Return what a gate shows; the terminal needs no figure."""
+    """Return the document of a gate; the terminal needs no figure."""
     gate = cleaned(gate)
     cells, found = tables.cells(gate), [(stage, tables.findings_of(gate, stage)) for stage in STAGES]
     findings: list[Block] = [

@@ -1,7 +1,7 @@
-"""Stage `exact`: two builds emit the same tokens from the same work. No time is read and no chance is involved.
+"""Stage `exact`: two builds emit the same tokens from the same work. It reads no times and has no chance in it.
 
-Base decodes the plan twice and head once. A cell whose answers differ between base's two runs is compared in memory
-only, since other tokens by chance take other work by chance. If only its work differs, its answers are compared.
+Base decodes the plan twice and head once. If a cell's answers differ between base's two runs, only memory
+is compared, since other tokens by chance take other work by chance. If only its work differs, its answers are compared.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ WORK: Mapping[str, str] = {  # fields that count work -> in words; more of it ma
 
 
 class Read(NamedTuple):
-    """What a run stored of one cell."""
+    """The stored data of one cell of a run."""
 
     answers: dict[str, GenerationLine]  # by item
     blocks: dict[int, TimingLine]  # of round 1, by block
@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 
 def read(run: RunDirectory, cell: str) -> Read:
-    """Return what a run stored of a cell."""
+    """Return the stored data of a cell."""
     errors = {line.cell: line.error for line in run.read_lines("failures.jsonl", FailureLine) if line.stage is None}
     memory = run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {}
     return Read(
@@ -49,7 +49,7 @@ def read(run: RunDirectory, cell: str) -> Read:
 
 @dataclass(frozen=True, slots=True)
 class ExactCell:
-    """What stage `exact` found in one cell."""
+    """The findings of stage `exact` in one cell."""
 
     findings: list[Finding]
     changed: bool = False  # head has other tokens
@@ -99,7 +99,7 @@ def compare(
 
 
 def _first_difference(base: Sequence[int], head: Sequence[int]) -> str:
-    """Return where two answers part, in words.
+    """Return the first difference of two answers as text.
 
     >>> _first_difference([5, 6, 7], [5, 9]), _first_difference([5, 6], [5])
     (' at token 2: 6 → 9', ' at token 2: 6 → the end')

@@ -59,7 +59,7 @@ class GateExperiment(Experiment[GateOptions, GateSession, GateRequest, Gate]):
         return any((directory / name).exists() for name in (FILE, "pairs"))
 
     def run(self, job: Job[GateOptions, GateSession]) -> Gate:
-        """Run what is missing of the gate, and write what it found."""
+        """Run the rest of the gate, and write its findings."""
         request = records.read_json(job.path / self.begun_by, GateRequest, "start anew, without --resume.")
         base, head = _builds(request, job.note)
         gate = GateRun(job.path, request, base, head, job.note, job.deadline).run()
@@ -115,7 +115,7 @@ def write(directory: Path, gate: Gate) -> Path:
 
 
 def step_summary(gate: Gate) -> str:
-    """Return the summary of a GitHub step: what gate.md says, as far as GitHub takes it."""
+    """Return the summary of a GitHub step: gate.md, cut to GitHub's limit."""
     text = markdown(document(gate, drawn=False))
     return text.encode()[:LARGEST_SUMMARY].decode(errors="ignore")
 

@@ -1,6 +1,6 @@
 """The figure of a gate's page: head's time over base's, with its interval, for every cell.
 
-It is drawn in the style of the report. A word has its own shape besides its colour and is written next to it.
+It is drawn in the style of the report. A verdict has its own shape besides its colour and is written next to it.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def _name(gate: Gate, cell: TimedCell) -> str:
 
 
 def _interval(axes: Axes, row: int, test: TimeTest) -> None:
-    """Draw the estimate with the mark of its word, and its interval."""
+    """Draw the estimate with the mark of its verdict, and its interval."""
     if (limits := bounds(test)) is not None:
         axes.plot([100 * (limit - 1) for limit in limits], [row, row], color=INK, lw=1.4, zorder=3)
     if test.ratio is not None:

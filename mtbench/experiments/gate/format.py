@@ -1,4 +1,4 @@
-"""gate.json and floor.json as records: what the gate found, and how quiet a machine is.
+"""gate.json and floor.json as records: the findings of a gate, and the noise of a machine.
 
 A gate compares two builds, **base** and **head**, in three stages: `comparable` (same plan, same machine), `exact`
 (same tokens and counts) and `timed` (same time). A **pair** is one process of each build. The unit of every interval is
@@ -147,7 +147,7 @@ class Finding(Record):
 class Attribution(Record):
     """Where the difference of the wall time lies, as shares of base's wall time. They add up to the whole difference.
 
-    Means over pairs. They explain; no word depends on them.
+    Means over pairs. They explain; no verdict depends on them.
     """
 
     prefill: float = Field(description="reading the prompts")
@@ -189,7 +189,7 @@ class TimedCell(Record):
 
 
 class Gate(Record):
-    """gate.json: the word, why, and everything that it rests on."""
+    """gate.json: the verdict, its reason and its data."""
 
     model_config = LARGER
 

@@ -1,8 +1,8 @@
 """Pairs of processes: run one of each build over the same plan, and read what they timed.
 
 A pair is a folder with the run directories `base` and `head`. It gets its name, its number, when both processes have
-ended: what a kill leaves behind is run again. The time of a cell in a process is the sum over blocks of the median over
-rounds; only blocks count that both processes of a pair have timed. Where head emits more or fewer tokens, its time is
+ended: an unfinished pair is run again. The time of a cell in a process is the sum over blocks of the median over
+rounds; only blocks that both processes of a pair timed count. Where head emits more or fewer tokens, its time is
 that of as many tokens as base's, by proportion.
 """
 
@@ -105,7 +105,7 @@ class CellTimes(NamedTuple):
 
 
 class PairTimes(NamedTuple):
-    """What a pair timed, by cell."""
+    """The times of a pair, by cell."""
 
     cells: Mapping[str, CellTimes]
     void: Mapping[str, tuple[str | None, str | None]]  # why base's or head's times do not count
@@ -161,7 +161,7 @@ def _read_pair(path: Path) -> PairTimes:
 
 
 def read_blocks(run: RunDirectory, cell: str) -> tuple[dict[int, Times], str | None]:
-    """Return what a process timed of a cell, by block, and why it is void: under 80 % of the samples are left."""
+    """Return a process's times of a cell by block, and why they are void: under 80 % of the samples are left."""
     lines = run.read_lines(f"timings/{cell}.jsonl", TimingLine)
     kept = [line for line in lines if line.dropped is None]
     rounds: dict[int, list[TimingLine]] = {}
@@ -202,7 +202,7 @@ def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> CellTimes |
 
 
 def _total(blocks: Sequence[Times]) -> Times:
-    """Return the sums over blocks; None for what is not known of every block."""
+    """Return the sums over blocks; None for a value that a block lacks."""
     wall_s, prefill_s, forward_s, tokens = (
         None if None in part else math.fsum(filter(None, part)) for part in zip(*blocks, strict=True)
     )

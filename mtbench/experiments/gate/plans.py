@@ -1,7 +1,7 @@
-"""The plan that both builds run. Each build makes its own from the same options; the two must ask for the same work.
+"""The plan that both builds run. Each build makes its own from the same options; the two must have the same work.
 
-A build reads and writes plan.json in its own way, so a process gets the plan that its own build wrote, cut to what the
-process is to run. The cuts are made on the JSON object: fields that this mtbench does not know stay.
+A build reads and writes plan.json in its own way, so a process gets the plan of its own build, cut to the work of the
+process. The cuts are made on the JSON object: fields that this mtbench does not know stay.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class Gpu(BaseModel):
 
 
 class Machine(BaseModel):
-    """environment.json: what a floor holds for; its other keys differ between versions."""
+    """environment.json: the fields of a floor's key; its other keys differ between versions."""
 
     model_config = LOOSE
 

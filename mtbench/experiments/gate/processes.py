@@ -1,6 +1,6 @@
 """Run `mtbench plan` and `mtbench generate` of a build as processes of their own. Their files are the result.
 
-No process of a build, and nothing that it leaves alive, runs on beside the next one, whose times it would spoil.
+No process of a build, and no child of it, runs beside the next one, whose times it would disturb.
 """
 
 import json
@@ -25,7 +25,7 @@ READ = 1 << 16  # bytes of standard output that are read at once
 
 
 class BuildFailed(Exception):
-    """A process of a build ended wrongly or wrote what cannot be read. The message says how, in one line."""
+    """A process of a build failed or wrote an unreadable file. The message says how, in one line."""
 
     def __init__(self, build: Build, how: str) -> None:
         self.build = build
@@ -62,7 +62,7 @@ def _generate(run: RunDirectory) -> list[str]:
 def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], first: int, limit_s: float) -> None:
     """Let two builds decode the same plan side by side: one block of one, then the same block of the other.
 
-    Who begins changes with every block; `first` (0 or 1) begins the first one. Raises BuildFailed, also if a process
+    The builds begin blocks in turn; `first` (0 or 1) begins the first one. Raises BuildFailed, also if a process
     takes longer than `limit_s` for a turn; of two that fail, it names base.
     """
     base, head = (
@@ -147,7 +147,7 @@ def _is_ready(process: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 
 def _give_turn(process: subprocess.Popen[bytes]) -> None:
-    """Let the process go on. One that has ended needs no turn; its exit code says why."""
+    """Let the process go on. An ended process needs no turn; its exit code says why."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), b"\n")

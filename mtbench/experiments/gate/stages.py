@@ -7,8 +7,8 @@
     pairs/0001/{base,head}    stage `timed`: a process of each build
     fresh/0001/{base,head}    pairs that test a FAIL once more
 
-A folder gets its name when its processes have ended. What is decided depends on these files alone, so a gate that was
-killed goes on where it stopped and says the same.
+A folder gets its name when its processes have ended. The verdict depends on these files alone, so a killed gate
+resumes where it stopped and gives the same one.
 """
 
 import shutil
@@ -44,7 +44,7 @@ from mtbench.plan.plan import Cell
 from mtbench.records import dump
 
 FILE = "gate.json"
-UNFINISHED = "The gate is not finished."  # reason of a gate until it has a word
+UNFINISHED = "The gate is not finished."  # reason of a gate without a verdict yet
 
 
 class Comparable(NamedTuple):
@@ -69,12 +69,12 @@ class GateRun:
     deadline: float = float("inf")
 
     def run(self) -> Gate:
-        """Run the stages that are missing; return what they decide. gate.json has the beginning until then.
+        """Run the missing stages; return the decision. gate.json has the beginning until then.
 
         A gate of a build with itself measures the machine's noise, which it adds to floor.json. Raises UserError if the
         builds cannot be compared or base cannot decode.
         """
-        floor.read(self.directory.parent)  # a floor.json that cannot be kept is refused before hours of pairs
+        floor.read(self.directory.parent)  # a floor.json that cannot be written is refused before hours of pairs
         compared = self.comparable()
         gate = self._resumed(compared) if (self.directory / FILE).is_file() else self._begun(compared)
         if gate.word != "INCONCLUSIVE":
@@ -144,7 +144,7 @@ class GateRun:
         )
 
     def _resumed(self, compared: Comparable) -> Gate:
-        """Return the gate as it began, or with its word. Raises UserError if builds, machine or plan are others now."""
+        """Return the gate as it began, or with its verdict. Raises UserError if builds, machine or plan differ."""
         began = read_gate(self.directory)
         before, now = (began.base, began.head, began.key), (*compared.builds, compared.key)
         for what, a, b in zip(("base", "head", "machine or plan"), before, now, strict=True):
@@ -243,7 +243,7 @@ class GateRun:
         return gate.changed(findings=findings, compared=[cell.cell for cell in decoded]), decoded, replayed
 
     def _why(self, cell: Cell, base: RunDirectory, head: RunDirectory, device: str) -> Finding:
-        """Return what an audit says of the answers that head has changed."""
+        """Return an audit's finding on the answers that head changed."""
         self.note(f"stage exact: {cell.cell} has changed; `mtbench audit` looks for the reason")
         out = self.directory / FOLDER / cell.cell
         found = why(f"{base.path}:{cell.cell}", f"{head.path}:{cell.cell}", out, device=device)
@@ -265,7 +265,7 @@ class GateRun:
 
 
 def conclude(gate: Gate) -> Gate:
-    """Return the gate with its word and reason, which follow from its findings."""
+    """Return the gate with its verdict and reason, which follow from its findings."""
     levels: tuple[tuple[str, Verdict], ...] = (("fail", "FAIL"), ("inconclusive", "INCONCLUSIVE"))
     for level, word in levels:
         if findings := _levels(gate, level):
@@ -287,7 +287,7 @@ def read_gate(directory: Path) -> Gate:
 
 
 def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
-    """Return what a floor of this machine and plan holds for.
+    """Return the key of a floor of this machine and plan.
 
     The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
     """

@@ -1,4 +1,4 @@
-"""What a gate found as text: the rows and sentences that the page, the terminal and other tools' files share.
+"""The findings of a gate as text: the rows and sentences that the page, the terminal and other tools' files share.
 
 Nothing is decided here. A ratio of times is written as people read it: 1.031 is +3.1%.
 """
@@ -45,7 +45,7 @@ BRIEF = ("time", "tokens and counts", "pairs")
 
 
 class Status(NamedTuple):
-    """What a stage says of a cell. Without a word it says nothing that counts."""
+    """A stage's verdict on a cell. An empty word does not count."""
 
     word: Verdict | None
     text: str
@@ -92,7 +92,7 @@ def _signed(value: float, digits: int) -> str:
 
 
 def cells(gate: Gate) -> Table:
-    """Return a row per cell with its words, times and parts of the difference; first the mean of all cells."""
+    """Return a row per cell with its verdicts, times and parts of the difference; first the mean of all cells."""
     shown = []
     if gate.all_cells is not None:
         shown.append(Row(ALL_CELLS, _filled(Entry(""), _time(gate.all_cells)), strong=True))
@@ -156,13 +156,13 @@ def exact_status(gate: Gate, cell: str) -> Status:
 
 
 def time_status(test: TimeTest) -> Status:
-    """Return the word on a time, and how many pairs it needs."""
+    """Return the verdict on a time, and how many pairs it needs."""
     needed = "" if test.pairs_needed is None else f", {counted(test.pairs_needed, 'pair')} needed"
     return Status(test.word, f"{test.word}{needed}")
 
 
 def summary(gate: Gate) -> str:
-    """Return what was compared and timed, in sentences."""
+    """Return sentences on what was compared and timed."""
     one_build = "Base and head are one build, so a FAIL is a false alarm." if gate.same_build else ""
     ends = f"The command ends with exit code {EXIT_CODES[gate.word]}."
     return " ".join(filter(None, (_compared(gate), _timed(gate), one_build, ends)))
@@ -184,7 +184,7 @@ def _timed(gate: Gate) -> str:
 
 
 def _tally(statuses: Sequence[Status], good: str) -> str:
-    """Return how many cells have each word; the gravest first.
+    """Return how many cells have each verdict; the gravest first.
 
     >>> _tally([Status("PASS", ""), Status("FAIL", "")], "the same"), _tally([Status("PASS", "")], "the same")
     ('1 FAIL, 1 the same', 'the same')

@@ -1,7 +1,7 @@
-"""Stage `timed`: pairs of processes until the times are decided, and what they say.
+"""Stage `timed`: pairs of processes until the times are decided.
 
-What is decided depends on the complete pairs alone (decision.py), so a stage that was killed goes on where
-it stopped and says the same.
+The verdict depends on the complete pairs alone (decision.py), so a killed stage resumes where it stopped and gives
+the same one.
 """
 
 import math
@@ -170,7 +170,7 @@ class TimedStage:
 
 
 def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]:
-    """Return the level of a FAIL and what fresh pairs say of it."""
+    """Return the level of a FAIL and whether fresh pairs confirm it."""
     if confirmed:
         return "fail", f"{counted(wanted, 'fresh pair')} confirm it"
     if timed >= wanted:
@@ -179,7 +179,7 @@ def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]
 
 
 def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
-    """Return a test with the word of the gravest finding on it: its times may be void, its FAIL not confirmed."""
+    """Return a test with the verdict of the gravest finding on it: its times may be void, its FAIL not confirmed."""
     levels = {finding.level for finding in found}
     if "fail" in levels:
         return test.changed(word="FAIL")
