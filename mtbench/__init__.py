@@ -1,7 +1,7 @@
 """mtbench compares multi-token decoding methods on your model and your GPU, with confidence intervals.
 
 The library, from one place: `run`, `choose`, `gate`, `load`, `audit` and `reproduce` do what the commands do, `read`
-reads what a run left; the rest is for methods and suites of your own.
+reads a run's results; the rest is for methods and suites of your own.
 A name is imported when it is used, so that `import mtbench` is quick.
 """
 

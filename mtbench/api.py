@@ -1,4 +1,4 @@
-"""The library: the functions do what the commands do, `mtbench.read` reads what a run left.
+"""The library: the functions do what the commands do, `mtbench.read` reads a run's results.
 
 import mtbench
 
@@ -51,7 +51,7 @@ class Results:
         return pd.DataFrame([_row(cell) for cell in self.record["cells"]])
 
     def items(self) -> pd.DataFrame:
-        """Return one row per item and arm: what was generated, its counts and its score (NaN: not scored)."""
+        """Return one row per item and arm: the answer, its counts and its score (NaN: not scored)."""
         run = RunDirectory(self.directory)
         scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
         rows = []
@@ -67,7 +67,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a race has decided.
+    """The decision of a race.
 
     `decision` is decision.json: its `headline` says what to use. `results` are those of the run that the race is.
     """
@@ -78,7 +78,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Found:
-    """What a gate, load, reproduction or audit has found. `record` is its JSON file; `directory` has its page."""
+    """The findings of a gate, load, reproduction or audit. `record` is its JSON file; `directory` has its page."""
 
     directory: Path
     record: Mapping[str, Any]
@@ -90,18 +90,18 @@ def run(*, progress: bool = False, **given: Any) -> Results:
     The arguments of this and the other functions are the options of the command, with underscores: `method`, `suite`,
     `limit`, `batch_size`, … A single value may stand for a list, a text for a value as on the command line: "30m" is a
     time, a number is in seconds; `limit="all"` runs all items. `checkpoint` maps roles to paths. `out` is the
-    directory; with `resume`, what is missing there is run. `plugin` names files that register methods, suites or
-    engines; one that changed is imported again. `progress` shows progress on standard error. What limits the verdicts
-    (too few blocks) is a Python warning.
+    directory; `resume` runs its missing parts. `plugin` names files that register methods, suites or
+    engines; one that changed is imported again. `progress` shows progress on standard error. Limits of the verdicts
+    (too few blocks) are Python warnings.
 
-    Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
+    Raises UserError for a mistake. A failed cell is no error: its `status` is `failed`.
     """
     job, found = _carry_out("run", given, progress=progress)
     return Results(job.path, records.dump(found))
 
 
 def choose(*, progress: bool = False, **given: Any) -> Chosen:
-    """Say which method to use, by a race, as `mtbench choose` does. Return its decision and its results.
+    """Choose a method by a race, as `mtbench choose` does. Return its decision and its results.
 
     A race that the time budget ended is no error: `decision["complete"]` is false.
     """
@@ -128,7 +128,7 @@ def reproduce(name: str, *, progress: bool = False, **given: Any) -> Found:
 
 
 def audit(a: str | Path, b: str | Path, *, progress: bool = False, **given: Any) -> Found:
-    """Say why the answers of B differ from those of A, as `mtbench audit` does. Return audit.json.
+    """Explain why the answers of B differ from those of A, as `mtbench audit` does. Return audit.json.
 
     `explained` is true if every difference is explained and none is a fault.
     """
@@ -153,7 +153,7 @@ def read(directory: str | Path) -> Results:
 
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
-    """Carry out an experiment; return its job and what it found."""
+    """Carry out an experiment; return its job and findings."""
     request, session = records_of(name)
     asked, of_call = _sorted_out(name, given, request, session)
     this_call = read_options(of_call, session, f"mtbench {name} --help")
@@ -193,7 +193,7 @@ def _arguments(kind: type[records.Record]) -> dict[str, str]:
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell as one row. Of the lists, only the first speedup has columns."""
+    """Return a cell as one row. Only the first speedup of the lists has columns."""
     row: dict[str, Any] = {}
     for name, value in cell.items():
         if name == "speedup":

@@ -70,7 +70,7 @@ def loses_device(error: BaseException) -> bool:
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:
     """Return the error for a name that is not in `known`; it suggests the closest known name, if one is close.
 
-    Of a file it says that a name stands before it: `prompts:FILE`.
+    If the name is a file, it suggests `prompts:FILE`.
 
     >>> print(unknown("method", "marz", ["ar", "mars"], "mtbench ls methods"))
     unknown method 'marz' (did you mean 'mars'?); known: ar, mars. See `mtbench ls methods`.

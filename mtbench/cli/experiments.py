@@ -34,7 +34,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def carry_out(name: str, ctx: typer.Context) -> None:
-    """Do what the command says, print what was found, and end with the path of its page."""
+    """Run the command, print the findings, and end with the path of its page."""
     request_kind, session_kind = records_of(name)
     given_options, session = given(ctx, request_kind), asked(ctx, session_kind)
     files = load_plugins(session.plugin)

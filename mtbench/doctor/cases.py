@@ -1,6 +1,6 @@
-"""A case of each operation: random inputs, and what its definition makes of them in float64.
+"""A case of each operation: random inputs, and the result of its definition in float64.
 
-The definitions in PyTorch do not show what a compiler, a driver and a GPU make of a kernel. `mtbench doctor` and
+The definitions in PyTorch do not show a kernel's result with a compiler, a driver and a GPU. `mtbench doctor` and
 benchmarks/gpu.py run these cases on the device.
 """
 
@@ -79,7 +79,7 @@ def cases(noise: Noise, count: int, sizes: Sizes = SIZES) -> list[Case]:
 
 
 def _results(operation: Callable[..., Tensor | Tensors], written: Sequence[int], inputs: Sequence[Any]) -> Tensors:
-    """Return what an operation returns, and the inputs (by number) that it writes, which are copied before."""
+    """Return an operation's result, and the inputs (by number) that it writes, which are copied before."""
     own = [_copied(value) if number in written else value for number, value in enumerate(inputs)]
     results = [operation(*own), *(own[number] for number in written)]
     return tuple(t for result in results for t in ((result,) if isinstance(result, Tensor) else result))
@@ -90,7 +90,7 @@ def _copied(value: Any) -> Any:
 
 
 def _inputs(noise: Noise, count: int, sizes: Sizes) -> Iterator[Any]:
-    """Yield of each case its name, the operation, the numbers of the inputs that it writes, and the inputs."""
+    """Yield each case: its name, the operation, the numbers of the inputs that it writes, and the inputs."""
     hidden, inner, heads, key_heads, head, _, vocabulary = sizes
     ids, norm = noise.integers(0, 64, count), Norm(noise(hidden), EPS)
     large = 300.0  # squares that are beyond the range of float16

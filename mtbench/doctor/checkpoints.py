@@ -1,4 +1,4 @@
-"""The check of checkpoints: by what code each would be decoded here, in which dtype, and why by no faster one.
+"""The check of checkpoints: the code that would decode each here, its dtype, and why not a faster one.
 
 The engine `graph` decodes by mtbench's decoder with mtbench's kernels, on a GPU; else by its decoder with PyTorch's
 operations; else by transformers' modules (mtbench/decoding/engines.py).
@@ -26,7 +26,7 @@ ASK = "correct the checkpoint that the line names, or pass `--model` with anothe
 
 
 def _described(name: str, subject: Subject) -> dict[str, Any]:
-    """Return what has decoded a checkpoint here. `why`: the reason for slower code, or for none; None: no reason."""
+    """Return the code that decodes a checkpoint here. `why`: the reason for slower or no code; None: no reason."""
     try:
         [source] = families.family("", name).roles.values()
         how: dict[str, Any] = {"device": subject.device, "offline": source.startswith(families.EMBEDDED)}
@@ -35,7 +35,7 @@ def _described(name: str, subject: Subject) -> dict[str, Any]:
         if draft := draft_config(source, offline=request.offline):
             return {"code": f"mtbench's modules of {draft.name}", "dtype": dtype, "why": None}
         if not source.startswith(families.RANDOM):
-            make_plan(request)  # refuses what every run would
+            make_plan(request)  # refuses like every run
         with kernels.restored():
             return _loaded(source, request.changed(dtype=dtype))
     except Exception as error:

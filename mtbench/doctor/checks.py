@@ -1,4 +1,4 @@
-"""What a check is, the list of all in the order in which they run, and what they have found so far, as a record.
+"""The definition of a check, the list of all in their order, and their findings so far, as a record.
 
 A check measures, then judges: a function that returns figures, or a text that says why it has none, and a pure one
 whose arguments are the figures.
@@ -23,7 +23,7 @@ NO_TRITON = "Triton is missing"
 
 
 class Subject(NamedTuple):
-    """What is examined: a device, cpu or cuda. `asked`: the device in the command. `models`: checkpoints."""
+    """The examined parts: a device, cpu or cuda. `asked`: the device in the command. `models`: checkpoints."""
 
     device: str
     asked: str = "auto"
@@ -65,7 +65,7 @@ class Check(NamedTuple):
             return {}, Finding("fail", f"it ends with {type(error).__name__}: {first_line(error)}", REPORT)
 
 
-MODULES = ("machine", "gpu", "installed", "decoding", "checkpoints")  # in their order: what may hang comes last
+MODULES = ("machine", "gpu", "installed", "decoding", "checkpoints")  # in their order: a check that may hang comes last
 CHECKS: list[Check] = []
 
 
@@ -101,7 +101,7 @@ class Checked(Record):
 
 
 class Diagnosis(Record):
-    """What `mtbench doctor` found, or has found so far."""
+    """The findings of `mtbench doctor` so far."""
 
     schema_version: Literal[1] = Field(description="version of this format")
     environment: dict[str, Any] = Field(description="versions and machine, as in environment.json")
@@ -119,7 +119,7 @@ class Diagnosis(Record):
 def examine(subject: Subject, environment: Figures, checks: Sequence[Check]) -> Iterator[Diagnosis]:
     """Yield the findings before the first check and after each. A check runs when the caller takes the next value.
 
-    The last one is complete. What was yielded remains true if a check is interrupted or hangs.
+    The last one is complete. Earlier values remain valid if a check is interrupted or hangs.
     """
     started_at, found = time.monotonic(), list[Checked]()
     for made in range(len(checks) + 1):

@@ -1,4 +1,4 @@
-"""The checks of what decodes: operations against float64, replays of a CUDA graph, tokens of the engines."""
+"""The checks of decoding: operations against float64, replays of a CUDA graph, tokens of the engines."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

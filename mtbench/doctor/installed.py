@@ -1,4 +1,4 @@
-"""The checks of what is installed: the cache folder's disk, the sandbox, the suites' data, serving engines."""
+"""The checks of the installation: the cache folder's disk, the sandbox, the suites' data, serving engines."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def disk(folder: str, free_bytes: int, writable: bool) -> Finding:
 
 @check("sandbox", lambda _: {"reason": sandbox.unavailable()})
 def sandboxed(reason: str | None) -> Finding:
-    """Suites of code run programs that a model wrote. `reason`: why they cannot be confined."""
+    """Suites of code run programs that a model wrote. `reason`: why there is no sandbox."""
     text, _, advice = (reason or "").partition(": ")
     return Finding("warn", text, advice) if reason else Finding("pass", "bubblewrap confines generated programs")
 

@@ -1,4 +1,4 @@
-"""What people read: one model of a document, and its renderers.
+"""One model of a document, and its renderers.
 
 An experiment has one function, results -> `Document`. A document has a title, a first sentence (`lead`) and sections; a
 section has blocks: `Table`, `Figure`, `Pairs` (facts), `Notes` (how to read it), `Text`, `Points` (a list), `Beside`

@@ -1,4 +1,4 @@
-"""A document as one self-contained HTML page: no network, and no script but the page's own. And all files of it."""
+"""A document as one self-contained HTML page, without network or foreign scripts; and all files of a document."""
 
 import base64
 import hashlib
@@ -83,7 +83,7 @@ def inline(figure: Figure) -> Markup:
 
 
 def figure_id(figure: Figure) -> str:
-    """Return what the ids in a figure begin with."""
+    """Return the prefix of the ids in a figure."""
     return f"figure-{re.sub(r'[^A-Za-z0-9]+', '-', figure.name)}"
 
 

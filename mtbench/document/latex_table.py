@@ -13,7 +13,7 @@ Lines = list[str]  # of one place
 
 
 def latex(table: Table, label: str, notes: Sequence[str]) -> str:
-    """Return a table under its caption: values, intervals and verdicts. One wider than a page is made as wide as it."""
+    """Return a table under its caption: values, intervals and verdicts. A wider table is shrunk to the page."""
     first = [_wrapped(table.of)]
     first += [_wrapped(row.name + "".join(f" ({tag})" for tag in row.tags)) for row in table.rows]
     columns = []

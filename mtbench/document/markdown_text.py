@@ -1,4 +1,4 @@
-"""A document as Markdown: what the page says, in the same order."""
+"""A document as Markdown: the page's content, in the same order."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def _blocks(blocks: Iterable[Block]) -> list[str]:
 
 
 def _block(block: Block) -> list[str]:
-    """Return the lines of a block, the last one empty; none of what only the page can show."""
+    """Return the lines of a block, the last one empty; none for a block that only the page can show."""
     match block:
         case Table():
             return markdown_table(block) + _notes_of(block.rows)

@@ -22,7 +22,7 @@ LONGEST = 32  # letters of a verdict; of a longer one only its word is shown
 
 
 def show(document: Document, console: Console) -> None:
-    """Print the document: disclaimers, what was measured, the sections that are not folded, what was found."""
+    """Print the document: disclaimers, subject, the sections that are not folded, findings."""
     for renderable in rendered(document, console.width):
         console.print(renderable)
 
@@ -63,7 +63,7 @@ def _verdict(verdict: Verdict, *, bold: bool = False) -> RichText:
 
 
 class Fit(NamedTuple):
-    """What the places of a table show. detail: of the most important column."""
+    """The content of a table's places. detail: of the most important column."""
 
     detail: bool
     words: bool  # of verdicts, else their signs
@@ -77,7 +77,7 @@ FITS += (Fit(False, False, "judged"), Fit(False, False, "first"))
 def table_lines(table: Table, width: int) -> Iterator[RenderableType]:
     """Yield a table that fits into `width` columns, and its notes.
 
-    If it is too wide, it shows less in each place (`FITS`); then the columns go that `brief` names last.
+    If it is too wide, it shows less in each place (`FITS`); then columns are dropped from the end of `brief`.
     """
     brief = [heading for heading in table.brief or dict(table.columns) if heading in dict(table.columns)]
     table = table.only([n for n, (heading, _) in enumerate(table.columns) if heading in brief]).filled()
@@ -138,12 +138,12 @@ def _entry(entry: Entry, words: bool, interval: bool, detail: bool) -> RichText:
 
 
 def _verdict_of(entry: Entry) -> Verdict | None:
-    """Return the verdict; none beside words, since these lack room for what it is against."""
+    """Return the verdict; none beside words, which leave no room for the baseline."""
     return None if entry.words and entry.against else entry.judged
 
 
 def _key(table: Table) -> Iterator[RichText]:
-    """Yield what the signs of a table stand for, if it has any."""
+    """Yield the meaning of a table's signs, if it has any."""
     key: dict[str, dict[str, None]] = {}
     for entry in (entry for row in table.rows for entry in row.entries if entry.value):
         if verdict := _verdict_of(entry):
@@ -177,7 +177,7 @@ def _marks(table: Table, notes: Mapping[str, list[Row]]) -> list[str]:
 
 
 def shared_notes(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the notes with their rows. Of notes that differ in numbers only, the first."""
+    """Return the notes with their rows. Notes that differ in numbers only are shown once."""
     alike: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         for _, note in row.notes:

@@ -118,7 +118,7 @@ class HarnessSuite(Suite):
         return None
 
     def _chat_settings(self, template: Template) -> dict[str, Any]:
-        """Return what makes lm-eval render a complete prompt, with its examples, by this chat template; {}: by none."""
+        """Return the arguments with which lm-eval renders a complete prompt by this chat template; {}: without one."""
 
         def render(messages: Messages, add_generation_prompt: bool = True) -> str:
             if add_generation_prompt:

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: processors by its affinity and its cgroup, memory by its cgroup.
+"""This process's share of the machine: processors by its affinity and its cgroup, memory by its cgroup.
 
 A container or a batch job often owns a small part of the machine. The kernel reports all processors and all memory
 there, too. Sources: sched_setaffinity(2), cgroups(7), the kernel's documentation of cgroup v2.

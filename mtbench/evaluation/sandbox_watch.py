@@ -19,7 +19,7 @@ LARGEST_SHARE = 0.2  # of one processor, for this thread: with many processes it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What all processes of one program use together, or may use."""
+    """The totals that all processes of one program use, or may use."""
 
     address_bytes: int = 2**32
     processor_s: float = 10.0
@@ -27,14 +27,14 @@ class Totals:
     sockets: int = 128
 
     def exceeded_by(self, used: "Totals") -> str:
-        """Return what exceeds these totals, "" if nothing does."""
+        """Return the total that is exceeded, "" if none."""
         names = ("memory", "processor time", "files", "sockets")
         return next((n for n, most, now in zip(names, astuple(self), astuple(used), strict=True) if now > most), "")
 
 
 @dataclass(eq=False, slots=True)
 class Watched:
-    """A process and all that descend from it. `exceeded`: what they use too much of, "" if nothing."""
+    """A process and all that descend from it. `exceeded`: the exceeded total, "" if none."""
 
     pid: int
     exceeded: str = ""
@@ -84,7 +84,7 @@ class Watch:
 
 
 def used_by(family: Sequence[int], scratch: str) -> Totals:
-    """Return what these processes use together; the first ones may be outside the sandbox."""
+    """Return the totals of these processes; the first ones may be outside the sandbox."""
     address_bytes, processor_s, files, sockets = 0, 0.0, 0, 0
     for pid in family:
         with suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:  # an OSError: the process has ended

@@ -2,7 +2,7 @@
 
 Namespaces already hide files, processes and the network. The filter covers what namespaces do not: socket families
 without a namespace (AF_VSOCK reaches the host of a virtual machine), nested namespaces, tracing, keys, memory that
-counts towards no limit, and whatever watches, locks or delays the host through a file that the program may only read.
+counts towards no limit, and calls that watch, lock or delay the host through a file that the program may only read.
 It allows everything else. bubblewrap passes the filter to the kernel. Machines other than the two in MACHINES get no
 filter, only the namespaces.
 

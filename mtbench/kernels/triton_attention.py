@@ -50,7 +50,7 @@ class Gpu(NamedTuple):
 
 @cache
 def gpu(device: torch.device) -> Gpu:
-    """Return what a GPU is; an H100 or H200 where there is none."""
+    """Return the properties of a GPU; those of an H100 or H200 where there is none."""
     if device.type != "cuda":
         return Gpu(132, 232_448, 9)
     found: Any = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""Arms in serving engines, as planning sees them: which there are, what is refused, and the flags of their cells."""
+"""Arms in serving engines, for planning: which exist, which are refused, and the flags of their cells."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from mtbench.plan.plan import RunRequest
 
 
 def is_there(arm: Arm, method: Method, request: RunRequest, family: Family, acceptance: Acceptance | None) -> bool:
-    """Return whether the arm's engine has its method, and can read its checkpoints and make up their acceptance.
+    """Return whether the arm's engine has its method, and can read its checkpoints and simulate their acceptance.
 
     Raises UserError if it cannot read those of a reference: without plain decoding nothing can be compared.
     """
@@ -46,7 +46,7 @@ def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family, dtype: 
 
 
 def refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Acceptance | None) -> None:
-    """Raise UserError if a serving engine cannot make up the acceptance of an arm that drafts."""
+    """Raise UserError if a serving engine cannot simulate the acceptance of an arm that drafts."""
     if acceptance is None or not is_served(arm.engine) or not (rates := acceptance.rates(method)):
         return
     engine = _engine(arm)
@@ -57,7 +57,7 @@ def refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Accepta
 
 
 def refuse_in_engine(arm: Arm, method: Method, family: Family, request: RunRequest) -> None:
-    """Raise UserError for what a serving engine does not have, or an option or a checkpoint that it cannot take."""
+    """Raise UserError for a method, an option or a checkpoint that a serving engine does not support."""
     engine = _engine(arm)
     setting = engine.setting(method, family.checkpoints(arm.roles))
     if isinstance(setting, str):
@@ -87,7 +87,7 @@ def _engine(arm: Arm) -> ServingEngine:
 
 
 def servers_of(request: RunRequest) -> set[str]:
-    """Return the servers that the arms of a request ask. Raises UserError for an arm that cannot be built."""
+    """Return the servers of the arms of a request. Raises UserError for an arm that cannot be built."""
     specs = request.method or [spec for name in METHODS for spec in METHODS[name].default_arms]
     methods = [METHODS[arm.method](**arm.options) for arm in parse_arms(specs, request.engine)]
     return {method.server for method in methods if isinstance(method, ExternalEngine) and method.server is not None}

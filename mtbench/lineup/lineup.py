@@ -1,6 +1,6 @@
 """The lineup: each arm of a request on the checkpoints of a family, resolved once. Strings end here.
 
-Planning, a race, a server and `mtbench ls arms` ask it for an arm's method, its checkpoints and what is wrong with it.
+Planning, a race, a server and `mtbench ls arms` get an arm's method, its checkpoints and its faults from it.
 """
 
 import copy
@@ -46,7 +46,7 @@ class Entrant(NamedTuple):
 
 
 class Lineup:
-    """The arms of a request on the checkpoints of a family. `known`: what is read of checkpoints, by source."""
+    """The arms of a request on the checkpoints of a family. `known`: data of checkpoints, by source."""
 
     def __init__(
         self, family: Family, request: RunRequest, arms: Iterable[Arm] = (), known: dict[str, Inspected] | None = None
@@ -58,7 +58,7 @@ class Lineup:
         self._entrants: dict[str, Entrant] = {}
 
     def of(self, arms: Iterable[Arm]) -> Self:
-        """Return the lineup of other arms, with what is known of these."""
+        """Return the lineup of other arms, with the data that is read already."""
         other = copy.copy(self)
         other.arms = tuple(arms)
         return other
@@ -132,7 +132,7 @@ class Lineup:
         self._passed.add(str(arm))
 
     def _inspect(self, arm: Arm) -> dict[str, Inspected]:
-        """Return what is read of an arm's checkpoints, by role. Raises UserError if one cannot be used."""
+        """Return the data of an arm's checkpoints, by role. Raises UserError if one cannot be used."""
         sources, known, offline = self.family.checkpoints(arm.roles), self._known, self.request.offline
         target, masked = sources[arm.on], METHODS[arm.method].needs_mask
         if target not in known or (masked and known[target].mask_id is None):
@@ -149,7 +149,7 @@ class Lineup:
 def line_up(
     spec: str, request: RunRequest, acceptance: Acceptance | None, known: dict[str, Inspected] | None = None
 ) -> Lineup:
-    """Return the lineup of a suite. Raises UserError for what is known to fail before any download."""
+    """Return the lineup of a suite. Raises UserError for known faults before any download."""
     family = family_of(request, spec)
     if acceptance is not None:
         named = request.family or request.model or request.checkpoint or request.weights
@@ -220,7 +220,7 @@ def _arms(lineup: Lineup, acceptance: Acceptance | None) -> list[Arm]:
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
     arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and there(arm)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
-        inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
+        inside = bool(request.temperature or request.simulate_acceptance)  # refused by external engines
         named = {arm.method for arm in arms}
         more = [m.name for m in methods if _untrained(m) and m.name not in named and not (inside and m.outside)]
         arms += filter(there, parse_arms(more, request.engine))

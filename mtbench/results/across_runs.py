@@ -60,7 +60,7 @@ class Differs(Record):
 
 
 class RunFigures(Record):
-    """What a cell did in one run. All but the times are over the items that both runs answered."""
+    """A cell's results in one run. All but the times are over the items that both runs answered."""
 
     accuracy: Accuracy | None = Field(description="mean score of the items scored in both runs; null: not compared")
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
@@ -75,7 +75,7 @@ class RunFigures(Record):
 
 
 class CellFigures(Record):
-    """What a cell did in both runs, and how the head run's answers compare with the base run's."""
+    """A cell's results in both runs, and the comparison of the head run's answers with the base run's."""
 
     base: RunFigures = Field(description="the base run")
     head: RunFigures = Field(description="the head run")
@@ -159,7 +159,7 @@ def _compare_cell(base: Stored, head: Stored, name: str, void_base: list[str], v
 
 
 def _not_comparable(base: Stored, head: Stored, name: str, common: Collection[str]) -> str | None:
-    """Return why a cell cannot be compared: it failed, or the runs share no item, or ask other prompts; else None."""
+    """Return why a cell cannot be compared: it failed, or the runs share no item, or have other prompts; else None."""
     for stored in (base, head):
         error = stored.cells[name].error
         if error:
@@ -190,7 +190,7 @@ def _prompts(stored: Stored, data: CellData, items: Collection[str]) -> dict[str
 
 
 def _figures(base: Stored, head: Stored, name: str, common: Collection[str], doubt: Reason | None) -> CellFigures:
-    """Return what a cell did on the common items, and its speed in each run. doubt: why there is no verdict."""
+    """Return a cell's results on the common items, and its speed in each run. doubt: why there is no verdict."""
     reason = _not_scored(base, head, name)
     before, after = (_on(stored.cells[name], common, base.cells[name], head.cells[name]) for stored in (base, head))
     metric = None if reason else base.plan.suite(before.cell.suite).metric
@@ -219,7 +219,7 @@ def _on(data: CellData, items: Collection[str], base: CellData, head: CellData) 
 
 
 def _of_run(data: CellData, whole: CellData, metric: str | None) -> RunFigures:
-    """Return what a cell did in one run. data: of the common items; whole: of all items, with the times."""
+    """Return a cell's results in one run. data: of the common items; whole: of all items, with the times."""
     summary = summarize(data, metric)
     return RunFigures(
         accuracy=summary.accuracy,
@@ -270,7 +270,7 @@ def _differs(base: Stored, head: Stored, names: Sequence[str]) -> list[Differs]:
 
 
 def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
-    """Return by name how a run was made, by its sessions, plan and cells."""
+    """Return the conditions of a run by name, from its sessions, plan and cells."""
     conditions = {name: _listed(read(session) for session in stored.sessions) for name, read in CONDITIONS.items()}
     request = stored.plan.request
     conditions |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}

@@ -77,12 +77,12 @@ COPIED = (  # fields that a cell of results.json has from the plan
     *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
     *("demonstration", "batch_size", "length", "batching", "claims"),
 )
-ENERGY = {"energy_j", "j_per_token", "energy_reason"}  # what results.json has from energy.json
+ENERGY = {"energy_j", "j_per_token", "energy_reason"}  # fields of results.json from energy.json
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything that a run has stored."""
+    """All stored data of a run."""
 
     run: RunDirectory
     plan: Plan
@@ -117,7 +117,7 @@ class Stored:
 
 
 def read_stored(run: Run) -> Stored:
-    """Return what a run has stored by now. Raise UserError for a faulty file."""
+    """Return the stored data of a run. Raise UserError for a faulty file."""
     files = run.directory
     return Stored(
         run=files,
@@ -281,7 +281,7 @@ def _counts(data: CellData) -> dict[str, Any]:
 
 
 def _times(data: CellData) -> dict[str, Any]:
-    """Return the fields of a cell that a clock decides. Seconds, summed over blocks."""
+    """Return the measured times of a cell. Seconds, summed over blocks."""
     times = {name: data.total(name) for name in ("wall_s", "prefill_s", "decode_s", "device_s", "draft_s", "head_s")}
     parts = statistics.parts(data.totals) if data.totals else None
     return times | {

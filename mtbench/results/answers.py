@@ -85,7 +85,7 @@ def has(value: Any, *names: str) -> TypeGuard[dict[str, Any]]:
 
 
 def within(value: Any, *path: str) -> Any:
-    """Return what lies in nested objects; None where one of them is missing or no object."""
+    """Return a value in nested objects; None if one of them is missing or no object."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -236,7 +236,7 @@ def pieces(content: Any, kind: str = "text") -> Iterator[tuple[str, str]]:
     """Yield the kind and the text of each piece of an answer, in the order of the model.
 
     `content`: a text; an object with texts, such as a message or a choice; a list of these. The kinds are
-    `text`, `reasoning`, and the names of what is no text, or cuts it off.
+    `text`, `reasoning`, and the names of other content or of a cut.
     """
     if isinstance(content, str):
         yield kind, content

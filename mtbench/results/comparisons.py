@@ -102,8 +102,8 @@ def compare(
 ) -> dict[str, Comparisons]:
     """Return the comparisons of every arm. The verdicts on one baseline are decided over all arms together.
 
-    void: arms that cannot be trusted. They and the arms of a void baseline have values, but no word. looks: how often
-    the verdicts may be looked at while blocks are added.
+    void: arms that cannot be trusted. They and the arms of a void baseline have values, but no verdict. looks: number
+    of looks at the verdicts while blocks are added.
     """
     disturbed = far_off(group.values())
     found = {arm: Comparisons(far_off=disturbed.get(data.cell.cell)) for arm, data in group.items()}
@@ -175,7 +175,7 @@ def _where_it_stops(by_size: Mapping[int, Verdict]) -> tuple[int | None, str | N
 
 
 def floor(cells: Iterable[CellData]) -> Floor | None:
-    """Return what batching alone does to an arm's tokens: its items at the smallest against the largest batch size.
+    """Return the effect of batching alone on an arm's tokens: its items at the smallest against the largest batch size.
 
     cells: those of one suite and arm. Static batches are preferred, since batch size 1 has nothing to refill. None if
     no two sizes have an item in common.
@@ -255,7 +255,7 @@ def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> Re
 
 
 def _disturbed(data: CellData, baseline: CellData, blocks: Mapping[str, FarOff]) -> Reason | None:
-    """Return that a block of the arm or of its baseline was disturbed, or one of them more than the other; or None."""
+    """Return a remark if a block of the arm or its baseline was disturbed, or one more than the other; or None."""
     for cell in (data.cell, baseline.cell):
         if cell.cell in blocks:
             where = f"in block {blocks[cell.cell].block} of {cell.arm}"
@@ -273,7 +273,7 @@ def _speedups(
 ) -> list[tuple[CellData, Speedup]]:
     """Return the arms with samples of the same blocks as the baseline, each with its speedup on these.
 
-    doubts: why an arm can have no word, or None.
+    doubts: why an arm can have no verdict, or None.
     """
     both = [(arm, arm.beside(baseline), doubt) for arm, doubt in zip(arms, doubts, strict=True)]
     timed = [(arm, *pair, doubt) for arm, pair, doubt in both if pair is not None]
@@ -380,7 +380,7 @@ def accuracies(
 
 
 def _same_tokens(data: CellData, baseline: CellData) -> Reason | None:
-    """Return that an arm has its baseline's tokens on all items, so that nothing is left to test; else None."""
+    """Return a reason if an arm has its baseline's tokens on all items, so that nothing needs a test; else None."""
     items, identical = _common(data, baseline)
     if not items or identical < items:
         return None

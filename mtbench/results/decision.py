@@ -1,4 +1,4 @@
-"""What to use: a recommendation for each suite, batch size and serving engine, from the cells of results.json.
+"""Recommendations: one for each suite, batch size and serving engine, from the cells of results.json.
 
 An arm can be used if it is `faster` than plain decoding, and either has its tokens (graded exact or near-tie; or the
 same distribution) or an accuracy that is shown to be `not worse` within the accepted loss. Plain decoding is the
@@ -6,7 +6,7 @@ reference on the checkpoint that one would deploy without the method. An arm on 
 plain decoding there, whatever it promises on its own. So it needs the test of accuracy, unless all answers agree.
 Smaller batch sizes answer fewer items, so an arm's accuracy is that of the batch size with the most items.
 
-The words are those of mtbench/statistics.py. They are adjusted for all arms of a group, so that taking the fastest of
+The verdicts are those of mtbench/statistics.py. They are adjusted for all arms of a group, so taking the fastest of
 the arms that pass needs no further adjustment of whether it is faster; its interval is pointwise.
 
 Plain decoding is the answer if every arm is out: shown to be at most 2 % faster, or to lose too much. Such a claim on
@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
 
 
 class Pairs(Protocol):
-    """What the times of two cells show."""
+    """The comparison of two cells' times."""
 
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Whether a cell is faster than the other."""
@@ -52,12 +52,12 @@ class Pairs(Protocol):
     def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
         """The speed of a cell over the other. A cell is no faster if its upper bound is below 2 %.
 
-        tested: at the level at which the word of an arm beside all others is tested.
+        tested: at the level of an arm's verdict among all others.
         """
 
 
 class Intervals:
-    """What the intervals over plain decoding show. They are pointwise."""
+    """The comparison by intervals over plain decoding. They are pointwise."""
 
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Whether the whole interval of a cell lies above the other's, over a baseline that both have."""
@@ -68,7 +68,7 @@ class Intervals:
         return False
 
     def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
-        """Return the 95 % interval over the other. Where another level is tested, the verdict says it."""
+        """Return the 95 % interval over the other. If another level is tested, the verdict has it."""
         over = (Bounds(s.ci_low, s.ci_high) for s in cell.speedup if s.baseline == other.arm and not s.includes_engine)
         return next(over, Bounds(None, None))
 
@@ -81,7 +81,7 @@ def recommend(
 ) -> list[Recommendation]:
     """Return a recommendation for each suite, batch size, way of batching and engine. Simulated cells have none.
 
-    max_loss: the loss of accuracy that the run accepts, in points. pairs: what the times of two cells show.
+    max_loss: the loss of accuracy that the run accepts, in points. pairs: compares the times of two cells.
     misses_slo: cells that cannot be chosen, since a latency is over its limit.
     """
     groups = {
@@ -122,11 +122,11 @@ class _Arm(NamedTuple):
 
     cell: ResultCell
     speedup: Speedup
-    bounds: Bounds  # of the speedup: 95 %, or where no word is given at the level of the words
+    bounds: Bounds  # of the speedup: 95 %, or without a verdict at the level of the verdicts
     kept: str | None  # of the tokens of plain decoding; None: it has other tokens
     accuracy: _Accuracy | None  # None: not scored
     no_faster: bool  # than plain decoding
-    lost: bool  # it left because another arm, or plain decoding, is surely the better choice
+    lost: bool  # it left because another arm, or plain decoding, is surely better
     misses_slo: bool  # a latency is over its limit
 
     @property
@@ -236,7 +236,7 @@ def _arms(
 
 
 def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
-    """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
+    """Return the interval to show: it agrees with the verdict, also if an adjusted level withholds one."""
     verdict = speedup.verdict
     if verdict.reason:
         return Bounds(None, None)
@@ -248,7 +248,7 @@ def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs)
 
 
 def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
-    """Return what the arm keeps of the tokens of plain decoding on the deployed checkpoint; None: it has others.
+    """Return the arm's promise on the tokens of plain decoding on the deployed checkpoint; None: it has others.
 
     A lossless arm on a checkpoint of its own has them if all answers agree: heads beside frozen weights, for example.
     """
@@ -274,7 +274,7 @@ def _accuracies(cells: Sequence[ResultCell], baseline: str | None, batch_size: i
 
 
 def _with_most_items(parts: Sequence[Mapping[str, _Accuracy]]) -> dict[str, _Accuracy]:
-    """Return by arm the accuracy over the most items; of several with as many, the first."""
+    """Return by arm the accuracy over the most items; the first of equal ones."""
     arms = dict.fromkeys(arm for part in parts for arm in part)
     return {arm: max((part[arm] for part in parts if arm in part), key=lambda a: a.found.n) for arm in arms}
 
@@ -316,7 +316,7 @@ def _not_started(cells: Sequence[ResultCell]) -> str | None:
 
 
 def _doubt(arm: _Arm) -> str:
-    """Return what is open about an arm, and what it would take to tell."""
+    """Return what is open about an arm, and what would decide it."""
     parts = [] if arm.faster else [_doubt_of_speed(arm)]
     return "; ".join(parts + ([] if arm.allowed else [_doubt_of_tokens(arm)]))
 
@@ -339,7 +339,7 @@ def _doubt_of_tokens(arm: _Arm) -> str:
 
 
 def _ungraded(cell: ResultCell) -> str:
-    """Return what a grade takes if too few tokens were generated for one."""
+    """Return the tokens that a grade needs if too few were generated."""
     if cell.lossless is None or cell.lossless.grade != "inconclusive" or cell.lossless.epsilon is not None:
         return ""
     if cell.lossless.why:
@@ -353,7 +353,7 @@ def _timed(cell: ResultCell) -> int:
 
 
 def _units_needed(arm: _Arm) -> int | None:
-    """Return the units with which the interval that is shown is expected to lie on one side of 2 % faster.
+    """Return the units at which the shown interval is expected to lie on one side of 2 % faster.
 
     None: not known, or over `MOST_BLOCKS`. The width of an interval falls with the square root of the number of units.
     """

@@ -1,4 +1,4 @@
-"""What to use, as records: a recommendation for each suite, batch size and way of batching; decision.json of a race.
+"""Recommendations as records: one for each suite, batch size and way of batching; decision.json of a race.
 
 mtbench/results/decision.py makes recommendations from the cells of results.json, experiments/choose the decision.
 """
@@ -28,7 +28,7 @@ class AccuracyCost(Record):
 
 
 class Choice(Record):
-    """An arm that can be used in place of plain decoding: what it gains and what it costs."""
+    """An arm that can replace plain decoding: its gain and its cost."""
 
     arm: str = Field(description="arm: method:options@role/engine")
     speedup: Estimate = Field(description="wall time of the baseline over that of the arm; the interval has `level`")
@@ -80,7 +80,7 @@ class Recommendation(Record):
 
 
 class Looks(Record):
-    """When a group of arms was looked at."""
+    """The looks at a group of arms."""
 
     suite: str = Field(description="suite as it was asked for")
     batch_size: Size = Field(description="requests decoded side by side")
@@ -89,7 +89,7 @@ class Looks(Record):
 
 
 class RaceCost(Record):
-    """What the race took, and what its full grid would have taken: every arm on every block."""
+    """The cost of the race, and of its full grid: every arm on every block."""
 
     forwards: Count = Field(description="forwards of batches that were decoded; engines that hide them count as 0")
     forwards_full: Count = Field(description="forwards of the full grid, estimated from the blocks that were decoded")
@@ -98,7 +98,7 @@ class RaceCost(Record):
 
 
 class Decision(Record):
-    """decision.json: what to use at each batch size."""
+    """decision.json: the recommendation at each batch size."""
 
     schema_version: Literal[2] = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run")
@@ -121,6 +121,6 @@ class Decision(Record):
 
     @property
     def is_open(self) -> bool:
-        """Whether more blocks could change what to use: an arm has no verdict, or is as good as the chosen one."""
+        """Whether more blocks could change the recommendation: an arm has no verdict, or equals the chosen one."""
         found = self.recommendations
         return any(r.word == "cannot tell" or r.undecided or r.as_good for r in found)

@@ -32,20 +32,20 @@ def headline(recommendations: Sequence[Recommendation]) -> str:
 
 
 def sentence(found: Recommendation) -> str:
-    """Return a recommendation, and what stands beside it."""
+    """Return a recommendation with its remarks."""
     text = " ".join([_of_suite([found]), *beside(found)])
     return _on_demonstration(text) if found.demonstration else text
 
 
 def budget_spent(decision: Decision, resume: str) -> str:
-    """Return that the time budget ended a race, and how to go on if more blocks could change the decision."""
+    """Return that the time budget ended a race, and how to resume if more blocks could change the decision."""
     return (
         f"The time budget ended the race{f'; go on with `{resume}`' if decision.is_open else ', after its decision'}."
     )
 
 
 def _on_demonstration(text: str) -> str:
-    """Return a sentence that says that it holds for a demonstration."""
+    """Return a sentence marked as that of a demonstration."""
     return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
 
 
@@ -76,7 +76,7 @@ def _of_suite(recommendations: Sequence[Recommendation]) -> str:
 
 
 def with_engine(name: str | None, text: str) -> str:
-    """Return a sentence that begins with the engine in which it holds."""
+    """Return a sentence that begins with its engine."""
     return _capital(f"{_in_engine(name)}, {text[0].lower()}{text[1:]}")
 
 
@@ -88,7 +88,7 @@ def _in_engine(name: str | None) -> str:
 
 
 def _why(found: Recommendation) -> str:
-    """Return why there is no conclusion, what it would take, and what to use until then."""
+    """Return why there is no conclusion, what one needs, and what to use until then."""
     undecided = found.undecided
     if found.baseline is None:
         return found.doubt or "no arm could be compared with plain decoding"

@@ -31,7 +31,7 @@ class Reason(Record):
 
 
 class Alone(Record):
-    """The word that would hold without the adjustment for several arms, and the adjusted interval."""
+    """The verdict without the adjustment for several arms, and the adjusted interval."""
 
     word: Word = Field(description="the word")
     level: Share = Field(description="level of the interval")
@@ -49,7 +49,7 @@ class NeededItems(Record):
 
 
 class Verdict(Sparse):
-    """What is known of a speed or an accuracy. mtbench/report/phrases.py makes its words for people."""
+    """The verdict on a speed or an accuracy. mtbench/report/phrases.py makes its text."""
 
     word: Word = Field(
         description="speed: faster, slower, same or inconclusive; accuracy: not worse, worse by less than the margin, "
@@ -144,7 +144,7 @@ class Agreement(Record):
 
 
 class SpeedFactors(Record):
-    """Where rate_ratio comes from: it is the product of these factors."""
+    """The factors of rate_ratio, which is their product."""
 
     tokens_per_forward: NonNegative = Field(description="tokens per forward, arm over baseline")
     forward_time: NonNegative = Field(description="device time of a forward, baseline over arm")
@@ -312,7 +312,7 @@ class Degenerate(Record):
 
 
 class SpeedParts(Record):
-    """Where tokens per second come from.
+    """The factors of tokens per second.
 
     tokens per second = tokens_per_forward · rows · utilisation · host · decode_share / forward_s.
     """

@@ -1,4 +1,4 @@
-"""Flags of a cell: what was disturbed, changed or left out in its measurement, and why it is void."""
+"""Flags of a cell: disturbances, changes and gaps of its measurement, and why it is void."""
 
 from collections.abc import Sequence
 
@@ -49,7 +49,7 @@ def _other_tokens(data: CellData) -> int:
 
 
 def disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
-    """Return what disturbed the measurement from outside, which samples were dropped, and which decoded again."""
+    """Return external disturbances, dropped samples, and samples decoded again."""
     flags = []
     if far_off is not None:
         flags.append(
@@ -73,7 +73,7 @@ def disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
 
 
 def _had(line: TimingLine | Disturbed) -> str:
-    """Return for how long a decoding had the processor, and for how long it wanted it."""
+    """Return the time for which a decoding had the processor, and the time for which it wanted it."""
     return f"{line.cpu_s or 0.0:.2g} of {line.wanted_s or line.wall_s:.3g} s"
 
 
@@ -85,7 +85,7 @@ def measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list
     if shared:  # workers on a CPU slow each other down; each GPU has a worker of its own
         part = "" if len(shared) == len(sampled) else f" in {len(shared)} of {len(sampled)} samples"
         flags.append(f"{max(shared)} workers shared the machine{part}")
-    if data.samples:  # small subtasks, or a small limit, make batches smaller than their name says
+    if data.samples:  # small subtasks, or a small limit, make batches smaller than their name
         rows = np.mean([t.rows for t in data.samples])
         if rows < FULL_BATCH_SHARE * data.cell.batch_size:
             flags.append(f"batches held {rows:.1f} rows of {data.cell.batch_size}")
@@ -102,7 +102,7 @@ def measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list
 
 
 def _engine_flags(data: CellData) -> list[str]:
-    """Return flags for a serving engine that does not repeat its answers, or whose counts cannot be."""
+    """Return flags for a serving engine that does not repeat its answers, or with impossible counts."""
     if not is_served(data.cell.engine):
         return []
     flags = []

@@ -1,6 +1,6 @@
-"""results.json as records: what the stored lines of a run add up to, cell by cell.
+"""results.json as records: the totals of a run's stored lines, cell by cell.
 
-A value is never NaN; null is what was not measured. An interval is a 95 % interval unless a `level` stands beside it;
+A value is never NaN; null: not measured. An interval is a 95 % interval unless a `level` stands beside it;
 its bounds are null where there are too few units. mtbench/statistics.py holds every definition.
 """
 
@@ -51,7 +51,7 @@ Status = Literal["ok", "left", "partial", "failed"]
 
 
 class ResultCell(Sparse):
-    """One cell: what ran, what came out, how fast it was and how it compares. Times are in seconds."""
+    """One cell: its arm, output, speed and comparisons. Times are in seconds."""
 
     cell: CellName = Field(description=CELL_ID)
     status: Status = Field(
@@ -187,9 +187,9 @@ class ResultEnvironment(Environment):
 
 
 class Results(Sparse):
-    """results.json: what the stored lines of a run add up to, cell by cell.
+    """results.json: the totals of a run's stored lines, cell by cell.
 
-    A value is never NaN; null is what was not measured.
+    A value is never NaN; null: not measured.
     """
 
     schema_version: Literal[3] = Field(description="version of this format")

@@ -1,11 +1,10 @@
 """Read the stored lines of each cell and sum over those that count.
 
 A block counts in a round only if every arm of the group has a clean timing line for it. An arm that left the run counts
-only for the blocks that it was there for, and is compared on those. An arm that lost too many of
-its own lines has no samples, and the others are compared without it. All blocks that count have the same number of
-rounds: those that the plan repeats, or, if these are too few for an interval, all blocks with round 1. A block has the
-median of its rounds. Blocks with turns of the same conversations are one unit. A sum is None if an engine hides one of
-its values.
+only for its own blocks, and is compared on those. An arm that lost too many of its own lines has no samples, and the
+others are compared without it. All blocks that count have the same number of rounds: those that the plan repeats, or,
+if these are too few for an interval, all blocks with round 1. A block has the median of its rounds. Blocks with turns
+of the same conversations are one unit. A sum is None if an engine hides one of its values.
 """
 
 import dataclasses
@@ -26,8 +25,8 @@ from mtbench.plan.run import Run
 from mtbench.results import verdicts
 from mtbench.statistics import Totals, Unit
 
-STRETCHED = 1.1  # ratio of the stretches of two arms from which their times are not compared
-FAR_OFF = 4.0  # times its usual time, from which a block's time is not taken for the arm's speed
+STRETCHED = 1.1  # ratio of two arms' stretches above which their times are not compared
+FAR_OFF = 4.0  # times its usual time, above which a block's time is not the arm's speed
 
 
 @dataclass(eq=False)
@@ -65,7 +64,7 @@ class CellData:
 
     @property
     def stretch(self) -> float:
-        """By how much others made the time longer in which the arm's server wanted the processor; 1: not known."""
+        """The factor by which other processes delayed the arm's server on the processor; 1: not known."""
         known = [(t.wanted_s, t.cpu_s) for t in self.samples if t.wanted_s and t.cpu_s]
         return sum(wanted_s for wanted_s, _ in known) / sum(cpu_s for _, cpu_s in known) if known else 1.0
 
@@ -146,7 +145,7 @@ class CellData:
 
     @cached_property
     def totals(self) -> Totals | None:
-        """What the arm did on the blocks; None without a sample, or if an engine hides a part of it."""
+        """The arm's work on the blocks; None without a sample, or if an engine hides a part of it."""
         names = ("tokens", "row_forwards", "batch_forwards", "device_s", "decode_s", "wall_s")
         totals = [self.total(name) for name in names]
         known = [total for total in totals if total is not None]
@@ -210,7 +209,7 @@ class FarOff(NamedTuple):
 
 
 def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
-    """Return by cell the block that is furthest off the others, if it takes over FAR_OFF times as long as usual.
+    """Return by cell the block that is furthest from the others, if it takes over FAR_OFF times as long as usual.
 
     Longer work is no such block. So its time, and its time per forward (per token, if forwards are hidden), must be far
     above the cell's medians; and its time over the median of the other arms on the same block, above the ratio's.

@@ -129,7 +129,7 @@ def accuracy_verdicts(
 
 
 def accuracy_words(differences: Sequence[Difference], margin: float = ACCURACY_MARGIN, *, looks: int = 1) -> list[Word]:
-    """Return the words of `accuracy_verdicts` without the details, which take time. Every arm has items."""
+    """Return the verdicts of `accuracy_verdicts` without the details, which take time. Every arm has items."""
     return [word for word, _ in _adjusted([_accuracy_p(arm, margin) for arm in differences], looks)]
 
 
@@ -142,7 +142,7 @@ def _with_items_needed(verdict: Verdict, arm: Difference, margin: float, arms: i
 
 
 def _speed_p(speedup: Ratio, margin: float) -> dict[Word, float]:
-    """Return the p-value of each word on speed."""
+    """Return the p-value of each verdict on speed."""
     assert speedup.value is not None
     assert speedup.log_se is not None
     log, se, df = math.log(speedup.value), speedup.log_se, speedup.units - 1
@@ -155,7 +155,7 @@ def _speed_p(speedup: Ratio, margin: float) -> dict[Word, float]:
 
 
 def _accuracy_p(arm: Difference, margin: float) -> dict[Word, float]:
-    """Return the p-value of each word on accuracy."""
+    """Return the p-value of each verdict on accuracy."""
     at_margin, at_zero = (float(score_test(arm.gained, arm.lost, arm.n, delta)) for delta in (-margin, 0.0))
     return {
         "worse than margin": NORMAL.cdf(at_margin),
@@ -172,7 +172,7 @@ def _verdicts(
 ) -> list[Verdict]:
     """Return the verdict on each arm. Those with a reason are not tested, and the adjustment does not count them.
 
-    `p_values`: an arm's place -> the p-value of each word. `interval`: an arm's place and a level -> its interval.
+    `p_values`: an arm's place -> the p-value of each verdict. `interval`: an arm's place and a level -> its interval.
     """
     tested = [place for place, reason in enumerate(reasons) if reason is None]
     verdicts = [Verdict(word=INCONCLUSIVE, reason=reason) for reason in reasons]
@@ -187,10 +187,10 @@ def _verdicts(
 
 
 def _adjusted(arms: Sequence[Mapping[Word, float]], looks: int) -> list[tuple[Word, tuple[Word, float] | None]]:
-    """Return each arm's word, given its p-value of every word; p-values are adjusted by Holm word by word.
+    """Return each arm's verdict by its p-value of every verdict; p-values are adjusted by Holm for each verdict.
 
-    Where only the adjustment withholds a word: that word, and the level of the interval that decides it. `looks`: every
-    p-value is multiplied by them.
+    If only the adjustment withholds a verdict: that verdict, and the level of the interval that decides it. Every
+    p-value is multiplied by `looks`.
     """
     if not arms:
         return []
@@ -210,7 +210,7 @@ def _adjusted(arms: Sequence[Mapping[Word, float]], looks: int) -> list[tuple[Wo
 
 
 def _word(p: Mapping[Word, float]) -> Word:
-    """Return the strongest word whose p-value is below its level."""
+    """Return the strongest verdict whose p-value is below its level."""
     holds = [word for word, level in WORD_LEVELS.items() if p.get(word, 1.0) < level]
     if {"worse", "not worse"} <= set(holds):
         return "worse by less than the margin"

@@ -16,7 +16,7 @@ from mtbench.serving.wire import Asked
 from mtbench.serving.worker import TimedTicket
 
 DONE = b"data: [DONE]\n\n"
-INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
+INCOMPLETE = "\ufffd"  # a decoder's replacement for an incomplete character
 
 
 class Answer:
@@ -41,13 +41,13 @@ class Answer:
         return {**self._names, "object": kind, "choices": [choice], **counts}
 
     def grow(self) -> bytes | None:
-        """Return the message with what was decoded since the last one; None if no character is complete."""
+        """Return the message with the text decoded since the last one; None if no character is complete."""
         new = self.job.token_ids[self._read :]
         self._read += len(new)
         endings = () if self.asked.request.ignore_eos else self.served.end_ids
         text = self._stream.add([token for token in new if token not in endings])
         if not text or self._stream.stopped:
-            return None  # `end` returns what comes before a stop string
+            return None  # `end` returns the text before a stop string
         return self._message([self._part(text, self.job.token_ids[self._sent : self._read])])
 
     def end(self, ended: Ended) -> list[bytes]:
@@ -59,7 +59,7 @@ class Answer:
         return [self._message([last]), self._message([], usage=self._usage(ended), metrics=metrics), DONE]
 
     def metrics(self, ended: Ended) -> dict[str, Any]:
-        """Return what the answer took: acceptance as vLLM reports it, and what mtbench adds."""
+        """Return the cost of the answer: acceptance as vLLM reports it, and mtbench's own fields."""
         commits, job = ended.generation.commits or [], self.job
         return {
             "speculative_decoding": acceptance(commits, ended.offered, self.served.window),
@@ -107,7 +107,7 @@ class TextStream:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self._tokenizer, self._stop = tokenizer, stop
-        self._before: list[int] = []  # tokens that new ones are decoded with
+        self._before: list[int] = []  # tokens that are decoded together with new ones
         self._new: list[int] = []  # tokens whose text is not complete
         self._held = ""  # text that may begin a stop string
         self.stopped = False  # a stop string is complete: `add` returns nothing more

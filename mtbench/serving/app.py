@@ -1,4 +1,4 @@
-"""The server's pages: completions, models, health and metrics, with limits on what a client may send or wait for."""
+"""The server's pages: completions, models, health and metrics, with limits on a client's data and waiting time."""
 
 import asyncio
 import hmac
@@ -29,16 +29,16 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What clients may ask for."""
+    """The limits of requests."""
 
-    max_new_tokens: int = 256  # of requests that do not say how many
+    max_new_tokens: int = 256  # of requests without a number
     max_queue: int = 64
     request_timeout_s: float = 300.0
     api_key: str | None = None  # None: none is needed
 
 
 class Service:
-    """Answers requests with what the worker decodes."""
+    """Answers requests with the worker's tokens."""
 
     def __init__(self, worker: Worker, limits: Limits) -> None:
         self.worker, self.served, self.limits = worker, worker.served, limits
@@ -222,6 +222,6 @@ async def _refused(request: HttpRequest, error: Exception) -> Response:
         error = BadRequestError(f"the server failed: {first_line(error)}.", status=500)
     headers |= {"Retry-After": "1"} if error.status == 503 else {}
     if error.status == 413:
-        headers["Connection"] = "close"  # what is left of the body is not read
+        headers["Connection"] = "close"  # the rest of the body is not read
     body = _error_body(error.status, error.message, param=error.param, code=error.code)
     return JSONResponse(body, error.status, headers)

@@ -1,4 +1,4 @@
-"""`mtbench serve` as a serving engine: the command that starts it, for those who start servers."""
+"""`mtbench serve` as a serving engine: the command that starts it."""
 
 import sys
 from pathlib import Path

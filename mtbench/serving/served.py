@@ -1,4 +1,4 @@
-"""What a server serves: one method on the checkpoints of a family, loaded once."""
+"""The content of a server: one method on the checkpoints of a family, loaded once."""
 
 import copy
 import dataclasses
@@ -57,7 +57,7 @@ class Served:
 
 
 def load(request: RunRequest, method: str, rows: int, max_length: int | None = None) -> Served:
-    """Load what `request` names and check that `method` runs on it. Raises UserError for any mistake."""
+    """Load the checkpoints of `request` and check that `method` runs on it. Raises UserError for any mistake."""
     arm = _one_arm(method, request.engine)
     family = families.family(request.family or DEFAULT_FAMILY, request.model, request.checkpoint)
     entrant = Lineup(family, request).entrant(arm)

@@ -1,7 +1,7 @@
 """One process that serves: it loads, listens, prints its address, answers until a signal ends it, and drains.
 
-The first SIGTERM or SIGINT lets open requests end and refuses new ones; a second one ends the process at once. If the
-thread that decodes has ended by an error, all requests fail and the process ends.
+The first SIGTERM or SIGINT lets open requests end and refuses new ones; a second one ends the process. If an error
+ends the thread that decodes, all requests fail and the process ends.
 """
 
 import asyncio

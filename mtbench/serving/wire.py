@@ -1,4 +1,4 @@
-"""Requests of clients: the fields that are understood, and what the others may be.
+"""Requests of clients: the supported fields, and the allowed values of others.
 
 A field that would change the answer, and that the server cannot honour, is refused by name. Fields of OpenAI's, vLLM's
 and SGLang's clients that change nothing are accepted, or accepted at the value that changes nothing.
