@@ -176,8 +176,8 @@ class LlamaCpp(ServingEngine):
         return setting._replace(words=(*setting.words, "--spec-synth-rates", ",".join(map(str, rates))))
 
     @classmethod
-    def asked_release(cls, program: Path) -> list[str]:
-        return super().asked_release(program) if _is_python(program) else [str(program), "--version"]
+    def release_command(cls, program: Path) -> list[str]:
+        return super().release_command(program) if _is_python(program) else [str(program), "--version"]
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         """Return the command of llama-server, or of the library with the same options."""

@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(400, "the prompt must be token ids")
         self.say("text/event-stream", "")
         self.ended = threading.Event()
-        asked.put((self, body))
+        waiting.put((self, body))
         self.ended.wait()
 
     def say(self, kind, text):
@@ -88,12 +88,12 @@ try:
 except RuntimeError as error:
     why = str(error).strip().splitlines()[-1]
     sys.exit(f"{draft or model}: {why}; it reads GGUF files with matrices in F16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K")
-asked, running, number = queue.SimpleQueue(), {}, 0
+waiting, running, number = queue.SimpleQueue(), {}, 0
 ThreadingHTTPServer.request_queue_size = 1024  # connections that wait
 threading.Thread(target=ThreadingHTTPServer((address, int(port)), Handler).serve_forever, daemon=True).start()
 while True:
-    while not running or len(running) < rows and not asked.empty():  # prompt lookup fails if a request must wait
-        number, (handler, body) = number + 1, asked.get()
+    while not running or len(running) < rows and not waiting.empty():  # prompt lookup fails if a request must wait
+        number, (handler, body) = number + 1, waiting.get()
         running[number] = handler, begun(number, body), []
     pipeline.step()
     running = {number: request for number, request in running.items() if goes_on(*request)}

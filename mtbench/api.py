@@ -155,15 +155,15 @@ def read(directory: str | Path) -> Results:
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
     """Carry out an experiment; return its job and findings."""
     request, session = records_of(name)
-    asked, of_call = _sorted_out(name, given, request, session)
+    options, of_call = _sorted_out(name, given, request, session)
     this_call = read_options(of_call, session, f"mtbench {name} --help")
     files = tuple(plugins.load_file(file).path for file in this_call.plugin)
     this_call = this_call.changed(plugin=files) if files else this_call
     experiment, console = experiment_of(name), Terminal(stderr=True, quiet=not progress)
-    read = read_options(asked, request, f"mtbench {name} --help")
-    words = as_words({field: getattr(read, field) for field in asked}, request)
+    read = read_options(options, request, f"mtbench {name} --help")
+    words = as_words({field: getattr(read, field) for field in options}, request)
     argv = ["mtbench", name, *words, *as_words({"plugin": files}, session)]
-    job = frame.begin(experiment, asked, this_call, console, _warn, argv)
+    job = frame.begin(experiment, options, this_call, console, _warn, argv)
     return job, frame.carry_out(experiment, job)
 
 
@@ -176,14 +176,14 @@ def _sorted_out(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the given options by the fields of the request and of the session. Raises UserError for others."""
     fields = {argument: (kind, field) for kind in (session, request) for argument, field in _arguments(kind).items()}
-    asked: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     of_call: dict[str, Any] = {}
     for argument, value in given.items():
         if argument not in fields:
             raise unknown(f"option of mtbench.{name}", argument, fields, f"help(mtbench.{name})")
         kind, field = fields[argument]
-        (asked if kind is request else of_call)[field] = value
-    return asked, of_call
+        (options if kind is request else of_call)[field] = value
+    return options, of_call
 
 
 def _arguments(kind: type[records.Record]) -> dict[str, str]:

@@ -290,8 +290,8 @@ def _is_asked(turns: Any) -> bool:
     """Return whether a conversation of ShareGPT ends with a question. Its files have some without."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return True  # it is none, or a fault
-    asked = [str(t.get("value", t.get("content"))) for t in turns if t.get("from", t.get("role")) in ("human", "user")]
-    return bool(asked and asked[-1].strip())
+    texts = [str(t.get("value", t.get("content"))) for t in turns if t.get("from", t.get("role")) in ("human", "user")]
+    return bool(texts and texts[-1].strip())
 
 
 def _turn(given: Any) -> dict[str, Any]:

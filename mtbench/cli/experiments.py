@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from mtbench.cli.parameters import asked, given, load_plugins, parameters, with_parameters
+from mtbench.cli.parameters import given, load_plugins, parameters, record_of, with_parameters
 from mtbench.cli.session import beside_json, err, importing, say, warn, write_json
 from mtbench.experiments.registry import KINDS, experiment_of, records_of
 from mtbench.files import refuse_existing
@@ -36,7 +36,7 @@ def _function(name: str) -> Callable[..., Any]:
 def carry_out(name: str, ctx: typer.Context) -> None:
     """Run the command, print the findings, and end with the path of its page."""
     request_kind, session_kind = records_of(name)
-    given_options, session = given(ctx, request_kind), asked(ctx, session_kind)
+    given_options, session = given(ctx, request_kind), record_of(ctx, session_kind)
     files = load_plugins(session.plugin)
     session = session.changed(plugin=files) if files else session
     with importing():
@@ -47,7 +47,7 @@ def carry_out(name: str, ctx: typer.Context) -> None:
     there = Path(session.out) / experiment.result if session.out is not None and session.resume else None
     refuse_existing(json_to, there)
     console = beside_json(json_to)
-    if not session.resume and (listed := experiment.listing(asked(ctx, request_kind))):
+    if not session.resume and (listed := experiment.listing(record_of(ctx, request_kind))):
         for renderable in listed:
             console.print(renderable)
         return

@@ -55,7 +55,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     kind = create_model(function.__name__, __config__=config, **declared)
 
     def run(ctx: typer.Context, **_: Any) -> None:
-        chosen = asked(ctx, kind)
+        chosen = record_of(ctx, kind)
         load_plugins(getattr(chosen, "plugin", ()))
         context = {"ctx": ctx} if "ctx" in signature else {}
         function(**context, **{name: getattr(chosen, name) for name in declared})
@@ -71,7 +71,7 @@ def load_plugins(paths: Collection[str]) -> tuple[str, ...]:
     return tuple(plugins.load_file(path).path for path in paths)
 
 
-def asked(ctx: typer.Context, kind: type[T]) -> T:
+def record_of(ctx: typer.Context, kind: type[T]) -> T:
     """Return the record or object with the options on the command line. Raises UserError for a wrong value."""
     words = ctx.command_path.split()[1:]  # the first is the program, however it was started
     return read_options(given(ctx, kind), kind, " ".join(["mtbench", *words, "--help"]))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtbench.cli.parameters import asked, command, given, load_plugins, parameters, with_parameters
+from mtbench.cli.parameters import command, given, load_plugins, parameters, record_of, with_parameters
 from mtbench.cli.session import FAILED, beside_json, err, importing, out, say, warn, write_json
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
@@ -25,7 +25,7 @@ def plan(ctx: typer.Context, **_: Any) -> None:
         from mtbench.experiments import experiment as frame  # imports torch
         from mtbench.experiments.run import EXPERIMENT
 
-    session = asked(ctx, RunSession)
+    session = record_of(ctx, RunSession)
     load_plugins(session.plugin)
     job = frame.begin(EXPERIMENT, given(ctx, RunRequest), session, err, warn, sys.argv)
     say(job.path)

@@ -14,7 +14,7 @@ import typer
 from pydantic import Field
 from typer.core import TyperGroup
 
-from mtbench.cli.parameters import asked, command, parameters, with_parameters
+from mtbench.cli.parameters import command, parameters, record_of, with_parameters
 from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, importing, out, say, warn
 from mtbench.errors import UserError, unknown
 from mtbench.options import common
@@ -260,7 +260,7 @@ def _command(objective: type[Any]) -> Callable[..., None]:
     from mtbench.training.trainer import Settings
 
     def run(ctx: typer.Context, **_: Any) -> None:
-        _train(asked(ctx, CheckpointOptions), asked(ctx, objective), asked(ctx, Settings))
+        _train(record_of(ctx, CheckpointOptions), record_of(ctx, objective), record_of(ctx, Settings))
 
     return with_parameters(run, parameters(CheckpointOptions, objective, Settings))
 

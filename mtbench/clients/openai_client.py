@@ -341,8 +341,8 @@ class Server:
             message = self.clean(message_of(await beginning(response)))
             remedy = "check url= and model=, or add plain=true"
             if status in BUSY:
-                asked = self.clean(response.headers.get("retry-after", "no time"))[:40]
-                remedy = f"it is busy (Retry-After: {asked}); try again later, or give a smaller --batch-size"
+                retry_after = self.clean(response.headers.get("retry-after", "no time"))[:40]
+                remedy = f"it is busy (Retry-After: {retry_after}); try again later, or give a smaller --batch-size"
             raise ServerError(
                 f"{self.url} answers {status} to {path}: {message}; {remedy}", again=status == 429 or status >= 500
             )
@@ -386,10 +386,10 @@ class Server:
         return key
 
 
-def completed(asked: Coroutine[Any, Any, T]) -> T:
+def completed(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine. It runs in a thread, because a notebook's own thread has an event loop."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, asked).result()
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 @cache
@@ -451,10 +451,10 @@ def message_of(answer: str) -> str:
 
 def _wait_s(response: httpx.Response, tries: int) -> float | None:
     """Return the time to wait before a request is repeated; None if the server is not busy, or for too long."""
-    asked = response.headers.get("retry-after", "")
+    header = response.headers.get("retry-after", "")
     if response.status_code not in BUSY or tries == TRIES:
         return None
     wait_s = FIRST_WAIT_S * 2 ** (tries - 1)
     with suppress(ValueError, OverflowError):
-        wait_s = float(asked) if asked[:1].isdecimal() else parsedate_to_datetime(asked).timestamp() - time.time()
+        wait_s = float(header) if header[:1].isdecimal() else parsedate_to_datetime(header).timestamp() - time.time()
     return max(wait_s, 0.0) if wait_s <= LONGEST_WAIT_S else None

@@ -322,7 +322,7 @@ class ServingEngine:
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise UserError(f"--program {program}: it is no program; give the Python that has {cls.title}.")
         try:
-            done = environments.run(cls.asked_release(path), environments.variables(path), timeout_s=RELEASE_S)
+            done = environments.run(cls.release_command(path), environments.variables(path), timeout_s=RELEASE_S)
             output = [*done.stdout.split("\n"), *done.stderr.split("\n")] if done.returncode == 0 else []
         except (OSError, subprocess.TimeoutExpired):
             output = []
@@ -336,7 +336,7 @@ class ServingEngine:
         return release
 
     @classmethod
-    def asked_release(cls, program: Path) -> list[str]:
+    def release_command(cls, program: Path) -> list[str]:
         """Return the command that prints the release of an installation, and fails if the engine is not there."""
         names = [*cls.distributions, *([cls.package.partition("==")[0]] if cls.package else [])]
         return [str(program), "-c", TELL_RELEASE, *names]
@@ -345,8 +345,8 @@ class ServingEngine:
     def refuse_missing(cls, method: str) -> None:
         """Raise UserError if the engine is installed without the package that a method needs there."""
         program, needed = cls.installed(), cls.needs.get(method, "")
-        asked = [str(program), "-c", TELL_RELEASE, needed]
-        if program and needed and environments.run(asked, environments.variables(program)).returncode:
+        command = [str(program), "-c", TELL_RELEASE, needed]
+        if program and needed and environments.run(command, environments.variables(program)).returncode:
             raise UserError(
                 f"{cls.title} needs the package {needed!r} for {method}; run `{program} -m pip install {needed}`, or "
                 "leave that method out."

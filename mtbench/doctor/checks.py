@@ -23,10 +23,10 @@ NO_TRITON = "Triton is missing"
 
 
 class Subject(NamedTuple):
-    """The examined parts: a device, cpu or cuda. `asked`: the device in the command. `models`: checkpoints."""
+    """The examined parts: a device, cpu or cuda. `option`: that of `--device`. `models`: checkpoints."""
 
     device: str
-    asked: str = "auto"
+    option: str = "auto"
     data_dir: str | None = None
     models: Sequence[str] = ()
 

@@ -158,12 +158,12 @@ class QuestionSuite(Suite):
         """Return the turns to ask. Raise ValueError if they are not texts."""
         if not isinstance(turns, list) or not turns:
             raise ValueError("'turns' must be a list of texts that is not empty")
-        asked = tuple(turns[: self.max_turns])
-        if not all(isinstance(turn, str) and turn.strip() for turn in asked):
+        used = tuple(turns[: self.max_turns])
+        if not all(isinstance(turn, str) and turn.strip() for turn in used):
             raise ValueError("each of 'turns' must be a text that is not empty")
-        for turn in asked:
+        for turn in used:
             turn.encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
-        return asked
+        return used
 
     def _questions_by_subtask(self) -> list[list[Question]]:
         """Return one list for each subtask, in the suite's order, with the file's categories interleaved."""

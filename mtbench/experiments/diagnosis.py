@@ -38,7 +38,7 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
 
 def explain(run: Run, results: Results, note: Callable[[str], None]) -> bool:
     """Audit the complete cells that break their promise and are not audited yet; return whether there were any."""
-    audited, files, asked = False, run.directory, run.plan.request
+    audited, files, request = False, run.directory, run.plan.request
     for cell in results.cells:
         name = f"lossless/{cell.cell}.json"
         if not breaks_promise(cell) or cell.lossless is None or cell.lossless.why or cell.status == "partial":
@@ -49,7 +49,7 @@ def explain(run: Run, results: Results, note: Callable[[str], None]) -> bool:
         sides = f"{files.path}:{cell.lossless.against}", f"{files.path}:{cell.cell}"
         out = files.path / FOLDER / cell.cell
         shutil.rmtree(out, ignore_errors=True)  # of answers that the run has decoded again
-        found = why(*sides, out, device=asked.device, offline=asked.offline)
+        found = why(*sides, out, device=request.device, offline=request.offline)
         files.write_json(name, dump(files.read(name, RescoringRecord).changed(why=found)))
         audited = True
     return audited

@@ -312,20 +312,20 @@ def threads_for(device: str, sizes: Iterable[int]) -> int:
     return 1 if small else torch.get_num_threads()
 
 
-def resolve_device(asked: str) -> str:
+def resolve_device(device: str) -> str:
     """Return the device; `auto` is the GPU if there is one. Raises UserError for a device that is not available."""
-    if asked == "auto":
+    if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked not in ("cpu", "cuda") or (asked == "cuda" and not torch.cuda.is_available()):
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         available = "cpu, cuda" if torch.cuda.is_available() else "cpu (no GPU is visible)"
-        raise UserError(f"--device {asked!r} is not available; available: {available}.")
-    return asked
+        raise UserError(f"--device {device!r} is not available; available: {available}.")
+    return device
 
 
-def resolve_dtype(asked: str, device: str) -> str:
+def resolve_dtype(dtype: str, device: str) -> str:
     """Return the dtype; `auto` is bfloat16 on a GPU, float32 on a CPU."""
-    if asked != "auto":
-        return asked
+    if dtype != "auto":
+        return dtype
     return "bfloat16" if device == "cuda" else "float32"
 
 

@@ -258,8 +258,8 @@ class Plan(Record):
             for suite in self.suites
             if suite.metric is not None and (without := len(suite.items) - len(suite.scored_items))
         ]
-        if asked := set(self.request.subtask):
-            whole = [s.suite for s in self.suites if asked.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
+        if subtasks := set(self.request.subtask):
+            whole = [s.suite for s in self.suites if subtasks.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
             sentences += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
         if "refill" not in self.request.batching:
             return sentences

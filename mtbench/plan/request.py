@@ -141,6 +141,6 @@ class Execution:
     ) -> "Execution":
         """Return the execution of a request: its options that every `--resume` may change."""
         same = ("time_budget_s", "data_dir", "offline", "allow_unsandboxed_code")
-        asked = {name: getattr(request, name) for name in same if hasattr(request, name)}
+        options = {name: getattr(request, name) for name in same if hasattr(request, name)}
         allowed = {"servers": frozenset(servers), "engine_options": frozenset(engine_options)}
-        return cls(**{**asked, **session, **allowed})
+        return cls(**{**options, **session, **allowed})

@@ -23,8 +23,8 @@ LOOK_S = 0.02
 
 def main(caller: int, file: str, command: list[str]) -> int:
     """Return the command's exit code; 127 if it cannot be run."""
-    asked = []  # signals to end
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signals = []  # that end the command
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGTERM)
     if os.getppid() != caller:  # it died before
@@ -37,7 +37,7 @@ def main(caller: int, file: str, command: list[str]) -> int:
     with open(f"{file}.new", "w", encoding="ascii") as handle:
         handle.write(str(process.pid))
     os.replace(f"{file}.new", file)
-    while process.poll() is None and not asked and os.getppid() == caller:
+    while process.poll() is None and not signals and os.getppid() == caller:
         if os.fstat(1).st_size > LARGEST_LOG:
             os.ftruncate(1, 0)  # it is opened to append
         time.sleep(LOOK_S)

@@ -167,8 +167,8 @@ def _not_comparable(base: Stored, head: Stored, name: str, common: Collection[st
     before, after = base.cells[name], head.cells[name]
     if not common:
         return f"no item in common: {len(before.lines)} and {len(after.lines)} answers"
-    asked, asked_by_head = _prompts(base, before, common), _prompts(head, after, common)
-    changed = sum(asked[item] != asked_by_head[item] for item in common)
+    base_prompts, head_prompts = _prompts(base, before, common), _prompts(head, after, common)
+    changed = sum(base_prompts[item] != head_prompts[item] for item in common)
     return f"other prompts in {changed} of {len(common)} common items" if changed else None
 
 
@@ -178,15 +178,15 @@ def _prompts(stored: Stored, data: CellData, items: Collection[str]) -> dict[str
     The prompt of a later turn contains the arm's own answer, so its own tokens count, and the turn that it follows.
     """
     suite, wanted = stored.plan.suite(data.cell.suite), set(items)
-    asked: dict[str, object] = {}
+    prompts: dict[str, object] = {}
     for item in suite.items:
         if item.item in wanted:
             before = None if item.follows is None else suite.items[item.follows].item
             if suite.withheld is None:
-                asked[item.item] = (before, item.prompt_ids)
+                prompts[item.item] = (before, item.prompt_ids)
             else:
-                asked[item.item] = (before, None if before else data.lines[item.item].prompt_tokens)
-    return asked
+                prompts[item.item] = (before, None if before else data.lines[item.item].prompt_tokens)
+    return prompts
 
 
 def _figures(base: Stored, head: Stored, name: str, common: Collection[str], doubt: Reason | None) -> CellFigures:

@@ -121,11 +121,11 @@ def _lm_eval(documents: Sequence[Any], path: Path, where: str) -> TextAnswers:
         if sample.get("filter") != rule:
             continue
         given = next(iter(sample["arguments"].values()), None) if isinstance(sample["arguments"], dict) else None
-        asked, response = within(given, "arg_0"), sample["resps"]
+        written, response = within(given, "arg_0"), sample["resps"]
         while isinstance(response, list) and len(response) == 1:
             response = response[0]
-        if (prompt := _prompt({"messages": _parsed(asked), "prompt": asked})) is None:
-            raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {asked!r:.60}; it must be a text.")
+        if (prompt := _prompt({"messages": _parsed(written), "prompt": written})) is None:
+            raise UserError(f"{at}: arguments.gen_args_0.arg_0 is {written!r:.60}; it must be a text.")
         if (response and isinstance(response, list)) or not isinstance(within(given, "arg_1"), dict):
             raise UserError(f"{at}: resps is {response!r:.60}; it must be one text, without repeats or likelihoods.")
         metric = next(iter(sample.get("metrics") or []), None)

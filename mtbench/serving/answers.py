@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from mtbench.decoding.live import Ended
 from mtbench.decoding.output import text_of
 from mtbench.serving.served import Served
-from mtbench.serving.wire import Asked
+from mtbench.serving.wire import Call
 from mtbench.serving.worker import TimedTicket
 
 DONE = b"data: [DONE]\n\n"
@@ -22,10 +22,10 @@ INCOMPLETE = "\ufffd"  # a decoder's replacement for an incomplete character
 class Answer:
     """One request's answer. `whole` returns it at once; `grow` and `end` return the messages of a stream."""
 
-    def __init__(self, asked: Asked, served: Served, job: TimedTicket) -> None:
-        self.asked, self.served, self.job = asked, served, job
+    def __init__(self, call: Call, served: Served, job: TimedTicket) -> None:
+        self.call, self.served, self.job = call, served, job
         self._names = {"id": f"mtbench-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
-        self._stream = TextStream(served.tokenizer, asked.request.stop)
+        self._stream = TextStream(served.tokenizer, call.request.stop)
         self._read = 0  # token ids seen
         self._sent = 0  # token ids in messages
         self._text = 0  # characters in messages
@@ -34,9 +34,9 @@ class Answer:
         """Return the complete answer."""
         generation = ended.generation
         choice = self._choice({"content": generation.text}, generation.token_ids) | self._ending(ended)
-        if self.asked.chat:
+        if self.call.chat:
             choice["message"] = {"role": "assistant", **choice.pop("delta")}
-        kind = "chat.completion" if self.asked.chat else "text_completion"
+        kind = "chat.completion" if self.call.chat else "text_completion"
         counts = {"usage": self._usage(ended), "metrics": self.metrics(ended)}
         return {**self._names, "object": kind, "choices": [choice], **counts}
 
@@ -44,7 +44,7 @@ class Answer:
         """Return the message with the text decoded since the last one; None if no character is complete."""
         new = self.job.token_ids[self._read :]
         self._read += len(new)
-        endings = () if self.asked.request.ignore_eos else self.served.end_ids
+        endings = () if self.call.request.ignore_eos else self.served.end_ids
         text = self._stream.add([token for token in new if token not in endings])
         if not text or self._stream.stopped:
             return None  # `end` returns the text before a stop string
@@ -54,7 +54,7 @@ class Answer:
         """Return the last messages."""
         generation, metrics = ended.generation, self.metrics(ended)
         last = self._part(generation.text[self._text :], generation.token_ids[self._sent :]) | self._ending(ended)
-        if not self.asked.include_usage:
+        if not self.call.include_usage:
             return [self._message([last], metrics=metrics), DONE]
         return [self._message([last]), self._message([], usage=self._usage(ended), metrics=metrics), DONE]
 
@@ -78,22 +78,22 @@ class Answer:
         return self._choice({**role, "content": text}, ids) | {"finish_reason": None}
 
     def _choice(self, message: Mapping[str, str], ids: Sequence[int]) -> dict[str, Any]:
-        content = {"delta": dict(message)} if self.asked.chat else {"text": message["content"]}
-        return {"index": 0, **content, **({"token_ids": list(ids)} if self.asked.token_ids else {})}
+        content = {"delta": dict(message)} if self.call.chat else {"text": message["content"]}
+        return {"index": 0, **content, **({"token_ids": list(ids)} if self.call.token_ids else {})}
 
     def _ending(self, ended: Ended) -> dict[str, Any]:
         generation, stopped = ended.generation, None
         if generation.finish_reason == "stop":
             rest = text_of(self.served.tokenizer, generation.token_ids)[len(generation.text) :]
-            stopped = next((stop for stop in self.asked.request.stop if rest.startswith(stop)), None)
+            stopped = next((stop for stop in self.call.request.stop if rest.startswith(stop)), None)
         return {"finish_reason": "length" if generation.finish_reason == "length" else "stop", "stop_reason": stopped}
 
     def _usage(self, ended: Ended) -> dict[str, int]:
-        prompt, tokens = len(self.asked.request.prompt_ids), len(ended.generation.token_ids)
+        prompt, tokens = len(self.call.request.prompt_ids), len(ended.generation.token_ids)
         return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
     def _message(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
-        kind = "chat.completion.chunk" if self.asked.chat else "text_completion"
+        kind = "chat.completion.chunk" if self.call.chat else "text_completion"
         return sse({**self._names, "object": kind, "choices": choices, **more})
 
 

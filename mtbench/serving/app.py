@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from mtbench.errors import first_line
 from mtbench.serving import wire
 from mtbench.serving.answers import DONE, Answer, sse
-from mtbench.serving.wire import Asked, BadRequestError
+from mtbench.serving.wire import BadRequestError, Call
 from mtbench.serving.worker import Outcome, TimedTicket, Worker
 
 LARGEST_BODY = 4 << 20  # bytes
@@ -50,7 +50,7 @@ class Service:
         self.draining, self.hurried = True, self.draining
 
     async def drained(self) -> None:
-        """Wait until the server may end: it was asked to, or nothing decodes any more."""
+        """Wait until the server may end: a signal came, or nothing decodes any more."""
         while not self.hurried and not (self.draining and not self.open):
             await asyncio.sleep(DRAIN_S)
             self.draining |= not self.worker.alive
@@ -101,13 +101,13 @@ class Service:
             raw = await _body(request)  # before any refusal: a client that still sends would see a broken connection
             self._check_key(request)
             self._check_capacity()
-            asked = wire.parse(raw, self.served, chat=chat, max_new_tokens=self.limits.max_new_tokens)
+            call = wire.parse(raw, self.served, chat=chat, max_new_tokens=self.limits.max_new_tokens)
         except BadRequestError:
             self.worker.metrics.requests.labels("rejected").inc()
             raise
-        job = self.worker.submit(asked.request)
+        job = self.worker.submit(call.request)
         job.arrived_s = arrived_s
-        return Completion(self, asked, job)
+        return Completion(self, call, job)
 
     def _check_key(self, request: HttpRequest) -> None:
         if self.limits.api_key is None:
@@ -128,10 +128,10 @@ class Service:
 class Completion(Response):
     """The answer to a request, written while it is decoded. It ends early if the client goes or time runs out."""
 
-    def __init__(self, service: Service, asked: Asked, job: TimedTicket) -> None:
+    def __init__(self, service: Service, call: Call, job: TimedTicket) -> None:
         super().__init__()
-        self.service, self.asked, self.job = service, asked, job
-        self.answer = Answer(asked, service.served, job)
+        self.service, self.call, self.job = service, call, job
+        self.answer = Answer(call, service.served, job)
         self._started = False  # a stream's headers are sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,7 +162,7 @@ class Completion(Response):
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
         """Write the answer as it is decoded, and return how the request ended."""
         while self.job.outcome is None:
-            if self.asked.stream and (message := self.answer.grow()) is not None:
+            if self.call.stream and (message := self.answer.grow()) is not None:
                 await self._send(send, message)
             await self.job.news.wait()
             self.job.news.clear()
@@ -171,7 +171,7 @@ class Completion(Response):
             reason = f"{self.service.served.arm} failed: {first_line(self.job.outcome)}."
             await self._fail(500, reason, "failed", scope, receive, send)
             return "failed"
-        if self.asked.stream:
+        if self.call.stream:
             await self._send(send, *self.answer.end(ended), last=True)
         else:
             await JSONResponse(self.answer.whole(ended))(scope, receive, send)

@@ -151,8 +151,8 @@ class CompletionBody(Body):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A client's request: what to decode, and how to answer."""
+class Call:
+    """A call of a client: the request to decode, and how to answer."""
 
     request: Request
     chat: bool
@@ -161,7 +161,7 @@ class Asked:
     token_ids: bool
 
 
-def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Asked:
+def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Call:
     """Return the request in a body. Raises BadRequestError, which names the field.
 
     `max_new_tokens`: of a request that does not say how many.
@@ -185,7 +185,7 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
         reason = f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}."
         raise BadRequestError(reason, place, "context_length_exceeded", 413)
     stop = body.stop or []
-    return Asked(
+    return Call(
         request=Request(
             prompt_ids=prompt,
             max_new_tokens=budget or min(max_new_tokens, room),

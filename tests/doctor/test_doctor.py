@@ -129,7 +129,7 @@ def test_a_gpu_that_torch_does_not_use_is_seen_by_the_driver(monkeypatch: pytest
     """Unless the user names the processor."""
     monkeypatch.setattr(hardware, "gpu_by_id", lambda uuid: Driver(nvmlDeviceGetName="L4").gpu)
     assert "does not use the L4" in result("versions").text
-    assert result("versions", Subject("cpu", asked="cpu")).state == "pass"
+    assert result("versions", Subject("cpu", option="cpu")).state == "pass"
 
 
 def test_the_load_is_that_of_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,8 @@ class Judge:
         """Return the runner of the model in a number type, loaded at the first call."""
         dtype = dtype or self.request.dtype
         if dtype not in self._pools:
-            asked = RunRequest().changed(dtype=dtype, device=self.request.device, offline=self.request.offline)
-            self._pools[dtype] = ModelPool(asked)
+            request = RunRequest().changed(dtype=dtype, device=self.request.device, offline=self.request.offline)
+            self._pools[dtype] = ModelPool(request)
             self._pools[dtype].runner("judge", self.source, None)
             use_threads(self._pools[dtype])
         return self._pools[dtype].runner("judge", self.source, None)

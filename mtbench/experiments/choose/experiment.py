@@ -147,12 +147,12 @@ def deployment_lines(decision: Decision, names: Mapping[str, str]) -> Iterator[s
 
 def plan_of(request: RaceRequest) -> RacePlan:
     """Return the candidates of a race, its plan and its looks. Raises UserError if the request is wrong."""
-    asked = request.run_request()
-    opened = open_suites(asked)
-    found = candidates(asked)
+    run_request = request.run_request()
+    opened = open_suites(run_request)
+    found = candidates(run_request)
     if len(found.lineup.arms) == 1:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
-    plan = plan_race(asked, found, opened)
+    plan = plan_race(run_request, found, opened)
     if request.dtype == "auto" and resolve_device(request.device) == "cpu" and _ungraded(plan):
         plan = plan.changed(request=plan.request.changed(dtype="float32"))
     return RacePlan(found, plan, race_of(plan, found, dict(request.slo)))

@@ -32,8 +32,8 @@ def plan_race(request: RunRequest, found: Candidates, opened: Mapping[str, Suite
     The largest has all items, so the accuracies are known when the smaller sizes start.
     """
     arms = [_spec(arm) for arm in found.lineup.arms]
-    asked = request.changed(method=arms, rounds=1)
-    plan = make_plan(asked, opened, found.lineup)
+    raced = request.changed(method=arms, rounds=1)
+    plan = make_plan(raced, opened, found.lineup)
     groups = sorted(plan.groups, key=lambda group: -group.batch_size)
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 

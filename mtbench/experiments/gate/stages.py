@@ -274,9 +274,9 @@ def conclude(gate: Gate) -> Gate:
             more = f"; {counted(others, 'more finding')}" if others else ""
             before = f"Head has {_same(gate)}; its speed is not decided. " if first.kind == "undecided" else ""
             return gate.changed(word=word, reason=f"{before}{where}{first.text}{more}.")
-    asked, pairs = gate.request, counted(gate.pairs, "pair")
-    passed = f"No cell is slower by {asked.max_slowdown:.1f}% or more over {pairs}; {_same(gate)}."
-    if asked.counts_only:
+    request, pairs = gate.request, counted(gate.pairs, "pair")
+    passed = f"No cell is slower by {request.max_slowdown:.1f}% or more over {pairs}; {_same(gate)}."
+    if request.counts_only:
         passed = f"Head has {_same(gate)}; nothing was timed."
     return gate.changed(word="PASS", reason=passed)
 

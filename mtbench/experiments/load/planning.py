@@ -77,10 +77,10 @@ def plan(request: LoadRequest) -> LoadPlan:
 
 def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) -> tuple[list[str], dict[str, bool]]:
     """Return the text of each item of which a server makes its tokens, and the fields of requests that it needs."""
-    asked = [(item.prompt_ids, checkpoint, [prompt.text]) for item, prompt in zip(planned.items, prompts, strict=True)]
+    texts = [(item.prompt_ids, checkpoint, [prompt.text]) for item, prompt in zip(planned.items, prompts, strict=True)]
     for fields in ({}, {"add_special_tokens": False}):
         with suppress(ServerError):
-            return [text_for(*each, special=not fields) for each in asked], fields
+            return [text_for(*each, special=not fields) for each in texts], fields
     raise UserError(f"suite {planned.suite!r}: no texts have the tokens of its prompts, and a load sends texts.")
 
 

@@ -106,7 +106,7 @@ class Place:
     """Where a published figure stands: its table, row and quantity, and our results of the family."""
 
     table: Published
-    asked: ReproduceRequest
+    request: ReproduceRequest
     row: PublishedRow
     quantity: Quantity
     family: FamilyResults | None  # None: the family was not run
@@ -125,12 +125,12 @@ class Place:
         return Pair(benchmark, ran, baseline)
 
 
-def compare(table: Published, asked: ReproduceRequest, parts: Sequence[Part], folder: Path) -> Reproduction:
+def compare(table: Published, request: ReproduceRequest, parts: Sequence[Part], folder: Path) -> Reproduction:
     """Compare every published figure with ours, and write reproduction.json."""
-    opened = {part.family: _open(table, asked, part, folder) for part in parts}
-    stand_in = asked.family if stands_in(table, asked) else None
+    opened = {part.family: _open(table, request, part, folder) for part in parts}
+    stand_in = request.family if stands_in(table, request) else None
     figures = [
-        _figure(Place(table, asked, row, quantity, opened.get(stand_in or row.family)), benchmark, printed)
+        _figure(Place(table, request, row, quantity, opened.get(stand_in or row.family)), benchmark, printed)
         for row in table.rows
         for quantity, by_benchmark in row.figures.items()
         for benchmark, printed in by_benchmark.items()
@@ -138,7 +138,7 @@ def compare(table: Published, asked: ReproduceRequest, parts: Sequence[Part], fo
     result = Reproduction(
         **{name: getattr(table, name) for name in AboutTable.model_fields},
         schema_version=2,
-        asked=asked,
+        asked=request,
         runs=[
             FamilyRun(
                 family=family.part.family,
@@ -156,14 +156,14 @@ def compare(table: Published, asked: ReproduceRequest, parts: Sequence[Part], fo
     return result
 
 
-def _open(table: Published, asked: ReproduceRequest, part: Part, folder: Path) -> FamilyResults:
+def _open(table: Published, request: ReproduceRequest, part: Part, folder: Path) -> FamilyResults:
     """Read the results of a family's run, as far as there are any."""
     cells, run = {}, RunDirectory(folder / part.folder)
     if part.plan is not None and run.has("results.json"):
         data = samples.read(Run.open(run))
         for result in run.read("results.json", Results).cells:
             cells[result.suite, result.arm, result.batch_size] = Ran(data[result.cell], result)
-    return FamilyResults(part, suites_of(table, asked), cells)
+    return FamilyResults(part, suites_of(table, request), cells)
 
 
 def _figure(place: Place, benchmark: str, printed: str) -> Figure:
@@ -232,7 +232,7 @@ def _measure(place: Place, pair: Pair) -> Measured | None:
             accuracy = result.accuracy
             return None if accuracy is None else _found(accuracy.value, accuracy, accuracy.n, 100)
         case "tokens_per_forward":  # by the paper's accounting if the run follows its protocol, else by ours
-            with_surplus = place.asked.protocol == PAPER and _stores_surplus(data)
+            with_surplus = place.request.protocol == PAPER and _stores_surplus(data)
             return _rate(data.tokens_and_forwards(with_surplus=with_surplus))
         case "acceptance_length":
             return _rate(data.tokens_and_steps())
@@ -289,7 +289,7 @@ def _not_comparable(place: Place, pair: Pair) -> Iterator[str]:
             yield f"{result.dtype}, theirs is bfloat16"
         if row.arm == row.against[quantity]:
             yield "it is its own baseline"
-    if quantity in ("speedup", "tokens_per_forward") and place.asked.protocol != PAPER:
+    if quantity in ("speedup", "tokens_per_forward") and place.request.protocol != PAPER:
         yield "--protocol own stops at stop strings, theirs does not"
     if quantity == "tokens_per_forward" and not _stores_surplus(pair.ran.data):
         yield "tokens accepted after the end are not stored, theirs count them"

@@ -30,7 +30,7 @@ FAILED = 1  # exit code: a part failed
 class ReproducePlan(NamedTuple):
     """The request, its table, and a run for each family."""
 
-    asked: ReproduceRequest
+    request: ReproduceRequest
     table: Published
     parts: list[Part]
 
@@ -68,7 +68,7 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
 
     def begin(self, directory: RunDirectory, planned: ReproducePlan, argv: Sequence[str]) -> None:
         """Write the runs' plans, then the request."""
-        rerun.begin(directory, planned.asked, planned.parts, argv)
+        rerun.begin(directory, planned.request, planned.parts, argv)
 
     def stored(self, directory: Path) -> ReproduceRequest | None:
         """Return the request."""

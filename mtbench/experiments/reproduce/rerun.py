@@ -63,51 +63,51 @@ def published(name: str) -> Published:
     return read_json(FOLDER / f"{name}.json", Published)
 
 
-def lay_out(table: Published, asked: ReproduceRequest) -> list[Part]:
+def lay_out(table: Published, request: ReproduceRequest) -> list[Part]:
     """Return a part with its plan for every family. Raises UserError if nothing can run or a name is unknown."""
-    for suite in asked.suite:
+    for suite in request.suite:
         SUITES[suite.partition(":")[0]]
     sizes = {row.batch_size for row in table.rows}
-    if asked.batch_size is not None and None not in sizes and sizes.isdisjoint(asked.batch_size):
-        given = ",".join(map(str, asked.batch_size))
+    if request.batch_size is not None and None not in sizes and sizes.isdisjoint(request.batch_size):
+        given = ",".join(map(str, request.batch_size))
         known = ", ".join(map(str, sorted(filter(None, sizes))))
         raise UserError(f"--batch-size {given}: {table.name} has {known}; give one of them, or leave it out.")
-    parts = [_part(table, asked, family) for family in _families(table, asked)]
+    parts = [_part(table, request, family) for family in _families(table, request)]
     if any(part.plan for part in parts):
         return parts
     reasons = [why for part in parts for why in (*part.closed.values(), *part.missing.values())]
     raise UserError(f"nothing of {table.name} can be run here: {reasons[0]}")
 
 
-def _families(table: Published, asked: ReproduceRequest) -> list[str]:
+def _families(table: Published, request: ReproduceRequest) -> list[str]:
     """Return the families to run: the table's, or the one given by --family, which may replace all of them."""
-    chosen = list(table.families) if asked.family is None else [asked.family]
-    if asked.checkpoint and len(chosen) > 1:
+    chosen = list(table.families) if request.family is None else [request.family]
+    if request.checkpoint and len(chosen) > 1:
         raise UserError(
-            f"--checkpoint {next(iter(asked.checkpoint))}=… does not say of which family; add `--family` "
+            f"--checkpoint {next(iter(request.checkpoint))}=… does not say of which family; add `--family` "
             f"with one of {', '.join(chosen)}."
         )
     return chosen
 
 
-def stands_in(table: Published, asked: ReproduceRequest) -> bool:
+def stands_in(table: Published, request: ReproduceRequest) -> bool:
     """Return whether --family names a family that is not the table's and so replaces all of them."""
-    return asked.family is not None and asked.family not in table.families
+    return request.family is not None and request.family not in table.families
 
 
-def suites_of(table: Published, asked: ReproduceRequest) -> dict[str, str]:
+def suites_of(table: Published, request: ReproduceRequest) -> dict[str, str]:
     """Return benchmark -> suite to run: the benchmark's own, or one of the suites that --suite gives instead."""
     own = {name: benchmark.suite for name, benchmark in table.benchmarks.items()}
-    if not asked.suite:
+    if not request.suite:
         return own
-    if set(asked.suite) <= set(own.values()):
-        return {name: suite for name, suite in own.items() if suite in asked.suite}
-    return {name: asked.suite[i % len(asked.suite)] for i, name in enumerate(own)}
+    if set(request.suite) <= set(own.values()):
+        return {name: suite for name, suite in own.items() if suite in request.suite}
+    return {name: request.suite[i % len(request.suite)] for i, name in enumerate(own)}
 
 
-def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
-    rows = [row for row in table.rows if row.family == family or stands_in(table, asked)]
-    suites = list(dict.fromkeys(suites_of(table, asked).values()))
+def _part(table: Published, reproduction: ReproduceRequest, family: str) -> Part:
+    rows = [row for row in table.rows if row.family == family or stands_in(table, reproduction)]
+    suites = list(dict.fromkeys(suites_of(table, reproduction).values()))
     own = {
         "engine": table.plan.engine,
         "batch_size": table.plan.batch_sizes,
@@ -117,8 +117,8 @@ def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
         "temperature": table.plan.temperature,
         "chat_template_kwargs": table.plan.chat_template_kwargs,
     }
-    given = {name: value for name, value in asked if value is not None and name in RunRequest.model_fields}
-    checkpoint = {**table.families.get(family, {}), **asked.checkpoint}
+    given = {name: value for name, value in reproduction if value is not None and name in RunRequest.model_fields}
+    checkpoint = {**table.families.get(family, {}), **reproduction.checkpoint}
     values = own | given | {"suite": suites, "family": family, "checkpoint": checkpoint}
     request = RunRequest(**values | {"engine": (values["engine"],), "batch_size": tuple(values["batch_size"])})
     lineup = Lineup(families.family(family, checkpoints=request.checkpoint), request)
@@ -155,13 +155,13 @@ def specs_of(rows: Sequence[PublishedRow]) -> list[str]:
     return list(dict.fromkeys(spec for row in rows for spec in (row.arm, *row.against.values())))
 
 
-def begin(directory: RunDirectory, asked: ReproduceRequest, parts: Sequence[Part], command: Sequence[str]) -> None:
+def begin(directory: RunDirectory, request: ReproduceRequest, parts: Sequence[Part], command: Sequence[str]) -> None:
     """Write the plan of every part, and last the request."""
     for part in parts:
         if part.plan is not None:
             begin_run(directory.path / part.folder, part.plan, command)
     kept = [AskedPart(family=part.family, missing=part.missing, closed=part.closed) for part in parts]
-    directory.write_json(ASKED, dump(AskedFile(asked=asked, parts=kept)))
+    directory.write_json(ASKED, dump(AskedFile(asked=request, parts=kept)))
 
 
 def reopen(folder: Path) -> tuple[ReproduceRequest, list[Part]]:
@@ -178,7 +178,7 @@ def reopen(folder: Path) -> tuple[ReproduceRequest, list[Part]]:
 def run(
     folder: Path,
     part: Part,
-    asked: ReproduceRequest,
+    request: ReproduceRequest,
     progress: Progress,
     workers: int | None = None,
     ray: str | None = None,
@@ -186,6 +186,6 @@ def run(
     report: bool = True,
 ) -> None:
     """Run what is missing of a part and score it; with `report`, write its pages too."""
-    execution = Execution.of(asked, workers=workers, ray=ray)
+    execution = Execution.of(request, workers=workers, ray=ray)
     with Run.locked(RunDirectory.open(folder / part.folder)) as opened:
         pipeline.finish(opened, execution, progress, pages=report)
