@@ -101,7 +101,7 @@ while True:
 
 
 def _drafts(kind: str, method: Any, model: str) -> Setting:
-    """Return the setting for a chain of drafts, up to the first of which the draft is too unsure."""
+    """Return the setting for a chain of drafts, which ends before the first unlikely one."""
     words = ("--spec-type", kind, *(("--spec-draft-model", model) if model else ()))
     words += ("--spec-draft-n-max", str(method.ahead), "--spec-draft-p-min", f"{method.confidence:g}")
     setting = Setting(kind, words, SAMPLED)
@@ -195,7 +195,7 @@ class LlamaCpp(ServingEngine):
     def complete(
         self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float
     ) -> list[Reply]:
-        """Ask its own endpoint, which gives token ids; OpenAI's gives text only."""
+        """Use its own endpoint, which returns token ids; OpenAI's returns text only."""
         bodies = [
             {
                 "prompt": list(request.prompt_ids),

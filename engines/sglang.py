@@ -1,9 +1,9 @@
 """SGLang (github.com/sgl-project/sglang): Zheng et al., arXiv 2312.07104.
 
 Options were read in its documentation and source of November 2026. It has no package for a CPU, so mtbench has never
-run it: its server gets requests as vLLM's does, and the command to deploy is what this file is sure of.
+run it: its server gets requests as vLLM's does, and only the command to deploy is certain.
 
-Of a token map (FR-Spec, arXiv 2502.14856) its algorithm EAGLE, whose other name is NEXTN, takes rows of the target's LM
+With a token map (FR-Spec, arXiv 2502.14856) its algorithm EAGLE (also NEXTN) takes rows of the target's LM
 head. EAGLE3 ignores a map. STANDALONE maps what it drafts and leaves the draft's LM head whole, so it drafts wrong ids.
 """
 

@@ -8,7 +8,7 @@ On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three pr
 It has no token map: FR-Spec (github.com/vllm-project/vllm/pull/29334) was closed.
 
 MARS models draft in it without a patch: its parallel drafting (An et al.: "PARD", arXiv 2504.18583) feeds the last
-token and K - 1 masks under causal attention, as mtbench does. The mask token stands in the draft's config.json.
+token and K - 1 masks under causal attention, as mtbench does. The draft's config.json names the mask token.
 Medusa's heads lie in a folder of their own there. Each drafts its likeliest token, in its runner V1 only. On arithmetic
 questions in float32 the embedded heads have 1.98 tokens a forward there and here.
 """
@@ -235,7 +235,7 @@ class VLLM(ServingEngine):
         return "--dtype", dtype
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
-        openmp = python.parent.parent / "lib" / "libiomp5.so"  # without it vLLM drafts slower, as its log says
+        openmp = python.parent.parent / "lib" / "libiomp5.so"  # without it vLLM drafts slower, by its log
         return [
             *(("env", f"LD_PRELOAD={openmp}") if openmp.exists() else ()),
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", serving.model),

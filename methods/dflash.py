@@ -4,7 +4,7 @@ Chen, Liang, Liu: "DFlash: Block Diffusion for Flash Speculative Decoding", arXi
 The forward caches the entries that are not final yet, and reads the block: the last decided token and masks
 (mtbench/models/drafts/dflash.py). The block is as long as the draft was trained with, also if fewer drafts are wanted:
 its positions attend to each other. DSpark chooses the tokens of the block one after the other, by a term of the logits
-that depends on the token before: name it by `draft=dspark`. It may also tell the chance that a draft is accepted.
+that depends on the token before: name it by `draft=dspark`. It may also estimate a draft's chance of acceptance.
 
 A tree takes each position's best choices. No hidden state of a block knows its tokens, so the tree is the product of
 these choices; with DSpark's Markov head each guess has children of its own.

@@ -6,7 +6,7 @@ arXiv 2503.01840. The draft reads the hidden states of some of the target's laye
 it; then its own output with the token it drafted. The tree is the Cartesian product of each depth's best choices, as in
 EAGLE-1; the longest path that equals the target's own choices is accepted.
 
-A checkpoint of P-EAGLE (Hui et al., arXiv 2602.01469) drafts all depths in one forward: config.json says that it is one
+A checkpoint of P-EAGLE (Hui et al., arXiv 2602.01469) drafts all depths in one forward; config.json names the mask
 (mtbench/models/drafts/eagle_draft.py). `ahead` is free, as in vLLM: all masks are alike, but for their positions.
 
 R = rows, K = drafts of a path.

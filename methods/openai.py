@@ -8,11 +8,11 @@ mtbench cannot check this, so the server's tokens are not graded. A batch of R p
 Decoding is greedy, without the checkpoint's penalties. As in our arms, requests share no prefix cache.
 
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
-that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is what the server says
-of each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang), else what its counters say of all its
+that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is the server's report
+on each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang), else that of its counters over all its
 clients, so it should serve no others. With `plain`, a server that refuses the fields of vLLM and SGLang (`transformers
-serve`) is asked with OpenAI's own fields, and gets its prompts as text. A busy server (HTTP 429, 503) is asked again;
-that batch's time is not used.
+serve`) gets OpenAI's own fields, and its prompts as text. Requests to a busy server (HTTP 429, 503) are
+repeated; that batch's time is not used.
 """
 
 import time

@@ -8,8 +8,8 @@ drafts jointly (Sun et al., arXiv 2403.10444).
 
 With `per_forward` above 1 a model that was trained with mask tokens must draft; it drafts several tokens in a forward.
 It is a MARS model (arXiv 2604.07023, 4.6), or PARD (An et al.: "PARD: Accelerating LLM Inference with Low-Cost PARallel
-Draft Model Adaptation", arXiv 2504.18583). Both read the last token and masks under causal attention, so one file is
-the other: the mask token of PARD's released checkpoints stands in their config.json, as `pard_token`. Their training
+Draft Model Adaptation", arXiv 2504.18583). Both read the last token and masks under causal attention, so they have
+one format: the config.json of PARD's released checkpoints names the mask token, as `pard_token`. Their training
 differs. PARD predicts K tokens after every position, in K copies of the text, of which copy k keeps a share r^k of the
 positions, and only those whose predecessor copy k-1 kept (conditional drop; r is 0.7, the share at least 0.2). The
 objective `mars` cuts the text into blocks, and predicts each token from one distance; it drops nothing.

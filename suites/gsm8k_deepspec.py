@@ -1,6 +1,6 @@
 """GSM8K in DeepSpec's setting: 500 questions, reasoning step by step, the answer in a box, 2048 tokens.
 
-Paper: "DSpark", arXiv 2607.05147, Table 1; mtbench/evaluation/deepspec.py says which questions. Task: lm-eval's
+Paper: "DSpark", arXiv 2607.05147, Table 1; mtbench/evaluation/deepspec.py draws the questions. Task: lm-eval's
 `gsm8k_cot` at 0-shot with DeepSpec's words. DeepSpec does not score answers. The score is that of `flexible-extract`
 (the last number of the answer), which reads the box.
 

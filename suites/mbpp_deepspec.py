@@ -6,7 +6,7 @@ of google-research-datasets/mbpp (CC BY 4.0), 257 rows, of which DeepSpec draws 
     mtbench run --suite mbpp-deepspec                              # downloaded once from DeepSpec, then cached
     mtbench run --suite mbpp-deepspec --offline --data-dir DIR     # DIR/mbpp/mbpp.jsonl
 
-DeepSpec asks the bare sentence. MBPP's tests call a function by its name, which this request does not say, so answers
+DeepSpec's prompt is the bare sentence. MBPP's tests call a function by its name, which this prompt lacks, so answers
 cannot be scored. The suite `mbpp` shows the tests in the prompt and is scored.
 """
 

@@ -14,8 +14,8 @@ Fields that are read, the first one that a line has: `messages`, `conversations`
 `target` for the answer; `id` (default: the line number). `input` is added to an `instruction`. A flag names the others;
 null is no field. A conversation is read up to the user's last turn; one of ShareGPT without any is left out.
 
-A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer that ends with
-`#### 72`, as in GSM8K, the number behind `####` counts. `--metric` says how: `exact`, `contains`, `number`, or `none`
+A line with an answer is scored: a text, a number, or a list of which one must match. In an answer that ends with
+`#### 72`, as in GSM8K, the number behind `####` counts. Values of `--metric`: `exact`, `contains`, `number`, or `none`
 for no scores. The default is `number` for a file whose answers all end so, and else `exact`.
 
 - `exact`: the text is the reference, whatever the case, the white space and the punctuation around it. This is

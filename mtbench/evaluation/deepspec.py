@@ -1,8 +1,8 @@
-"""The evaluation sets of DeepSpec: which questions of a data set, in which order, in which words.
+"""The evaluation sets of DeepSpec: the questions of a data set, their order, their wording.
 
 Paper: "DSpark", arXiv 2607.05147, Table 1. Code: github.com/deepseek-ai/DeepSpec (MIT), deepspec/eval/base_evaluator.py
 (`run_dataset`) and eval_datasets/convert_eval_datasets_to_jsonl.py. Its evaluator shuffles the rows of a data set with
-a fixed seed and takes the first 500 (MBPP: 256). It asks the first turn only, as one user turn of the chat. The words
+a fixed seed and takes the first 500 (MBPP: 256). It uses the first turn only, as one user turn of the chat. The words
 around a question are part of the protocol, so the suites repeat them exactly.
 
 DeepSpec publishes the questions as JSON lines, `{"turns": ["…"]}`. A suite reads this file or the data set's own rows.
@@ -52,7 +52,7 @@ class DrawnQuestions(QuestionSuite):
         self.task = {**self.task, "drawn_from": self._total}
 
     def wording(self, row: Mapping[str, Any]) -> str:
-        """Return the text to ask for a row of the data set itself. Raise KeyError if it has other columns."""
+        """Return the prompt for a row of the data set itself. Raise KeyError if it has other columns."""
         raise NotImplementedError
 
     def _rows(self) -> Iterator[tuple[str, Any]]:

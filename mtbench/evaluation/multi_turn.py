@@ -155,7 +155,7 @@ class QuestionSuite(Suite):
         return Question(subtask, category, name, turns)
 
     def _checked_turns(self, turns: Any) -> tuple[str, ...]:
-        """Return the turns to ask. Raise ValueError if they are not texts."""
+        """Return the turns to use. Raise ValueError if they are not texts."""
         if not isinstance(turns, list) or not turns:
             raise ValueError("'turns' must be a list of texts that is not empty")
         used = tuple(turns[: self.max_turns])

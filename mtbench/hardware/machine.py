@@ -52,7 +52,7 @@ HEAT = 0x20  # SwThermalSlowdown
 THERMAL = HEAT | 0x40  # HwThermalSlowdown
 COMPUTING_SHARE = 0.75  # of the usual share of processor time: with less, a window was disturbed
 POLLING_SHARE = 0.9  # of processor time, from which a thread that waits for a GPU does not sleep
-RECENT = 40  # windows that say which share is usual
+RECENT = 40  # windows that define the usual share
 NO_PROCESSOR = "the process did not get the processor"
 NOTICEABLE_SHARE = 1e-3  # of a window: drivers also count thermal slowdowns of "0.0 seconds"
 
@@ -105,7 +105,7 @@ class Gpu:
         return _scaled(self.read("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)
 
     def rated_bytes_per_s(self) -> float | None:
-        """Return the speed of its memory by clock and bus, two transfers a clock; None if the driver does not tell."""
+        """Return the speed of its memory by clock and bus, two transfers a clock; None if the driver has none."""
         clock_mhz = self.read("nvmlDeviceGetMaxClockInfo", self.nvml.NVML_CLOCK_MEM)
         bus_bits = self.read("nvmlDeviceGetMemoryBusWidth")
         return 2e6 * clock_mhz * bus_bits / 8 if clock_mhz and bus_bits else None
@@ -172,7 +172,7 @@ def processor(before: Sample, after: Sample) -> tuple[float, float]:
 
 
 class ProcessorShares:
-    """The shares of the time in which windows wanted the processor in which they had it.
+    """The shares of their wanted processor time that windows got.
 
     On a CPU a thread that decodes wants it all the time, whatever it decodes. Beside a GPU or another's server it may
     sleep while it waits: there a share is evidence only if the same cell's windows show that it does not.
@@ -200,7 +200,7 @@ def window(before: Sample, after: Sample, *, usual_share: float | None = None, p
     """Return a timing line's entries about the machine for the window between two samples.
 
     `processes`: how many may hold the GPU, because they take turns.
-    `usual_share`: of the time in which it wants the processor, in which it has it (`ProcessorShares`); None: not known.
+    `usual_share`: share of the wanted processor time that it gets (`ProcessorShares`); None: not known.
     `dropped`: why the time is not valid, or None. Clock and temperature are those at the end, before the GPU cools.
     Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
     of the last second. `throttle`: bits set at the end, slowdowns active at the start, and those that the driver's
@@ -309,7 +309,7 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints; None if it fails or prints nothing."""
+    """Return git's output; None if it fails or prints nothing."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

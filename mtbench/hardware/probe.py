@@ -23,7 +23,7 @@ NO_GPU = "no GPU: a CPU's caches hold small models, so memory bandwidth is not a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a forward pass of a model reads and computes."""
+    """The reads and computations of a model's forward pass."""
 
     body: int  # parameters of all layers; the input embedding is looked up, not read
     head: int  # parameters of the output embedding, tied or not

@@ -2,7 +2,7 @@
 
 A small random copy of a checkpoint's configuration decides. Its logits by the class's own attention over a whole text
 are compared with those over our KV cache: rows of different lengths, a tree of drafts, rejected tokens that are undone.
-So no list of architectures has to be kept, and what an attention function would swallow shows, such as a bias by slots.
+So no list of architectures has to be kept, and an ignored part of attention shows, such as a bias by slots.
 """
 
 import json

@@ -149,7 +149,7 @@ def windowed_attention(
 ) -> tuple[Tensor, None]:
     """Return attention under `metadata` and no attention weights. transformers' modules call this function.
 
-    Raises TypeError for what it would have to compute with and does not know: a mask of the class's own, or numbers
+    Raises TypeError for an argument that it would have to use and does not know: a mask of the class's own, or numbers
     such as attention sinks (`s_aux`).
     """
     if metadata is None:

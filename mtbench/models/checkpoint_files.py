@@ -38,7 +38,7 @@ LARGEST_SIZES = {  # of a model; published ones are far below
     "max_position_embeddings": 1 << 30,
 }
 MERGE = "`PeftModel.from_pretrained(MODEL, FOLDER).merge_and_unload().save_pretrained(OUT)`, with the package peft"
-OTHER_FILES = {  # what a folder has in place of weights that mtbench reads: its name, and what helps
+OTHER_FILES = {  # unreadable weights of a folder: their name, and the remedy
     "adapter_config.json": ("an adapter", f"merge it into its model: {MERGE}"),
     "consolidated*.safetensors": ("weights in Mistral's format", "download its model*.safetensors, or convert them"),
     "model-*-of-*.safetensors": (f"shards without {INDEX}", "download it"),
@@ -167,7 +167,7 @@ def _read_object(file: Path, largest: int) -> dict[str, Any]:
 
 
 class Layout(NamedTuple):
-    """What another program wants of a checkpoint that it cannot load as it is. Without either it can."""
+    """The changes that another program needs to load a checkpoint; empty: none."""
 
     entries: Mapping[str, Any] = {}  # of config.json, besides or in place of its own
     renamed: Mapping[str, str] = {}  # how names of weights begin -> how they begin there

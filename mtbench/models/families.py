@@ -18,7 +18,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.models import gguf
 
 LARGEST_RECORD = 1 << 24  # bytes
-RECORD = "mtbench_training.json"  # what `mtbench train` writes beside a checkpoint
+RECORD = "mtbench_training.json"  # written by `mtbench train` beside a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Family:
 
 
 class TrainingOptions(BaseModel):
-    """What mtbench reads of a training record to decode; the record holds more."""
+    """The fields of a training record that decoding needs; the record holds more."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 

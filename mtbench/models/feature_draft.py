@@ -1,4 +1,4 @@
-"""Drafts that read the target's hidden states: what a checkpoint of one must provide, and the runner that feeds it.
+"""Drafts that read the target's hidden states: the interface of their checkpoints, and the runner that feeds them.
 
 EAGLE (arXiv 2401.15077, 2503.01840), DFlash, DSpark (arXiv 2607.05147) and multi-token-prediction layers (arXiv
 2412.19437) are small models without an embedding or LM head of their own. At position i they read a feature, made of
@@ -30,10 +30,10 @@ class FeatureDraft(nn.Module):
     A sequential draft reads as many tokens as features: token i + 1 with the feature of position i. It predicts one
     token from each, and makes its own feature for the next step (`advance`); or, if it is `parallel`, it reads masks,
     each the mask token with the feature `mask_hidden`, and predicts a token from each mask. A block draft caches the
-    features fed, whatever tokens there are, then reads the tokens of a block in the slots after them, and predicts
+    features fed, with any tokens, then reads the tokens of a block in the slots after them, and predicts
     several at once.
 
-    Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, `num_parameters`, and both
+    It also has the attributes of a model of transformers: `config`, `dtype`, `device`, `num_parameters`, and both
     embeddings.
     """
 
@@ -104,21 +104,21 @@ class FeatureDraft(nn.Module):
         """Return logits (R, judged, V) and features (R, judged, C) of the last `judged` positions.
 
         `ids`: (R, W) target ids. `features`: (R, P, T·C) hidden states of the target, or, with `own`, (R, P, C) the
-        features that an earlier step returned. `metadata`: slots and positions of what is fed; for a block draft P + W.
+        features that an earlier step returned. `metadata`: slots and positions of these; of a block draft P + W.
         `KVCache.set_batch` was called with it. Logits are in the target's vocabulary, −∞ for ids it cannot draft.
         """
         read, feature = self.advance(ids, features, metadata, cache, judged, own)
         return self.logits(read), feature
 
     def logits(self, read: Tensor) -> Tensor:
-        """Return the logits (R, judged, V) of what the LM head reads."""
+        """Return the logits (R, judged, V) of the LM head's input."""
         logits: Tensor = self.get_output_embeddings()(read)
         return logits
 
     def advance(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return what the LM head reads, and the features; both (R, judged, C). Only of a sequential draft.
+        """Return the LM head's input, and the features; both (R, judged, C). Sequential drafts only.
 
         It is `forward` without the LM head. Training calls it with its own metadata and cache.
         """
@@ -127,7 +127,7 @@ class FeatureDraft(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig:
-    """What the configuration of a draft says, whatever its format. Each format has a subclass."""
+    """The configuration of a draft in any format. Each format has a subclass."""
 
     sequential: ClassVar[bool] = True  # it drafts token by token; else a block at once
 
@@ -140,9 +140,9 @@ class DraftConfig:
     mask_id: int | None = None
 
     def for_target(self, target: Any) -> "DraftConfig":
-        """Return the configuration with what depends on the target, given the target's text configuration.
+        """Return the configuration with the parts that depend on the target, given the target's text configuration.
 
-        Raises ValueError, which says what the draft needs, for a target that it cannot be run with.
+        Raises ValueError, with the draft's needs, for a target that it cannot be run with.
         """
         return self
 
@@ -235,7 +235,7 @@ def draft_checkpoint(source: str, draft: FeatureDraft, target: Checkpoint) -> Ch
     )
 
 
-LAYER = (  # what is read of config.json for layers; the file may say more, such as which attention runs them
+LAYER = (  # the entries of config.json for layers; the file may have more, such as the attention that runs them
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias"),
     *("mlp_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),

@@ -2,7 +2,7 @@
 
 transformers computes a layer in about forty small operations, each a kernel launch on a GPU and a dispatched call on a
 CPU. Here projections of the same input are one matrix product by the library, rotary angles are read from a table, and
-what lies between products is one operation (`mtbench.kernels`), which on a GPU is one kernel.
+the work between products is one operation (`mtbench.kernels`), which on a GPU is one kernel.
 
 It supports layers of the Llama architecture (Llama, Mistral, Qwen2, Qwen3 and others). It recognises them by their
 submodules, not by name, and checks each architecture before use: a small random model of the same configuration must

@@ -26,7 +26,7 @@ from mtbench.models import gguf_config
 
 ENDING, PACKAGE = ".gguf", "package:"
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-CONVERSION = "3"  # changes with what a conversion writes, so that a folder of an earlier version is not used
+CONVERSION = "3"  # changes with the output of a conversion, so that a folder of an earlier version is not used
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
 MAGIC = b"GGUF"
 FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised
@@ -212,7 +212,7 @@ def _refuse_other_tensors(model: Any, architecture: str, stored: Iterable[str], 
 
 
 def description(folder: Path, *, quantised: bool = False) -> str | None:
-    """Return in words what a converted folder was made from; None for any other folder.
+    """Return the description of a converted folder's source; None for any other folder.
 
     `quantised`: None too if nothing in the file was quantised.
     """

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model and transformers does not read: it takes the sizes, and drops other keys.
+"""The entries of a GGUF file that transformers does not read: it takes the sizes, and drops other keys.
 
 A key without a place in the configuration is refused. Sources: `gguf.constants.Keys`; llama.cpp's llama-model.cpp for
 defaults and positions, llama-vocab.cpp for end tokens and the rules that split a text.
@@ -71,7 +71,7 @@ def read(file: Path, keys: Keys, rope_freqs: Any) -> Any:
 
 
 def _complete(config: Any, left: dict[str, Any], rope_freqs: Any) -> None:
-    """Give a configuration what has no entry of the same meaning, and take the keys that it then holds from `left`."""
+    """Add values without a matching entry to a configuration, and take the keys that it then holds from `left`."""
     head = config.hidden_size // config.num_attention_heads
     width = config.head_dim = left.pop("attention.key_length", head)
     own = getattr(config, "rope_parameters", None) or {}
@@ -97,7 +97,7 @@ def _complete(config: Any, left: dict[str, Any], rope_freqs: Any) -> None:
 
 
 def _scaling(config: Any, left: dict[str, Any]) -> dict[str, Any]:
-    """Return what llama.cpp's scaling of positions changes in `rope_parameters`, and take its keys from `left`."""
+    """Return the changes of `rope_parameters` by llama.cpp's scaling of positions, and take its keys from `left`."""
     left.pop("rope.scaling.finetuned", None)
     original = left.pop("rope.scaling.original_context_length", config.max_position_embeddings)
     if (kind := left.get("rope.scaling.type", "linear")) not in ("linear", "yarn"):

@@ -36,7 +36,7 @@ class KVCache:
         self.index: Tensor  # (R·W,) storage positions that the next forward pass writes
 
     def shape(self, rows: int, slots: int, taps: Sequence[int] = (), like: Tensor | None = None) -> None:
-        """Make room for `rows` rows of `slots` slots, with features of these taps. What was cached is lost.
+        """Make room for `rows` rows of `slots` slots, with features of these taps. The cached data are lost.
 
         `like` (…, C): whose last dimension and type features have; needed if there are taps. They are allocated at
         once, because a method may read them before the first forward pass: prompts of one token have no prefill.

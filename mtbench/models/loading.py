@@ -39,7 +39,7 @@ from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, re
 from mtbench.programs import network
 
 MASK = "<|mask|>"
-MASKS = (MASK, "|<MASK>|")  # the second: Fast-dLLM v2, whose tokenizer does not say that it is its mask token
+MASKS = (MASK, "|<MASK>|")  # the second: Fast-dLLM v2, whose tokenizer does not name it as its mask token
 RANDOM_SEED = 0
 OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
 # transformers raises these for bad files.
@@ -107,12 +107,12 @@ class Inspected:
 
     @property
     def feeds_masks(self) -> bool:
-        """Whether its training objective feeds mask tokens. True if no training record says otherwise."""
+        """Whether its training objective feeds mask tokens. True unless a training record names another."""
         return self._record.get("feeds_masks") is not False
 
     @property
     def declares_masks(self) -> bool:
-        """Whether it says itself that it was trained with mask tokens: in its training record, or as PARD's models."""
+        """Whether its training record, or an entry as in PARD's models, states training with mask tokens."""
         return self._record.get("feeds_masks") is True or pard_token(self.config) is not None
 
     @property
@@ -243,7 +243,7 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
 def refuse_unreadable(inspected: Inspected) -> Shapes:
     """Return the shapes of the weights in a folder, none of a hub id.
 
-    Raises UserError for weights that transformers would misread or not read, as far as headers and settings tell.
+    Raises UserError for weights that transformers would misread or not read, as far as headers and settings show.
     """
     packed = getattr(inspected.config, "quantization_config", None)
     if packed is not None:

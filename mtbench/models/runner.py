@@ -52,7 +52,7 @@ class ModelRunner:
         self.vocabulary = checkpoint.vocabulary  # V
 
     def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
-        """Make room for `rows` rows of `slots` slots, and for features of these taps. What was cached is lost."""
+        """Make room for `rows` rows of `slots` slots, and for features of these taps. The cached data are lost."""
         self.cache.shape(rows, slots, taps, like=self.model.get_output_embeddings().weight if taps else None)
         if self.decoder is not None:
             self.decoder.reserve(slots)

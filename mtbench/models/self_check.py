@@ -1,8 +1,8 @@
 """The check of our kernels on the device that runs them, against transformers' modules.
 
-The interpreter and the definitions in PyTorch do not show what a compiler, a driver and a GPU make of a kernel. So
-before a model decodes, its logits for few positions over a filled cache are computed three times: by what will decode,
-by transformers' modules with PyTorch's operations, and by these in a wider type. What will decode must be about as
+The interpreter and the definitions in PyTorch do not show a kernel's result with a compiler, a driver and a GPU. So
+before a model decodes, its logits for few positions over a filled cache are computed three times: by the decoding code,
+by transformers' modules with PyTorch's operations, and by these in a wider type. The decoding code must be about as
 close to the wide logits as PyTorch is.
 
 R = rows, W = positions fed, V = vocabulary.
@@ -55,7 +55,7 @@ def plain_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetadat
 
 
 class Check:
-    """What the logits of a model are compared with. Needs memory for its largest weight in the wider type."""
+    """The reference of a model's logits. Needs memory for its largest weight in the wider type."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.failure = model, ""

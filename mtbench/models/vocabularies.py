@@ -39,7 +39,7 @@ BYTES_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # of byte-
 
 @lru_cache(maxsize=8)
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
-    """Return what each token adds to a text, by id; special tokens, which add nothing, are not in it."""
+    """Return the bytes that each token adds to a text, by id; special tokens, which add nothing, are not in it."""
     decoders = list(_flat(_decoder(tokenizer)))
     kinds = {decoder["type"] for decoder in decoders}
     spaces = [d["pattern"].get("String") for d in decoders if d["type"] == "Replace" and d["content"] == " "]
@@ -70,7 +70,7 @@ def is_fallback(token: str) -> bool:
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return how the tokenizer decodes, as its file says; None if it says nothing."""
+    """Return the tokenizer's decoder from its file; None if it names none."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     return None if decoder is None else json.loads(decoder.__getstate__())
 
@@ -129,7 +129,7 @@ def _by_bytes(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[bytes, int]
 def spellings(
     target: PreTrainedTokenizerBase, rows: int, draft: PreTrainedTokenizerBase, width: int
 ) -> list[list[int]]:
-    """Return each target token in the draft's tokens, one at least; what it cannot spell is its unknown or end token.
+    """Return each target token in the draft's tokens, one at least; its unknown or end token replaces the rest.
 
     A special token is the draft's special token of the same name, BOS its BOS; else its name is spelled.
     """
@@ -186,7 +186,7 @@ class Translation:
 
 
 class TranslatedRunner(ModelRunner):
-    """Runs a draft whose vocabulary is not the target's. What it reads and drafts are the target's tokens.
+    """Runs a draft whose vocabulary is not the target's. It reads and drafts the target's tokens.
 
     Its cache holds the draft's tokens: a slot is a place in the spelled text.
     """

@@ -78,7 +78,7 @@ def arm_options(method: type[Any]) -> list[str]:
 
 
 def parse_option(method: type[Any], name: str, text: str) -> Any:
-    """Return the value of the option `name=text`. Raises UserError with what is allowed and the default."""
+    """Return the value of the option `name=text`. Raises UserError with the allowed values and the default."""
     known = fields_of(method)
     if name not in known:
         raise unknown(f"option of {method.name}", name, [*known, *arm_options(method)], "mtbench ls methods")
@@ -93,7 +93,7 @@ def parse_option(method: type[Any], name: str, text: str) -> Any:
 
 
 def check_value(holder: type[Any], name: str, value: Any) -> None:
-    """Raise ValueError, with what is allowed and the default, unless `value` may be the value of the option `name`."""
+    """Raise ValueError, with the allowed values and the default, unless the option `name` may have this value."""
     field = fields_of(holder)[name]
     try:
         adapter(field).validate_python(value)

@@ -1,8 +1,8 @@
-"""A field as an option: its type, bounds and help, the way from text to its value and back, and what is allowed.
+"""A field as an option: its type, bounds and help, the way from text to its value and back, and the allowed values.
 
 The fields are those of a record (the options of a command) or of a dataclass (those of a method, of an objective, of a
 training; mtbench/options/classes.py). `mtbench/cli/parameters.py` makes the command's parameters of them,
-`read_options` makes a record or an object of what a command line or a library call gives. The JSON Schemas have the
+`read_options` makes a record or an object of the arguments of a command or a library call. The JSON Schemas have the
 same texts.
 """
 
@@ -35,8 +35,8 @@ T = TypeVar("T")
 class Option:
     """How a field is an option. Its help is the field's description.
 
-    `parse` makes the value of one text, `parse_all` of the texts of a repeatable option. Both raise ValueError that
-    says what is allowed. `show` is the way back. `resumable`: `--resume` may change it.
+    `parse` makes the value of one text, `parse_all` of the texts of a repeatable option. Both raise ValueError with
+    the allowed values. `show` is the way back. `resumable`: `--resume` may change it.
     """
 
     panel: str = ""
@@ -50,7 +50,7 @@ class Option:
     negatable: bool = False  # a switch that `--no-NAME` turns off
     resumable: bool = False
     permission: bool = False  # only the command that runs can give it; a stored one counts for nothing
-    # Of methods and objectives; mtbench/options/classes.py says what they mean.
+    # Of methods and objectives; mtbench/options/classes.py defines them.
     trained: bool = False
     same_output: tuple[Any, ...] = ()
     role: bool = False
@@ -106,7 +106,7 @@ def flag_of(name: str, field: FieldInfo) -> str:
 
 
 def no(flag: str) -> str:
-    """Return what turns a switch off."""
+    """Return the flag that turns a switch off."""
     return f"--no-{flag.removeprefix('--')}"
 
 
@@ -166,7 +166,7 @@ def as_texts(value: Any, field: FieldInfo) -> list[str]:
 
 
 def adapter(field: FieldInfo) -> TypeAdapter[Any]:
-    """Return what validates a value of the field."""
+    """Return the validator of the field's values."""
     marks = [entry for entry in field.metadata if not isinstance(entry, Option)]
     kind: Any = Annotated[field.annotation, *marks, None]
     return TypeAdapter(kind, config=STRICT)
@@ -184,7 +184,7 @@ def from_text(kind: Any, text: str) -> Any:
 
 
 def _value(name: str, field: FieldInfo, value: Any) -> Any:
-    """Return what the record takes for a value or a text. Raises UserError for text that cannot be read."""
+    """Return the record's value for a value or a text. Raises UserError for text that cannot be read."""
     option, several = option_of(field), [*value] if isinstance(value, list | tuple) else [value]
     given = [str(part) for part in several if isinstance(part, str | Path)]
     item = item_of(field)
@@ -204,7 +204,7 @@ def _value(name: str, field: FieldInfo, value: Any) -> Any:
 
 
 def _refusal(fields: Mapping[str, FieldInfo], name: str, error: ErrorDetails, see: str) -> UserError:
-    """Return the first finding of a validation in one line: the option, its value and what is allowed."""
+    """Return the first finding of a validation in one line: the option, its value and the allowed values."""
     if isinstance(raised := error.get("ctx", {}).get("error"), UserError):
         return raised
     place, value = (name, *error["loc"]) if name else error["loc"], error["input"]
@@ -223,7 +223,7 @@ def _refusal(fields: Mapping[str, FieldInfo], name: str, error: ErrorDetails, se
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """Return the words that a field allows; none if it takes others."""
+    """Return the choices of a field; none if it takes others."""
     return tuple(word for kind in parts(field.annotation) if get_origin(kind) is Literal for word in get_args(kind))
 
 
@@ -256,7 +256,7 @@ def bounds(field: FieldInfo) -> tuple[Ge | Gt | None, Le | Lt | None]:
 
 
 def allowed(field: FieldInfo) -> str:
-    """Return the values that a field allows, in words; empty if any text may be one.
+    """Return the description of a field's values; empty if any text may be one.
 
     >>> from mtbench.options.common import Device, Engine, MaxLoss, Rounds
     >>> class Request(BaseModel):
@@ -290,7 +290,7 @@ def _bounds_in_words(low: Ge | Gt | None, high: Le | Lt | None, as_text: Callabl
 
 
 def metavar(field: FieldInfo) -> str | None:
-    """Return what stands for the value of an option in `--help`; None for any text.
+    """Return the placeholder of an option's value in `--help`; None for any text.
 
     >>> from mtbench.options.common import MaxLoss, Rounds
     >>> class Request(BaseModel):

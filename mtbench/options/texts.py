@@ -1,4 +1,4 @@
-"""Values of options as text, and the way back. A parser raises ValueError that says what is allowed."""
+"""Values of options as text, and the way back. A parser raises ValueError with the allowed values."""
 
 import math
 import re

@@ -49,7 +49,7 @@ OF_SAMPLING: Mapping[str, Sequence[Any]] = {"top_p": (1,), "top_k": (-1, 0), "mi
 
 
 class BadRequestError(Exception):
-    """A request that is refused, as OpenAI's errors say it."""
+    """A refused request, in the form of OpenAI's errors."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -164,7 +164,7 @@ class Call:
 def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Call:
     """Return the request in a body. Raises BadRequestError, which names the field.
 
-    `max_new_tokens`: of a request that does not say how many.
+    `max_new_tokens`: of a request without a number.
     """
     body = _validated(raw, ChatBody if chat else CompletionBody)
     check_model(body.model, served)
@@ -214,7 +214,7 @@ def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatB
         # json.loads reads half a surrogate pair, which no tokenizer does
         return kind.model_validate(from_json(raw.removeprefix(BOM_UTF8)))
     except ValidationError as error:
-        # Of alternatives, the one that fits furthest.
+        # The alternative that fits furthest.
         found = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
         place = ".".join(part for part in map(str, found["loc"]) if part not in ALTERNATIVES and "[" not in part)
         param = str(found["loc"][0]) if found["loc"] else None

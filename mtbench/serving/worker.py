@@ -1,7 +1,7 @@
-"""The thread that decodes, and how the event loop hears of it.
+"""The thread that decodes, and its messages to the event loop.
 
-The two share tickets and a queue. The thread never waits for the loop, and the loop never for the thread. What a client
-has not read yet is the list of token ids of its own answer, so a slow reader delays nobody and holds one answer.
+The two share tickets and a queue. The thread never waits for the loop, nor the loop for the thread. A client's unread
+data are the token ids of its own answer, so a slow reader delays nobody and holds one answer.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ GAP_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 
 
 class Metrics:
-    """What Prometheus reads: counters, gauges and histograms of one server, in a registry of its own."""
+    """The metrics for Prometheus: counters, gauges and histograms of one server, in a registry of its own."""
 
     def __init__(self, rows: int, queue: Callable[[], int], running: Callable[[], int]) -> None:
         registry = self.registry = CollectorRegistry()
@@ -115,7 +115,7 @@ class Worker:
         return job
 
     def drop(self, job: TimedTicket) -> None:
-        """Free what a job has, because nobody waits for its answer."""
+        """Free a job's row, because nobody waits for its answer."""
         if not self.queue.remove(job):
             job.give_up()
 

@@ -1,4 +1,4 @@
-"""What the page of trainings shows: loss, accuracy by distance ahead, and calibration of the confidence.
+"""The page of trainings: loss, accuracy by distance ahead, and calibration of the confidence.
 
 It is made from the training records of checkpoints (mtbench/training/checkpoint.py, mtbench/training/evaluation.py). It
 needs no model.
@@ -94,7 +94,7 @@ def _record_with_curve(folder: Path) -> Record:
 
 
 def document(trainings: Sequence[Training]) -> Document:
-    """Return what the page of these trainings shows."""
+    """Return the document of these trainings."""
     single = len(trainings) == 1
     marks = [DEMONSTRATION] if any(map(demonstrates, trainings)) else []
     with plots.style():

@@ -1,6 +1,6 @@
 """Cache and attention mask of a draft that is trained step by step (draft_objectives.py).
 
-They stand for what decoding has: a KV cache, and the metadata of a step. Letters: R rows, H heads, T and W tokens, Q
+They replace the KV cache and the metadata of a step in decoding. Letters: R rows, H heads, T and W tokens, Q
 queries, K key heads, d size of a head.
 """
 
@@ -14,7 +14,7 @@ from mtbench import kernels
 
 
 class StepKeys:
-    """Keys and values of the steps so far: what a layer of transformers calls as its cache."""
+    """Keys and values of the steps so far, with the interface of transformers' caches."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -30,7 +30,7 @@ class StepKeys:
 
 @dataclass(eq=False)
 class DraftMask:
-    """Positions and attention mask of a draft's forward pass in training: what `AttentionMetadata` is in decoding."""
+    """Positions and attention mask of a draft's forward pass in training, as `AttentionMetadata` in decoding."""
 
     positions: Tensor  # (R, W)
     mask: Tensor  # (R, Q, keys) bool; the last Q positions attend

@@ -73,7 +73,7 @@ class DraftObjective(Objective):
         initialise(model.draft, config.initializer_range)
 
     def settle(self, draft: FeatureDraft, special: Special) -> None:
-        """Give the draft what it shares with the target."""
+        """Give the draft the modules that it shares with the target."""
         draft.settle({})
 
     def format(self, model: Model, special: Special) -> DraftConfig:

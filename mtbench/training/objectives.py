@@ -1,4 +1,4 @@
-"""Training objectives: what a checkpoint learns to predict, and from which context.
+"""Training objectives: the predictions that a checkpoint learns, and their context.
 
 An objective is a small frozen class whose fields are its options. It builds the training sequence of one conversation
 (mtbench/training/packing.py) and is independent of packing, attention, optimizer and devices. Sources: MARS (Jin, Wang,
@@ -46,7 +46,7 @@ class Losses(NamedTuple):
 
 
 class TargetStates(NamedTuple):
-    """What one forward pass of the model gives for a batch."""
+    """The result of one forward pass of the model for a batch."""
 
     predicting: Tensor  # (N, H) last hidden states of the predicting tokens
     features: Mapping[int, Tensor]  # tap -> (R, T, H): the hidden states that the objective requested
@@ -104,11 +104,11 @@ class Objective:
         """Before training: add the objective's modules to the model and freeze the parameters it must not change."""
 
     def note(self, model: Model, data: Sequence[Examples]) -> str | None:
-        """Return what to tell before training, given the training and the held-out conversations."""
+        """Return a message before training, given the training and the held-out conversations."""
         return None
 
     def taps(self, model: Model) -> tuple[int, ...]:
-        """Return which hidden states of all tokens it needs, numbered as transformers' `hidden_states`."""
+        """Return the hidden states of all tokens that it needs, numbered as transformers' `hidden_states`."""
         return ()
 
     def head_inputs(
@@ -131,7 +131,7 @@ class Objective:
         return {}
 
     def checkpoint_config(self, model: Model) -> Mapping[str, Any]:
-        """Return the config.json of modules stored alone; of those stored inside, what the base's gets."""
+        """Return the config.json of modules stored alone; for those stored inside, the entries for the base's."""
         return {}
 
 

@@ -1,8 +1,8 @@
 """Training of P-EAGLE: a draft that predicts all tokens of a step in one forward.
 
 Hui, Huang, Campos Salas, Sun, Pemberton, Song, Khetan, Karypis: "P-EAGLE: Parallel-Drafting EAGLE with Scalable
-Training", arXiv 2602.01469. What the paper leaves open is as in speculators (c05b95b, `models/peagle`): which masks are
-kept, what they see, and the loss. The paper's partition of long sequences is not here: a row's mask is dense. The
+Training", arXiv 2602.01469. Where the paper is open, it follows speculators (c05b95b, `models/peagle`): which masks are
+kept, their attention, and the loss. The paper's partition of long sequences is not here: a row's mask is dense. The
 paper and speculators train a copy of the embedding, too; here embedding and LM head are the target's.
 
 Letters: R rows, T fed tokens, M masks of a row, N predictions, C hidden size.
@@ -142,7 +142,7 @@ def masks_of(batch: Packed) -> Masks:
 
 
 def seen(clean: Tensor, masks: Masks) -> Tensor:
-    """Return what entries and masks attend to, (R, T+M, T+M) bool, given what entries attend to, (R, T, T)."""
+    """Return the attention of entries and masks, (R, T+M, T+M) bool, given that of entries, (R, T, T)."""
     anchor, depth = masks.anchor, masks.depth
     context = clean.gather(1, anchor.clamp(min=0)[..., None].expand(-1, -1, clean.shape[2]))
     same, shallower = anchor[:, :, None] == anchor[:, None], depth[:, :, None] >= depth[:, None]

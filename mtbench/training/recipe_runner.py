@@ -34,7 +34,7 @@ def needs(stage: Stage, stages: Sequence[Stage]) -> list[str]:
 
 
 def output(stage: Stage, folder: Path) -> Path:
-    """Return what the stage writes: the folder of a checkpoint, or the file of answers."""
+    """Return the stage's output: the folder of a checkpoint, or the file of answers."""
     return folder / (stage.name if stage.answer_tokens is None else f"{stage.name}.jsonl")
 
 

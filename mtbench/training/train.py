@@ -1,6 +1,6 @@
 """Training: from an objective, conversations and a base checkpoint to a trained checkpoint with its training record.
 
-Whatever can be refused without loading weights is refused first (`check`), for a dry run too. An interrupted training
+All checks that need no weights come first (`check`), for a dry run too. An interrupted training
 continues from its last complete checkpoint when the same request is made again, with the same losses as without the
 interruption.
 """
@@ -38,7 +38,7 @@ FREE = ("settings.rows", "settings.pack", "settings.checkpointing")  # may chang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest(Stage):
-    """What to train, on what, and where to write the result. `base` and `teacher` are checkpoints."""
+    """The objective, the data and the output folder. `base` and `teacher` are checkpoints."""
 
     name: str = ""
     objective: Objective
@@ -56,7 +56,7 @@ class TrainingRequest(Stage):
 
 
 class Checked(NamedTuple):
-    """What `check` found."""
+    """The findings of `check`."""
 
     base: Inspected
     teacher: Inspected | None
@@ -124,7 +124,7 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
 
 
 def _attach(request: TrainingRequest, checked: Checked, model: Model, progress: Progress | None) -> Special:
-    """Add the objective's modules to the model. Return what it was given for that."""
+    """Add the objective's modules to the model. Return their arguments."""
     objective, base, parts = request.objective, checked.base, checked.data.split(request.settings.held_out)
     special = Special(base.mask_id if objective.needs_mask else None, base.tokenizer.eos_token_id, parts[0])
     objective.attach(model, special)
@@ -145,7 +145,7 @@ def _whole(model: Model, objective: Objective, special: Special, weights: Mappin
 
 
 def check(request: TrainingRequest) -> Checked:
-    """Refuse, by a UserError, everything that can be refused without loading weights.
+    """Raise UserError for every fault that shows without loading weights.
 
     That is: a launch other than DDP or FSDP2, an existing `out`, options that contradict one another, checkpoints that
     cannot be trained, conversations that cannot be read, and an interrupted training that was requested otherwise.
@@ -240,7 +240,7 @@ def _refuse_other_vocabulary(base: Inspected, teacher: Inspected) -> None:
 
 
 def _request_record(request: TrainingRequest, base: Inspected, teacher: Inspected | None, data: Data) -> dict[str, Any]:
-    """Return the part of the training record that says what was requested."""
+    """Return the request as a part of the training record."""
     return {
         "objective": request.objective.name,
         "feeds_masks": request.objective.needs_mask,

@@ -82,7 +82,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What `fit` trains. `resume_folder` holds the resumable checkpoints; each carries `request` in its record."""
+    """The work of `fit`. `resume_folder` holds the resumable checkpoints; each carries `request` in its record."""
 
     model: Model
     objective: Objective
@@ -373,7 +373,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint to the folder `writing`, rename it, then remove the one before.
 
-        transformers may ask twice after the last step of an epoch.
+        transformers may call this twice after the last step of an epoch.
         """
         if self.state.global_step == self.saved_step:
             return

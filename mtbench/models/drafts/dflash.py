@@ -48,7 +48,7 @@ from mtbench.models.kv_cache import KVCache
 
 DEEPSPEC, ITS_GEMMA = "Qwen3DSparkModel", "Gemma4DSparkModel"
 NESTED = "dflash_config"
-READ = {"target_layer_ids", "mask_token_id", "block_size"}  # what is read of it
+READ = {"target_layer_ids", "mask_token_id", "block_size"}  # the entries that are read
 DOMINO_FIRST = "pure_draft_prefix_len"  # predictions before the first with a term
 DOMINO = {"shift_label", DOMINO_FIRST, "gru_hidden_dim", "emb_dim"}  # and with this projector_type
 CAUSAL = ("causal_head", "causal")  # JetSpec's own name and vLLM's

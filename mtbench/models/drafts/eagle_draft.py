@@ -59,7 +59,7 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(DraftConfig):
-    """What the configuration of an EAGLE-3 draft says."""
+    """The configuration of an EAGLE-3 draft."""
 
     layer: PretrainedConfig
     tap_count: int

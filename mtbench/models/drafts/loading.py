@@ -1,4 +1,4 @@
-"""Find, check and load a draft that reads the target's hidden states, in whatever format it is stored.
+"""Find, check and load a draft that reads the target's hidden states, in any known format.
 
 A draft is a folder or hub id with a config.json and safetensors weights, without a tokenizer; or a part of the target's
 own checkpoint, written `SOURCE#PART` (mtbench/models/families.py).
@@ -132,7 +132,7 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
 def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Checkpoint:
     """Return a draft for a loaded target, on its device and in its dtype.
 
-    Raises UserError if weights are missing, superfluous or of other shapes than the configuration says.
+    Raises UserError if weights are missing, superfluous or of other shapes than in the configuration.
     """
     found, folder = draft_config(source, offline=offline), downloaded(locate(source), offline=offline)
     assert found is not None, "planning refuses other checkpoints"

@@ -7,7 +7,7 @@ recurrent layers, as the published do.)
 At position i the token i + 1 and the target's last hidden state are normed, joined, projected and read by an ordinary
 decoder layer of the target's architecture; the target's LM head reads its normed output, ERNIE's without a norm.
 
-What the formats leave open is as in vLLM and SGLang. The feature is the LM head's input, so it comes after the target's
+Where formats are open, it follows vLLM and SGLang. The feature is the LM head's input, so it comes after the target's
 last norm, and what is fed back comes after the head's own last norm. Published checkpoints have one layer, which is
 repeated; of several, the first one is. The embedding at position 0 is blank, except in Qwen's and LongCat's format.
 
@@ -46,7 +46,7 @@ class Layout:
     dense: bool = False  # the layer has no experts, whatever the target's layers have
     half: bool = False  # the layer is one of the two halves of the target's layers, without experts
     layers: str = "num_hidden_layers"  # entry of config.json: number of the target's layers
-    count: int = 0  # number of layers where config.json does not say
+    count: int = 0  # number of layers if config.json has none
 
 
 APPENDED = Layout(
@@ -177,7 +177,7 @@ def has_layers(raw: Mapping[str, Any]) -> bool:
 
 
 def traces(raw: Mapping[str, Any], weights: Iterable[str]) -> str:
-    """Return what in a checkpoint of another format names layers, for a message; empty if nothing does.
+    """Return the entry that names layers in a checkpoint of another format, for a message; empty if none.
 
     `weights`: names of its tensors.
     """
@@ -286,7 +286,7 @@ class HalfLayer(nn.Module):
 
 
 def _one_layer(config: Any, format: MtpConfig) -> Any:
-    """Return the target's configuration for a single layer: full attention unless config.json says otherwise.
+    """Return the target's configuration for a single layer: full attention unless config.json names another.
 
     It has a mixture of experts if the target has one, and its format no other layer.
     """
