@@ -33,7 +33,7 @@ from mtbench.records import Record
 RELEASE = "MTBENCH_ENGINE_RELEASE"
 GGUF = ".gguf"
 RELEASE_S = 60.0  # time in which an installation must print its release
-TELL_RELEASE = """
+PRINT_RELEASE = """
 import importlib.metadata as metadata, sys
 there = {found.metadata["name"]: found.version for found in metadata.distributions()}
 [first, *_] = [f"{name}=={there[name]}" for name in sys.argv[1:] if name in there]
@@ -339,13 +339,13 @@ class ServingEngine:
     def release_command(cls, program: Path) -> list[str]:
         """Return the command that prints the release of an installation, and fails if the engine is not there."""
         names = [*cls.distributions, *([cls.package.partition("==")[0]] if cls.package else [])]
-        return [str(program), "-c", TELL_RELEASE, *names]
+        return [str(program), "-c", PRINT_RELEASE, *names]
 
     @classmethod
     def refuse_missing(cls, method: str) -> None:
         """Raise UserError if the engine is installed without the package that a method needs there."""
         program, needed = cls.installed(), cls.needs.get(method, "")
-        command = [str(program), "-c", TELL_RELEASE, needed]
+        command = [str(program), "-c", PRINT_RELEASE, needed]
         if program and needed and environments.run(command, environments.variables(program)).returncode:
             raise UserError(
                 f"{cls.title} needs the package {needed!r} for {method}; run `{program} -m pip install {needed}`, or "

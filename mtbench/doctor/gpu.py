@@ -14,7 +14,7 @@ from mtbench.document.formatting import count, listed, memory, percent
 from mtbench.hardware import machine, probe
 
 LEAST_RATED, USUAL_RATED, MOST_RATED = 0.5, 0.75, 1.05  # of the speed that the memory is rated for
-UNTOLD = "the driver does not tell"
+UNKNOWN = "the driver does not tell"
 
 
 def _gpu(_: Subject) -> Figures:
@@ -69,7 +69,7 @@ def under_load() -> tuple[dict[str, Any], probe.Probe | None, str | None]:
 def _clock(_: Subject) -> Figures | str:
     window, driver = under_load()[0], machine.gpu()
     if driver is None or window["throttle"] is None:
-        return UNTOLD
+        return UNKNOWN
     figures = {name: window[name] for name in ("clock_mhz", "temperature_c", "throttle", "shared")}
     return figures | {"most_mhz": driver.describe()["max_clock_mhz"]}
 

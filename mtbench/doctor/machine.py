@@ -18,8 +18,8 @@ from mtbench.version import __version__
 LOAD_S = 2.0  # over which the load of others is counted
 MOST_STOLEN, MOST_OTHERS, NOTICEABLE_OTHERS = 0.02, 0.10, 0.03  # shares of the cores
 LAPS, PRODUCTS = 100, {"cpu": 2, "cuda": 100}  # laps, and products of matrices in each
-LATE = 1.1  # of the median
-MOST_LATE, NOTICEABLE_LATE = 0.20, 0.05  # shares of the laps
+SLOW = 1.1  # times the median
+MOST_SLOW, NOTICEABLE_SLOW = 0.20, 0.05  # shares of the laps
 READ_BYTES = 1 << 28  # beyond the caches of most processors
 FEW_BYTES = 4 << 30  # of free memory
 QUIET = "stop other programs, or use another machine; then run `mtbench doctor` again"
@@ -98,9 +98,9 @@ def _laps(subject: Subject) -> Figures:
 def laps(laps_s: Sequence[float]) -> Finding:
     """Equal work must take equal time."""
     usual_s = median(laps_s)
-    share = sum(lap_s > LATE * usual_s for lap_s in laps_s) / len(laps_s)
-    text = f"{percent(share)} % of {len(laps_s)} equal laps of {seconds(usual_s)} are over {LATE:g} times the median"
-    return _graded(share, NOTICEABLE_LATE, MOST_LATE, text)
+    share = sum(lap_s > SLOW * usual_s for lap_s in laps_s) / len(laps_s)
+    text = f"{percent(share)} % of {len(laps_s)} equal laps of {seconds(usual_s)} are over {SLOW:g} times the median"
+    return _graded(share, NOTICEABLE_SLOW, MOST_SLOW, text)
 
 
 def _memory(_: Subject) -> Figures | str:

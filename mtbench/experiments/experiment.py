@@ -38,13 +38,13 @@ started: list[Path] = []  # directories of this process; the message on interrup
 class Job(Generic[R, S]):
     """An experiment in its directory.
 
-    `request`: the stored request, with the changes that this command may make. `asked`: the request of this command.
+    `request`: the stored request, with the changes that this command may make. `requested`: that of this command.
     `deadline`: by time.monotonic. `new`: this command made it.
     """
 
     directory: RunDirectory
     request: R
-    asked: R
+    requested: R
     session: S
     console: Terminal  # progress and notes
     deadline: float
@@ -192,13 +192,13 @@ def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
     return completed
 
 
-def _job(directory: RunDirectory, request: R, asked: R, session: S, console: Terminal, *, new: bool) -> Job[R, S]:
+def _job(directory: RunDirectory, request: R, requested: R, session: S, console: Terminal, *, new: bool) -> Job[R, S]:
     budget_s = getattr(session, "time_budget_s", None)
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     return Job(
         directory=directory,
         request=request,
-        asked=asked,
+        requested=requested,
         session=session,
         console=console,
         deadline=deadline,
@@ -231,7 +231,7 @@ def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, give
     return None
 
 
-def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, session: S, given: Collection[str]) -> R:
+def _agreed(experiment: Experiment[R, S, P, F], directory: Path, requested: R, session: S, given: Collection[str]) -> R:
     """Return the request of a job with this command's changes. Raises UserError for a change that is not allowed."""
     stored, kinds = experiment.stored(directory), (experiment.request, experiment.session)
     known = {name: field for kind in kinds for name, field in fields_of(kind).items()}
@@ -241,8 +241,8 @@ def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, sessi
         if fixed:
             flags = ", ".join(flag_of(name, known[name]) for name in fixed)
             raise UserError(f"a resumed run keeps its options, so {flags} cannot change; {again}.")
-        return asked
-    before, now = dump(stored), dump(asked)
+        return requested
+    before, now = dump(stored), dump(requested)
     for name in fixed:
         if _plain(before[name]) != _plain(now[name]):
             raise UserError(
@@ -251,7 +251,7 @@ def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, sessi
             )
     changed = {name for name in before if name in known and option_of(known[name]).resumable and name in given}
     changed |= {name for name in before if name in known and option_of(known[name]).permission}
-    return stored.changed(**{name: getattr(asked, name) for name in changed})
+    return stored.changed(**{name: getattr(requested, name) for name in changed})
 
 
 def _plain(value: Any) -> Any:

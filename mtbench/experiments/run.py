@@ -96,8 +96,8 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
             workers=job.session.workers,
             ray=job.session.ray,
             peak_memory=job.session.peak_memory,
-            servers={*job.session.server, *servers_of(job.asked)},  # not the stored plan's: it is untrusted input
-            engine_options=job.asked.engine_option,
+            servers={*job.session.server, *servers_of(job.requested)},  # not the stored plan's: it is untrusted input
+            engine_options=job.requested.engine_option,
         )
         run = Run.open(job.directory)
         with job.progress() as progress:

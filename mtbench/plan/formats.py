@@ -304,7 +304,7 @@ class RescoringRecord(Record):
     """lossless/<cell>.json: how far the emitted tokens lie below the judge's choice."""
 
     epsilon: StoredQuantity | None = Field(
-        description="logit difference that still counts as a tie; null: too few positions to tell"
+        description="logit difference that still counts as a tie; null: too few positions"
     )
     items: dict[str, dict[str, StoredQuantity]] = Field(
         description="by item and token index, how far the token's logit lies below the largest; 0 is left out"

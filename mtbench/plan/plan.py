@@ -48,7 +48,7 @@ class Item(Record):
     item: str = Field(description="name of the item: <task>/<doc id>/<turn>")
     prompt_ids: list[TokenId] = Field(
         description="token ids of the prompt; of a later turn, those that follow the previous answer. Empty in the "
-        "file of a private suite, whose prompts are asked again when the run decodes"
+        "file of a private suite, whose prompts are loaded again when the run decodes"
     )
     stop: list[str] = Field(description="strings that end the decoding of the item")
     cut: list[str] = Field(default_factory=list, description="strings that cut the text when it is scored")
@@ -61,7 +61,7 @@ class Item(Record):
 class SuitePlan(Record):
     """A suite with its prompts. The prompts of a private suite are never written."""
 
-    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    suite: str = Field(description="suite as requested, name or name:rest")
     family: str = Field(description="family of checkpoints")
     task: dict[str, Any] = Field(description="the suite's own description of its task")
     metric: str | None = Field(description="metric of the score; null: the suite is not scored")
@@ -139,7 +139,7 @@ class Cell(Record):
     """One arm on one suite at one batch size, with one way of batching."""
 
     cell: CellName = Field(description=CELL_ID)
-    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    suite: str = Field(description="suite as requested, name or name:rest")
     arm: str = Field(description="arm: method:options@role/engine")
     method: str = Field(description="name of the method")
     options: dict[str, Any] = Field(description="value of every option of the method, resolved for the checkpoint")
@@ -160,7 +160,7 @@ class Cell(Record):
         description="lossless: the reference's tokens; distribution: other tokens of the same distribution; lossy: "
         "neither"
     )
-    demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
+    demonstration: bool = Field(description="true: the family shows the mechanics and is no evidence on real models")
     engine_baselines: list[str] = Field(
         default_factory=list,
         description="references by another engine that it is compared with: the ratio contains the engine's part",
@@ -186,7 +186,7 @@ class Cell(Record):
 class Group(Record):
     """The cells that share blocks."""
 
-    suite: str = Field(description="suite as it was asked for")
+    suite: str = Field(description="suite as requested")
     batch_size: Rows = Field(description="requests decoded side by side")
     blocks: list[Annotated[list[StoredCount], Field(min_length=1)]] = Field(
         min_length=1, description="per block, indices into the suite's items"
@@ -200,7 +200,7 @@ class Plan(Record):
     """plan.json: everything that generation needs. It holds prompts as token ids, cells, blocks and rounds."""
 
     schema_version: VersionOne = Field(description="version of this format")
-    request: RunRequest = Field(description="options of `mtbench run` as asked for")
+    request: RunRequest = Field(description="options of `mtbench run`")
     suites: list[SuitePlan] = Field(description="suites with their prompts")
     cells: list[Cell] = Field(description="cells, group by group")
     groups: list[Group] = Field(description="groups of cells that share blocks")

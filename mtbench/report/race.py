@@ -26,7 +26,7 @@ def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -
         return Part(heading, [*blocks, *([Pairs(named, dict(named) if code else ())] if named else [])], folded=False)
 
     deploy, notes = deployment(decision)
-    parts = [part("What was asked", rows=_asked(decision))]
+    parts = [part("What was asked", rows=_request_rows(decision))]
     parts += [part(*_left(looks, results.cells, decision)) for looks in decision.looks]
     parts.append(part("What it took", _spent(decision)))
     if decision.serving:
@@ -45,7 +45,7 @@ def deployment(decision: Decision) -> tuple[Rows, list[str]]:
     return rows, notes
 
 
-def _asked(decision: Decision) -> Rows:
+def _request_rows(decision: Decision) -> Rows:
     limits = [f"{LIMITS.get(name, name)} at most {seconds(limit)}" for name, limit in decision.slo_s.items()]
     rows = [("Accepted loss of accuracy, in points", f"{decision.max_loss:g}")]
     return rows + ([("Limits", f"{listed(limits)}, for 95 % of the requests or commits")] if limits else [])

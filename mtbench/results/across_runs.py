@@ -92,11 +92,11 @@ class CellAcrossRuns(Record):
     """A cell that both runs planned."""
 
     cell: CellName = Field(description=CELL_ID)
-    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    suite: str = Field(description="suite as requested, name or name:rest")
     arm: str = Field(description="arm: method:options@role/engine")
     batch_size: Size = Field(description="requests decoded side by side")
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
-    demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
+    demonstration: bool = Field(description="true: the family shows the mechanics and is no evidence on real models")
     simulated: bool = Field(description="true: weights or acceptance are simulated in one of the runs")
     void_base: list[str] = Field(description="reasons not to trust the base run's cell; empty: none")
     void_head: list[str] = Field(description="reasons not to trust the head run's cell; empty: none")

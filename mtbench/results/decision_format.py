@@ -42,11 +42,11 @@ class Choice(Record):
 class Recommendation(Record):
     """What to use on a suite at a batch size, by what was measured there."""
 
-    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    suite: str = Field(description="suite as requested, name or name:rest")
     batch_size: Size = Field(description="requests decoded side by side")
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
     engine: str | None = Field(None, description="serving engine in which it holds; null: none, so not in a server")
-    demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
+    demonstration: bool = Field(description="true: the family shows the mechanics and is no evidence on real models")
     baseline: str | None = Field(
         description="plain decoding on the checkpoint that one would deploy, that all are compared with; null: none"
     )
@@ -71,10 +71,10 @@ class Recommendation(Record):
         default_factory=list, description="further arms like the undecided one, the fastest first"
     )
     as_good: list[str] = Field(
-        description="arms of the same kind that are not told apart from the chosen ones: their intervals overlap"
+        description="arms of the same kind that are indistinguishable from the chosen ones: their intervals overlap"
     )
     doubt: str | None = Field(
-        None, description="what is open about the undecided arm, and what it would take to tell; null: none"
+        None, description="what is open about the undecided arm, and what would decide it; null: none"
     )
     text: str = Field(description="the recommendation as a sentence")
 
@@ -82,7 +82,7 @@ class Recommendation(Record):
 class Looks(Record):
     """The looks at a group of arms."""
 
-    suite: str = Field(description="suite as it was asked for")
+    suite: str = Field(description="suite as requested")
     batch_size: Size = Field(description="requests decoded side by side")
     planned: list[Size] = Field(description="numbers of blocks after which arms may leave")
     made: list[Size] = Field(description="those of them that were reached")

@@ -218,7 +218,7 @@ class Speedup(TaskSpeedup):
     decode: Estimate | None = Field(
         None,
         description="decoding time of the baseline over that of the arm, without the prompts; null: not measured, or "
-        "an engine does not tell it",
+        "an engine does not report it",
     )
 
 

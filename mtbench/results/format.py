@@ -61,7 +61,7 @@ class ResultCell(Sparse):
     left: Elimination | None = Field(
         None, description="why the cell left, which is compared on the blocks that it has; null: it did not leave"
     )
-    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    suite: str = Field(description="suite as requested, name or name:rest")
     task: dict[str, Any] = Field(description="the suite's own description of its task, with its name")
     arm: str = Field(description="arm: method:options@role/engine")
     method: str = Field(description="name of the method")
@@ -73,7 +73,7 @@ class ResultCell(Sparse):
     dtype: str | None = Field(description="number type of the weights; null: nothing was decoded")
     device: str | None = Field(description="cpu or cuda; null: nothing was decoded")
     simulated: Simulated | None = Field(description="what is not real about it; null: nothing")
-    demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
+    demonstration: bool = Field(description="true: the family shows the mechanics and is no evidence on real models")
     batch_size: Size = Field(description="requests decoded side by side")
     length: Length = Field(description="natural: answers end by themselves; fixed: end tokens are ignored")
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
@@ -155,7 +155,7 @@ class ResultCell(Sparse):
 class BreakEven(Record):
     """The batch size from which an arm is no longer faster than a baseline by the same engine."""
 
-    suite: str = Field(description="suite as it was asked for")
+    suite: str = Field(description="suite as requested")
     arm: str = Field(description="arm")
     baseline: str = Field(description="arm of the baseline")
     batching: Batching = Field(description="way of batching")

@@ -175,7 +175,7 @@ def test_a_gpu_is_read_under_load(h100: Callable[..., None]) -> None:
     h100(nvmlDeviceGetComputeRunningProcesses=processes(7, 8))
     assert "another process" in result("clock", CUDA).text
     h100(nvmlDeviceGetCurrentClocksEventReasons=None, nvmlDeviceGetViolationStatus=None)
-    assert result("clock", CUDA) == ("none", gpu.UNTOLD, "")
+    assert result("clock", CUDA) == ("none", gpu.UNKNOWN, "")
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **replaced: Callable[..., Any]) -> None:

@@ -103,7 +103,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
             return planned.compared
         assert planned.decoded is not None, "else the pairs are known"
         run = RunDirectory(job.path / DECODED)
-        servers = {*job.session.server, *decoding.servers_of((job.asked.a, job.asked.b))}
+        servers = {*job.session.server, *decoding.servers_of((job.requested.a, job.requested.b))}
         with job.progress() as progress:
             decoding.decode(run, planned.decoded, sorted(servers), progress)
         a, b = (str(run.path) if decoding.is_method(text) else text for text in (job.request.a, job.request.b))

@@ -107,7 +107,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             job.request,
             workers=session.workers,
             time_budget_s=session.time_budget_s,
-            engine_options=job.asked.engine_option,
+            engine_options=job.requested.engine_option,
         )
         with job.progress() as progress:
             return finish(Run.open(job.directory), execution, progress)

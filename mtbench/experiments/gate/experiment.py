@@ -69,7 +69,7 @@ class GateExperiment(Experiment[GateOptions, GateSession, GateRequest, Gate]):
     def show(self, job: Job[GateOptions, GateSession], found: Gate, console: Terminal) -> None:
         """Print the verdict and its reasons; in a GitHub workflow, also the lines that mark the findings."""
         show(document(found, drawn=False), console)
-        for line in _tell_github(found):
+        for line in _annotate_github(found):
             console.say(line)
 
     def exit_code(self, found: Gate, session: GateSession) -> int:
@@ -98,7 +98,7 @@ def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, B
     return base.importing(request.base_plugins), head.importing(request.plugins)
 
 
-def _tell_github(gate: Gate) -> list[str]:
+def _annotate_github(gate: Gate) -> list[str]:
     """Add the gate to the summary of the GitHub step, and return the lines that mark its findings; none elsewhere."""
     if not os.environ.get("GITHUB_ACTIONS"):
         return []

@@ -49,14 +49,14 @@ EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 class BuildRecord(Record):
     """One build: an environment with mtbench installed, and a release of a serving engine."""
 
-    env: str = Field(description="the build as it was asked for: a path, git:REV or pip:NAME==VERSION")
+    env: str = Field(description="the build as requested: a path, git:REV or pip:NAME==VERSION")
     label: str = Field(description="short name of the build for reports")
     python: str = Field(description="its Python executable")
     mtbench: str | None = Field(description="version of mtbench")
     git: str | None = Field(description="commit of mtbench, with -dirty for changed files; null: no checkout")
     packages: dict[str, str | None] = Field(description="package versions; null: not installed")
     code_sha256: Sha256 | None = Field(
-        description="SHA-256 of the Python files of mtbench, its methods, its suites and plugins; null: not told"
+        description="SHA-256 of the Python files of mtbench, its methods, its suites and plugins; null: not reported"
     )
     plugins: dict[str, Sha256] = Field(default_factory=dict, description="files of `--plugin`: path -> SHA-256")
     engine: str | None = Field(
@@ -197,7 +197,7 @@ class Gate(Record):
     word: Verdict = Field(description="PASS, FAIL or INCONCLUSIVE")
     reason: str = Field(description="why, as one sentence")
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
-    request: GateRequest = Field(description="what was asked")
+    request: GateRequest = Field(description="the request")
     base: BuildRecord = Field(description="the build that is compared with")
     head: BuildRecord = Field(description="the build that is judged")
     same_build: bool = Field(description="true: base and head are one build; a FAIL is a false alarm")

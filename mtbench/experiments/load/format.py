@@ -62,7 +62,7 @@ class LoadPlan(Record):
     """plan.json of a load: prompts, arms and points, in the order in which they are run."""
 
     schema_version: Literal[2] = Field(description="version of this format")
-    request: LoadRequest = Field(description="what was asked")
+    request: LoadRequest = Field(description="the request")
     family: str = Field(description="family of checkpoints")
     tokenizer: str = Field(description="path or hub id of the checkpoint whose tokenizer and chat template are used")
     task: dict[str, Any] = Field(description="the suite's own description of its task")
@@ -95,9 +95,9 @@ class RequestLine(Record):
     e2e_s: StoredSeconds | None = Field(description="time to its last token; null: not answered")
     ttft_s: StoredSeconds | None = Field(description="time to its first token; null: not answered")
     tpot_s: StoredSeconds | None = Field(description="time per later token, by the client's formula; null: one token")
-    tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not told")
+    tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not reported")
     text: str | None = Field(description="the answer; null: not answered")
-    forwards: Count | None = Field(description="forward passes in which the request had a row; null: not told")
+    forwards: Count | None = Field(description="forward passes in which the request had a row; null: not reported")
 
 
 class PointLine(Record):
@@ -193,7 +193,7 @@ class Load(Record):
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     complete: bool = Field(description="false: points are missing; `mtbench load --resume` runs them")
     environment: Environment = Field(description="machine, versions and command")
-    request: LoadRequest = Field(description="what was asked")
+    request: LoadRequest = Field(description="the request")
     metric: str | None = Field(description="metric of the score; null: the suite is not scored")
     max_new_tokens: Size = Field(description="most tokens of an answer")
     client: ClientFacts = Field(description="the program that sent the requests")

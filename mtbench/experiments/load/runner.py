@@ -82,7 +82,7 @@ class LoadRun:
                     line = self._point(point, running, python)
                     self.run.append(POINTS, [dump(line)])
                     done += 1
-                    self.note(f"{done} of {len(self.planned.points)}: round {line.round}, {_told(line)}")
+                    self.note(f"{done} of {len(self.planned.points)}: round {line.round}, {_counts(line)}")
         shutil.rmtree(self.run.path / WORK, ignore_errors=True)
 
     @contextmanager
@@ -206,6 +206,6 @@ def read_scores(run: RunDirectory) -> Scores:
     return run.read(SCORES, StoredScores).root if run.has(SCORES) else {}
 
 
-def _told(line: PointLine) -> str:
+def _counts(line: PointLine) -> str:
     ok = sum(request.outcome == "ok" for request in line.requests)
     return f"{line.arm} at {line.level:g}: {ok} of {len(line.requests)} answered in {line.window_s:.1f} s"

@@ -45,7 +45,7 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
     """
     timeout_s = planned.request.request_timeout_s
     if arm.url is not None:
-        with _said_of(f"--url {arm.name}: "):
+        with _server_errors(f"--url {arm.name}: "):
             server = Server(arm.url, arm.key_env, timeout_s, timeout_s)
             models = server.models()
         if not models:
@@ -58,7 +58,7 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
     engine, serving = _serving(planned, arm)
     log = (folder / "server.log").resolve()
     with closing(EngineServer(engine, engine.python(), serving, arm.name, log)) as started:
-        with _said_of(""):
+        with _server_errors(""):
             started.start()
         server = Server(started.url, None, timeout_s, timeout_s)
         command = [*engine.start, serving.model, *serving.setting.words, *engine.computing(serving.dtype)]
@@ -104,13 +104,13 @@ def warm_up(running: Running, prompts: Sequence[str], body: Mapping[str, Any]) -
 
     Raises UserError if the server does not answer.
     """
-    with _said_of(""):
+    with _server_errors(""):
         common = {**body, **running.fields, "model": running.model}
         running.server.complete([{**common, "prompt": prompt} for prompt in prompts])
 
 
 @contextmanager
-def _said_of(place: str) -> Iterator[None]:
+def _server_errors(place: str) -> Iterator[None]:
     """Turn a ServerError into a UserError."""
     try:
         yield

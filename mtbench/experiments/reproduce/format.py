@@ -169,7 +169,7 @@ class FamilyRun(AskedPart):
     """The run of one family."""
 
     folder: str | None = Field(description="folder of the ordinary run, beside this file; null: nothing was run")
-    disclaimers: list[str] = Field(description="what must be said of every figure, such as that the model is small")
+    disclaimers: list[str] = Field(description="disclaimers of every figure, such as that the model is small")
 
 
 class Figure(Record):
