@@ -40,6 +40,7 @@ from mtbench.models.families import FAMILIES, TINY
 from mtbench.programs import processes
 
 ANSWERS, TRAINING = 0.2, 0.45  # shares of the time
+FEWEST_MINUTES = 0.01  # that `mtbench train` takes
 SIZES = (16, 8, 1)  # the largest first: it scores most items
 ARMS = ("ar", "ar:on=mars", "mars:tau=1|0.95|0.9|0.8")
 START_S = {False: 25.0, True: 8.0}  # of a run, for its imports, warm-up and report; in a dry run
@@ -71,9 +72,10 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     answers, mars, data, suite = args.out / "answers.jsonl", args.out / "mars", ["arithmetic"], "arithmetic"
     if args.test:
         data, suite = [str(args.out / "prompts.jsonl")], f"prompts:{args.test}"
-    ask = ["answers", "--teacher", base, "--keep-cut", "--minutes", str(ANSWERS * args.minutes), *size["answers"]]
+    answering, learning = (str(max(FEWEST_MINUTES, share * args.minutes)) for share in (ANSWERS, TRAINING))
+    ask = ["answers", "--teacher", base, "--keep-cut", "--minutes", answering, *size["answers"]]
     ask += ["--data", *data, *([] if args.test else size["arithmetic"]), "-o", str(answers)]
-    learn = ["mars", "--base", base, "--layout", "anchored", "--minutes", str(TRAINING * args.minutes)]
+    learn = ["mars", "--base", base, "--layout", "anchored", "--minutes", learning]
     learn += [*size["training"], "--data", str(answers), "-o", str(mars)]
     if args.mask_token and not args.dry_run:
         learn += ["--mask-token", args.mask_token]

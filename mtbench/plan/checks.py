@@ -59,6 +59,9 @@ def refuse_faulty(plan: Plan) -> None:
         _check_cell(cell, suites, f"cells[{number}]")
     for number, group in enumerate(plan.groups):
         _check_group(group, suites, cells, f"groups[{number}]")
+    grouped = {name for group in plan.groups for name in group.cells}
+    if alone := [name for name in cells if name not in grouped]:
+        raise _fault("groups", f"the cell {alone[0]!r} is in none")
 
 
 def _fault(field: str, finding: str) -> Fault:
