@@ -74,18 +74,18 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
         return 0 if found.complete else INCOMPLETE
 
 
-def refuse_other_servers(planned: LoadPlan, command: LoadRequest) -> None:
+def refuse_other_servers(planned: LoadPlan, named: LoadRequest) -> None:
     """Raise UserError for a server that the load does not have, or what this command does not name.
 
     A key is sent to no other server than this command names, and no engine gets other options: the plan is untrusted
     input.
     """
-    refuse_engine_options(set(planned.request.engine_option) - set(command.engine_option))
-    for name, url in command.url.items():
+    refuse_engine_options(set(planned.request.engine_option) - set(named.engine_option))
+    for name, url in named.url.items():
         if planned.request.url.get(name) != url:
             raise UserError(f"a load goes on as it began, and --url {name}={url} is no server of it; leave it out.")
     for arm in planned.arms:
-        if arm.key_env is not None and (command.url.get(arm.name), command.key_env.get(arm.name)) != (arm.url, arm.key_env):
+        if arm.key_env is not None and (named.url.get(arm.name), named.key_env.get(arm.name)) != (arm.url, arm.key_env):
             given = shlex.quote(f"{arm.name}={arm.url}={arm.key_env}")
             raise UserError(
                 f"the plan sends the key in {arm.key_env!r} to {arm.url}, which this command does not name; if you "
