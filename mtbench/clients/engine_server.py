@@ -1,4 +1,4 @@
-"""A running server of a serving engine, for one arm. It is paused while other arms decode.
+"""A running server of a serving engine, for one arm. In a run it is paused while other arms decode.
 
 It ends with this command, however that ends (mtbench/programs/processes.py).
 """

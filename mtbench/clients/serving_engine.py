@@ -23,7 +23,7 @@ from mtbench.errors import UserError
 from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import Layout, check_files, linked_with
-from mtbench.models.drafts.loading import is_parallel, is_served
+from mtbench.models.drafts.loading import is_parallel, is_served_draft
 from mtbench.models.loading import downloaded
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
@@ -111,7 +111,7 @@ class ServingEngine:
     overridable: ClassVar[tuple[str, ...]] = ()  # options of its server that mtbench sets, and `--engine-option` may
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
-    text: ClassVar[bool] = True  # its server takes and gives text too, so that clients of others can load it
+    text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it
     parallel: ClassVar[bool] = False  # it has P-EAGLE
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
     trims: ClassVar[bool] = False  # its drafts may draft the ids of a token map alone
@@ -132,7 +132,7 @@ class ServingEngine:
             return f"{self.title} has fixed widths; give a number in place of `auto`."
         if not self.parallel and any(map(is_parallel, drafts.values())):
             return NO_PARALLEL
-        if not all(map(is_served, drafts.values())):
+        if not all(map(is_served_draft, drafts.values())):
             return NO_SUCH_DRAFT
         if method.translates and not self.translates:
             return SAME_VOCABULARY

@@ -206,7 +206,7 @@ def serve(make: Callable[[], Batch], queue: Queue, observer: Observer) -> None:
     """Decode the requests of the queue until it is closed and empty.
 
     An error costs the requests in rows; the others continue in a new batch of `make`. An error without requests is
-    raised, and one after which the GPU computes nothing more.
+    raised, and one after which the GPU can no longer compute.
     """
     while True:
         batch = make()
@@ -221,5 +221,5 @@ def serve(make: Callable[[], Batch], queue: Queue, observer: Observer) -> None:
             error.__traceback__ = None  # it holds the tensors of the failed step
         del batch, run
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # raises if the GPU computes nothing more, whatever the error was
+            torch.cuda.synchronize()  # raises if the GPU can no longer compute, whatever the error was
             torch.cuda.empty_cache()

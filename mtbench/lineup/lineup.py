@@ -26,7 +26,7 @@ from mtbench.plan.request import RunRequest
 
 
 class Entrant(NamedTuple):
-    """An arm that can run."""
+    """An arm, resolved. With a `fault` its cells are planned and fail."""
 
     arm: Arm
     method: Method

@@ -72,7 +72,7 @@ class Check:
     def fault(self, logits: Logits) -> str | None:
         """Return what is wrong with a function's logits, or None. An exception is a fault too.
 
-        Raises UserError if the GPU computes nothing more.
+        Raises UserError if the GPU can no longer compute.
         """
         if self.failure:
             return self.failure

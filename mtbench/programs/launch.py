@@ -1,6 +1,6 @@
 """Run a command that the kernel kills when its caller dies, even by SIGKILL: `launch.py CALLER COMMAND...`.
 
-The gate and the load start their processes by it. A function for the new process (`preexec_fn`) would do the same, but
+`processes.started` begins every process by it. A function for the new process (`preexec_fn`) would do the same, but
 Python then forks with hooks, in which an interrupt of the caller is lost. It uses nothing of mtbench, so that it starts
 in milliseconds.
 """

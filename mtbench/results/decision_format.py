@@ -32,7 +32,7 @@ class Choice(Record):
 
     arm: str = Field(description="arm: method:options@role/engine")
     speedup: Estimate = Field(description="wall time of the baseline over that of the arm; the interval has `level`")
-    level: Share = Field(0.95, description="level of that interval: where no word is given, that of the words")
+    level: Share = Field(0.95, description="level of that interval; without a verdict, the level that verdicts use")
     kept: str | None = Field(
         None, description="what it keeps of the baseline's tokens: the tokens, or their distribution; null: neither"
     )

@@ -8,7 +8,7 @@ from mtbench.version import __version__
 
 
 class MtbenchServe(ServingEngine):
-    """One process of `mtbench serve` an arm. It is no choice of `--engine`: its arms name the engines of our loop."""
+    """One process of `mtbench serve` an arm. `--engine` does not name it: its arms name graph, eager or invariant."""
 
     title = "mtbench"
 

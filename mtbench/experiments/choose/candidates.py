@@ -69,7 +69,7 @@ def candidates(request: RunRequest) -> Candidates:
     reasons = [(arm, why_not(arm, lineup)) for arm in named or every]
     raced = [plain, *(arm for arm, reason in reasons if reason is None and not _is_reference(arm))]
     there = {arm.method for arm in raced}
-    # The last reason counts: the first arm may have a width that no engine has.
+    # Keep the last arm's reason: that of the first may be only about its width.
     refused = {arm.method: reason for arm, reason in reasons if reason is not None and arm.method not in there}
     return Candidates(lineup.of(raced), refused)
 

@@ -59,7 +59,7 @@ class _Pairs:
     def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
         """Return the speed of a cell over another at the level that is shared by the looks.
 
-        tested: all arms share the level, too, and both sides have the reach of the longer one, as in a verdict.
+        tested: all arms share the level, too, and the interval is symmetric on the log scale, to its longer side.
         """
         among = self._compared(cell, other) if tested else 1
         level = 1 - 2 * statistics.WORD_LEVELS["faster"] / (self.stored.looks(self._group(cell)) * among)

@@ -30,7 +30,7 @@ FORMULAS = {
     "(inter_token_latency). A first message with several tokens makes it a little too short",
     "e2e": "time from the request's start to its last message with text (request_latency)",
 }
-# aiperf takes any value of these variables for yes, and offline it finds no tokenizer in a folder.
+# aiperf treats any non-empty value of these variables as true, and offline it finds no tokenizer in a folder.
 VARIABLES = {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "", "TOKENIZERS_PARALLELISM": "false"}
 FACTS = ClientFacts(name=NAME, version=VERSION, formulas=FORMULAS)
 BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write

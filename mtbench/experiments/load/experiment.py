@@ -1,4 +1,4 @@
-"""`mtbench load`: servers under load by a client of others."""
+"""`mtbench load`: servers under load by a third-party client."""
 
 import shlex
 from collections.abc import Collection, Sequence

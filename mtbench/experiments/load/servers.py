@@ -1,6 +1,6 @@
 """Servers of a load: `mtbench serve` or a serving engine as a process of its own, or a given URL.
 
-A server is warm before it is loaded. A client of others sends text, so a serving engine makes tokens of it itself.
+A server is warm before it is loaded. A third-party client sends text, so the serving engine tokenizes it.
 """
 
 import shutil

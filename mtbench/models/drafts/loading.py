@@ -70,7 +70,7 @@ def is_parallel(source: str) -> bool:
     return config is not None and config.parallel
 
 
-def is_served(source: str) -> bool:
+def is_served_draft(source: str) -> bool:
     """Return whether serving engines run a checkpoint as a draft; True if it cannot be read here."""
     config = _here(source)
     return config is None or config.served
