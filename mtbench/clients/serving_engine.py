@@ -2,7 +2,7 @@
 
 An engine is one file in engines/, or a module of an installed package (entry points `mtbench.engines`). It serves one
 arm by one server. mtbench sends prompts as token ids, and gets token ids back, so templates and tokenizers cannot
-differ. What an engine does not report is null.
+differ. Values that an engine does not report are null.
 """
 
 import os
@@ -41,7 +41,7 @@ print(first)
 """
 HOST = "127.0.0.1"
 
-# What engines do otherwise, and why one has no setting for a method with some options.
+# Differences of engines, and reasons why one has no setting for a method with some options.
 SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
 ALWAYS_WIDE = "Where nothing matches, it feeds one position, and mtbench the whole window."
 NOT_ALWAYS = "It drafts only where the text repeats, so its acceptance cannot be made up."
@@ -62,7 +62,7 @@ class Setting(NamedTuple):
 
     name: str  # the engine's own name of the method; empty: plain decoding
     words: tuple[str, ...] = ()  # options of the command that starts its server
-    differs: str = ""  # what it does otherwise than mtbench, in sentences
+    differs: str = ""  # its differences from mtbench, in sentences
     unbiased: bool = True  # above a temperature of 0 its answers have the target's distribution
     exported: bool = False  # it reads drafts as `mtbench export` writes them
 
@@ -83,7 +83,7 @@ Table = Mapping[str, Callable[[Any, Mapping[str, str]], Setting | str]]
 
 @dataclass(frozen=True)
 class Serving:
-    """What a server serves."""
+    """The model of a server, and its limits."""
 
     model: str  # folder or GGUF file of the target
     setting: Setting
@@ -160,7 +160,7 @@ class ServingEngine:
         return ()
 
     def note(self, model: str, setting: Setting) -> str:
-        """Return what it does otherwise, and whether it needs another format of the checkpoint's files."""
+        """Return its differences, and whether it needs another format of the checkpoint's files."""
         if setting.exported:
             setting = setting.but(f"Write the draft's files with `mtbench export DRAFT --for {self.name} --out DIR`.")
         if self.file(model) != model:

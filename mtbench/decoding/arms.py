@@ -35,7 +35,7 @@ class Arm:
 
     @property
     def machinery(self) -> tuple[Any, ...]:
-        """What runs its forwards: an engine of ours, or an external engine with its settings.
+        """The code that runs its forwards: an engine of ours, or an external engine with its settings.
 
         Arms with different machinery differ in more than the decoding method.
         """

@@ -26,7 +26,7 @@ _static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticC
 
 
 class Speculation(NamedTuple):
-    """What an engine reports of its speculation, over the requests of a batch."""
+    """An engine's counts of its speculation, over the requests of a batch."""
 
     drafts: int | None  # verified drafts; None: not reported
     drafted: int | None  # tokens of these drafts; None: not reported
@@ -53,7 +53,7 @@ class Speculation(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What an external engine returned for a batch of requests; metrics that it does not expose are None."""
+    """The answers of an external engine to a batch of requests; metrics that it does not expose are None."""
 
     token_ids: list[list[int]]  # per request; tokens after its end token or beyond its budget are cut off
     ttft_s: float | None = None  # from the call until every request had a token

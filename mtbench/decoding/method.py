@@ -192,7 +192,7 @@ class ModelRunners(dict[str, ModelRunner]):
 
     view: int  # slots in view
     tight: bool  # the host may read tensors, and feeds only the positions needed
-    commits: int  # most tokens that the step before can have committed, in whatever width
+    commits: int  # most tokens that the step before can have committed, in any width
 
     def __init__(self, target: str, runners: Mapping[str, ModelRunner]) -> None:
         super().__init__(runners)
@@ -216,7 +216,7 @@ class Method:
 
     @property
     def claims(self) -> Claims:
-        """What the method promises on the reference's checkpoint.
+        """The method's promise on the reference's checkpoint.
 
         `lossless`: the reference's tokens, which the run verifies. `distribution`: other tokens of the same
         distribution. `lossy`: nothing.

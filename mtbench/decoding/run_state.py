@@ -1,4 +1,4 @@
-"""What the host stores during one run of a batch: the request in each row, and the answers."""
+"""The host's state during one run of a batch: the request in each row, and the answers."""
 
 from collections import deque
 from collections.abc import Sequence

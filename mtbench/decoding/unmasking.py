@@ -1,4 +1,4 @@
-"""What block diffusion methods share: a block of masks, whose positions are decided in order of the model's confidence.
+"""The base of block diffusion methods: a block of masks, whose positions are decided by the model's confidence.
 
 Blocks are counted from position 0, the prompt included. A position attends to its whole block and all earlier blocks,
 and predicts the next token, so the last token of a block predicts the first one of the next. The tokens of a block

@@ -1,4 +1,4 @@
-"""Verify drafts: accept the leading drafts by the target's own choice, or by rejection sampling. Of a tree: a path.
+"""Verify drafts: accept the leading drafts by the target's own choice, or by rejection sampling; in a tree, a path.
 
 Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318. By match, drafts that equal the target's
 choice are accepted; draft and target share one random number per request and position (`Rows.choose`), so the tokens

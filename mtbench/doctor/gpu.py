@@ -31,7 +31,7 @@ def _gpu(_: Subject) -> Figures:
 
 @check("GPU", _gpu, gpu=True)
 def gpu(name: str, driver: str | None, capability: int, shared_bytes: int, free_bytes: int) -> Finding:
-    """What the driver does not tell, such as of a part of a GPU (MIG), no run can take into account."""
+    """A run cannot use values that the driver does not report, such as those of a part of a GPU (MIG)."""
     text = f"{name}, driver {driver or 'unknown'}, sm_{capability}, {memory(shared_bytes)} shared memory per block, "
     text += f"{memory(free_bytes)} free"
     if capability < 80:
@@ -60,7 +60,7 @@ def compilers(missing: Sequence[str]) -> Finding:
 
 @cache
 def under_load() -> tuple[dict[str, Any], probe.Probe | None, str | None]:
-    """Return the machine's state while the probe keeps the GPU busy, and what the probe finds."""
+    """Return the machine's state while the probe keeps the GPU busy, and the probe's figures."""
     before = machine.sample("cuda")
     probed, reason = probe.probe("cuda", torch.bfloat16)
     return machine.window(before, machine.sample("cuda")), probed, reason

@@ -76,7 +76,7 @@ def _ticks() -> tuple[int, int, int]:
 
 @check("other load", _load)
 def load(others: float, stolen: float) -> Finding:
-    """Who else computes lengthens times. `stolen`: by other virtual machines on the same hardware."""
+    """Other programs lengthen times. `stolen`: by other virtual machines on the same hardware."""
     text = f"others use {percent(others)} % of the cores; {percent(stolen)} % are stolen by other virtual machines"
     if stolen > MOST_STOLEN:
         return Finding("fail", text, "use a machine that shares its cores with nobody")

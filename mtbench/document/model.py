@@ -1,4 +1,4 @@
-"""What people read of an experiment, apart from how it is rendered: a title, a first sentence, sections of blocks."""
+"""The document of an experiment, without its rendering: a title, a first sentence, sections of blocks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -228,7 +228,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What one experiment shows to people, in the order in which they read it."""
+    """The document of one experiment, in reading order."""
 
     title: str
     lead: str  # the first sentence: what was found

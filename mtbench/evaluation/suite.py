@@ -19,7 +19,7 @@ Template = Callable[[Messages], str]  # the chat template: a conversation as tex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The options of a run that a suite may need: where its data lie, the seed, and what to include."""
+    """The options of a run that a suite may need: the folder of its data, the seed, and the parts to include."""
 
     data_dir: Path | None = None  # `--data-dir`, laid out as `data_dir/<suite>/…`; None: the suite's default location
     offline: bool = False  # never use the network

@@ -96,7 +96,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
         """Print the findings."""
 
     def refuse_other(self, directory: Path) -> None:
-        """Raise UserError, with the command that goes on, for a directory of another experiment."""
+        """Raise UserError, with the command that resumes it, for a directory of another experiment."""
 
     def folder(self, request: R) -> str:
         """Return the name that begins the default directory."""

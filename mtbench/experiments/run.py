@@ -64,7 +64,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         return f"plan: {items}; {arms}, batch size {sizes}, {rounds}: {timed:,} blocks to time"
 
     def warnings(self, planned: Plan) -> list[str]:
-        """Return what is known to end without a verdict, and that nobody has checked the GPU."""
+        """Return the parts that cannot get a verdict, and a remark on an unchecked GPU."""
         computes = any(cell.computes_here for cell in planned.cells)
         line = unproven(resolve_device(planned.request.device)) if computes else None
         return [*planned.warnings(), *([line] if line else [])]
@@ -121,7 +121,7 @@ def folder_of(request: DecodingRequest) -> str:
 
 
 def show_results(run: RunDirectory, results: Results, console: Terminal) -> None:
-    """Print the tables of a run, and what its decision says."""
+    """Print the tables of a run, and its decision."""
     for table in results_tables(results, console.width):
         console.print(table)
     for line in decision_lines(results, read_decision(run)):

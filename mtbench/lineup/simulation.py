@@ -58,7 +58,7 @@ class CertainOutput(TargetOutput):
 class Scripted(Method):
     """A method whose forward passes commit the numbers of a script, within the limits of the method's own policy.
 
-    The inner method accepts as if the model were certain of every token. What it then commits is the policy's maximum:
+    The inner method accepts as if the model were certain of every token. It then commits the policy's maximum:
     B for a window, the rest of a block, 0 while a row waits or a block is filled. Each forward pass with a maximum
     above 0 uses the next entry of the script; after its end each commits one token.
     If the script shortens a commit, `kept` is at most the new count, also for a method that verifies drafts.

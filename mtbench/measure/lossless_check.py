@@ -3,8 +3,8 @@
 One forward pass of the same checkpoint over the finished text rescores every emitted token. A token is accepted if it
 is the argmax, or if its logit is within ε of the largest. So one flipped near-tie does not condemn the tokens after it.
 The judge is always transformers' modules (the engine `eager`), whichever engine the arm ran on: no engine judges
-itself. It judges the answers of the reference arm, too: both arms could run on the same wrong engine. What an arm in a
-serving engine repeats from plain decoding there needs no judge: plain decoding of ours judges that engine.
+itself. It judges the answers of the reference arm, too: both arms could run on the same wrong engine. An answer in a
+serving engine that repeats plain decoding there needs no judge: plain decoding of ours judges that engine.
 
 ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
 between the judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an
@@ -234,7 +234,7 @@ def with_noise(logits: Tensor, answer: Answer, first: int) -> Tensor:
 
 
 class Graded(NamedTuple):
-    """The grade of a cell, and what it is based on. The names are those of results.json."""
+    """The grade of a cell, and its basis. The names are those of results.json."""
 
     grade: Grade
     items: int

@@ -307,7 +307,7 @@ def use_threads(pool: ModelPool, served: Iterable[str] = ()) -> None:
 
 
 def threads_for(device: str, sizes: Iterable[int]) -> int:
-    """Return the threads for models of so many parameters. On a CPU small ones run on one, faster than on two."""
+    """Return the threads for models with these parameters. On a CPU small ones run on one, faster than on two."""
     small = device == "cpu" and max(sizes, default=0) < SMALL_MODEL
     return 1 if small else torch.get_num_threads()
 

@@ -48,7 +48,7 @@ def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -
 
 
 def scores_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, float]:
-    """Return the scores by item of the answers that get one. Raise whatever the suite raises."""
+    """Return the scores by item of the answers that get one. Raises the suite's errors."""
     cuts = {item.item: item.cut for item in plan.items if item.cut}
     scored = [line for line in lines if line.item in plan.scored_items]
     return _checked_scores(suite, {line.item: before(line.text, cuts.get(line.item, ())) for line in scored})

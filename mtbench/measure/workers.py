@@ -373,7 +373,7 @@ def start_workers(
 
 
 def refuse(workers: int | None, ray: str | None, device: str) -> None:
-    """Raise UserError if this machine or cluster lacks the workers or the device, as far as that is known before."""
+    """Raise UserError if this machine or cluster lacks the workers or the device, if that is known before."""
     if ray is not None:
         check_reachable(ray)
         return

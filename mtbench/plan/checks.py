@@ -43,7 +43,7 @@ def read_plan(run: RunDirectory) -> Plan:
 
 
 class Fault(UserError):
-    """What is wrong with a field of a plan."""
+    """The fault of a field of a plan."""
 
 
 def refuse_faulty(plan: Plan) -> None:

@@ -153,7 +153,7 @@ class RunDirectory:
         return (self.path / name).is_file()
 
     def sha256(self, name: str) -> str:
-        """Of the file's bytes as they are stored, whatever is read into them."""
+        """SHA-256 of the stored bytes of a file."""
         return hashlib.sha256(files.read_bytes(self.path / name)).hexdigest()
 
     def read(self, name: str, kind: type[M]) -> M:

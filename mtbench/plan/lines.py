@@ -19,7 +19,7 @@ from mtbench.plan.plan import Group, SuitePlan
 def generation_line(
     item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
 ) -> GenerationLine:
-    """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
+    """Return the stored line of an answer. For a private suite only the prompt's length is stored."""
     fields = dataclasses.asdict(generation)
     return GenerationLine(
         item=item,
@@ -42,7 +42,7 @@ def timing_line(
 ) -> TimingLine:
     """Return the stored line of one block in one round.
 
-    `order`: its place among the arms of the block. `conditions`: the state of the machine meanwhile. `identical`:
+    `order`: its place among the arms of the block. `conditions`: the machine's state at that time. `identical`:
     requests with the tokens of round 1; None in round 1. A sample is dropped for a remark of the machine or the engine
     on it, or because its window contains a capture or compilation.
     """

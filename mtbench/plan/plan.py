@@ -271,7 +271,7 @@ class Plan(Record):
         return sentences
 
     def _too_few_blocks(self, group: Group) -> str:
-        """Return that a group has too few blocks for an interval, and what to do."""
+        """Return a warning on a group with too few blocks for an interval, and the remedy."""
         batching = "" if group.batching == "static" else f", {group.batching}"
         blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
         suite, needed = self.suite(group.suite), f"{_items_needed(group)} items"

@@ -101,7 +101,7 @@ class RunSession(Session):
 
 
 def default_limit(batch_size: Sequence[int], batching: Sequence[str], blocks: int = TIMED_BLOCKS) -> int:
-    """Return the items per suite or subtask of a command without `--limit`, whatever the suite.
+    """Return the items per suite or subtask of a command without `--limit`, for any suite.
 
     The default fills the blocks that every round times, at the largest batch size. More items narrow accuracy
     intervals, not those of time. A verdict on accuracy takes more; the results say how many.

@@ -277,7 +277,7 @@ def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: O
 
 
 def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
-    """Return the times of a request, and what its answer took."""
+    """Return the times of a request, and the cost of its answer."""
     columns = [
         Column(
             "request",

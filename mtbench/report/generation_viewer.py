@@ -79,7 +79,7 @@ class ShownGroup(Record):
 
 
 class Viewer(Record):
-    """What the page holds as JSON for its script."""
+    """The page's JSON for its script."""
 
     groups: list[ShownGroup]
     notes: list[str]

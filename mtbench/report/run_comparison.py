@@ -54,7 +54,7 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def _runs(comparison: Comparison) -> Iterator[str]:
-    """Yield the runs, and what differs between them."""
+    """Yield the runs, and their differences."""
     for number_, run in enumerate(comparison.runs, start=1):
         yield f"run {number_}: {run.directory}"
     for run_number, compared in enumerate(comparison.comparisons, start=2):

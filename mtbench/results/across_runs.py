@@ -173,7 +173,7 @@ def _not_comparable(base: Stored, head: Stored, name: str, common: Collection[st
 
 
 def _prompts(stored: Stored, data: CellData, items: Collection[str]) -> dict[str, object]:
-    """Return the prompt of each item. Of a private suite only the length of a first turn is stored.
+    """Return the prompt of each item. For a private suite only the length of a first turn is stored.
 
     The prompt of a later turn contains the arm's own answer, so its own tokens count, and the turn that it follows.
     """

@@ -42,7 +42,7 @@ class Comparisons:
 
 
 class GroupKey(NamedTuple):
-    """What the cells of a group have in common: only such cells are compared."""
+    """The common properties of the cells of a group: only such cells are compared."""
 
     suite: str
     batch_size: int

@@ -40,7 +40,7 @@ class Choice(Record):
 
 
 class Recommendation(Record):
-    """What to use on a suite at a batch size, by what was measured there."""
+    """The recommendation on a suite at a batch size, by its measurements."""
 
     suite: str = Field(description="suite as requested, name or name:rest")
     batch_size: Size = Field(description="requests decoded side by side")

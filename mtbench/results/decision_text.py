@@ -88,7 +88,7 @@ def _in_engine(name: str | None) -> str:
 
 
 def _why(found: Recommendation) -> str:
-    """Return why there is no conclusion, what one needs, and what to use until then."""
+    """Return why there is no conclusion, its needs, and the method to use until then."""
     undecided = found.undecided
     if found.baseline is None:
         return found.doubt or "no arm could be compared with plain decoding"

@@ -26,7 +26,7 @@ MIXED = 12  # tokens that two items do not share by chance
 
 @dataclass
 class Known:
-    """What is known of a pair of arms. `text`: makes text of ids."""
+    """The data on a pair of arms. `text`: makes text of ids."""
 
     a: Side
     b: Side
@@ -170,7 +170,7 @@ class Pool:
 
     @cached_property
     def mixed(self) -> dict[str, str]:
-        """Items whose answer goes on with the tokens of another item: item -> the other."""
+        """Items whose answer continues with the tokens of another item: item -> the other."""
         found = {}
         for case in self.cases:
             assert case.judged is not None

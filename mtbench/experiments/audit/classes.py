@@ -188,7 +188,7 @@ def _rows(case: Case) -> str | None:
 
 
 def _tried(name: str) -> Test:
-    """Return the test whether the best trial of a side stands for a class."""
+    """Return the test whether the best trial of a side belongs to a class."""
 
     def test(case: Case) -> str | None:
         for letter in case.off:
@@ -238,7 +238,7 @@ def _cache(case: Case) -> str | None:
 
 
 def _everywhere(case: Case) -> str | None:
-    """Shifted probabilities: tokens are off in most answers, whatever committed them."""
+    """Shifted probabilities: tokens are off in most answers, in any place of a forward."""
     for letter in case.off:
         pool, every = case.known.pool(letter), len(case.known.cases)
         if len(pool.cases) >= max(MANY, every / 2):

@@ -1,4 +1,4 @@
-"""What an audit stores, as records: a line of judged.jsonl for each differing answer, and audit.json.
+"""The files of an audit as records: a line of judged.jsonl for each differing answer, and audit.json.
 
 Shortfalls are distances of a token's logit below the largest at its position; with a temperature, of logits with the
 sampling noise of the answer's seed. Indices of tokens count from the first token of the answer, 0.

@@ -67,7 +67,7 @@ class Side:
 
     @property
     def machinery(self) -> tuple[object, ...]:
-        """What computes the forward passes."""
+        """The code that computes the forward passes."""
         return self.source, self.suite, self.model, self.engine, self.dtype
 
 

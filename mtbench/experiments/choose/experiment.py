@@ -40,7 +40,7 @@ FAILED, INCOMPLETE = 1, 3  # exit codes: plain decoding failed; the time budget 
 
 
 class RacePlan(NamedTuple):
-    """What can be raced, the plan of the run that the race is, and its looks."""
+    """The candidates of a race, the plan of its run, and its looks."""
 
     found: Candidates
     plan: Plan
@@ -48,7 +48,7 @@ class RacePlan(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What a race has found."""
+    """The findings of a race."""
 
     results: Results
     decision: Decision

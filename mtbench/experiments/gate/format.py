@@ -65,7 +65,7 @@ class BuildRecord(Record):
 
 
 class Key(Record):
-    """What a floor holds for. If one of these changes, it is void."""
+    """The key of a floor. If one of these changes, the floor is void."""
 
     gpu_uuid: str | None = Field(description="id of the GPU; null: it decodes on a CPU")
     driver: str | None = Field(description="version of the GPU's driver")

@@ -146,7 +146,7 @@ def sha256(stored: JsonObject) -> str:
 
 
 def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = None, rounds: int = 1) -> JsonObject:
-    """Return plan.json with these cells only, the first `blocks` of every group (None: all) and so many rounds."""
+    """Return plan.json with these cells only, the first `blocks` of every group (None: all) and these rounds."""
     chosen = [cell for cell in stored["cells"] if cell["cell"] in cells]
     arms: dict[tuple[Any, ...], list[str]] = {}  # a cell is compared with arms of its own group
     for cell in chosen:

@@ -33,7 +33,7 @@ class BuildFailed(Exception):
 
 
 class _Overdue(Exception):
-    """A process, the argument, did not go on within its time."""
+    """A process, the argument, exceeded its time."""
 
 
 def make_plan(build: Build, arguments: Sequence[str], directory: Path, limit_s: float) -> None:
@@ -147,7 +147,7 @@ def _is_ready(process: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 
 def _give_turn(process: subprocess.Popen[bytes]) -> None:
-    """Let the process go on. An ended process needs no turn; its exit code says why."""
+    """Let the process continue. An ended process needs no turn; its exit code says why."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), b"\n")

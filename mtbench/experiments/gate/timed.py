@@ -121,7 +121,7 @@ class TimedStage:
         )
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
-        """Run the pairs that test a FAIL once more, until so many have valid times of every cell."""
+        """Run the pairs that confirm a FAIL, until `wanted` have valid times of every cell."""
         folder, most = self.directory / "fresh", round(SPARE_PAIRS * wanted)
         while True:
             pairs = read_pairs(folder)

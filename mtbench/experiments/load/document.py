@@ -1,4 +1,4 @@
-"""What a load found, for people: goodput, latency and accuracy of each arm at each level, and how the arms compare."""
+"""The document of a load: goodput, latency and accuracy of each arm at each level, and how the arms compare."""
 
 import shlex
 from collections.abc import Mapping

@@ -83,7 +83,7 @@ def refuse_other_servers(planned: LoadPlan, named: LoadRequest) -> None:
     refuse_engine_options(set(planned.request.engine_option) - set(named.engine_option))
     for name, url in named.url.items():
         if planned.request.url.get(name) != url:
-            raise UserError(f"a load goes on as it began, and --url {name}={url} is no server of it; leave it out.")
+            raise UserError(f"a resumed load keeps its servers, and --url {name}={url} is not one; leave it out.")
     for arm in planned.arms:
         if arm.key_env is not None and (named.url.get(arm.name), named.key_env.get(arm.name)) != (arm.url, arm.key_env):
             given = shlex.quote(f"{arm.name}={arm.url}={arm.key_env}")

@@ -169,7 +169,7 @@ class Comparison(Record):
 
 
 class ServerFacts(Record):
-    """What answered for an arm."""
+    """The server of an arm."""
 
     name: Text = Field(description="name of the arm")
     model: str = Field(description="name of the model that it serves")

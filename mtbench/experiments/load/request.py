@@ -22,7 +22,7 @@ Limits = Mapping[LimitName, Positive]  # of one request, in seconds; those of a 
 
 
 class LoadRequest(Record):
-    """What is sent to which servers."""
+    """The prompts, and the servers that get them."""
 
     suite: common.Suite = DEMONSTRATION
     method: Annotated[

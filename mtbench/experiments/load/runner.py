@@ -8,7 +8,7 @@
     scores.json                   point -> scores of its answers, null without an answer
 
 Points run one at a time. In every round each arm gets a server of its own, so that what differs between two starts of
-a server is in the intervals. A killed load goes on behind its last line.
+a server is in the intervals. A killed load resumes behind its last line.
 """
 
 import itertools

@@ -67,7 +67,7 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
 
 
 def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
-    """Return what serves an arm, and what it serves."""
+    """Return the server of an arm, and its model."""
     request = planned.request
     [chosen] = parse_arms([str(arm.method)])
     family = families.family(planned.family, request.model, request.checkpoint)

@@ -157,7 +157,7 @@ def compare(table: Published, request: ReproduceRequest, parts: Sequence[Part], 
 
 
 def _open(table: Published, request: ReproduceRequest, part: Part, folder: Path) -> FamilyResults:
-    """Read the results of a family's run, as far as there are any."""
+    """Read the results of a family's run, if there are any."""
     cells, run = {}, RunDirectory(folder / part.folder)
     if part.plan is not None and run.has("results.json"):
         data = samples.read(Run.open(run))
@@ -249,7 +249,7 @@ def _measure(place: Place, pair: Pair) -> Measured | None:
 
 
 def _found(value: float | None, interval: Spread | None, n: int, scale: int = 1) -> Measured | None:
-    """Return a figure in the printed unit, so many times the stored one; None if it was not measured."""
+    """Return a figure in the printed unit, a multiple of the stored one; None if it was not measured."""
     if value is None:
         return None
     limits = interval and bounds(interval)

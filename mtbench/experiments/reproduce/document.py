@@ -1,4 +1,4 @@
-"""What a reproduction shows: every published figure beside ours."""
+"""The document of a reproduction: every published figure beside ours."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ READING = [
 
 
 def document(result: Reproduction) -> Document:
-    """Return what a reproduction shows."""
+    """Return the document of a reproduction."""
     reasons: dict[str, int] = {}
     rows = [_row(figure, reasons) for figure in result.figures]
     figures = Table(COLUMNS, rows, "figure", "Published figures and ours; 95% intervals in brackets", brief=BRIEF)
@@ -101,7 +101,7 @@ def _with_interval(found: Estimate | None, digits: int, *, signed: bool) -> tupl
 
 
 def _setup(result: Reproduction) -> Pairs:
-    """Return the paper's setup, and what else it prints."""
+    """Return the paper's setup, and its other figures."""
     setup = result.setup
     values = {
         "GPU": setup.gpu,
@@ -116,7 +116,7 @@ def _setup(result: Reproduction) -> Pairs:
 
 
 def _runs(result: Reproduction) -> Pairs:
-    """Return the report of each family's run, and what did not run, with the reason."""
+    """Return the report of each family's run, and the missing parts, with the reason."""
     texts, links = [], {}
     for run in result.runs:
         report = f"{run.folder}/report.html"

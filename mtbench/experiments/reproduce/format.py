@@ -127,7 +127,7 @@ class PublishedRow(Sparse):
 
 
 class AboutTable(Record):
-    """What a published table is, and how its figures were measured."""
+    """A published table, and how its figures were measured."""
 
     name: Annotated[str, StringConstraints(pattern="^[a-z0-9-]+$")] = Field(description="name of the table")
     title: Text = Field(description="title of the table")
@@ -151,7 +151,7 @@ class Published(AboutTable):
 
 
 class AskedPart(Record):
-    """What of one family cannot be run."""
+    """The parts of one family that cannot be run."""
 
     family: str = Field(description="family of checkpoints")
     missing: dict[str, str] = Field(description="per method, why it is not run")
