@@ -3,7 +3,7 @@
     python benchmarks/audit_corpus.py faults -o DIR [--real MODEL] [--data-dir DIR] [--only WORD] [--first]
     python benchmarks/audit_corpus.py honest -o DIR [--real MODEL] [--engines llamacpp,openvino,vllm]
 
-Each fault is made while a run is made (planted_faults.py): a prompt, a model, the loop, its cache or a score is wrong.
+Each fault is made while a run is made (audit_faults.py): a prompt, a model, the loop, its cache or a score is wrong.
 The run without it is A, the one with it B. The class that a person expects was written down before the audit ran. A
 fault is named right if the expected class has most of the differing answers, and no other class that counts as a fault
 has any. `--first`: the first variant of each fault only. Without MODEL, a real chat model, its variants are left out.

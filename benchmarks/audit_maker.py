@@ -1,4 +1,4 @@
-"""Makes the runs of `audit_corpus.py`: honest ones, and ones during which a fault of planted_faults.py is in force."""
+"""Makes the runs of `audit_corpus.py`: honest ones, and ones during which a fault of audit_faults.py is in force."""
 
 import json
 import sys
@@ -19,8 +19,8 @@ from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+from audit_loop_faults import CorpusLookup, windowed
 from planted_faults import Fault
-from planted_loop_faults import CorpusLookup, windowed
 from whole import Quiet
 
 METHODS.register("corpus-lookup")(CorpusLookup)

@@ -6,8 +6,7 @@ The first variant of each fault is the one that counts; the others vary seed, mo
 from collections.abc import Iterator
 
 import torch
-from audit_maker import REAL, WINDOWED, Maker, Plant, prompts_with_system
-from planted_faults import (
+from audit_faults import (
     added_token,
     coarse_logits,
     eight_bit_floats,
@@ -15,28 +14,31 @@ from planted_faults import (
     extraction,
     penalised,
     quantised,
-    sampled,
     short_budget,
     shots,
     stops_between_tokens,
     template,
     unseen_prefix,
     with_stop,
-    without_layers,
 )
-from planted_loop_faults import (
+from audit_loop_faults import (
     claims_lossless,
     foreign_prefix,
-    late_rope,
-    shifted_rope,
-    stale_after_rejection,
     swapped_answers,
-    swapped_caches,
     swapped_logits,
     tolerant,
     unchecked,
     unmoved_path,
     wider_window,
+)
+from audit_maker import REAL, WINDOWED, Maker, Plant, prompts_with_system
+from planted_faults import (
+    late_rope,
+    sampled,
+    shifted_rope,
+    stale_after_rejection,
+    swapped_caches,
+    without_layers,
 )
 
 from mtbench.models.loading import inspect

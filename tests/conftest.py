@@ -1,8 +1,11 @@
 """Fixtures every test file may use."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side
+
 import gc
 import json
-import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator

@@ -12,8 +12,15 @@ from typing import Any
 import pytest
 import torch
 from planted_answers import AR, SPECULATIVE, decoded, faulty_run, honest_run, judge_runner, planted, told
-from planted_faults import Fault, sampled, without_layers
-from planted_loop_faults import late_rope, shifted_rope, stale_after_rejection, swapped_caches
+from planted_faults import (
+    Fault,
+    late_rope,
+    sampled,
+    shifted_rope,
+    stale_after_rejection,
+    swapped_caches,
+    without_layers,
+)
 from small import BEGIN, PAD, beginning_tokenizer
 from torch import Tensor
 from typer.testing import CliRunner

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forked import leave_parent
+
 HANG_S, HANGS = 300, 124  # a child that lives longer is ended; its code then
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link", "os.symlink"}
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -111,7 +113,7 @@ def _child(words: Words, folder: Path, log: Path, prepare: Callable[[], None], d
     os.environ["XDG_CACHE_HOME"] = str(folder.with_suffix(".cache"))
     for stream in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), stream)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)  # not pytest's
+    leave_parent(send)
     code: Any = 1
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
@@ -119,7 +121,6 @@ def _child(words: Words, folder: Path, log: Path, prepare: Callable[[], None], d
         os.write(send, b"0 early")
         os._exit(0)
     try:
-        sys.modules["torch"].set_num_threads(1)  # makes torch's pool anew; two threads that do so at once collide
         prepare()
         disk.watch()
         code = in_process(words)

@@ -54,7 +54,7 @@ def _become(command: Sequence[str], env: Mapping[str, str] | None = None) -> NoR
     """Be a new process of Python that runs a command, up to its end."""
     code: Any = 1
     try:
-        _leave_parent()
+        leave_parent()
         if env is not None:
             os.environ.clear()
             os.environ.update(env)
@@ -68,11 +68,11 @@ def _become(command: Sequence[str], env: Mapping[str, str] | None = None) -> NoR
         os._exit(code)
 
 
-def _leave_parent() -> None:
-    """Give up what belongs to the parent: open files but for the standard ones, handlers, what is done at its end."""
+def leave_parent(kept: int = 0) -> None:
+    """Give up what belongs to the parent: open files but for the standard ones and `kept`, handlers, ends."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for file in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if file not in (0, 1, 2, nothing) and os.path.exists(f"/proc/self/fd/{file}"):
+        if file not in (0, 1, 2, kept, nothing) and os.path.exists(f"/proc/self/fd/{file}"):
             os.dup2(nothing, file)  # its number stays taken: objects of the parent would close a new file
     for stream, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
         opened = open(stream, mode, 1, closefd=False)  # noqa: SIM115
@@ -85,7 +85,7 @@ def _leave_parent() -> None:
     faulthandler.disable()
     atexit._clear()
     gc.enable()
-    torch.set_num_threads(1)  # makes torch's pool anew
+    torch.set_num_threads(1)  # makes torch's pool anew; two threads that do so at once collide
 
 
 def _ended(command: Sequence[str]) -> int:

@@ -1,36 +1,24 @@
-"""Faults for tests of the audit and benchmarks/audit_corpus.py: prompts, models, choices, ends and scores.
+"""Faults for tests of the audit: a context manager replaces one function of mtbench by a wrong one.
 
-A fault is a context manager that replaces one function of mtbench by a wrong one while a run is made. Nothing here
-comes from the audit. Faults of the decode loop are in planted_loop_faults.py.
+Nothing here comes from the audit. benchmarks/audit_faults.py has many more.
 """
 
-import copy
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from mtbench.decoding import output as answers
-from mtbench.decoding import run_state
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Rows
-from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Prompt
 from mtbench.measure import model_pool
-from mtbench.models import chat_template
+from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Checkpoint
-from mtbench.models.runner import Forwarded, ModelRunner
-from mtbench.plan import prompts
 
-arithmetic: Any = import_module("mtbench.suites.arithmetic")
 Fault = Callable[[], AbstractContextManager[Any]]
-HONEST_RULE = arithmetic.ANSWER.pattern
 
 
 @contextmanager
@@ -53,60 +41,6 @@ def both(*faults: Fault) -> Fault:
     return fault
 
 
-# --- Prompts ----------------------------------------------------------------------------------------------------------
-
-
-def template(change: Callable[[str], str]) -> Fault:
-    """The chat template writes another text."""
-    return lambda: replaced(chat_template, "render", lambda old: lambda *a, **k: change(old(*a, **k)))
-
-
-def added_token(*words: str) -> Fault:
-    """The tokenizer has added tokens, which it looks for before it merges pieces."""
-
-    def make(old: Any) -> Any:
-        def token_ids(texts: Any, checkpoint: Any) -> Any:
-            tokenizer = copy.deepcopy(checkpoint.tokenizer)
-            tokenizer.add_tokens(list(words))
-            return old(texts, replace(checkpoint, tokenizer=tokenizer))
-
-        return token_ids
-
-    return lambda: replaced(prompts, "_token_ids", make)
-
-
-def unseen_prefix(ids: Sequence[int]) -> Fault:
-    """The server puts tokens before each prompt, which nothing records."""
-
-    def make(old: Any) -> Any:
-        def decode(self: Any, cell: Any, requests: Any, **more: Any) -> Any:
-            return old(self, cell, [replace(r, prompt_ids=[*ids, *r.prompt_ids]) for r in requests], **more)
-
-        return decode
-
-    return lambda: replaced(model_pool.ModelPool, "decode", make)
-
-
-def shots(count: int) -> Fault:
-    """GSM8K with another number of examples."""
-    return lambda: patch.object(SUITES["gsm8k"], "num_fewshot", count)
-
-
-def with_stop(*strings: str) -> Fault:
-    """No fault: the suite's prompts have stop strings."""
-
-    def make(old: Any) -> Any:
-        def texts(self: Any, template: Any, limit: int | None) -> list[Prompt]:
-            return [replace(prompt, stop=strings) for prompt in old(self, template, limit)]
-
-        return texts
-
-    return lambda: replaced(arithmetic.Arithmetic, "prompts", make)
-
-
-# --- Models -----------------------------------------------------------------------------------------------------------
-
-
 def weights(change: Callable[[Checkpoint], None]) -> Fault:
     """The target's weights are changed after loading."""
 
@@ -122,36 +56,6 @@ def weights(change: Callable[[Checkpoint], None]) -> Fault:
     return lambda: replaced(model_pool, "load", make)
 
 
-def _linears(checkpoint: Checkpoint) -> list[Tensor]:
-    modules = checkpoint.model.base_model.layers.modules()
-    return [module.weight for module in modules if isinstance(module, torch.nn.Linear)]
-
-
-def quantised(bits: int, group: int | None = None, *, tensor: bool = False) -> Fault:
-    """Weights rounded to integers: by output channel, by groups of a channel, or with one scale for a tensor."""
-    most = 2 ** (bits - 1) - 1
-
-    def change(checkpoint: Checkpoint) -> None:
-        for weight in _linears(checkpoint):
-            wide = weight.data.float()
-            parts = wide.reshape(1, -1) if tensor else wide.reshape(-1, group or wide.shape[1])
-            scale = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) / most
-            weight.data = ((parts / scale).round() * scale).reshape(wide.shape).to(weight.dtype)
-
-    return weights(change)
-
-
-def eight_bit_floats() -> Fault:
-    """Weights rounded to float8_e4m3."""
-
-    def change(checkpoint: Checkpoint) -> None:
-        for weight in _linears(checkpoint):
-            scale = weight.data.float().abs().amax() / 448
-            weight.data = ((weight.data / scale).to(torch.float8_e4m3fn).float() * scale).to(weight.dtype)
-
-    return weights(change)
-
-
 def without_layers(*numbers: int) -> Fault:
     """Layers add nothing."""
 
@@ -162,9 +66,6 @@ def without_layers(*numbers: int) -> Fault:
             layer.mlp.down_proj.weight.zero_()
 
     return weights(change)
-
-
-# --- Choices, ends, scores --------------------------------------------------------------------------------------------
 
 
 def chosen(pick: Callable[[Rows, Tensor, Tensor], Tensor]) -> Fault:
@@ -188,95 +89,81 @@ def sampled(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: 
     return chosen(pick)
 
 
-def penalised(repetition: float = 1.0, presence: float = 0.0, *, prompt: bool = True) -> Fault:
-    """Tokens of the text so far are penalised."""
-
-    def pick(rows: Rows, logits: Tensor, _: Tensor) -> Tensor:
-        place = torch.arange(rows.tokens.shape[1])
-        there = place < rows.known[:, None]
-        if not prompt:
-            there &= place >= rows.prompt_len[:, None]
-        seen = torch.zeros(logits.shape[0], logits.shape[2]).scatter_add_(1, rows.tokens, there.float()) > 0
-        changed = torch.where(logits > 0, logits / repetition, logits * repetition) - presence
-        return torch.where(seen[:, None], changed, logits).argmax(-1)
-
-    return chosen(pick)
-
-
-def coarse_logits(dtype: torch.dtype = torch.bfloat16) -> Fault:
-    """Logits are rounded to a coarser type."""
+def shifted_rope(by: int, *, guesses_only: bool = False) -> Fault:
+    """Decode steps rotate by a position that is off; the mask and the prefill are right."""
 
     def make(old: Any) -> Any:
-        def forward(self: Any, *given: Any, **more: Any) -> Forwarded:
-            out: Forwarded = old(self, *given, **more)
-            return out._replace(logits=out.logits.to(dtype).to(out.logits.dtype))
+        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
+            ids, metadata = old(self, guess, shape)
+            windows = {None, *self.target.sliding_windows}
+            masks = {window: metadata.mask(window) for window in windows}
+            first = metadata.positions.shape[1] - guess.shape[1] if guesses_only else 0
+            off = metadata.positions.clone()
+            off[:, first:] += by
+            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
 
-        return forward
+        return feed
 
-    return lambda: replaced(ModelRunner, "forward", make)
-
-
-def endless() -> Fault:
-    """End tokens end nothing."""
-
-    def make(old: Any) -> Any:
-        def open_(self: Any, run: Any) -> None:
-            self.ends.zero_()
-            old(self, run)
-
-        return open_
-
-    return lambda: replaced(Batch, "open", make)
+    return lambda: replaced(Batch, "feed", make)
 
 
-def short_budget(by: int) -> Fault:
-    """The budget is some tokens short, and nothing records it."""
+def late_rope(by: int, start: int) -> Fault:
+    """Positions are off behind `start`: a scaling that begins there."""
 
     def make(old: Any) -> Any:
-        def write(self: Any, taken: Any, at: Tensor) -> None:
-            old(self, taken, at)
-            self.rows.limit[at] = torch.maximum(self.rows.limit[at] - by, self.rows.prompt_len[at])
+        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
+            ids, metadata = old(self, guess, shape)
+            masks = {window: metadata.mask(window) for window in {None, *self.target.sliding_windows}}
+            off = torch.where(metadata.positions >= start, metadata.positions + by, metadata.positions)
+            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
 
-        return write
+        return feed
 
-    return lambda: replaced(Batch, "_write", make)
-
-
-def stops_between_tokens() -> Fault:
-    """A stop string is found only if a token ends right behind it and one begins right before it."""
-
-    def at_tokens(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> int | None:
-        texts = [answers.text_of(tokenizer, [i]) for i in ids]
-        for end in range(1, len(ids) + 1):
-            if any("".join(texts[begin:end]) in stop for begin in range(max(0, end - 8), end)):
-                return end
-        return None
-
-    def contains(_: Any) -> Any:
-        return lambda tokenizer, ids, stop: at_tokens(tokenizer, ids, stop) is not None
-
-    def cut(old: Any) -> Any:
-        def cut_at(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> Any:
-            if at_tokens(tokenizer, ids, stop) is None:
-                return len(ids), answers.text_of(tokenizer, ids), False
-            return old(tokenizer, ids, stop)
-
-        return cut_at
-
-    return both(lambda: replaced(run_state, "contains", contains), lambda: replaced(answers, "cut_at_string", cut))
+    return lambda: replaced(Batch, "feed", make)
 
 
-def extraction(pattern: str, *, told: bool = True) -> Fault:
-    """Arithmetic's answers are read by another rule. `told`: the plan says so."""
+def stale_after_rejection() -> Fault:
+    """The cache keeps the keys and values of the first rejected draft: those of the token in its place are lost."""
 
     def make(old: Any) -> Any:
-        def init(self: Any, *given: Any) -> None:
+        def step(self: Any, shape: Any, **more: Any) -> None:
+            cache, kept, known = self.target.cache, self.__dict__.pop("kept", None), self.rows.known.clone()
+            old(self, shape, **more)
+            if kept is not None:
+                for store, (index, was) in zip(stores(cache), kept, strict=True):
+                    store[index] = was
+            rejected = (self.rows.known - known <= self.windows[shape.variant].guesses) & ~self.rows.done
+            index = (torch.arange(self.width) * self.slots + self.rows.known - 1)[rejected]
+            self.kept = [(index, store[index].clone()) for store in stores(cache)]
+
+        return step
+
+    def refill(old: Any) -> Any:
+        def start(self: Any, *given: Any) -> None:
+            self.__dict__.pop("kept", None)
             old(self, *given)
-            self.task = {**self.task, "filter": pattern if told else HONEST_RULE}
 
-        return init
+        return start
 
-    return both(
-        lambda: patch.object(arithmetic, "ANSWER", re.compile(pattern)),
-        lambda: replaced(arithmetic.Arithmetic, "__init__", make),
-    )
+    return both(lambda: replaced(Batch, "step", make), lambda: replaced(Batch, "start", refill))
+
+
+def stores(cache: KVCache) -> list[Tensor]:
+    return [store for pair in cache.layers.values() for store in pair]
+
+
+def swapped_caches(at: int, one: int = 0, two: int = 1) -> Fault:
+    """From a step on, two rows have each other's cache."""
+
+    def make(old: Any) -> Any:
+        def step(self: Any, shape: Any, **more: Any) -> None:
+            old(self, shape, **more)
+            self.stepped = getattr(self, "stepped", 0) + 1
+            if self.stepped == at and self.width > max(one, two):
+                for store in stores(self.target.cache):
+                    rows = store[: self.width * self.slots].view(self.width, self.slots, -1)
+                    rows[[one, two]] = rows[[two, one]]
+
+        return step
+
+    return lambda: replaced(Batch, "step", make)

@@ -1,9 +1,9 @@
-"""Faults of the decode loop for `audit_corpus.py`: positions, windows, caches, rows, drafts (see planted_faults.py)."""
+"""Faults of the decode loop for `audit_corpus.py`: windows, caches, rows, drafts."""
 
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,69 +26,6 @@ from mtbench.models.runner import Forwarded, ModelRunner
 from mtbench.options import option
 
 # --- Positions and caches ---------------------------------------------------------------------------------------------
-
-
-def shifted_rope(by: int, *, guesses_only: bool = False) -> Fault:
-    """Decode steps rotate by a position that is off; the mask and the prefill are right."""
-
-    def make(old: Any) -> Any:
-        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
-            ids, metadata = old(self, guess, shape)
-            windows = {None, *self.target.sliding_windows}
-            masks = {window: metadata.mask(window) for window in windows}
-            first = metadata.positions.shape[1] - guess.shape[1] if guesses_only else 0
-            off = metadata.positions.clone()
-            off[:, first:] += by
-            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
-
-        return feed
-
-    return lambda: replaced(Batch, "feed", make)
-
-
-def late_rope(by: int, start: int) -> Fault:
-    """Positions are off behind `start`: a scaling that begins there."""
-
-    def make(old: Any) -> Any:
-        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
-            ids, metadata = old(self, guess, shape)
-            masks = {window: metadata.mask(window) for window in {None, *self.target.sliding_windows}}
-            off = torch.where(metadata.positions >= start, metadata.positions + by, metadata.positions)
-            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
-
-        return feed
-
-    return lambda: replaced(Batch, "feed", make)
-
-
-def stale_after_rejection() -> Fault:
-    """The cache keeps the keys and values of the first rejected draft: those of the token in its place are lost."""
-
-    def make(old: Any) -> Any:
-        def step(self: Any, shape: Any, **more: Any) -> None:
-            cache, kept, known = self.target.cache, self.__dict__.pop("kept", None), self.rows.known.clone()
-            old(self, shape, **more)
-            if kept is not None:
-                for store, (index, was) in zip(_stores(cache), kept, strict=True):
-                    store[index] = was
-            rejected = (self.rows.known - known <= self.windows[shape.variant].guesses) & ~self.rows.done
-            index = (torch.arange(self.width) * self.slots + self.rows.known - 1)[rejected]
-            self.kept = [(index, store[index].clone()) for store in _stores(cache)]
-
-        return step
-
-    def refill(old: Any) -> Any:
-        def start(self: Any, *given: Any) -> None:
-            self.__dict__.pop("kept", None)
-            old(self, *given)
-
-        return start
-
-    return both(lambda: replaced(Batch, "step", make), lambda: replaced(Batch, "start", refill))
-
-
-def _stores(cache: KVCache) -> list[Tensor]:
-    return [store for pair in cache.layers.values() for store in pair]
 
 
 def unmoved_path() -> Fault:
@@ -117,23 +54,6 @@ def foreign_prefix(ids: Sequence[int], start: int = 0) -> Fault:
         return feed
 
     return lambda: replaced(ModelRunner, "feed", make)
-
-
-def swapped_caches(at: int, one: int = 0, two: int = 1) -> Fault:
-    """From a step on, two rows have each other's cache."""
-
-    def make(old: Any) -> Any:
-        def step(self: Any, shape: Any, **more: Any) -> None:
-            old(self, shape, **more)
-            self.stepped = getattr(self, "stepped", 0) + 1
-            if self.stepped == at and self.width > max(one, two):
-                for store in _stores(self.target.cache):
-                    rows = store[: self.width * self.slots].view(self.width, self.slots, -1)
-                    rows[[one, two]] = rows[[two, one]]
-
-        return step
-
-    return lambda: replaced(Batch, "step", make)
 
 
 def swapped_logits(at: int, until: int = 1 << 30) -> Fault:
