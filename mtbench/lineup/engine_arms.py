@@ -15,56 +15,36 @@ from mtbench.models.families import Family
 from mtbench.plan.plan import RunRequest
 
 
-def is_there(arm: Arm, method: Method, request: RunRequest, family: Family, acceptance: Acceptance | None) -> bool:
-    """Return whether the arm's engine has its method, and can read its checkpoints and simulate their acceptance.
-
-    Raises UserError if it cannot read those of a reference: without plain decoding nothing can be compared.
-    """
-    engine = _engine(arm)
-    try:
-        _refuse_checkpoints(arm, engine, family, request.dtype)
-        refuse_made_up(arm, method, family, acceptance)
-    except UserError:
-        if METHODS[arm.method].reference:
-            raise
-        return False
-    return not isinstance(engine.setting(method, family.checkpoints(arm.roles)), str)
-
-
-def _refuse_checkpoints(arm: Arm, engine: ServingEngine, family: Family, dtype: str) -> None:
-    """Raise UserError for a checkpoint that a serving engine cannot take, or not in this dtype."""
-    if dtype not in ("auto", *engine.dtypes):
-        raise UserError(
-            f"{str(arm)!r}: {engine.title} does not compute in {dtype}; give one of {', '.join(engine.dtypes)}."
-        )
-    engine.refuse_missing(arm.method)
-    for role, source in family.checkpoints(arm.roles).items():
-        if source.startswith(families.RANDOM):
-            raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")
-        if not role.startswith(families.PART):
-            engine.refuse(source)
-
-
-def refuse_made_up(arm: Arm, method: Method, family: Family, acceptance: Acceptance | None) -> None:
-    """Raise UserError if a serving engine cannot simulate the acceptance of an arm that drafts."""
-    if acceptance is None or not is_served(arm.engine) or not (rates := acceptance.rates(method)):
-        return
-    engine = _engine(arm)
-    setting = engine.setting(method, family.checkpoints(arm.roles))
-    made = engine.synthetic(setting, rates) if isinstance(setting, Setting) else setting
-    if isinstance(made, str):
-        raise UserError(f"{str(arm)!r}: {made} Leave that `--method` or `--simulate-acceptance` out.")
-
-
-def refuse_in_engine(arm: Arm, method: Method, family: Family, request: RunRequest) -> None:
-    """Raise UserError for a method, an option or a checkpoint that a serving engine does not support."""
-    engine = _engine(arm)
-    setting = engine.setting(method, family.checkpoints(arm.roles))
+def refuse_in_engine(
+    arm: Arm, method: Method, family: Family, request: RunRequest, acceptance: Acceptance | None
+) -> None:
+    """Raise UserError for a method, a dtype, a checkpoint or a simulated acceptance that a serving engine has not."""
+    engine, checkpoints = _engine(arm), family.checkpoints(arm.roles)
+    setting = engine.setting(method, checkpoints)
     if isinstance(setting, str):
         raise UserError(
             f"{str(arm)!r}: {setting} It has {', '.join(engine.methods)}; see `mtbench ls engines {arm.engine}`."
         )
-    _refuse_checkpoints(arm, engine, family, request.dtype)
+    if request.dtype not in ("auto", *engine.dtypes):
+        raise UserError(
+            f"{str(arm)!r}: {engine.title} does not compute in {request.dtype}; give one of {', '.join(engine.dtypes)}."
+        )
+    engine.refuse_missing(arm.method)
+    for role, source in checkpoints.items():
+        if source.startswith(families.RANDOM):
+            raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")
+        if not role.startswith(families.PART):
+            engine.refuse(source)
+    rates = acceptance.rates(method) if acceptance is not None else None
+    if rates and isinstance(reason := engine.synthetic(setting, rates), str):
+        raise UserError(f"{str(arm)!r}: {reason} Leave that `--method` or `--simulate-acceptance` out.")
+
+
+def refuse_engine(arm: Arm, method: Method, family: Family, request: RunRequest) -> None:
+    """Raise UserError for a serving engine that is not installed, or options of it that mtbench sets."""
+    engine = _engine(arm)
+    setting = engine.setting(method, family.checkpoints(arm.roles))
+    assert isinstance(setting, Setting), "the engine has the method"
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
     flags = [word for word in engine.own_options(request.engine_option) if word.startswith("--")]
     if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:

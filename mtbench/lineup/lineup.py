@@ -14,7 +14,7 @@ from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.lineup.engine_arms import is_there, refuse_in_engine
+from mtbench.lineup.engine_arms import refuse_engine, refuse_in_engine
 from mtbench.lineup.simulation import Acceptance
 from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
@@ -49,9 +49,14 @@ class Lineup:
     """The arms of a request on the checkpoints of a family. `known`: data of checkpoints, by source."""
 
     def __init__(
-        self, family: Family, request: RunRequest, arms: Iterable[Arm] = (), known: dict[str, Inspected] | None = None
+        self,
+        family: Family,
+        request: RunRequest,
+        arms: Iterable[Arm] = (),
+        acceptance: Acceptance | None = None,
+        known: dict[str, Inspected] | None = None,
     ) -> None:
-        self.family, self.request, self.arms = family, request, tuple(arms)
+        self.family, self.request, self.arms, self.acceptance = family, request, tuple(arms), acceptance
         self._known = {} if known is None else known
         self._passed = set[str]()
         self._methods: dict[str, tuple[Method, list[str]]] = {}
@@ -118,7 +123,8 @@ class Lineup:
                 f"out `{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
             )
         if is_served(arm.engine):
-            refuse_in_engine(arm, self.method(arm)[0], family, request)
+            refuse_in_engine(arm, self.method(arm)[0], family, request, self.acceptance)
+            refuse_engine(arm, self.method(arm)[0], family, request)
         if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:
             raise UserError(
                 f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
@@ -158,8 +164,8 @@ def line_up(
                 f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
-    lineup = Lineup(family, request, known=known)
-    lineup = lineup.of(_arms(lineup, acceptance))
+    lineup = Lineup(family, request, (), acceptance, known)
+    lineup = lineup.of(_arms(lineup))
     if request.apart and (ours := [str(arm) for arm in lineup.arms if not is_served(arm.engine)]):
         raise UserError(
             f"{ours[0]!r} decodes in mtbench's process, and --apart is for servers that do not fit together; leave "
@@ -200,7 +206,7 @@ def family_of(request: RunRequest, spec: str) -> Family:
     return found
 
 
-def _arms(lineup: Lineup, acceptance: Acceptance | None) -> list[Arm]:
+def _arms(lineup: Lineup) -> list[Arm]:
     """Return the requested arms. Default: the default arms of every method whose checkpoints the family has.
 
     If these are references only, every method that needs no training is added. References come first. Raises UserError
@@ -209,7 +215,14 @@ def _arms(lineup: Lineup, acceptance: Acceptance | None) -> list[Arm]:
     request, family = lineup.request, lineup.family
 
     def there(arm: Arm) -> bool:
-        return not is_served(arm.engine) or is_there(arm, lineup.method(arm)[0], request, family, acceptance)
+        try:
+            if is_served(arm.engine):
+                refuse_in_engine(arm, lineup.method(arm)[0], family, request, lineup.acceptance)
+        except UserError:
+            if METHODS[arm.method].reference:  # without plain decoding nothing can be compared
+                raise
+            return False
+        return True
 
     if request.method:
         arms = parse_arms(request.method, request.engine)

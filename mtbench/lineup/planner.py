@@ -24,7 +24,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
-from mtbench.lineup.engine_arms import engine_flags, refuse_made_up
+from mtbench.lineup.engine_arms import engine_flags
 from mtbench.lineup.lineup import Entrant, Lineup, line_up
 from mtbench.lineup.simulation import (
     Acceptance,
@@ -244,7 +244,6 @@ class _GroupPlanner:
         if self.acceptance is None:
             return None, simulated
         refuse_unscriptable(arm, method)
-        refuse_made_up(arm, method, self.family, self.acceptance)
         items, budget = len(self.suite.items), self.suite.max_new_tokens
         script = self.acceptance.script(arm, method, items, budget, self.request.seed)
         return script, simulated.changed(note=self.acceptance.note)

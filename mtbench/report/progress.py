@@ -57,9 +57,9 @@ class RunProgress(ChangingLine):
         """Start to count batches: `work` of them, or fewer if `time.monotonic()` reaches `until` before."""
         self.cells, self.work, self.until = cells, work, until
 
-    def expect(self, work: int) -> None:
-        """Show that at most so many more batches are decoded: cells have left."""
-        self.work = self.done + work
+    def skip(self, work: int) -> None:
+        """Count so many batches less: their cell has left."""
+        self.work -= work
 
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
         """Show that a batch of `cell`, the index-th cell of the run, is stored."""

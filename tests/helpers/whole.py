@@ -60,12 +60,14 @@ class Quiet:
     """Progress that shows nothing and raises KeyboardInterrupt after `until` batches."""
 
     until: int = -1
+    batches: int = 0
 
     def begin(self, cells: int, work: int, until: float) -> None: ...
+    def skip(self, work: int) -> None: ...
 
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
-        self.until -= 1
-        if self.until == 0:
+        self.batches += 1
+        if self.batches == self.until:
             raise KeyboardInterrupt
 
     def note(self, text: str) -> None: ...

@@ -75,7 +75,7 @@ def test_a_server_makes_the_tokens_of_a_run_of_the_texts(name: str, ends: bool, 
 
 
 def test_arms_are_those_of_a_run() -> None:
-    found = planning.served_arms(["ar", "mars:tau=1|0.95,cache=block"])
+    found = planning.plan(request(method=["ar", "mars:tau=1|0.95,cache=block"])).arms
     assert [arm.name for arm in found] == ["ar", "mars:cache=block", "mars:tau=0.95,cache=block"]
     assert found[1].method == "mars:cache=block,on=mars,engine=graph"
 

@@ -22,7 +22,7 @@ from mtbench.records import dump
 
 def knowing(planned: LoadPlan, wrong: int = 0) -> Any:
     """A reply that is right for all items of the plan but the first `wrong` ones."""
-    suite = open_suite("arithmetic", run_request(planned))
+    suite = open_suite("arithmetic", run_request(planned.request))
     known = {}
     for place, item in enumerate(planned.items):
         problem, _ = suite._problem(int(item.item.split("/")[1]))  # type: ignore[attr-defined]
@@ -74,7 +74,7 @@ def test_scores_are_the_suites(tmp_path: Path) -> None:
         run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rounds=1))
         load_run(run, planned).send(PYTHON)
     load_run(run, planned).score()
-    suite, scores = open_suite("arithmetic", run_request(planned)), read_scores(run)
+    suite, scores = open_suite("arithmetic", run_request(planned.request)), read_scores(run)
     for ended in read_points(run, planned):
         texts = {sent.item: sent.text or "" for sent in ended.requests}
         assert scores[ended.point] == list(suite.score(texts).values())

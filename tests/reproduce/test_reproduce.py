@@ -1,11 +1,10 @@
 """`mtbench reproduce`: every published table in miniature, what is compared and what is not, and going on."""
 
-import dataclasses
 import html
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from schemas import validator
 from stages import read_stored
 from stored import stored_lines
+from whole import Quiet
 
 from mtbench.cli import main
 from mtbench.document.html_page import html as page_of
@@ -34,7 +34,6 @@ from mtbench.experiments.reproduce.format import (
 from mtbench.experiments.reproduce.rerun import Part, lay_out, names, published
 from mtbench.models.families import FAMILIES
 from mtbench.plan.directory import JsonObject, RunDirectory
-from mtbench.plan.plan import Cell
 from mtbench.records import dump
 from mtbench.report.phrases import DEMONSTRATION
 
@@ -48,24 +47,6 @@ MINIATURE: dict[str, Any] = {
     "max_new_tokens": 3,
     "device": "cpu",
 }
-
-
-@dataclasses.dataclass
-class Quiet:
-    """Progress that says nothing, counts batches and, after `until` of them, dies."""
-
-    until: int = -1
-    batches: int = 0
-
-    def begin(self, cells: int, work: int, until: float) -> None: ...
-
-    def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
-        self.batches += 1
-        if self.batches == self.until:
-            raise KeyboardInterrupt
-
-    def note(self, text: str) -> None: ...
-    def show(self, text: str) -> None: ...
 
 
 @pytest.fixture(autouse=True)

@@ -181,8 +181,8 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
 
 def finish(run: Run, execution: Execution, progress: RunProgress) -> Decided:
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
-    Racing(run, execution).restore_left()  # it counts no batches: none are expected yet
-    racing = Racing(run, execution, progress.expect)
+    racing = Racing(run, execution)
+    racing.restore_left()
     results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
     if explain(run, results, progress.show):
         results = assemble(run)

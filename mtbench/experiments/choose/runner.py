@@ -4,7 +4,7 @@ The rule (race.py) sees stored lines only. Answers are scored at each look; scor
 """
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtbench.decoding.arms import Arm
@@ -56,9 +56,8 @@ class Racing:
 
     run: Run
     execution: Execution
-    expect: Callable[[int], None] | None = None  # receives the most batches that are left when cells leave
     _suites: dict[str, Suite] = field(default_factory=dict)
-    _scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by cell and item
+    _scores: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)  # by cell, and item and text
     _accuracies: dict[str, dict[str, Word]] = field(default_factory=dict)  # verdicts by suite and arm
     _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
 
@@ -82,15 +81,12 @@ class Racing:
         plain = next((name for name in group.cells if is_plain(self.plan.cell(name))), None)
         ended = 0 if plain is None else len(self.run.timings[plain])
         last = self._made.get(key, -1)
-        if plain is None or (last >= 0 and not any(last < look <= ended for look in self.looks(group))):
+        if plain is None or (0 <= last <= ended and not any(last < look <= ended for look in self.looks(group))):
             return []
         outcome = self.outcome(group)
         self._made[key] = max(outcome.made, default=0)
         known = {line.cell for line in self.run.left}
-        leaving = [gone.changed(reason=self._by_arm(gone)) for gone in outcome.left if gone.cell not in known]
-        if self.expect is not None and leaving:
-            self.expect(self._batches(known | {line.cell for line in leaving}))
-        return leaving
+        return [gone.changed(reason=self._by_arm(gone)) for gone in outcome.left if gone.cell not in known]
 
     def restore_left(self) -> None:
         """Make the looks at the stored blocks again: without its line, the blocks of a cell's group are lost."""
@@ -98,15 +94,6 @@ class Racing:
             begun = any(self.run.timings[name] for name in group.cells)
             if begun and (leaving := self(group.cells)):
                 self.run.add_left(leaving)
-
-    def _batches(self, gone: Collection[str]) -> int:
-        """Return the batches that are left to decode if no further cell leaves."""
-        left = 0
-        for group in self.plan.groups:
-            live = [name for name in group.cells if name not in gone]
-            ended = (len(self.run.timings[name]) for name in live)
-            left += len(live) * len(group.blocks) - sum(ended)
-        return left
 
     def looks(self, group: Group) -> list[int]:
         return self.race.looks_at(group.suite, group.batch_size)
@@ -197,13 +184,14 @@ class Racing:
         if suite.metric is None or cell.length != "natural":
             return {}
         scores = self._scores.setdefault(cell.cell, {})
-        new = [line for line in lines if line.item not in scores]
+        new = {line.item: line for line in lines if (line.item, line.text) not in scores}
         if new:
             try:
-                scores |= scores_of(self._suite(group.suite), suite, new)
+                found = scores_of(self._suite(group.suite), suite, [*new.values()])
             except Exception:  # a suite may raise anything; the scoring at the end reports it
                 return {}
-        return scores
+            scores |= {(item, new[item].text): score for item, score in found.items()}
+        return {line.item: scores[line.item, line.text] for line in lines if (line.item, line.text) in scores}
 
     def _suite(self, name: str) -> Suite:
         if name not in self._suites:

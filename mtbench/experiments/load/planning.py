@@ -16,10 +16,11 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Prompt, Suite
 from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
+from mtbench.lineup.lineup import Lineup, family_of
 from mtbench.lineup.planner import make_plan
-from mtbench.models.loading import Inspected, inspect
+from mtbench.models.loading import Inspected
 from mtbench.plan.plan import RunRequest, SuitePlan
-from mtbench.plan.prompts import open_suite, prompt_texts
+from mtbench.plan.prompts import open_suites, prompt_texts
 
 MOST_REQUESTS = 100_000  # of a point
 NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, as SGLang's, reads more tokens"
@@ -27,8 +28,11 @@ NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, 
 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
-    plain = [_reference()] if any(map(is_served, request.engine)) else []
-    chosen = served_arms(request.method or plain, request.engine)
+    arms = served_arms(request.method or [_reference()], request.engine)
+    chosen = [
+        ArmPlan(name=_name(arm), method=_served(arm), engine=arm.engine if is_served(arm.engine) else None)
+        for arm in (arms if request.method or any(map(is_served, request.engine)) else ())
+    ]
     chosen += [
         ArmPlan(name=name, method=None, url=url, key_env=request.key_env.get(name)) for name, url in request.url.items()
     ]
@@ -44,20 +48,20 @@ def plan(request: LoadRequest) -> LoadPlan:
     _refuse_levels(request)
     sizes = {level: requests_at(request, level) for level in request.levels}
     needed = request.rounds * max(sizes.values())
-    run_request = _run_request(request, chosen, min(needed, request.limit or needed))
-    planned = make_plan(run_request)
-    [suite_plan], source = planned.suites, next(iter(planned.cells[0].checkpoints.values()))
-    suite = open_suite(request.suite, run_request)
+    asked = run_request(request, min(needed, request.limit or needed))
+    opened = open_suites(asked)
+    lineup = Lineup(family_of(asked, request.suite), asked, arms)
+    planned = make_plan(asked, opened, lineup)
+    suite, [suite_plan], checkpoint = opened[request.suite], planned.suites, lineup.checkpoints[0]
     _refuse_suite(suite, suite_plan)
-    checkpoint = inspect(source, offline=request.offline, needs_mask=False)
-    prompts, _ = prompt_texts(suite, request.suite, checkpoint, run_request)
+    prompts, _ = prompt_texts(suite, request.suite, checkpoint, asked)
     texts, fields = _sent(suite_plan, prompts, checkpoint)
     stops = {tuple(item.stop) for item in suite_plan.items}
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
         request=request,
         family=suite_plan.family,
-        tokenizer=source,
+        tokenizer=checkpoint.source,
         task=suite_plan.task,
         metric=suite_plan.metric,
         max_new_tokens=suite_plan.max_new_tokens,
@@ -84,7 +88,7 @@ def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) 
     raise UserError(f"suite {planned.suite!r}: no texts have the tokens of its prompts, and a load sends texts.")
 
 
-def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> list[ArmPlan]:
+def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> list[Arm]:
     """Return the arms of several `--method` values, in order, in each engine.
 
     Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
@@ -101,10 +105,7 @@ def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> l
                 f"{arm.method} is an external engine and cannot be served; start its server and give it with "
                 "`--url NAME=URL`."
             )
-    return [
-        ArmPlan(name=_name(arm), method=_served(arm), engine=arm.engine if is_served(arm.engine) else None)
-        for arm in arms
-    ]
+    return arms
 
 
 def _changed(arm: Arm) -> list[str]:
@@ -131,19 +132,13 @@ def requests_at(request: LoadRequest, level: float) -> int:
     return request.requests or max(1, round(level * request.duration_s))
 
 
-def run_request(planned: LoadPlan) -> RunRequest:
-    """Return the options of a run that open the same suite, to score with it."""
-    return _run_request(planned.request, planned.arms, None)
-
-
-def _run_request(request: LoadRequest, chosen: Sequence[ArmPlan], limit: int | None) -> RunRequest:
-    served = [arm.method for arm in chosen if arm.method is not None]
+def run_request(request: LoadRequest, limit: int | None = None) -> RunRequest:
+    """Return the options of a run on the same suite, to plan its prompts and to score with it."""
     return RunRequest(
         suite=[request.suite],
         family=request.family,
         model=request.model,
         checkpoint=request.checkpoint,
-        method=served or [_reference()],
         batch_size=[1],
         rounds=1,
         limit=limit,
@@ -159,7 +154,7 @@ def _run_request(request: LoadRequest, chosen: Sequence[ArmPlan], limit: int | N
 
 
 def _reference() -> str:
-    """Return the method whose checkpoint has the tokenizer and the template if only URLs are given."""
+    """Return the method of a request without one; with URLs only, its checkpoint has tokenizer and template."""
     return next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
 
 

@@ -143,7 +143,7 @@ class LoadRun:
         if self.planned.metric is None:
             return
         spec = self.planned.request.suite
-        suite = open_suite(spec, run_request(self.planned))
+        suite = open_suite(spec, run_request(self.planned.request))
         cuts = {item.item: item.cut for item in self.planned.items}
         scored = {item.item for item in self.planned.items if item.scored}
         points = read_points(self.run, self.planned)

@@ -14,13 +14,13 @@ from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.openai_client import Server, ServerError
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding.arms import is_served, parse_arms
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
 from mtbench.experiments.load.planning import run_request
+from mtbench.lineup.lineup import Lineup
 from mtbench.measure.model_pool import fastest_dtype, parameters, resolve_device, threads_for
 from mtbench.models import families
-from mtbench.options.classes import build
 from mtbench.options.fields import as_words
 from mtbench.serving.engine import MtbenchServe
 
@@ -72,11 +72,12 @@ def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
     [chosen] = parse_arms([str(arm.method)])
     family = families.family(planned.family, request.model, request.checkpoint)
     checkpoints = family.checkpoints(chosen.roles)
-    dtype = fastest_dtype(run_request(planned), checkpoints.values())
+    asked = run_request(request)
+    dtype = fastest_dtype(asked, checkpoints.values())
     engine: ServingEngine
     if is_served(chosen.engine):
         engine = SERVING_ENGINES[chosen.engine]()
-        method, _ = build(METHODS[chosen.method], chosen.options, family.training(chosen.on))
+        method, _ = Lineup(family, asked).method(chosen)
         model, setting = engine.prepared_arm(method, checkpoints, chosen.on, dtype, offline=request.offline)
         more = engine.own_options(request.engine_option)
     else:
