@@ -57,8 +57,8 @@ def begin(path: Path, plan: Plan, race: Race) -> RunDirectory:
 
 
 def begun(path: Path) -> Racing:
-    """A race of a few arms on 48 items: six blocks of eight, twelve of four."""
-    request = RunRequest(family="tiny", method=ARMS, batch_size=(4, 8), limit=48)
+    """A race of a few arms on 24 items: six blocks of four, twelve of two."""
+    request = RunRequest(family="tiny", method=ARMS, batch_size=(2, 4), limit=24)
     found = candidates(request)
     plan = plan_race(request, found)
     return again(begin(path, plan, race_of(plan, found, {})))
@@ -79,10 +79,10 @@ def finish(racing: Racing) -> Decision:
 
 def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) -> None:
     racing = begun(tmp_path / "race")
-    assert [group.batch_size for group in racing.plan.groups] == [8, 4]
+    assert [group.batch_size for group in racing.plan.groups] == [4, 2]
     with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
         EXPERIMENT.refuse_other(racing.run.directory.path)
-    assert racing.race.looks == {"arithmetic b8": [6], "arithmetic b4": [6, 8, 11, 12]}
+    assert racing.race.looks == {"arithmetic b4": [6], "arithmetic b2": [6, 8, 11, 12]}
 
 
 @pytest.mark.whole
@@ -105,9 +105,9 @@ def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None
     assert {name: (line.block, line.lost) for name, line in stored.items()} == {
         name: (gone.block, gone.lost) for name, gone in replayed.items()
     }
-    wrong = "arithmetic.mars-tau0.5.mars.graph.b8"
+    wrong = "arithmetic.mars-tau0.5.mars.graph.b4"
     assert (stored[wrong].block, stored[wrong].lost) == (6, True)
-    assert stored[wrong.replace("b8", "b4")].block == 0
+    assert stored[wrong.replace("b4", "b2")].block == 0
     assert decision.complete
     assert dump(decide(again(run), stages.finish(run, Execution(), Quiet(), pages=False))) == dump(decision)
 
@@ -227,10 +227,10 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
     assert stored_json(race, "results.json") == chosen.results.record
     decision, results = race.read("decision.json", Decision), race.read("results.json", Results)
     assert decision.headline.startswith("On this demonstration, ")
-    assert [rec.batch_size for rec in decision.recommendations] == [8, 4]
+    assert [rec.batch_size for rec in decision.recommendations] == [4, 2]
     assert decision.looks[0].made[0] == 6
     assert 0 < decision.spent.forwards < decision.spent.forwards_full
-    wrong = next(cell for cell in results.cells if cell.method == "mars" and cell.batch_size == 8)
+    wrong = next(cell for cell in results.cells if cell.method == "mars" and cell.batch_size == 4)
     assert wrong.left is not None
     assert wrong.left.reason == "loses more accuracy than accepted"
     assert {cell.status for cell in results.cells} <= {"ok", "left"}
@@ -240,7 +240,7 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
 def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory, tmp_path: Path) -> None:
     """The plan has its hash; whoever goes on with the race must name it, and decides the same."""
     assert [*stored_json(race, "plan.json")["plugins"]] == [str(PLUGIN)]
-    assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {4, 8}
+    assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {2, 4}
     forget_plugin_files()
     named = ["-o", str(race.path), "--resume"]
     refused = invoke(named).exception

@@ -146,7 +146,7 @@ def test_slots_beyond_the_length_are_never_read(split: bool) -> None:
 
 
 @of_kernels
-@settings(deadline=None, max_examples=3 if INTERPRETING else 10)
+@settings(deadline=None, max_examples=1 if INTERPRETING else 10)
 @example(seed=0, length=64, more=1, width=3, split=True)  # on the edge of a block
 @example(seed=1, length=65, more=0, width=2, split=False)  # behind it
 @given(st.integers(0, 1000), st.integers(1, 70), st.integers(0, 40), st.integers(1, 3), st.booleans())
@@ -235,23 +235,23 @@ def test_blocks_of_attention_give_the_same_bits_in_any_division(
 ) -> None:
     """Walked; parts of a block and of a span, one or several a program; tiles of 16 queries and of 32.
 
-    GPUs and windows differ. Lengths end inside a block, on the edge of a block and of a span, and behind one.
+    GPUs and windows differ. Lengths end inside a block, and on the edge of a block and of a span.
     """
     size, span = (256, 64) if dtype == torch.float32 else (128, 256)
-    lengths = [span, span + 1, 2 * span + span // 4 + 3]
-    rows, view = len(lengths), 2 * span + span // 2
+    lengths = [span, span + span // 4 + 3]
+    rows, view = len(lengths), span + span // 2
     scene = Scene.make(lengths, 3, view, heads=8, size=size, dtype=dtype)
     expected = triton_kernels.attend(*scene, split=False)
     parts = set()
     for processors in (1, 6, 132):
         gpu = triton_attention.Gpu(processors, 232_448, 9)
         monkeypatch.setattr(triton_attention, "gpu", lambda _, gpu=gpu: gpu)
-        parts.add(triton_attention._division(rows, 10, processors)[0])
+        parts.add(triton_attention._division(rows, 6, processors)[0])
         assert torch.equal(triton_kernels.attend(*scene, split=True), expected)
     assert parts == {1, triton_attention.SPAN}
     query, key, value, mask, length, scale, _ = scene
-    alone = triton_kernels.attend(query[2:, :, 2:], key[2:], value[2:], mask[2:, 2:], length[2:], scale)
-    assert torch.equal(alone, expected[2:, 2:])
+    alone = triton_kernels.attend(query[1:, :, 2:], key[1:], value[1:], mask[1:, 2:], length[1:], scale)
+    assert torch.equal(alone, expected[1:, 2:])
 
 
 @of_kernels

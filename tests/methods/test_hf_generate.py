@@ -112,10 +112,10 @@ def test_a_checkpoints_sampling_defaults_do_not_apply(make_runner: Callable[...,
 def test_at_fixed_length_an_end_token_is_a_token(form: str, make_runner: Callable[..., ModelRunner]) -> None:
     """Every row spends its own budget, end tokens included, as with `ar`."""
     runner = make_runner(seed=1)
-    want = answers(ours(runner, 60, ignore_eos=True))
+    want = answers(ours(runner, BUDGET, ignore_eos=True))
     assert any(END in ids[:-1] for ids, _, _ in want), "the model must say its end token for this to mean anything"
-    assert answers(generate(runner, form, 60, ignore_eos=True)) == want
-    budgets = [3, 60, 17, 1]
+    assert answers(generate(runner, form, BUDGET, ignore_eos=True)) == want
+    budgets = [3, BUDGET, 17, 1]
     got = generate(runner, form, budgets, ignore_eos=True)
     assert [g.token_ids for g in got] == [ids[:n] for (ids, _, _), n in zip(want, budgets, strict=True)]
 

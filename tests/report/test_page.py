@@ -212,17 +212,17 @@ def test_nothing_is_wider_than_the_screen(many_arms: RunDirectory, width: int) -
 
 
 @BROWSER
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault(many_arms: RunDirectory, axe: str, scheme: str) -> None:
-    """By axe-core, with everything unfolded."""
-    with opened((many_arms.path / "report.html").resolve().as_uri(), color_scheme=scheme) as (page, _):
+def test_axe_finds_no_serious_fault(many_arms: RunDirectory, axe: str) -> None:
+    """By axe-core, with everything unfolded. In the dark only colours differ."""
+    with opened((many_arms.path / "report.html").resolve().as_uri(), color_scheme="light") as (page, _):
         page.evaluate(UNFOLD)
         page.evaluate(axe)
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        page.emulate_media(color_scheme="dark")
+        colours = "axe.run(document, {resultTypes: ['violations'], runOnly: ['color-contrast']})"
+        found += page.evaluate(colours)["violations"]
     serious = [
-        (v["id"], v["help"], v["nodes"][0]["html"][:200])
-        for v in found["violations"]
-        if v["impact"] in ("serious", "critical")
+        (v["id"], v["help"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")
     ]
     assert serious == []
 
