@@ -64,10 +64,10 @@ def _open(directory: Path) -> Stored:
 
 def _described(stored: Stored) -> ComparedRun:
     return ComparedRun(
-        directory=str(stored.run.path),
+        directory=str(stored.directory.path),
         run_id=stored.run_id,
         started=stored.environment.started,
-        plan_sha256=stored.run.sha256("plan.json"),
+        plan_sha256=stored.plan_sha256,
     )
 
 
@@ -76,7 +76,7 @@ def _compared(base: Stored, head: Stored) -> RunComparison:
     found = compare_runs(base, head)
     if not found.cells:
         raise UserError(
-            f"{str(base.run.path)!r} and {str(head.run.path)!r} have no cell in common; for example, they have "
-            f"{found.only_base[0]} and {found.only_head[0]}. Run both with the same suite, method and batch size."
+            f"{str(base.directory.path)!r} and {str(head.directory.path)!r} have no cell in common; for example, they "
+            f"have {found.only_base[0]} and {found.only_head[0]}. Run both with the same suite, method and batch size."
         )
     return found

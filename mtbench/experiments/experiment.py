@@ -39,13 +39,15 @@ class Job(Generic[R, S]):
     """An experiment in its directory.
 
     `request`: the stored request, with the changes that this command may make. `requested`: that of this command.
-    `deadline`: by time.monotonic. `new`: this command made it.
+    `plan`: what this command has made, or what `stored` has read. `deadline`: by time.monotonic. `new`: this command
+    made it.
     """
 
     directory: RunDirectory
     request: R
     requested: R
     session: S
+    plan: Any
     console: Terminal  # progress and notes
     deadline: float
     new: bool
@@ -84,16 +86,15 @@ class Experiment(ABC, Generic[R, S, P, F]):
         """Write the files that `--resume` needs. The directory is locked and empty."""
 
     @abstractmethod
-    def stored(self, directory: Path) -> R | None:
-        """Return the stored request; None if it is not stored as options."""
-
-    @abstractmethod
     def run(self, job: Job[R, S]) -> F:
         """Do what is missing, write the results and the page. A killed run can be resumed at any point."""
 
     @abstractmethod
     def show(self, job: Job[R, S], found: F, console: Terminal) -> None:
         """Print the findings."""
+
+    def stored(self, directory: Path) -> Any:
+        """Return the stored plan, with the `request`; None if the request is not stored as options."""
 
     def refuse_other(self, directory: Path) -> None:
         """Raise UserError, with the command that resumes it, for a directory of another experiment."""
@@ -140,9 +141,10 @@ def begin(
     if session.resume:
         directory = _resumed_directory(experiment, session.out, given)
         if directory is not None:
-            agreed = _agreed(experiment, directory, request, session, given)
+            stored = experiment.stored(directory)
+            agreed = _agreed(experiment, directory, stored, request, session, given)
             started.append(directory)
-            return _job(RunDirectory(directory), agreed, request, session, console, new=False)
+            return _job(RunDirectory(directory), agreed, request, session, stored, console, new=False)
     path = new_directory(experiment.folder(request)) if session.out is None else Path(session.out)
     refuse_used(path, experiment.command)
     planned = experiment.plan(request, session)
@@ -151,7 +153,7 @@ def begin(
         refuse_used(path, experiment.command)  # another command may have filled it before this one had the lock
         experiment.begin(run, planned, argv)
     started.append(path)
-    job = _job(run, request, request, session, console, new=True)
+    job = _job(run, request, request, session, planned, console, new=True)
     if (line := experiment.headline(planned, given.keys())) is not None:
         job.note(line)
     for warning in experiment.warnings(planned):
@@ -192,7 +194,9 @@ def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
     return completed
 
 
-def _job(directory: RunDirectory, request: R, requested: R, session: S, console: Terminal, *, new: bool) -> Job[R, S]:
+def _job(
+    directory: RunDirectory, request: R, requested: R, session: S, plan: Any, console: Terminal, *, new: bool
+) -> Job[R, S]:
     budget_s = getattr(session, "time_budget_s", None)
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     return Job(
@@ -200,6 +204,7 @@ def _job(directory: RunDirectory, request: R, requested: R, session: S, console:
         request=request,
         requested=requested,
         session=session,
+        plan=plan,
         console=console,
         deadline=deadline,
         new=new,
@@ -231,9 +236,11 @@ def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, give
     return None
 
 
-def _agreed(experiment: Experiment[R, S, P, F], directory: Path, requested: R, session: S, given: Collection[str]) -> R:
+def _agreed(
+    experiment: Experiment[R, S, P, F], directory: Path, stored: Any, requested: R, session: S, given: Collection[str]
+) -> R:
     """Return the request of a job with this command's changes. Raises UserError for a change that is not allowed."""
-    stored, kinds = experiment.stored(directory), (experiment.request, experiment.session)
+    kinds = experiment.request, experiment.session
     known = {name: field for kind in kinds for name, field in fields_of(kind).items()}
     fixed = sorted(name for name in {*given, *session.model_fields_set} if not option_of(known[name]).resumable)
     again = f"go on with `mtbench {experiment.command} -o {directory} --resume`"
@@ -242,7 +249,7 @@ def _agreed(experiment: Experiment[R, S, P, F], directory: Path, requested: R, s
             flags = ", ".join(flag_of(name, known[name]) for name in fixed)
             raise UserError(f"a resumed run keeps its options, so {flags} cannot change; {again}.")
         return requested
-    before, now = dump(stored), dump(requested)
+    before, now = dump(stored.request), dump(requested)
     for name in fixed:
         if _plain(before[name]) != _plain(now[name]):
             raise UserError(
@@ -251,7 +258,8 @@ def _agreed(experiment: Experiment[R, S, P, F], directory: Path, requested: R, s
             )
     changed = {name for name in before if name in known and option_of(known[name]).resumable and name in given}
     changed |= {name for name in before if name in known and option_of(known[name]).permission}
-    return stored.changed(**{name: getattr(requested, name) for name in changed})
+    agreed: R = stored.request.changed(**{name: getattr(requested, name) for name in changed})
+    return agreed
 
 
 def _plain(value: Any) -> Any:

@@ -85,9 +85,9 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         """Raise UserError for a race, whose arms would not leave."""
         RunDirectory(directory).refuse_race()
 
-    def stored(self, directory: Path) -> RunRequest:
-        """Return the request in the plan."""
-        return read_plan(RunDirectory.open(directory, self.command)).request
+    def stored(self, directory: Path) -> Plan:
+        """Return the plan."""
+        return read_plan(RunDirectory.open(directory, self.command))
 
     def run(self, job: Job[RunRequest, RunSession]) -> Results:
         """Run what is missing of the plan, and write results and report."""
@@ -99,7 +99,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
             servers={*job.session.server, *servers_of(job.requested)},  # not the stored plan's: it is untrusted input
             engine_options=job.requested.engine_option,
         )
-        run = Run.open(job.directory)
+        run = Run.open(job.directory, None if job.new else job.plan)
         with job.progress() as progress:
             results = pipeline.finish(run, execution, progress)
         return pipeline.report(run) if explain(run, results, job.note) else results

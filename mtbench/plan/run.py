@@ -38,9 +38,12 @@ class Run:
     timings: dict[str, list[TimingLine]]
 
     @classmethod
-    def open(cls, directory: RunDirectory) -> "Run":
-        """Read a run. Raises UserError for a faulty file, and for a line that is not in the plan."""
-        plan, environment = read_plan(directory), directory.read("environment.json", Environment)
+    def open(cls, directory: RunDirectory, plan: Plan | None = None) -> "Run":
+        """Read a run, with its stored plan if that is read already.
+
+        Raises UserError for a faulty file, and for a line that is not in the plan.
+        """
+        plan, environment = plan or read_plan(directory), directory.read("environment.json", Environment)
         answers, timings = dict[str, list[GenerationLine]](), dict[str, list[TimingLine]]()
         for group in plan.groups:
             suite = plan.suite(group.suite)

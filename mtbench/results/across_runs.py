@@ -129,7 +129,7 @@ def compare_runs(base: Stored, head: Stored) -> RunComparison:
     void_base, void_head = void_reasons(base), void_reasons(head)
     matched = [cell for cell in base.plan.cells if cell.cell in head.cells]
     return RunComparison(
-        head=str(head.run.path),
+        head=str(head.directory.path),
         differs=_differs(base, head, [cell.cell for cell in matched]),
         only_base=[cell.cell for cell in base.plan.cells if cell.cell not in head.cells],
         only_head=[cell.cell for cell in head.plan.cells if cell.cell not in base.cells],
@@ -163,7 +163,7 @@ def _not_comparable(base: Stored, head: Stored, name: str, common: Collection[st
     for stored in (base, head):
         error = stored.cells[name].error
         if error:
-            return f"failed in {stored.run.path}: {error}"
+            return f"failed in {stored.directory.path}: {error}"
     before, after = base.cells[name], head.cells[name]
     if not common:
         return f"no item in common: {len(before.lines)} and {len(after.lines)} answers"
@@ -256,7 +256,7 @@ def _not_scored(base: Stored, head: Stored, name: str) -> str | None:
     if base.cells[name].cell.length == "fixed":
         return "answers of fixed length are not scored"
     unscored = next((stored for stored in (base, head) if not stored.cells[name].scores), None)
-    return None if unscored is None else f"not scored; run `mtbench score {unscored.run.path}`"
+    return None if unscored is None else f"not scored; run `mtbench score {unscored.directory.path}`"
 
 
 def _differs(base: Stored, head: Stored, names: Sequence[str]) -> list[Differs]:

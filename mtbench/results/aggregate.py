@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,15 @@ from mtbench.decoding.arms import is_ours
 from mtbench.decoding.registry import METHODS
 from mtbench.measure import energy, lossless_check
 from mtbench.options.classes import decoding_options
-from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import (
     EnergyRecord,
-    Environment,
     GenerationLine,
     MemoryRecord,
     PreparationLine,
-    Race,
     RescoringRecord,
     SessionRecord,
 )
-from mtbench.plan.plan import Group, Plan
+from mtbench.plan.plan import Group
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
@@ -80,35 +78,31 @@ COPIED = (  # fields that a cell of results.json has from the plan
 ENERGY = {"energy_j", "j_per_token", "energy_reason"}  # fields of results.json from energy.json
 
 
-@dataclass(frozen=True)
-class Stored:
-    """All stored data of a run."""
+@dataclass
+class Stored(Run):
+    """An open run with its other stored data."""
 
-    run: RunDirectory
-    plan: Plan
-    environment: Environment
     cells: dict[str, CellData]
     preparation: list[PreparationLine]
     memory: Mapping[str, int | None]  # peak memory by cell
     energy: EnergyRecord
-    race: Race | None = None  # None: no cell leaves
 
     def looks(self, group: Group) -> int:
         """Return how often the verdicts of a group may be looked at, the end included."""
         return 1 if self.race is None else 1 + len(self.race.looks_at(group.suite, group.batch_size))
 
     @property
-    def sessions(self) -> list[SessionRecord]:
-        return self.environment.sessions
-
-    @property
     def last_session(self) -> SessionRecord:
         return self.sessions[-1] if self.sessions else SessionRecord()
+
+    @cached_property
+    def plan_sha256(self) -> str:
+        return self.directory.sha256("plan.json")
 
     @property
     def run_id(self) -> str:
         """12 digits that name the run: another run of the same plan started at another time."""
-        digest = f"{self.run.sha256('plan.json')} {self.environment.started}"
+        digest = f"{self.plan_sha256} {self.environment.started}"
         return hashlib.sha256(digest.encode()).hexdigest()[:12]
 
     def task(self, suite: str) -> dict[str, Any]:
@@ -120,14 +114,11 @@ def read_stored(run: Run) -> Stored:
     """Return the stored data of a run. Raise UserError for a faulty file."""
     files = run.directory
     return Stored(
-        run=files,
-        plan=run.plan,
-        environment=run.environment,
+        **vars(run),
         cells=read(run),
         preparation=files.read_lines("preparation.jsonl", PreparationLine),
         memory=files.read("memory.json", MemoryRecord).root if files.has("memory.json") else {},
         energy=files.read("energy.json", EnergyRecord) if files.has("energy.json") else EnergyRecord(),
-        race=run.race,
     )
 
 
@@ -157,7 +148,7 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
         environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
         seed=plan.request.seed,
         temperature=plan.request.temperature,
-        plan_sha256=stored.run.sha256("plan.json"),
+        plan_sha256=stored.plan_sha256,
         statistics=StatisticsInfo(
             method=f"{STATISTICS}{OVER_ROUNDS if stored.plan.request.apart else ''}{SHARED if stored.race else ''}",
             level=0.95,
@@ -168,7 +159,7 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
         cells=cells,
         stops_paying=stops_paying(cells),
     )
-    stored.run.write_json("results.json", dump(results))
+    stored.directory.write_json("results.json", dump(results))
     return results
 
 
@@ -378,7 +369,7 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     if not same_batch:
         return None
     name = f"lossless/{cell.cell}.json"
-    rescored = stored.run.read(name, RescoringRecord) if stored.run.has(name) else None
+    rescored = stored.directory.read(name, RescoringRecord) if stored.directory.has(name) else None
     dtype = stored.last_session.dtype or "float32"
     graded = lossless_check.grade(data.lines, same_batch[-1].lines, rescored, dtype)
     return (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
@@ -46,22 +46,28 @@ class Twice(Record):
     ratio: float
 
 
-class TwiceExperiment(Experiment[TwiceRequest, Session, TwiceRequest, Twice]):
+class TwicePlan(NamedTuple):
+    """The request."""
+
+    request: TwiceRequest
+
+
+class TwiceExperiment(Experiment[TwiceRequest, Session, TwicePlan, Twice]):
     """Time one prompt twice; say the ratio."""
 
     command, begun_by, result, page = "twice", "request.json", "twice.json", "twice.md"
     request, session = TwiceRequest, Session
 
-    def plan(self, request: TwiceRequest, session: Session) -> TwiceRequest:
+    def plan(self, request: TwiceRequest, session: Session) -> TwicePlan:
         if not request.prompt:
             raise UserError("--prompt is empty; give a text.")
-        return request
+        return TwicePlan(request)
 
-    def begin(self, directory: RunDirectory, planned: TwiceRequest, argv: Sequence[str]) -> None:
-        directory.write_json(self.begun_by, dump(planned))
+    def begin(self, directory: RunDirectory, planned: TwicePlan, argv: Sequence[str]) -> None:
+        directory.write_json(self.begun_by, dump(planned.request))
 
-    def stored(self, directory: Path) -> TwiceRequest:
-        return RunDirectory(directory).read(self.begun_by, TwiceRequest)
+    def stored(self, directory: Path) -> TwicePlan:
+        return TwicePlan(RunDirectory(directory).read(self.begun_by, TwiceRequest))
 
     def run(self, job: Job[TwiceRequest, Session]) -> Twice:
         while len(times := job.directory.read_lines("times.jsonl", TimeLine)) < 2:

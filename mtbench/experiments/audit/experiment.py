@@ -71,13 +71,13 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         directory.write_json("environment.json", machine.environment(argv))
         directory.write_json(ASKED, dump(planned.request))
 
-    def stored(self, directory: Path) -> AuditRequest:
-        """Return the request."""
-        return RunDirectory(directory).read(ASKED, AuditRequest)
+    def stored(self, directory: Path) -> AuditPlan:
+        """Return the request; what is compared, and with which options, is known when it runs."""
+        return AuditPlan(RunDirectory(directory).read(ASKED, AuditRequest), None)
 
     def run(self, job: Job[AuditRequest, AuditSession]) -> Audit:
         """Judge the answers that are not judged yet, name the class of each, write audit.json and the page."""
-        planned = self._decoded(job, self.plan(job.request, job.session))
+        planned = self._decoded(job, job.plan if job.new else self.plan(job.request, job.session))
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
         tokenizer = inspect(planned.model, offline=job.request.offline).tokenizer

@@ -96,10 +96,6 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
                 f"{str(directory)!r} is a run in which no arm leaves; go on with `mtbench run -o {directory} --resume`."
             )
 
-    def stored(self, directory: Path) -> None:
-        """Return None: the plan has the options."""
-        RunDirectory.open(directory, self.command)
-
     def run(self, job: Job[RaceRequest, RaceSession]) -> Decided:
         """Run the rest of the race, and decide."""
         session = job.session

@@ -51,9 +51,6 @@ class GateExperiment(Experiment[GateOptions, GateSession, GateRequest, Gate]):
         """Write the request."""
         directory.write_json(self.begun_by, dump(planned))
 
-    def stored(self, directory: Path) -> None:
-        """Return None: the request has the options as the builds get them."""
-
     def decided(self, directory: Path) -> bool:
         """Return whether anything was decoded or decided."""
         return any((directory / name).exists() for name in (FILE, "pairs"))

@@ -44,13 +44,13 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
         directory.write_json("environment.json", machine.environment(argv))
         directory.write_json(PLAN, dump(planned), indent=None)
 
-    def stored(self, directory: Path) -> LoadRequest:
-        """Return the request in the plan."""
-        return RunDirectory.open(directory, self.command).read(PLAN, LoadPlan).request
+    def stored(self, directory: Path) -> LoadPlan:
+        """Return the plan."""
+        return RunDirectory.open(directory, self.command).read(PLAN, LoadPlan)
 
     def run(self, job: Job[LoadRequest, LoadSession]) -> Load:
         """Run the points that are missing, score the answers, write load.json and the page."""
-        stored = job.directory.read(PLAN, LoadPlan)
+        stored: LoadPlan = job.plan
         plugins.refuse_missing(stored.plugins)
         refuse_other_servers(stored, job.requested)
         same = {"url": stored.request.url, "key_env": stored.request.key_env}

@@ -16,7 +16,7 @@ from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.reproduce import rerun
 from mtbench.experiments.reproduce.compare import compare
 from mtbench.experiments.reproduce.document import document
-from mtbench.experiments.reproduce.format import AskedFile, Published, Reproduction
+from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.experiments.reproduce.request import ReproduceRequest, ReproduceSession
 from mtbench.experiments.reproduce.rerun import Part
 from mtbench.experiments.run import show_estimate
@@ -70,18 +70,17 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
         """Write the runs' plans, then the request."""
         rerun.begin(directory, planned.request, planned.parts, argv)
 
-    def stored(self, directory: Path) -> ReproduceRequest | None:
-        """Return the request."""
-        if not (directory / rerun.ASKED).is_file():
-            return None
-        return RunDirectory(directory).read(rerun.ASKED, AskedFile).asked
+    def stored(self, directory: Path) -> ReproducePlan:
+        """Return the request and the runs."""
+        request, parts = rerun.reopen(directory)
+        return ReproducePlan(request, rerun.published(request.name), parts)
 
     def run(self, job: Job[ReproduceRequest, ReproduceSession]) -> Reproduction:
         """Run what is missing, and compare. A family that cannot be run does not stop the others.
 
         Raises UserError if none can be run.
         """
-        _, parts = rerun.reopen(job.path)
+        _, table, parts = job.plan
         errors: list[UserError] = []
         planned = [part for part in parts if part.plan is not None]
         for part in planned:
@@ -93,7 +92,7 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
                 job.note(f"{part.family} could not be run: {error}")
         if len(errors) == len(planned):
             raise errors[0]
-        found = compare(rerun.published(job.request.name), job.request, parts, job.path)
+        found = compare(table, job.request, parts, job.path)
         write(job.path, "reproduction", document(found))
         return found
 
