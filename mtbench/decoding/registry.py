@@ -51,3 +51,8 @@ def _check_engine(cls: type[Any]) -> None:
 
 METHODS: Registry[Any] = Registry("method", "mtbench.methods", _check_method)
 SERVING_ENGINES: Registry[Any] = Registry("engine", "mtbench.engines", _check_engine)
+
+
+def plain_decoding() -> list[str]:
+    """Return the methods of plain decoding in mtbench's own loop."""
+    return [name for name in METHODS if METHODS[name].reference and not METHODS[name].outside]

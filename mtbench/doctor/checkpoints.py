@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtbench import kernels
+from mtbench.decoding.registry import plain_decoding
 from mtbench.doctor.checks import NO_TRITON, Figures, Finding, Subject, check
-from mtbench.doctor.decoding import plain_decoding
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.lineup.planner import make_plan

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from mtbench import kernels
-from mtbench.decoding.external import ExternalEngine
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import plain_decoding
 from mtbench.doctor.cases import PRECISION, SIZES, SMALL, Case, Noise, cases
 from mtbench.doctor.checks import NO_TRITON, REPORT, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
@@ -83,11 +82,6 @@ def decoded(plan: Plan, pool: ModelPool, max_new_tokens: int) -> Iterator[tuple[
         together = cell.batch_size if cell.batching == "static" else len(requests)
         batches = [requests[begin : begin + together] for begin in range(0, len(requests), together)]
         yield cell, [g.token_ids for batch in batches for g in pool.decode(cell, batch, room=256)[0]]
-
-
-def plain_decoding() -> list[str]:
-    """Return the methods of plain decoding in mtbench's own loop."""
-    return [name for name in METHODS if METHODS[name].reference and not issubclass(METHODS[name], ExternalEngine)]
 
 
 def _tokens(subject: Subject) -> Figures:

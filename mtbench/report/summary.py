@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench import statistics
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import plain_decoding
 from mtbench.document.formatting import counted, listed
 from mtbench.plan.directory import RunDirectory
 from mtbench.report.phrases import breaks_promise
@@ -102,7 +102,7 @@ def warnings(cells: Sequence[ResultCell]) -> list[str]:
 
 def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:
     """Return which reference to add if an arm on our engine has none on its own checkpoint."""
-    reference = next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
+    reference = plain_decoding()[0]
     roles = {cell.on for cell in cells if cell.method == reference}
     missing = [
         cell.on for cell in cells if not cell.reference and cell.engine and cell.arm not in own and cell.on not in roles

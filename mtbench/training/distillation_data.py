@@ -16,7 +16,7 @@ from mtbench import files
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, plain_decoding
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages
@@ -110,8 +110,7 @@ def answered(
     """Yield the conversations with the checkpoint's answers, at least one batch of them, up to a time.monotonic()."""
     engine = ENGINES["graph"]()
     runners = ModelRunners("teacher", {"teacher": engine.runner(checkpoint)})
-    methods = [METHODS[name] for name in METHODS]
-    reference = next(method for method in methods if method.reference and not method.outside)()
+    reference = METHODS[plain_decoding()[0]]()
     stream, size = iter(conversations), min(ROWS, CHUNK)  # the first batch shows how long an answer takes
     while chunk := list(islice(stream, size)):
         began = time.monotonic()

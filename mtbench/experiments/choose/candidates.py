@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.decoding.arms import Arm, is_served, parse_arms
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES, plain_decoding
 from mtbench.errors import UserError, unknown
 from mtbench.lineup.lineup import Lineup, family_of
 from mtbench.models.families import PART, Family
@@ -103,7 +103,7 @@ def _is_reference(arm: Arm) -> bool:
 
 def _plain(family: Family, named: Sequence[Arm], request: RunRequest) -> Arm:
     """Return plain decoding: on its own role if the family has that, else on the role of the first arm."""
-    method = next(METHODS[name] for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
+    method = METHODS[plain_decoding()[0]]
     roles = [method.roles[0], *(arm.on for arm in named), *family.roles]
     on = next((role for role in roles if role in family.roles), method.roles[0])
     return Arm(method.name, {}, on, request.engine[0])

@@ -12,7 +12,7 @@ from contextlib import suppress
 from mtbench.clients.openai_client import ServerError
 from mtbench.clients.openai_wire import text_for
 from mtbench.decoding.arms import ENGINES, Arm, is_served, parse_arms, safe
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES, plain_decoding
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Prompt, Suite
 from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
@@ -28,7 +28,8 @@ NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, 
 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
-    arms = served_arms(request.method or [_reference()], request.engine)
+    # With URLs only, plain decoding is not served: its checkpoint has the tokenizer and the template.
+    arms = served_arms(request.method or plain_decoding()[:1], request.engine)
     chosen = [
         ArmPlan(name=_name(arm), method=_served(arm), engine=arm.engine if is_served(arm.engine) else None)
         for arm in (arms if request.method or any(map(is_served, request.engine)) else ())
@@ -151,11 +152,6 @@ def run_request(request: LoadRequest, limit: int | None = None) -> RunRequest:
         offline=request.offline,
         allow_unsandboxed_code=request.allow_unsandboxed_code,
     )
-
-
-def _reference() -> str:
-    """Return the method of a request without one; with URLs only, its checkpoint has tokenizer and template."""
-    return next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
 
 
 def _refuse_levels(request: LoadRequest) -> None:
