@@ -18,7 +18,7 @@ from mtbench.plan.plan import RunRequest
 def refuse_in_engine(
     arm: Arm, method: Method, family: Family, request: RunRequest, acceptance: Acceptance | None
 ) -> None:
-    """Raise UserError for a method, a dtype, a checkpoint or a simulated acceptance that a serving engine has not."""
+    """Raise UserError for a method, a dtype, a checkpoint or a simulated acceptance that its engine lacks."""
     engine, checkpoints = _engine(arm), family.checkpoints(arm.roles)
     setting = engine.setting(method, checkpoints)
     if isinstance(setting, str):

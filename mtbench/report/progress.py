@@ -58,7 +58,7 @@ class RunProgress(ChangingLine):
         self.cells, self.work, self.until = cells, work, until
 
     def skip(self, work: int) -> None:
-        """Count so many batches less: their cell has left."""
+        """Expect so many batches fewer: a cell has left."""
         self.work -= work
 
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:

@@ -312,7 +312,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 
 @pytest.mark.whole
 def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stages of one command share what is read: those of a resumed run as well."""
+    """The stages of one command read the plan and the lines once; those of a resumed run, too."""
     read = Counter[str]()
     read_json, iterate_lines = records.read_json, records.iterate_lines
 
