@@ -54,8 +54,6 @@ def test_a_command_with_help_results_and_a_page(tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (["--repeats", 10], "--repeats 10 is not allowed; it is a whole number from 1 to 9."),
-        (["--time-limit", "soon"], "--time-limit 'soon' is not allowed; write 500ms, 90s, 30m or 2h."),
-        (["--time-limit", "0s"], "--time-limit 0s is not allowed; it is a time above 0s."),
         (["--prompt", ""], "--prompt is empty; give a text."),
         (["--resume"], "--resume needs the directory: `mtbench twice -o DIR --resume`."),
     ],

@@ -61,14 +61,8 @@ def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (
-            [*URL, "--request-rate", "0,1"],
-            "--request-rate 0 is not allowed; it is a number above 0",
-        ),
-        ([*URL, "--concurrency", "1.5", "--requests", "3"], "--concurrency '1.5' is not allowed"),
         ([*URL, "--request-rate", "1", "--slo", "speed=3s"], "'speed' is not known; limits: ttft, tpot, e2e"),
         ([*URL, "--request-rate", "1", "--slo", "ttft=1s,ttft=2s"], "ttft is given twice"),
-        (["--url", "one", "--request-rate", "1"], "is not NAME=URL"),
     ],
 )
 def test_mistakes(words: list[str], reason: str) -> None:
