@@ -20,7 +20,6 @@ spec_bench: Any = importlib.import_module("mtbench.suites.spec_bench")
 mt_bench: Any = importlib.import_module("mtbench.suites.mt_bench")
 
 COUNT = 12  # of each subtask
-LETTERS = "ABCD"
 Rows = list[dict[str, Any]]
 
 

@@ -87,8 +87,11 @@ FAULTS = {  # a text of the kernels, and what it is replaced by
 
 @interpreted
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_planted_in_a_step_is_found_before_the_first_token(name: str, tmp_path: Path) -> None:
-    """By the check on the device, which switches the kernels off."""
+def test_a_fault_planted_in_a_step_is_found_before_the_first_token(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the check on the device, which switches the kernels off. Fewer rows find each fault, too."""
+    monkeypatch.setattr(step_check, "ROWS", 4)
     step_check._fault.cache_clear()
     with planted_step(Fault(name, "mtbench.decoding.triton_step", *FAULTS[name]), tmp_path):
         step_check.check_kernels(DEVICE_OF)

@@ -253,7 +253,6 @@ def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
     assert list(asked.request.prompt_ids) == tokenizer("a b c", add_special_tokens=False)["input_ids"]
 
 
-CHATTED = {"messages": [{"role": "user", "content": "a"}]}
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [  # a body, the status, the field, and the end of the message
     ({"tau": 1.5}, 400, "tau", "tau=1.5 is not allowed; a probability is a number from 0 to 1."),
     ({"tua": 0.5}, 400, "tua", "Unrecognized request argument supplied: tua"),
