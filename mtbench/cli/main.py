@@ -131,7 +131,7 @@ def _execute() -> Any:
     except UserError as error:
         return _complain(str(error))
     except UsageError as error:
-        return _complain_of_usage(error.format_message())
+        return _complain_of_usage(error.format_message(), error.ctx.command_path if error.ctx else "mtbench")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}; {_how_to_resume()}")
@@ -158,12 +158,11 @@ def _how_to_resume() -> str:
     return f"complete results are kept; resume with `{again}`"
 
 
-def _complain_of_usage(mistake: str) -> int:
+def _complain_of_usage(mistake: str, command: str) -> int:
     """Print the option parser's message and the command whose help explains it; an empty message prints nothing."""
-    command = next((f"{word} " for word in sys.argv[1:2] if word in COMMANDS), "")
     mistake = mistake.rstrip(". ")
     ending = "" if mistake.endswith("?") else "."
-    return _complain(f"{mistake}{ending} See `mtbench {command}--help`.") if mistake else MISTAKE
+    return _complain(f"{mistake}{ending} See `{command} --help`.") if mistake else MISTAKE
 
 
 def _complain(mistake: str) -> int:

@@ -97,6 +97,8 @@ def recipe(
     from mtbench.training import recipe_runner
     from mtbench.training.recipes import RECIPES, changed
 
+    if recipe is None and dry_run:
+        raise UserError("--dry-run needs an objective or --recipe; see `mtbench train --help`.")
     if recipe is None:
         out.print(ctx.get_help())
         raise typer.Exit(MISTAKE)

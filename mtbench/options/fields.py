@@ -188,6 +188,8 @@ def _value(name: str, field: FieldInfo, value: Any) -> Any:
     option, several = option_of(field), [*value] if isinstance(value, list | tuple) else [value]
     given = [str(part) for part in several if isinstance(part, str | Path)]
     item = item_of(field)
+    if "" in given:
+        raise UserError(f"{flag_of(name, field)} '' is not allowed: it is empty; leave it out, or give a value.")
     if len(given) != len(several):
         return (value,) if item and isinstance(value, int | float) else value
     try:
@@ -212,9 +214,9 @@ def _refusal(fields: Mapping[str, FieldInfo], name: str, error: ErrorDetails, se
     flag, option = flag_of(str(place[0]), field), option_of(field)
     if error["type"] == "literal_error":
         return unknown(flag.removeprefix("--"), str(value), choices(field), see)
-    if isinstance(value, float):
+    if isinstance(value, float) and number_of(field) is float:
         value = texts.shown_seconds(value) if option.parse is texts.seconds else texts.shown_number(value)
-    elif isinstance(value, str):
+    elif isinstance(value, str) and not isinstance(from_text(float, value), float):
         value = repr(value)
     where = field_path((flag, *place[1:])) if isinstance(value, dict | list) else flag
     may_be, finding = allowed(field), error["msg"].removeprefix("Value error, ")

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 ALL = "all"  # of `--limit`
 PlainValue = bool | int | float | str
+FINITE = ConfigDict(allow_inf_nan=False)
 
 
 def seconds(text: str) -> float:
@@ -135,7 +136,7 @@ def template_variables(texts: Sequence[str]) -> dict[str, PlainValue]:
 def _object(text: str) -> dict[str, PlainValue]:
     """Return the variables of a JSON object. Raises ValueError unless all values are plain."""
     try:
-        return TypeAdapter(dict[str, PlainValue]).validate_json(text, strict=True)
+        return TypeAdapter(dict[str, PlainValue], config=FINITE).validate_json(text, strict=True)
     except ValidationError:
         raise ValueError(
             "give a JSON object of texts, numbers and truth values, such as '{\"enable_thinking\": false}'"

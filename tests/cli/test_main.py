@@ -166,3 +166,26 @@ def test_an_output_that_cannot_be_written_is_one_line(
         2,
         "error: cannot write the output: No space left on device; nothing was started\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train", "mars", "--dry-run"], "Missing option '--base'. See `mtbench train mars --help`."),
+        (["train", "--dry-run"], "--dry-run needs an objective or --recipe; see `mtbench train --help`."),
+        (["schemas", ""], "--directory '' is not allowed: it is empty; leave it out, or give a value."),
+        (["serve", "--method", "mars", "--host", ""], "--host '' is not allowed: it is empty; "),
+        (["load", "--requests", "0"], "--requests 0 is not allowed; it is a whole number of at least 1."),
+        (["run", "--chat-template-kwargs", '{"a": NaN}'], "is not allowed; give a JSON object of texts, numbers"),
+    ],
+)
+def test_a_mistake_names_the_command_that_explains_it(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty text is no folder, no host and no model."""
+    monkeypatch.setattr(sys, "argv", ["mtbench", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main.main()
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1

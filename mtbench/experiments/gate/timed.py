@@ -112,7 +112,7 @@ class TimedStage:
         found = math.ceil(100 * decision.smallest_detectable(sd))
         ways = ["" if request.interleave else "add --interleave", "end other processes"]
         ways += [
-            f"give --max-slowdown {found}" if found < 100 else "",
+            f"give --max-slowdown {found}" if request.max_slowdown < found < 100 else "",
             f"give --pairs {more}" if more <= MOST_ADVISED else "",
         ]
         return (
