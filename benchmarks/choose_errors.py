@@ -115,7 +115,7 @@ def measured(path: Path) -> list[RacedArm]:
     """Return the arms of the largest batch size of a run."""
     run = Run.open(RunDirectory.open(path))
     group = max(run.plan.groups, key=lambda group: group.batch_size)
-    run.race = Race(slo_s={}, refused={}, looks={})
+    run.race = Race(schema_version=2, request={}, slo_s={}, refused={}, looks={})
     found = Racing(run, Execution()).entrants(group)
     clean = [b for b in range(len(group.blocks)) if all(len(e.blocks) > b and e.blocks[b].wall_s for e in found)]
     return [replace(e, blocks=[e.blocks[b] for b in clean]) for e in found]

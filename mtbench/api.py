@@ -24,6 +24,7 @@ from mtbench.experiments.registry import experiment_of, records_of
 from mtbench.options.fields import argument_of, as_words, fields_of, read_options
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine, Scores
+from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results.format import Results as ResultsRecord
 
@@ -141,15 +142,17 @@ def read(directory: str | Path) -> Results:
     run_directory = RunDirectory(Path(directory))
     run_directory.refuse_links()
     if not run_directory.has("results.json"):
-        RunDirectory.open(run_directory.path, "run")  # raises if it is no run directory
-        command = "choose" if run_directory.has("race.json") else "run"
+        command = "run" if Run.open(RunDirectory.open(run_directory.path, "run")).race is None else "choose"
         raise UserError(
             f"{str(directory)!r} holds no results.json; finish it with `mtbench {command} -o {directory} --resume`."
         )
     advice = f"make it again with `mtbench report {directory}`."
-    return Results(
-        Path(directory), records.dump(records.read_json(run_directory.path / "results.json", ResultsRecord, advice))
-    )
+    try:
+        found = records.read_json(run_directory.path / "results.json", ResultsRecord, advice)
+    except UserError:
+        Run.open(RunDirectory.open(run_directory.path))  # what this raises, `mtbench report` would raise
+        raise
+    return Results(Path(directory), records.dump(found))
 
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:

@@ -10,7 +10,7 @@ holds a float; nothing else is converted.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -186,21 +186,23 @@ def validate(stored: Any, kind: type[M], where: str, advice: str = RESTORE) -> M
     try:
         return kind.model_validate(stored)
     except ValidationError as error:
-        raise refusal(error, where, advice) from None
+        raise refusal(error, kind, where, advice) from None
     except RecursionError:
         raise UserError(f"{where}: nested too deeply; {advice}") from None
 
 
-def refusal(error: ValidationError, where: str, advice: str = RESTORE) -> UserError:
+def refusal(error: ValidationError, kind: type[BaseModel], where: str, advice: str = RESTORE) -> UserError:
     """The first finding of a validation as one line: place, field, value, allowed values.
 
-    A wrong `schema_version` comes before everything else, since it explains the rest.
+    A wrong or missing `schema_version` comes before everything else, since it explains the rest.
     """
     found = error.errors(include_url=False)
-    version = next((e for e in found if e["loc"] == ("schema_version",) and e["type"] == "literal_error"), None)
+    types = "literal_error", "missing"
+    version = next((e for e in found if e["loc"] == ("schema_version",) and e["type"] in types), None)
     if version is not None:
-        known = version["ctx"]["expected"]
-        return UserError(f"{where} has schema version {_shown(version['input'])}; this mtbench reads {known}; {advice}")
+        [known] = get_args(kind.model_fields["schema_version"].annotation)
+        has = "no schema version" if version["type"] == "missing" else f"schema version {_shown(version['input'])}"
+        return UserError(f"{where} has {has}; this mtbench reads {known}; {advice}")
     return UserError(f"{where}: {finding(error)}; {advice}")
 
 
@@ -226,7 +228,7 @@ def _finding(error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{field} is missing"
     if kind == "extra_forbidden":
-        return f"{field} is not known here; made by another version of mtbench?"
+        return f"{field} is not known to this version of mtbench"
     if kind == "literal_error":
         return f"{field} is {value}, allowed: {error['ctx']['expected']}"
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

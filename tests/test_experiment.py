@@ -11,12 +11,14 @@ import pytest
 from timed_twice import TIMES
 from typer.testing import CliRunner, Result
 
+import mtbench
 from mtbench import api
 from mtbench.cli import experiments
 from mtbench.errors import UserError
 from mtbench.experiments import experiment as frame
 from mtbench.experiments import registry
 from mtbench.experiments.registry import Kind
+from mtbench.plan.directory import DIRECTORIES
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,19 @@ def test_one_that_stopped_before_it_had_begun_begins_again(tmp_path: Path) -> No
     kept = {path.name for path in out.iterdir()}
     assert "holds nothing of" in mistake("-o", out, "--resume", "--repeats", 1)
     assert {path.name for path in out.iterdir()} == kept
+
+
+@pytest.mark.parametrize("made_by", DIRECTORIES)
+def test_a_directory_of_another_command_is_named(made_by: str, tmp_path: Path) -> None:
+    """With the command that resumes it, also where a run is to be read."""
+    what, name, key = DIRECTORIES[made_by]
+    (tmp_path / name).write_text(json.dumps({key: 1}))
+    says = f"{str(tmp_path)!r} is {what}; continue it with `mtbench {made_by} -o {tmp_path} --resume`."
+    assert mistake("-o", tmp_path, "--resume") == says
+    if what not in ("a run", "a race"):
+        with pytest.raises(UserError) as refused:
+            mtbench.read(tmp_path)
+        assert str(refused.value) == says
 
 
 def test_a_library_call_takes_the_same_options(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import freeze
 import pytest
 
 import mtbench
-from mtbench.plan.directory import RunDirectory
+from mtbench.plan.directory import DIRECTORIES, RunDirectory, command_of
 
 DIGITS = 12  # processors differ in the last ones: each sums the numbers of a vector in its own order
 
@@ -37,6 +37,7 @@ def test_a_stored_experiment_gives_the_same_files(experiment: str, tmp_path: Pat
         if name.endswith(".json"):
             expected, text = comparable(expected), comparable(text)
         assert text.splitlines() == expected.splitlines(), f"{experiment}/{name}"
+    assert command_of(tmp_path / "DIR") == (experiment if experiment in {*DIRECTORIES} - {"gate"} else None)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -140,7 +141,7 @@ GOOD: dict[str, Any] = {"name": "a", "parts": {}, "free": {}}
             "f: parts.a[1].count is 1.5: input should be a valid integer; restore",
         ),
         ({"parts": {"a": [{"count": "1"}]}}, "f: parts.a[0].count is '1': input should be a valid integer; restore"),
-        ({"soul": 1}, "f: soul is not known here; made by another version of mtbench?; restore"),
+        ({"soul": 1}, "f: soul is not known to this version of mtbench; restore"),
         ({"free": [1]}, "f: free is an array: input should be a valid dictionary; restore"),
     ],
 )
@@ -158,7 +159,7 @@ def test_a_file_names_itself(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"plan\.json is missing; restore it or start a new run"):
         read_json(tmp_path / "plan.json", Plan)
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(UserError, match=r"plan\.json: schema_version is missing \(and 4 more\); restore it"):
+    with pytest.raises(UserError, match=r"plan\.json has no schema version; this mtbench reads 1; restore it"):
         read_json(tmp_path / "plan.json", Plan)
 
 
@@ -170,8 +171,13 @@ def test_another_version_is_refused_before_anything_else(small_run: RunDirectory
 
 
 def test_results_of_another_version_are_made_again_by_report(small_run: RunDirectory, tmp_path: Path) -> None:
+    """If that can read the rest of the run."""
+    shutil.copytree(small_run.path, tmp_path, dirs_exist_ok=True)
     (tmp_path / "results.json").write_text(json.dumps(stored_json(small_run, "results.json") | {"schema_version": 1}))
     with pytest.raises(UserError, match=f"this mtbench reads 3; make it again with `mtbench report {tmp_path}`"):
+        mtbench.read(tmp_path)
+    (tmp_path / "race.json").write_text('{"looks": {}}')
+    with pytest.raises(UserError, match=r"race.json has no schema version; this mtbench reads 2; .*`mtbench choose"):
         mtbench.read(tmp_path)
 
 

@@ -79,7 +79,7 @@ def generate(
         engine_options=frozenset(engine_option),
     )
     files = RunDirectory.open(directory)
-    files.refuse_race()
+    files.refuse_other("run")  # without looks, cells that left would be decoded
     with RunProgress(err) as progress, Run.locked(files) as run:
         executor.generate(run, progress, execution)
     if any(failure.stage is None for failure in run.failures):

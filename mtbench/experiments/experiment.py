@@ -1,6 +1,6 @@
 """The frame of the commands that measure: options, directory, lock, start, resumption, deadline.
 
-An **experiment** is a request, a plan, stored lines, results, and pages. A subclass defines these five, and
+An **experiment** is a request, a plan, stored lines, results, and pages. A subclass defines these, and
 this file does the rest for the command line (mtbench/cli/experiments.py) and the library (mtbench/api.py).
 """
 
@@ -86,18 +86,16 @@ class Experiment(ABC, Generic[R, S, P, F]):
         """Write the files that `--resume` needs. The directory is locked and empty."""
 
     @abstractmethod
+    def stored(self, directory: Path) -> Any:
+        """Return the stored plan, with the `request`."""
+
+    @abstractmethod
     def run(self, job: Job[R, S]) -> F:
         """Do what is missing, write the results and the page. A killed run can be resumed at any point."""
 
     @abstractmethod
     def show(self, job: Job[R, S], found: F, console: Terminal) -> None:
         """Print the findings."""
-
-    def stored(self, directory: Path) -> Any:
-        """Return the stored plan, with the `request`; None if the request is not stored as options."""
-
-    def refuse_other(self, directory: Path) -> None:
-        """Raise UserError, with the command that resumes it, for a directory of another experiment."""
 
     def folder(self, request: R) -> str:
         """Return the name that begins the default directory."""
@@ -217,7 +215,7 @@ def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, give
     if out is None:
         raise UserError(f"--resume needs the directory: `mtbench {command} -o DIR --resume`.")
     directory = Path(out)
-    experiment.refuse_other(directory)
+    RunDirectory(directory).refuse_other(command)
     if os.path.isfile(directory / experiment.begun_by):
         return directory
     there = os.path.isdir(directory)
@@ -244,13 +242,10 @@ def _agreed(
     known = {name: field for kind in kinds for name, field in fields_of(kind).items()}
     fixed = sorted(name for name in {*given, *session.model_fields_set} if not option_of(known[name]).resumable)
     again = f"go on with `mtbench {experiment.command} -o {directory} --resume`"
-    if stored is None:
-        if fixed:
-            flags = ", ".join(flag_of(name, known[name]) for name in fixed)
-            raise UserError(f"a resumed run keeps its options, so {flags} cannot change; {again}.")
-        return requested
     before, now = dump(stored.request), dump(requested)
     for name in fixed:
+        if name not in before:
+            raise UserError(f"a resumed {experiment.command} keeps {flag_of(name, known[name])}; {again}.")
         if _plain(before[name]) != _plain(now[name]):
             raise UserError(
                 f"{str(directory)!r} has {name}={before[name]!r}, not {now[name]!r}; {again}, or start anew in "

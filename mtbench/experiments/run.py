@@ -81,10 +81,6 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         """Write environment and plan."""
         write_plan(directory, planned, argv)
 
-    def refuse_other(self, directory: Path) -> None:
-        """Raise UserError for a race, whose arms would not leave."""
-        RunDirectory(directory).refuse_race()
-
     def stored(self, directory: Path) -> Plan:
         """Return the plan."""
         return read_plan(RunDirectory.open(directory, self.command))

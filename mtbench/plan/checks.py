@@ -18,8 +18,10 @@ from mtbench.options.classes import check_value, roles_of
 from mtbench.options.common import MOST_ROUNDS
 from mtbench.options.fields import fields_of
 from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Race
 from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
 
+RACE_ADVICE = "restore it, or start another race with `mtbench choose -o DIR`."
 MOST_TURNS = 100  # of a conversation
 ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
@@ -31,7 +33,11 @@ def read_plan(run: RunDirectory) -> Plan:
     this process has not imported.
     """
     file = run.path / "plan.json"
-    plan = records.read_json(file, Plan, ADVICE)
+    try:
+        plan = records.read_json(file, Plan, ADVICE)
+    except UserError:
+        run.refuse_other("run", "choose")  # another command's plan has the same name
+        raise
     plugins.refuse_missing(plan.plugins)
     try:
         refuse_faulty(plan)
@@ -40,6 +46,18 @@ def read_plan(run: RunDirectory) -> Plan:
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     return plan
+
+
+def read_race(run: RunDirectory, plan: Plan) -> Race | None:
+    """Read the looks of a race; None for a run without. Raises UserError if it lacks those of a group."""
+    if not run.has("race.json"):
+        return None
+    file = run.path / "race.json"
+    race = records.read_json(file, Race, RACE_ADVICE)
+    for group in plan.groups:
+        if group.name not in race.looks:
+            raise UserError(f"{file}: looks has none of group {group.name!r}; {RACE_ADVICE}")
+    return race
 
 
 class Fault(UserError):

@@ -24,7 +24,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,15 @@ from mtbench.records import M, dump
 JsonObject = dict[str, Any]
 LOCK = ".lock"
 _locked: set[Path] = set()  # run directories that this process has locked
+# By command, what its directory is called, a file in it, and a key that no other file of this name has.
+DIRECTORIES = {
+    "choose": ("a race", "race.json", "looks"),
+    "run": ("a run", "plan.json", "cells"),
+    "load": ("a load", "plan.json", "points"),
+    "gate": ("a gate", "request.json", "resolved"),
+    "audit": ("an audit", "asked.json", "a"),
+    "reproduce": ("a reproduction", "asked.json", "asked"),
+}
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
 
@@ -45,13 +54,23 @@ def new_directory(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def command_of(path: Path) -> str | None:
+    """Return the command that made a directory; None if it is not recognised."""
+    for command, (_, name, key) in DIRECTORIES.items():
+        with suppress(OSError, UserError, ValueError, RecursionError):
+            stored = json.loads(files.read_bytes(path / name))
+            if isinstance(stored, dict) and key in stored:
+                return command
+    return None
+
+
 def refuse_used(path: Path, command: str) -> None:
     """Raise UserError if the directory has files besides a lock. `command`: the one that resumes them."""
     with files.write_errors(path, "choose another `-o DIR`."):
         used = path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir()))
     if used:
         begun = path.is_dir() and any(path.glob("*.json"))
-        go_on = f", or go on with `mtbench {command} -o {path} --resume`" if begun else ""
+        go_on = f", or go on with `mtbench {command_of(path) or command} -o {path} --resume`" if begun else ""
         raise UserError(f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`{go_on}.")
 
 
@@ -80,15 +99,20 @@ class RunDirectory:
                 f"{str(path)!r} is no directory; give one of a run, or make one with `mtbench {command} -o DIR`."
             )
         if not (path / "plan.json").is_file():
+            cls(path).refuse_other("run", "choose")
             raise UserError(f"{str(path)!r} is no run directory: it holds no plan.json. Give one that `mtbench` made.")
         run = cls(path)
         run.refuse_links()
         return run
 
-    def refuse_race(self) -> None:
-        """Raise UserError for a race: a command without looks would decode cells that left."""
-        if self.has("race.json"):
-            raise UserError(f"{str(self.path)!r} is a race; go on with `mtbench choose -o {self.path} --resume`.")
+    def refuse_other(self, *commands: str) -> None:
+        """Raise UserError, with the command that resumes it, for a directory of none of these commands."""
+        made_by = command_of(self.path)
+        if made_by is not None and made_by not in commands:
+            raise UserError(
+                f"{str(self.path)!r} is {DIRECTORIES[made_by][0]}; continue it with `mtbench {made_by} -o "
+                f"{self.path} --resume`."
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

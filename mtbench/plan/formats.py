@@ -172,6 +172,8 @@ Slo = dict[LimitName, StoredSeconds]  # limits of 95th percentiles
 class Race(Record):
     """race.json: cells may leave the run, at which looks. Groups are named by suite and batch size."""
 
+    schema_version: Literal[2] = Field(description="version of this format")
+    request: dict[str, Any] = Field(description="options of `mtbench choose`")
     slo_s: Slo = Field(
         description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"
     )
@@ -180,10 +182,6 @@ class Race(Record):
         description="per group, `suite bN`, the numbers of blocks after which cells may leave; the error levels of its "
         "verdicts are shared by them and by one more, the end"
     )
-
-    def looks_at(self, suite: str, batch_size: int) -> list[int]:
-        """Return the numbers of blocks after which cells of a group may leave."""
-        return self.looks.get(f"{suite} b{batch_size}", [])
 
 
 class Elimination(Record):

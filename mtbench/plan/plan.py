@@ -195,6 +195,11 @@ class Group(Record):
     cells: list[CellName] = Field(min_length=1, description="names of the cells")
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
 
+    @property
+    def name(self) -> str:
+        """Its name in race.json."""
+        return f"{self.suite} b{self.batch_size}"
+
 
 class Plan(Record):
     """plan.json: everything that generation needs. It holds prompts as token ids, cells, blocks and rounds."""

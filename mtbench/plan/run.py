@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mtbench.plan.checks import read_plan
+from mtbench.plan.checks import read_plan, read_race
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import (
     Elimination,
@@ -54,7 +54,7 @@ class Run:
             directory=directory,
             plan=plan,
             environment=environment,
-            race=directory.read("race.json", Race) if directory.has("race.json") else None,
+            race=read_race(directory, plan),
             failures=directory.read_lines("failures.jsonl", FailureLine),
             left=directory.read_lines("eliminated.jsonl", Elimination),
             answers=answers,

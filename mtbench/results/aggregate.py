@@ -89,7 +89,7 @@ class Stored(Run):
 
     def looks(self, group: Group) -> int:
         """Return how often the verdicts of a group may be looked at, the end included."""
-        return 1 if self.race is None else 1 + len(self.race.looks_at(group.suite, group.batch_size))
+        return 1 if self.race is None else 1 + len(self.race.looks[group.name])
 
     @property
     def last_session(self) -> SessionRecord:

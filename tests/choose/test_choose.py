@@ -20,12 +20,12 @@ from mtbench import Chosen, plugins
 from mtbench.cli import ls, main
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
+from mtbench.experiments import experiment as frame
 from mtbench.experiments.choose import experiment as choosing
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.decide import decide
-from mtbench.experiments.choose.request import RaceRequest
+from mtbench.experiments.choose.request import RaceRequest, RaceSession
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
-from mtbench.experiments.run import EXPERIMENT
 from mtbench.lineup.planner import write_plan
 from mtbench.measure import model_pool
 from mtbench.measure.executor import generate
@@ -44,6 +44,7 @@ from mtbench.results.format import Results
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "mtbench-example" / "mtbench_example" / "bigram.py"
 ARMS = ("prompt-lookup", "mars:tau=0.5")
+RACED = RaceRequest(max_loss=2)
 
 
 def invoke(words: Sequence[str]) -> Result:
@@ -61,7 +62,7 @@ def begun(path: Path) -> Racing:
     request = RunRequest(family="tiny", method=ARMS, batch_size=(2, 4), limit=24)
     found = candidates(request)
     plan = plan_race(request, found)
-    return again(begin(path, plan, race_of(plan, found, {})))
+    return again(begin(path, plan, race_of(plan, found, RACED)))
 
 
 def again(run: RunDirectory) -> Racing:
@@ -80,8 +81,6 @@ def finish(racing: Racing) -> Decision:
 def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) -> None:
     racing = begun(tmp_path / "race")
     assert [group.batch_size for group in racing.plan.groups] == [4, 2]
-    with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
-        EXPERIMENT.refuse_other(racing.run.directory.path)
     assert racing.race.looks == {"arithmetic b4": [6], "arithmetic b2": [6, 8, 11, 12]}
 
 
@@ -132,7 +131,7 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     request = RunRequest(family="tiny", method=("speculative",), batch_size=(8,), limit=8)
     found = candidates(request)
     plan = plan_race(request, found)
-    run = begin(tmp_path / "race", plan, race_of(plan, found, {}))
+    run = begin(tmp_path / "race", plan, race_of(plan, found, RACED))
     with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
         mtbench.read(run.path)
     run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])
@@ -141,12 +140,41 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     assert "no arm could be compared with plain decoding" in run.read("decision.json", Decision).headline
 
 
+@pytest.mark.parametrize(
+    ("change", "words", "reason"),
+    [
+        ({"looks": {}}, [], "race.json: looks has none of group 'arithmetic b4'; restore it, or start another race"),
+        ({"schema_version": 1}, [], "race.json has schema version 1; this mtbench reads 2; restore it, or start"),
+        ({"request": {"limit": "x"}}, [], "race.json: request: limit is 'x': "),
+        ({}, ["--max-loss", "1"], "has max_loss=2.0, not 1.0; go on with `mtbench choose -o"),
+        ({}, ["--max-loss", "2"], None),
+    ],
+)
+def test_a_race_goes_on_with_its_own_looks_and_options(
+    change: dict[str, Any], words: list[str], reason: str | None, tmp_path: Path
+) -> None:
+    run = begun(tmp_path / "race").run.directory
+    run.write_json("race.json", stored_json(run, "race.json") | change)
+    session = RaceSession(out=str(run.path), resume=True)
+    given = {"max_loss": float(words[1])} if words else {}
+
+    def resume() -> RaceRequest:
+        return frame.begin(choosing.EXPERIMENT, given, session, Terminal(quiet=True), print, []).request
+
+    if reason is None:
+        assert resume().max_loss == 2
+        return
+    with pytest.raises(UserError) as refused:
+        resume()
+    assert reason in str(refused.value)
+
+
 def test_a_race_is_decoded_by_its_own_command_only(tmp_path: Path) -> None:
     """`mtbench generate` makes no looks: it would decode what has left."""
     RunDirectory(tmp_path).write_json("plan.json", {})
-    RunDirectory(tmp_path).write_json("race.json", {})
+    RunDirectory(tmp_path).write_json("race.json", {"looks": {}})
     error = CliRunner().invoke(main.app, ["generate", str(tmp_path)]).exception
-    assert "is a race; go on with `mtbench choose" in str(error)
+    assert "is a race; continue it with `mtbench choose" in str(error)
 
 
 @pytest.mark.whole

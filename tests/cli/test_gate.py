@@ -20,8 +20,12 @@ from whole import forget_plugin_files
 from mtbench import plugins
 from mtbench.cli import main
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
+from mtbench.experiments import experiment as frame
 from mtbench.experiments.gate import builds
+from mtbench.experiments.gate.experiment import EXPERIMENT
+from mtbench.experiments.gate.request import GateSession
 
 pytest_plugins = ["gate_fixtures"]
 pytestmark = pytest.mark.usefixtures("forks")
@@ -207,6 +211,16 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
     assert "holds nothing of `mtbench gate`" in mistake("-o", out, "--resume")
     gate(*envs, "--counts-only", "-o", out)
     assert f"go on with `mtbench gate -o {out} --resume`" in mistake(*envs, "-o", out)
+    assert gate(*envs, "--counts-only", "-o", out, "--resume", "--max-slowdown", 2).exit_code == 0
+    assert "has max_slowdown=2.0, not 3.0; go on with" in mistake("-o", out, "--resume", "--max-slowdown", 3)
+    plugged = GateSession(out=str(out), resume=True, plugin=("x.py",))
+    with pytest.raises(UserError, match="a resumed gate keeps --plugin; go on with"):
+        frame.begin(EXPERIMENT, {}, plugged, Terminal(quiet=True), print, [])
+    (out / "request.json").write_text("{}")
+    assert mistake("-o", out, "--resume", "--max-slowdown", 2) == (
+        f"{out / 'request.json'} has no schema version; this mtbench reads 2; start another gate with `mtbench gate -o "
+        "DIR`."
+    )
 
 
 def test_a_broken_floor_is_refused_before_the_pairs(made: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -129,6 +129,17 @@ def test_another_model_does_not_go_on(tmp_path: Path) -> None:
             load_run(run, planned).send(PYTHON)
 
 
+@pytest.mark.parametrize("servers", [{}, {"one": {"name": "x", "model": "big", "command": None, "url": "http://h/v1"}}])
+def test_a_point_whose_server_is_not_stored(tmp_path: Path, servers: dict[str, Any]) -> None:
+    run, planned = begun(tmp_path / "load", request(url={"one": "http://h/v1"}, rounds=1))
+    run.write_json("servers.json", servers)
+    first = planned.points[0]
+    lines = [line(place, item=planned.items[item].item) for place, item in enumerate(first.items)]
+    run.append("points.jsonl", [dump(point(1, lines, point=first.point, arm="one", level=first.level))])
+    with pytest.raises(UserError, match=r"servers\.json has no server of 'one', which has points; restore it, or"):
+        load_run(run, planned).missing()
+
+
 def test_a_point_of_another_plan(tmp_path: Path) -> None:
     run, planned = begun(tmp_path / "load", request(url={"one": "http://h/v1"}))
     first = planned.points[0]

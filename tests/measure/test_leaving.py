@@ -41,7 +41,7 @@ def test_a_cell_that_left_decodes_no_further_blocks_and_is_compared_on_its_own(t
     run = start(tmp_path / "race", request)
     [group] = [g for g in whole["cells"] if g["arm"] == GONE]
     cell = group["cell"]
-    race = Race(slo_s={}, refused={}, looks={"arithmetic b2": [6, 8]})
+    race = Race(schema_version=2, request={}, slo_s={}, refused={}, looks={"arithmetic b2": [6, 8]})
     run.write_json("race.json", dump(race))
     with pytest.raises(KeyboardInterrupt):
         generate(run, Quiet(until=13), Execution(leave=After(run, cell, 6)))

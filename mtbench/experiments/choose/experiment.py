@@ -17,12 +17,14 @@ from mtbench.experiments.run import folder_of, show_estimate
 from mtbench.lineup.planner import write_plan
 from mtbench.measure.model_pool import resolve_device, with_dtype
 from mtbench.measure.workers import refuse
+from mtbench.plan.checks import RACE_ADVICE, read_plan, read_race
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Race
 from mtbench.plan.plan import Plan
 from mtbench.plan.prompts import open_suites
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
+from mtbench.records import validate
 from mtbench.report import pipeline as run_pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.document import write_report
@@ -45,6 +47,13 @@ class RacePlan(NamedTuple):
     found: Candidates
     plan: Plan
     race: Race
+
+
+class StoredRace(NamedTuple):
+    """A race that is resumed."""
+
+    plan: Plan
+    request: RaceRequest
 
 
 class Decided(NamedTuple):
@@ -88,13 +97,13 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         """Write environment, looks and plan."""
         write_plan(directory, planned.plan, argv, planned.race)
 
-    def refuse_other(self, directory: Path) -> None:
-        """Raise UserError for a run that is no race."""
-        run = RunDirectory(directory)
-        if run.has("plan.json") and not run.has("race.json"):
-            raise UserError(
-                f"{str(directory)!r} is a run in which no arm leaves; go on with `mtbench run -o {directory} --resume`."
-            )
+    def stored(self, directory: Path) -> StoredRace:
+        """Return the plan, and the request."""
+        run = RunDirectory.open(directory, self.command)
+        plan = read_plan(run)
+        race = read_race(run, plan)
+        assert race is not None, "a run without race.json is refused before"
+        return StoredRace(plan, validate(race.request, RaceRequest, f"{directory / 'race.json'}: request", RACE_ADVICE))
 
     def run(self, job: Job[RaceRequest, RaceSession]) -> Decided:
         """Run the rest of the race, and decide."""
@@ -106,7 +115,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             engine_options=job.requested.engine_option,
         )
         with job.progress() as progress:
-            return finish(Run.open(job.directory), execution, progress)
+            return finish(Run.open(job.directory, None if job.new else job.plan.plan), execution, progress)
 
     def show(self, job: Job[RaceRequest, RaceSession], found: Decided, console: Terminal) -> None:
         """Print a line for each arm, what to use, and how to deploy it."""
@@ -151,7 +160,7 @@ def plan_of(request: RaceRequest) -> RacePlan:
     plan = plan_race(run_request, found, opened)
     if request.dtype == "auto" and resolve_device(request.device) == "cpu" and _ungraded(plan):
         plan = plan.changed(request=plan.request.changed(dtype="float32"))
-    return RacePlan(found, plan, race_of(plan, found, dict(request.slo)))
+    return RacePlan(found, plan, race_of(plan, found, request))
 
 
 def warnings(plan: Plan) -> list[str]:

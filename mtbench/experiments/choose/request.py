@@ -4,7 +4,7 @@ Light: the command line makes its help of this file without torch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, get_args
+from typing import Annotated, Self, get_args
 
 from pydantic import Field
 
@@ -49,6 +49,11 @@ class RaceRequest(DecodingRequest):
         ),
     ] = None
 
+    def completed(self) -> Self:
+        """Return the request of a command: without a limit, the items of as many blocks as a race needs."""
+        given = "limit" in self.model_fields_set
+        return self if given else self.changed(limit=default_limit(self.batch_size, (), RACED_BLOCKS))
+
     def run_request(self) -> RunRequest:
         """Return the request of the run that the race is; its methods are the candidates, none for all.
 
@@ -61,8 +66,7 @@ class RaceRequest(DecodingRequest):
         if AUTO in self.method and len(self.method) > 1:
             raise UserError(f"--method {AUTO} names all arms that can run; leave it out, or the others.")
         same = {name: getattr(self, name) for name in DecodingRequest.model_fields}
-        given = "limit" in self.model_fields_set
-        limit = self.limit if given else default_limit(self.batch_size, (), RACED_BLOCKS)
+        limit = self.completed().limit
         method = () if AUTO in self.method else tuple(self.method)
         return RunRequest(method=method, limit=limit, max_loss=self.max_loss, **same)
 

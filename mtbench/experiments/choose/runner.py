@@ -12,6 +12,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay, words
+from mtbench.experiments.choose.request import RaceRequest
 from mtbench.lineup.planner import make_plan
 from mtbench.measure.score import scores_of
 from mtbench.options.classes import decoding_options
@@ -20,6 +21,7 @@ from mtbench.plan.plan import Cell, Group, Plan
 from mtbench.plan.prompts import open_suite
 from mtbench.plan.request import Execution, RunRequest
 from mtbench.plan.run import Run
+from mtbench.records import dump
 from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles
 from mtbench.results.format import ResultCell
@@ -38,10 +40,11 @@ def plan_race(request: RunRequest, found: Candidates, opened: Mapping[str, Suite
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 
 
-def race_of(plan: Plan, found: Candidates, slo_s: Slo) -> Race:
+def race_of(plan: Plan, found: Candidates, request: RaceRequest) -> Race:
     """Return the looks at the groups of a plan, and the criteria."""
-    at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
-    return Race(slo_s=dict(slo_s), refused=found.refused, looks=at)
+    at = {group.name: looks(len(group.blocks)) for group in plan.groups}
+    slo_s = dict(request.slo)
+    return Race(schema_version=2, request=dump(request), slo_s=slo_s, refused=found.refused, looks=at)
 
 
 def _spec(arm: Arm) -> str:
@@ -96,7 +99,7 @@ class Racing:
                 self.run.add_left(leaving)
 
     def looks(self, group: Group) -> list[int]:
-        return self.race.looks_at(group.suite, group.batch_size)
+        return self.race.looks[group.name]
 
     def outcome(self, group: Group) -> Outcome:
         """Return the decisions of the looks at a group."""

@@ -15,7 +15,7 @@ from mtbench.errors import UserError, printable
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.gate.builds import Build, resolve
 from mtbench.experiments.gate.document import document
-from mtbench.experiments.gate.format import EXIT_CODES, Gate, GateRequest
+from mtbench.experiments.gate.format import EXIT_CODES, SCHEMA_VERSION, Gate, GatePlan, GateRequest
 from mtbench.experiments.gate.request import ENV, GateOptions, GateSession
 from mtbench.experiments.gate.stages import FILE, GateRun
 from mtbench.options import texts
@@ -30,26 +30,31 @@ LARGEST_SUMMARY = 1_000_000  # bytes: GitHub refuses a step summary of over 1 Mi
 PLANNED = PlanRequest.model_fields.keys()
 
 
-class GateExperiment(Experiment[GateOptions, GateSession, GateRequest, Gate]):
+class GateExperiment(Experiment[GateOptions, GateSession, GatePlan, Gate]):
     """Stages `comparable`, `exact` and `timed` of two builds."""
 
     command, begun_by, result, page = "gate", "request.json", FILE, "gate.html"
     request, session = GateOptions, GateSession
 
-    def plan(self, request: GateOptions, session: GateSession) -> GateRequest:
-        """Return the request of the gate."""
+    def plan(self, request: GateOptions, session: GateSession) -> GatePlan:
+        """Return the options, and what both builds get."""
         if request.base is None and not request.base_plugin:
             raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")
         same = {name: getattr(request, name) for name in GateRequest.model_fields if name in GateOptions.model_fields}
         of_base = [read_file(file).path for file in request.base_plugin] or [*session.plugin]
         same["engine"] = _serving_engine(request)
-        return GateRequest(
+        resolved = GateRequest(
             **same, plan_arguments=_plan_arguments(request), plugins=[*session.plugin], base_plugins=of_base
         )
+        return GatePlan(schema_version=SCHEMA_VERSION, request=request, resolved=resolved)
 
-    def begin(self, directory: RunDirectory, planned: GateRequest, argv: Sequence[str]) -> None:
+    def begin(self, directory: RunDirectory, planned: GatePlan, argv: Sequence[str]) -> None:
         """Write the request."""
         directory.write_json(self.begun_by, dump(planned))
+
+    def stored(self, directory: Path) -> GatePlan:
+        """Return the request."""
+        return records.read_json(directory / self.begun_by, GatePlan, "start another gate with `mtbench gate -o DIR`.")
 
     def decided(self, directory: Path) -> bool:
         """Return whether anything was decoded or decided."""
@@ -57,7 +62,7 @@ class GateExperiment(Experiment[GateOptions, GateSession, GateRequest, Gate]):
 
     def run(self, job: Job[GateOptions, GateSession]) -> Gate:
         """Run the rest of the gate, and write its findings."""
-        request = records.read_json(job.path / self.begun_by, GateRequest, "start anew, without --resume.")
+        request = job.plan.resolved
         base, head = _builds(request, job.note)
         gate = GateRun(job.path, request, base, head, job.note, job.deadline).run()
         write(job.path, gate)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, StringConstraints
 
+from mtbench.experiments.gate.request import GateOptions
 from mtbench.records import (
     CellName,
     Count,
@@ -20,7 +21,7 @@ from mtbench.records import (
     VersionOne,
 )
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[2] = 2  # of gate.json and request.json
 UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 LARGER = ConfigDict(extra="ignore")  # of a record that had more keys in earlier files
 
@@ -132,6 +133,14 @@ class GateRequest(Record):
     def margin(self) -> float:
         """The accepted slowdown as a share, as the tests take it."""
         return self.max_slowdown / 100
+
+
+class GatePlan(Record):
+    """request.json: the options of `mtbench gate`, and what follows from them."""
+
+    schema_version: Literal[2] = Field(description="version of this format")
+    request: GateOptions = Field(description="the options")
+    resolved: GateRequest = Field(description="what both builds get")
 
 
 class Finding(Record):

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from mtbench import plugins
+from mtbench import plugins, records
 from mtbench.document.console import Terminal
 from mtbench.document.html_page import write
 from mtbench.document.terminal import show
@@ -15,7 +15,7 @@ from mtbench.experiments.load.aiperf import Client
 from mtbench.experiments.load.document import document, plan_document
 from mtbench.experiments.load.format import Load, LoadPlan
 from mtbench.experiments.load.request import LoadRequest, LoadSession
-from mtbench.experiments.load.runner import PLAN, LoadRun
+from mtbench.experiments.load.runner import ADVICE, PLAN, LoadRun
 from mtbench.experiments.load.summary import summarise
 from mtbench.hardware import machine
 from mtbench.measure.executor import refuse_engine_options
@@ -46,7 +46,8 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
 
     def stored(self, directory: Path) -> LoadPlan:
         """Return the plan."""
-        return RunDirectory.open(directory, self.command).read(PLAN, LoadPlan)
+        run = RunDirectory.open(directory, self.command)
+        return records.read_json(run.path / PLAN, LoadPlan, ADVICE)
 
     def run(self, job: Job[LoadRequest, LoadSession]) -> Load:
         """Run the points that are missing, score the answers, write load.json and the page."""

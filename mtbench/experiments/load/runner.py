@@ -38,6 +38,7 @@ from mtbench.records import dump
 
 PLAN, POINTS, SERVERS, SCORES = "plan.json", "points.jsonl", "servers.json", "scores.json"
 TOKENIZER, WORK = "tokenizer", "work"
+ADVICE = "restore it, or start another load with `mtbench load -o DIR`."
 Note = Callable[[str], None]
 Scores = dict[str, list[float | None]]  # point -> score of each request
 
@@ -185,7 +186,11 @@ def window_s(requests: Sequence[RequestLine], planned_s: float) -> float:
 
 
 def read_points(run: RunDirectory, planned: LoadPlan) -> list[PointLine]:
-    """Return the points that have ended. Raises UserError for a line that does not belong to the plan."""
+    """Return the points that have ended.
+
+    Raises UserError for a line that does not belong to the plan, or whose server is not known.
+    """
+    servers = read_servers(run)
     known = {point.point: point for point in planned.points}
     lines = run.read_lines(POINTS, PointLine)
     for line in lines:
@@ -193,6 +198,8 @@ def read_points(run: RunDirectory, planned: LoadPlan) -> list[PointLine]:
         items = [] if point is None else [planned.items[place].item for place in point.items]
         if point is None or items != [request.item for request in line.requests]:
             raise UserError(f"{run.path / POINTS} has a point {line.point!r} that is not planned; start another load.")
+        if line.arm not in servers or servers[line.arm].name != line.arm:
+            raise UserError(f"{run.path / SERVERS} has no server of {line.arm!r}, which has points; {ADVICE}")
     return lines
 
 
