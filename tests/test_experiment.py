@@ -56,7 +56,7 @@ def test_a_command_with_help_results_and_a_page(tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (["--repeats", 10], "--repeats 10 is not allowed; it is a whole number from 1 to 9."),
-        (["--prompt", ""], "--prompt is empty; give a text."),
+        (["--prompt", " "], "--prompt is empty; give a text."),
         (["--resume"], "--resume needs the directory: `mtbench twice -o DIR --resume`."),
     ],
 )

@@ -59,7 +59,7 @@ class TwiceExperiment(Experiment[TwiceRequest, Session, TwicePlan, Twice]):
     request, session = TwiceRequest, Session
 
     def plan(self, request: TwiceRequest, session: Session) -> TwicePlan:
-        if not request.prompt:
+        if not request.prompt.strip():
             raise UserError("--prompt is empty; give a text.")
         return TwicePlan(request)
 
