@@ -29,7 +29,9 @@ import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments import diagnosis
+from mtbench.experiments.audit.experiment import AuditExperiment
 from mtbench.experiments.audit.judge import Judge
+from mtbench.experiments.audit.request import AuditRequest, AuditSession
 from mtbench.experiments.audit.sides import Named, Side, SideAnswer
 from mtbench.experiments.audit.texts import with_prompts
 from mtbench.models.runner import ModelRunner
@@ -659,7 +661,7 @@ REFUSED = {
     "no such arm": ("{a}:arr", "{a}:ar", "unknown arm"),
     "no such place": ("{a}x", "{a}:ar", "is no run directory, file or method"),
     "the same": ("{a}", "{a}", "are the same"),
-    "nothing": ("{a}:ar", "", "compares two outputs"),
+    "nothing": ("{a}:ar", "", "is empty; leave it out, or give a value"),
     "other items": ("{a}:ar", "{b}/items:ar", "other items"),
     "other suites": ("{a}:ar", "{b}/suite:ar", "other suites"),
     "a missing answer": ("{a}:ar", "{b}/missing:ar", "has answers to 7 of 8 items"),
@@ -722,6 +724,11 @@ def test_mistakes_are_one_line(mistake: str, honest: Path, broken: Path, tmp_pat
         audited(a.format(a=honest), b.format(a=honest, b=broken), tmp_path)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "audit").exists()
+
+
+def test_an_audit_needs_two_outputs() -> None:
+    with pytest.raises(UserError, match="compares two outputs"):
+        AuditExperiment().plan(AuditRequest(a="runs/first"), AuditSession())
 
 
 def test_run_still_going(honest: Path, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_bad_workers_are_refused_before_anything_is_planned(
     for said, says in (
         (["--workers", "0"], "--workers 0 is not allowed"),
         (["--ray", "127.0.0.1:1", "--workers", "1"], "no cluster"),
-        (["--ray", ""], "no cluster"),
+        (["--ray", ""], "--ray '' is not allowed"),
     ):
         monkeypatch.setattr(sys, "argv", ["mtbench", "run", "--limit", "2", "-o", str(tmp_path / "run"), *said])
         with pytest.raises(SystemExit) as stopped:
