@@ -196,13 +196,13 @@ def stops_between_tokens() -> Fault:
     return both(lambda: replaced(run_state, "contains", contains), lambda: replaced(answers, "cut_at_string", cut))
 
 
-def extraction(pattern: str, *, told: bool = True) -> Fault:
-    """Arithmetic's answers are read by another rule. `told`: the plan says so."""
+def extraction(pattern: str, *, stated: bool = True) -> Fault:
+    """Arithmetic's answers are read by another rule. `stated`: the plan names the rule."""
 
     def make(old: Any) -> Any:
         def init(self: Any, *given: Any) -> None:
             old(self, *given)
-            self.task = {**self.task, "filter": pattern if told else HONEST_RULE}
+            self.task = {**self.task, "filter": pattern if stated else HONEST_RULE}
 
         return init
 

@@ -214,6 +214,6 @@ def _scores(maker: Maker) -> Iterator[Plant]:
     yield Plant(name, "one side a file", METRIC, shots(1), request={**gsm8k, "max_new_tokens": 32}, form="text")
     name = "answer extraction"
     yield Plant(name, "the first number", METRIC, extraction(r"(-?\d+)\+"), request={"limit": 16})
-    yield Plant(name, "not recorded", METRIC, extraction(r"=(\d+)", told=False), request={"limit": 16, "seed": 1})
+    yield Plant(name, "not recorded", METRIC, extraction(r"=(\d+)", stated=False), request={"limit": 16, "seed": 1})
     yield Plant(name, "files of texts", METRIC, extraction(r"(\d)\."), request={"limit": 16}, form="texts")
     yield Plant(name, "one side a file", METRIC, extraction(r"answer is (\d)"), request={"limit": 16}, form="text")

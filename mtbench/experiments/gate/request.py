@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mtbench.options import common, texts
-from mtbench.options.common import BUILDS, COMPARED, GATE, TIMING
+from mtbench.options.common import BUILDS, COMPARED, GATE
 from mtbench.options.fields import option
 from mtbench.plan.request import PlanRequest, Session
 
@@ -98,14 +98,5 @@ class GateSession(Session):
         ),
     ] = ()
     time_budget_s: Annotated[
-        float | None,
-        option(
-            "Begin no pair after 90s, 30m or 2h; continue with --resume.",
-            TIMING,
-            ge=0,
-            flags=("--time-budget",),
-            parse=texts.seconds,
-            show=texts.shown_seconds,
-            resumable=True,
-        ),
+        common.TimeBudget, Field(description="Begin no pair after 90s, 30m or 2h; continue with --resume.")
     ] = None
