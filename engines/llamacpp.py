@@ -33,6 +33,7 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
 
 AMONG_TEN = "A probability is that among the draft's ten likeliest tokens."
+CACHE_TYPES = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
 CACHES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # its names of the types
 
 # Runs in the Python that has the library, which has no mtbench. Arguments: options of llama-server.
@@ -67,6 +68,7 @@ FLAGS = {
     "--spec-draft-type-v": "speculative.draft.cache_type_v",
 }
 NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "off": 0, "on": 1, "auto": -1}
+NUMBERS |= {"q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20}
 LISTS = {
     "hostnames": lambda text: [text],
     "synth_rates": lambda text: [float(rate) for rate in text.split(",")],
@@ -154,7 +156,8 @@ class LlamaCpp(ServingEngine):
     start = ("llama-server", "-m")
     package = "xllamacpp==2026.10.11549"
     gguf = True
-    overridable = ("--threads", "--threads-batch", "--flash-attn")
+    overridable = ("--threads", "--threads-batch", "--flash-attn", *CACHE_TYPES)
+    same_output = ("threads", "threads-batch", "batch-size", "ubatch-size")
     fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False}
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
@@ -167,8 +170,7 @@ class LlamaCpp(ServingEngine):
 
     def computing(self, dtype: str) -> tuple[str, ...]:
         exact = ("--flash-attn", "off") if dtype == "float32" else ()
-        flags = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
-        return *(word for flag in flags for word in (flag, CACHES[dtype])), *exact
+        return *(word for flag in CACHE_TYPES for word in (flag, CACHES[dtype])), *exact
 
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
         if not setting.name.startswith("draft-"):

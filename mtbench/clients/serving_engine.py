@@ -5,6 +5,7 @@ arm by one server. mtbench sends prompts as token ids, and gets token ids back, 
 differ. Values that an engine does not report are null.
 """
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -109,6 +110,7 @@ class ServingEngine:
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")  # in which it computes
     overridable: ClassVar[tuple[str, ...]] = ()  # options of its server that mtbench sets, and `--engine-option` may
+    same_output: ClassVar[tuple[str, ...]] = ()  # options of its server that must give the same tokens
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
     text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it
@@ -140,16 +142,21 @@ class ServingEngine:
             return NO_MAP
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
-    def own_options(self, given: Sequence[str]) -> list[str]:
-        """Return the arguments of `--engine-option` for this engine.
+    @staticmethod
+    def own_options(settings: Sequence[str]) -> list[str]:
+        """Return an arm's options of the engine's server as words of its command.
 
-        >>> class Mine(ServingEngine):
-        ...     name = "mine"
-        >>> Mine().own_options(["mine:enforce-eager", "mine:seed=1", "other:seed=2"])
+        >>> ServingEngine.own_options(["enforce-eager", "seed=1"])
         ['--enforce-eager', '--seed', '1']
         """
-        pairs = [text.partition(":")[2].partition("=") for text in given if text.partition(":")[0] == self.name]
+        pairs = [setting.partition("=") for setting in settings]
         return [word for option, equals, value in pairs for word in (f"--{option}", *([value] if equals else ()))]
+
+    def may_change_tokens(self, setting: str, dtype: str) -> bool:
+        """Return whether an option of its server may change tokens: not one that the dtype or the engine sets alike."""
+        option, _, value = setting.partition("=")
+        alike = dtype in self.dtypes and (f"--{option}", value) in itertools.pairwise(self.computing(dtype))
+        return not alike and value != "auto" and option not in self.same_output
 
     def command(self, model: str, setting: Setting, options: Sequence[str] = ()) -> str:
         """Return the command that starts a server with a model, as text for a shell. `options`: the engine's own."""

@@ -4,6 +4,7 @@ mars:tau=0.95|0.8,cache=block   two arms; bars separate alternatives of a value
 mars:tau=0.95@mars/graph        an arm's string: options that differ from their defaults, role, engine
 mars-tau0.95.mars.graph         the same in a file's name
 hf-generate:cache=static@ar     an external engine (mtbench/decoding/external.py) uses none of ours
+ar@ar/vllm+seed=1+quantization=fp8   a serving engine, with options of its server (`--engine-option`)
 """
 
 import itertools
@@ -17,7 +18,7 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.options.classes import arm_options, decoding_options, parse_option, roles_of
 from mtbench.options.fields import fields_of, option_of
-from mtbench.options.texts import shown
+from mtbench.options.texts import alternatives, shown
 from mtbench.records import LONGEST_NAME
 
 ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/engines.py; the default first
@@ -25,13 +26,19 @@ ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/eng
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm of a run. `options`: given options, by name. `copy`: 1, or 2, 3 … for an arm given again."""
+    """One arm of a run. `options`: given options, by name. `copy`: 1, or 2, 3 … for an arm given again.
+
+    `settings`: options of its engine's server, as NAME or NAME=VALUE. `alternative`: plain decoding, the reference
+    there, has others.
+    """
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     on: str = ""
     engine: str | None = ENGINES[0]  # None: an external engine
     copy: int = 1
+    settings: tuple[str, ...] = ()
+    alternative: bool = False
 
     @property
     def machinery(self) -> tuple[Any, ...]:
@@ -54,6 +61,11 @@ class Arm:
         return decoding_options(METHODS[self.method], self.options)
 
     @property
+    def is_reference(self) -> bool:
+        """Whether others are compared with it: without decoding options; those of an external engine do not matter."""
+        return METHODS[self.method].reference and not self.decoding and not self.alternative
+
+    @property
     def changed(self) -> list[tuple[str, str]]:
         """The given options, in declaration order, as text. (Parsing keeps those that differ from their defaults.)"""
         declared = fields_of(METHODS[self.method])
@@ -62,7 +74,7 @@ class Arm:
     def __str__(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.changed)
         copy = f"#{self.copy}" if self.copy > 1 else ""
-        engine = f"/{self.engine}" if self.engine else ""
+        engine = f"/{'+'.join([self.engine, *self.settings])}" if self.engine else ""
         return f"{self.method}{':' if options else ''}{options}@{self.on}{engine}{copy}"
 
     @property
@@ -70,7 +82,7 @@ class Arm:
         """The arm's part of a cell's id."""
         options = "".join(f"-{name}{value}" for name, value in self.changed)
         copy = f"_{self.copy}" if self.copy > 1 else ""
-        engine = f".{safe(self.engine)}" if self.engine else ""
+        engine = f".{safe('+'.join([self.engine, *self.settings]))}" if self.engine else ""
         return f"{safe(self.method + options)}.{safe(self.on)}{engine}{copy}"
 
     @property
@@ -83,13 +95,17 @@ class Arm:
         return None
 
 
-def parse_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> list[Arm]:
+def parse_arms(
+    specs: Sequence[str], engines: Sequence[str] = ENGINES[:1], engine_option: Sequence[str] = ()
+) -> list[Arm]:
     """Return the arms of several `--method` values, in order, in each engine; an arm given twice appears twice.
 
-    Raises UserError for an unknown method, option or engine, or a value that is not allowed.
+    `engine_option`: values of `--engine-option`, whose alternatives make an arm each. Raises UserError for an unknown
+    method, option or engine, or a value that is not allowed.
     """
     arms: list[Arm] = []
-    for arm in itertools.chain.from_iterable(_parse(spec, engines) for spec in specs):
+    parsed = itertools.chain.from_iterable(_parse(spec, engines) for spec in specs)
+    for arm in itertools.chain.from_iterable(_with_settings(arm, engine_option) for arm in parsed):
         arms.append(replace(arm, copy=1 + sum(str(replace(a, copy=1)) == str(arm) for a in arms)))
     return arms
 
@@ -132,6 +148,15 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
     return arms
 
 
+def _with_settings(arm: Arm, engine_option: Sequence[str]) -> list[Arm]:
+    """Return an arm with each combination of its engine's options; the first is that of plain decoding."""
+    of_engine = [texts for text in engine_option for engine, texts in [alternatives(text)] if engine == arm.engine]
+    return [
+        replace(arm, settings=chosen, alternative=number > 0)
+        for number, chosen in enumerate(itertools.product(*of_engine))
+    ]
+
+
 def is_ours(engine: str | None) -> bool:
     """Return whether an arm with this engine decodes in mtbench's loop."""
     return engine in ENGINES
@@ -171,8 +196,7 @@ METHODS.checks.append(_check_default_arms)
 
 
 def _references(arms: Sequence[Arm]) -> list[Arm]:
-    """Return the reference arms: without decoding options; settings of an external engine do not matter."""
-    return [a for a in arms if METHODS[a.method].reference and a.copy == 1 and not a.decoding]
+    return [a for a in arms if a.is_reference and a.copy == 1]
 
 
 def _nearest(arm: Arm, references: Sequence[Arm]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
-from mtbench.decoding.arms import Arm, is_served, parse_arms
+from mtbench.decoding.arms import Arm, is_served, parse_arms, reference_arm
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
@@ -40,25 +40,34 @@ def refuse_in_engine(
         raise UserError(f"{str(arm)!r}: {reason} Leave that `--method` or `--simulate-acceptance` out.")
 
 
-def refuse_engine(arm: Arm, method: Method, family: Family, request: RunRequest) -> None:
+def refuse_engine(arm: Arm, method: Method, family: Family) -> None:
     """Raise UserError for a serving engine that is not installed, or options of it that mtbench sets."""
     engine = _engine(arm)
     setting = engine.setting(method, family.checkpoints(arm.roles))
     assert isinstance(setting, Setting), "the engine has the method"
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
-    flags = [word for word in engine.own_options(request.engine_option) if word.startswith("--")]
+    flags = [word for word in engine.own_options(arm.settings) if word.startswith("--")]
     if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:
         raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
     engine.python()
 
 
-def engine_flags(arm: Arm, source: str, given: Sequence[str]) -> list[str]:
-    """Return flags for options of the arm's engine, which may change its tokens, and for other weights than ours."""
-    if not is_served(arm.engine):
+def engine_flags(arm: Arm, source: str) -> list[str]:
+    """Return a flag for other weights than ours."""
+    other = _engine(arm).other_weights(source) if is_served(arm.engine) else None
+    return [f"another model: {other}"] if other else []
+
+
+def other_tokens(arm: Arm, arms: Sequence[Arm], dtype: str) -> list[str]:
+    """Return the options of an arm's engine that may give it other tokens than those of its reference.
+
+    Of alternatives, plain decoding in the engine has the first; and no arm of ours has an option of an engine.
+    """
+    reference = next((other for other in arms if str(other) == reference_arm(arm, "lossless", arms)), None)
+    if reference is None or not arm.settings:
         return []
-    engine = _engine(arm)
-    options, other = " ".join(engine.own_options(given)), engine.other_weights(source)
-    return [*([f"{engine.title} with {options}"] if options else []), *([f"another model: {other}"] if other else [])]
+    shared = reference.settings if reference.engine == arm.engine else ()
+    return [s for s in arm.settings if s not in shared and _engine(arm).may_change_tokens(s, dtype)]
 
 
 def _engine(arm: Arm) -> ServingEngine:

@@ -124,7 +124,7 @@ class Lineup:
             )
         if is_served(arm.engine):
             refuse_in_engine(arm, self.method(arm)[0], family, request, self.acceptance)
-            refuse_engine(arm, self.method(arm)[0], family, request)
+            refuse_engine(arm, self.method(arm)[0], family)
         if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:
             raise UserError(
                 f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
@@ -225,18 +225,19 @@ def _arms(lineup: Lineup) -> list[Arm]:
         return True
 
     if request.method:
-        arms = parse_arms(request.method, request.engine)
+        arms = parse_arms(request.method, request.engine, request.engine_option)
         for arm in arms:
             lineup.refuse(arm)
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
-    arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
+    specs = [spec for method in methods for spec in method.default_arms]
+    arms = parse_arms(specs, request.engine, request.engine_option)
     arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and there(arm)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # refused by external engines
         named = {arm.method for arm in arms}
         more = [m.name for m in methods if _untrained(m) and m.name not in named and not (inside and m.outside)]
-        arms += filter(there, parse_arms(more, request.engine))
+        arms += filter(there, parse_arms(more, request.engine, request.engine_option))
     return arms
 
 

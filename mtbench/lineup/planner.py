@@ -24,7 +24,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
-from mtbench.lineup.engine_arms import engine_flags
+from mtbench.lineup.engine_arms import engine_flags, other_tokens
 from mtbench.lineup.lineup import Entrant, Lineup, line_up
 from mtbench.lineup.simulation import (
     Acceptance,
@@ -189,6 +189,9 @@ class _GroupPlanner:
             setting = engine.setting(method, checkpoints)
             # Its random numbers are its own.
             claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
+        lossless_reference = reference_arm(arm, claims, arms)
+        if others := other_tokens(arm, arms, self.request.dtype):
+            claims = "lossy"
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance has no ends of answers, so every item takes its whole budget.
@@ -199,7 +202,7 @@ class _GroupPlanner:
         if method.token_map is not None and fault is None:
             flags += token_map.flags(method.token_map, inspected, arm.on)
         flags += [APART] if self.request.apart else []
-        flags += engine_flags(arm, checkpoints[arm.on], self.request.engine_option)
+        flags += engine_flags(arm, checkpoints[arm.on])
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
             suite=spec,
@@ -216,12 +219,15 @@ class _GroupPlanner:
             flags=flags + flags_of(simulated),
             baselines=baselines(arm, arms),
             engine_baselines=engine_baselines(arm, arms),
-            lossless_reference=None if simulated else reference_arm(arm, claims, arms),
+            lossless_reference=None if simulated else lossless_reference,
             claims=claims,
             demonstration=self.family.domain is not None,
             accept=script,
             simulated=simulated,
             fault=fault,
+            engine_options=[*arm.settings],
+            other_tokens=others,
+            alternative=arm.alternative,
         )
 
     def _refuse_short_prompts(self, arm: Arm, block: int) -> None:

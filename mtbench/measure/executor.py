@@ -26,6 +26,7 @@ from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Died, Done, Failed, Task, WorkerSession, in_parallel, start_workers
 from mtbench.models import token_map
 from mtbench.options.fields import fields_of
+from mtbench.options.texts import alternatives
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.formats import FailureLine, GenerationLine
 from mtbench.plan.lines import generation_line, timing_line
@@ -78,7 +79,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     else:
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
         _refuse_other_servers(due, execution.servers)
-        refuse_engine_options(set(plan.request.engine_option) - execution.engine_options)
+        refuse_engine_options(plan.cells, plan.request.engine_option, execution.engine_options)
         _refuse_new_options(due if run.sessions else [])
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
@@ -133,10 +134,27 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
             )
 
 
-def refuse_engine_options(new: Collection[str]) -> None:
-    """Raise UserError for options of engines that this command does not give: they may name code."""
-    if new:
-        words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(new))
+class WithOptions(Protocol):
+    """A cell of a plan, or an arm of a load."""
+
+    @property
+    def engine(self) -> str | None: ...
+    @property
+    def engine_options(self) -> list[str]: ...
+
+
+def refuse_engine_options(planned: Iterable[WithOptions], asked: Collection[str], given: Collection[str]) -> None:
+    """Raise UserError for options of engines that this command does not give: they may name code.
+
+    `asked`: values of `--engine-option` with which the plan was made.
+    """
+
+    def each(texts: Iterable[str]) -> set[tuple[str | None, str]]:
+        return {(engine, setting) for engine, settings in map(alternatives, texts) for setting in settings}
+
+    if new := {(one.engine, setting) for one in planned for setting in one.engine_options} - each(given):
+        texts = [text for text in asked if each([text]) & new] or [f"{engine}:{setting}" for engine, setting in new]
+        words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(texts))
         raise UserError(f"the plan gives engines options that this command does not; if you trust it, add `{words}`.")
 
 

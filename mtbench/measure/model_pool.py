@@ -52,7 +52,7 @@ class ModelPool:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.seed, self.temperature = request.seed, request.temperature
-        self.engine_options, self.apart = request.engine_option, request.apart
+        self.apart = request.apart
         self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
@@ -200,7 +200,7 @@ class ModelPool:
                 made = engine.synthetic(setting, simulation.rates(cell.accept.probabilities, method))
                 assert isinstance(made, Setting), "planning refuses it"
                 setting = made
-            own, threads = engine.own_options(self.engine_options), torch.get_num_threads()
+            own, threads = engine.own_options(cell.engine_options), torch.get_num_threads()
             share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
             serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"

@@ -79,8 +79,8 @@ Engines = Annotated[
 EngineOptions = Annotated[
     Sequence[str],
     option(
-        "An engine's own option, such as 'vllm:tensor-parallel-size=2' or 'vllm:enforce-eager'. Repeatable. A stored "
-        "plan's are used only if they are given again.",
+        "An engine's own option, such as 'vllm:enforce-eager', or 'vllm:kv-cache-dtype=auto|fp8': every arm with each "
+        "value; plain decoding has the first. Repeatable. A stored plan's are used only if they are given again.",
         COMPARED,
         metavar="ENGINE:OPTION[=VALUE]",
         parse_all=texts.engine_options,

@@ -102,10 +102,21 @@ def checkpoints(texts: Sequence[str]) -> dict[str, str]:
 
 
 def engine_options(texts: Sequence[str]) -> list[str]:
-    """Return the texts if each is ENGINE:OPTION or ENGINE:OPTION=VALUE. Raises ValueError for other text."""
-    if not all(re.fullmatch(r"[\w.-]+:[a-z][\w.-]*(=.+)?", text) for text in texts):
+    """Return the texts if each is ENGINE:OPTION or ENGINE:OPTION=A|B|…. Raises ValueError for other text."""
+    if not all(re.fullmatch(r"[\w.-]+:[a-z][\w.-]*(=[^|]+(\|[^|]+)*)?", text) for text in texts):
         raise ValueError("give ENGINE:OPTION=VALUE, such as `--engine-option vllm:tensor-parallel-size=2`")
     return [*texts]
+
+
+def alternatives(engine_option: str) -> tuple[str, list[str]]:
+    """Return the engine of an `--engine-option`, and the option with each of its values.
+
+    >>> alternatives("vllm:kv-cache-dtype=auto|fp8"), alternatives("vllm:enforce-eager")
+    (('vllm', ['kv-cache-dtype=auto', 'kv-cache-dtype=fp8']), ('vllm', ['enforce-eager']))
+    """
+    engine, _, setting = engine_option.partition(":")
+    option, equals, values = setting.partition("=")
+    return engine, [f"{option}{equals}{value}" for value in values.split("|")]
 
 
 def pairs(values: Mapping[str, Any]) -> list[str]:

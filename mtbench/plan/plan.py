@@ -22,6 +22,7 @@ from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.evaluation.registry import SUITES
+from mtbench.options.classes import decoding_options
 from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
 from mtbench.options.common import Batching as Batching
 from mtbench.options.common import Protocol as Protocol
@@ -170,12 +171,26 @@ class Cell(Record):
     fault: str | None = Field(
         None, description="error of the method when the cell was planned, so that the cell is not run; null: none"
     )
+    engine_options: list[str] = Field(
+        default_factory=list, description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
+    )
+    other_tokens: list[str] = Field(
+        default_factory=list,
+        description="of these, those for which it may have other tokens than its method promises; empty: none",
+    )
+    alternative: bool = Field(False, description="true: plain decoding in its engine has other options of the server")
 
     @property
     def built(self) -> Method:
         """Its method with its options."""
         method: Method = METHODS[self.method](**self.options)
         return method
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is plain decoding, with which other cells are compared."""
+        method = METHODS[self.method]
+        return method.reference and not decoding_options(method, self.options) and not self.alternative
 
     @property
     def computes_here(self) -> bool:

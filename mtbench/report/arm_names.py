@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.results.format import ResultCell
 
-ARM = re.compile(r"(?P<method>[^:@]+)(?::(?P<options>.*))?@(?P<on>[^@/#]+)(?:/(?P<engine>[^@/#]+))?(?:#(?P<copy>\d+))?")
+ARM = re.compile(
+    r"(?P<method>[^:@]+)(?::(?P<options>.*?))?@(?P<on>[^@/#]+)(?:/(?P<engine>[^@/#+]+)(?:\+.+?)?)?(?:#(?P<copy>\d+))?"
+)
 SYMBOLS = {"tau": "τ"}  # options that papers write as a symbol
 
 
@@ -14,13 +16,17 @@ def arm_names(cells: Iterable[ResultCell]) -> dict[str, str]:
     """Return the readable name of every arm: its method, its options, and what else distinguishes it from another arm.
 
     Arms with the same method and options differ in checkpoint, engine or copy; the name then has what differs. An arm
-    in a serving engine has the engine's own name of its method: "Prompt lookup (vLLM ngram)".
+    in a serving engine has the engine's own name of its method, and options of the server that not all arms there have:
+    "Prompt lookup (vLLM ngram, kv-cache-dtype=fp8)".
     """
     alike: dict[str, list[str]] = {}  # readable method and options -> arms
     names = {}
-    for arm, cell in {cell.arm: cell for cell in cells}.items():
+    of_arms = {cell.arm: cell for cell in cells}
+    for arm, cell in of_arms.items():
         if inside := _in_engine(cell):
-            names[arm] = f"{_method_and_options(arm)} ({inside})"
+            there = [other.engine_options for other in of_arms.values() if other.engine == cell.engine]
+            options = [option for option in cell.engine_options if not all(option in other for other in there)]
+            names[arm] = f"{_method_and_options(arm)} ({', '.join([inside, *options])})"
         else:
             alike.setdefault(_method_and_options(arm), []).append(arm)
     for words, arms in alike.items():

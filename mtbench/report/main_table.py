@@ -138,6 +138,8 @@ def _lossless_entry(cell: ResultCell) -> Entry:
         return Entry(ungraded(cell))
     same = f"{graded.identical:,} of {graded.items:,} the same"
     floor = "" if graded.floor is None else f", floor {graded.floor.identical:,} of {graded.floor.items:,}"
+    if cell.other_tokens:
+        return Entry(ungraded(cell), against=graded.against, detail=f"{same}{floor}")
     if cell.claims != "lossless":  # compared with an equivalent arm, which is lossy too
         return Entry("lossy by design", None, graded.grade, graded.against, f"{same}{floor}")
     return Entry(graded.grade, against=graded.against, detail=f"{same}{floor}")

@@ -156,6 +156,8 @@ def ungraded(cell: ResultCell) -> str:
     """Return why an arm has no grade."""
     if cell.simulated:
         return "not graded"
+    if cell.other_tokens:
+        return f"other tokens by {listed(cell.other_tokens)}"
     if cell.reference:
         return "baseline"
     reasons = {"lossless": "not checked", "distribution": "same distribution", "lossy": "lossy by design"}

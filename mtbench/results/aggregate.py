@@ -17,9 +17,7 @@ import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours
-from mtbench.decoding.registry import METHODS
 from mtbench.measure import energy, lossless_check
-from mtbench.options.classes import decoding_options
 from mtbench.plan.formats import (
     EnergyRecord,
     GenerationLine,
@@ -75,6 +73,7 @@ COPIED = (  # fields that a cell of results.json has from the plan
     *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
     *("demonstration", "batch_size", "length", "batching", "claims"),
 )
+SERVER_OPTIONS = ("engine_options", "other_tokens")  # the same, of cells that have any
 ENERGY = {"energy_j", "j_per_token", "energy_reason"}  # fields of results.json from energy.json
 
 
@@ -190,11 +189,11 @@ def _cell(
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
-    method = METHODS[cell.method]
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
         **_left(data),
+        **{name: given for name in SERVER_OPTIONS if (given := getattr(cell, name))},
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -214,7 +213,7 @@ def _cell(
         preparation_s=sum(prepared_s) if prepared_s else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
         repeated_identical=identical / repeated if repeated else None,
-        reference=method.reference and not decoding_options(method, cell.options),
+        reference=cell.is_reference,
         lossless=lossless,
         void=void_reasons_of(data, lossless),
         flags=[

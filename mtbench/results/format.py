@@ -67,6 +67,13 @@ class ResultCell(Sparse):
     method: str = Field(description="name of the method")
     options: dict[str, Any] = Field(description="value of every option of the method")
     engine: str | None = Field(description="engine; null: the method's loop is not ours")
+    engine_options: list[str] = Field(
+        default_factory=list, description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
+    )
+    other_tokens: list[str] = Field(
+        default_factory=list,
+        description="of these, those for which it may have other tokens than its method promises; empty: none",
+    )
     family: str = Field(description="family of checkpoints")
     on: str = Field(description="role of the checkpoint that decodes")
     checkpoints: dict[str, str] = Field(description=CHECKPOINTS)

@@ -50,6 +50,19 @@ def test_the_engine_of_an_arm_overrides_the_flag() -> None:
     assert parse_arms(["ar:engine=eager"], engines=["warp"])[0].engine == "eager"
 
 
+def test_options_of_an_engine_are_in_the_arms_of_that_engine() -> None:
+    """Each combination of alternatives makes an arm; only the first is a reference."""
+    given = ["vllm:kv-cache-dtype=auto|fp8", "vllm:enforce-eager", "llamacpp:threads=2"]
+    arms = parse_arms(["ar"], ["graph", "vllm"], given)
+    assert [str(arm) for arm in arms] == [
+        "ar@ar/graph",
+        "ar@ar/vllm+kv-cache-dtype=auto+enforce-eager",
+        "ar@ar/vllm+kv-cache-dtype=fp8+enforce-eager",
+    ]
+    assert [arm.is_reference for arm in arms] == [True, True, False]
+    assert arms[2].file_id == "ar.ar.vllm+kv-cache-dtype=fp8+enforce-eager"
+
+
 def test_an_external_engine_takes_none_of_our_engines() -> None:
     """`engine=` in the arm is refused. `--engine` does not change the arm."""
     assert parse_arms(["hf-generate", "ar"], engines=["graph"])[0].engine is None

@@ -38,6 +38,30 @@ def test_a_made_up_acceptance_is_the_servers(tmp_path: Path) -> None:
     assert drafted["lossless"] is None, "the text has no meaning"
 
 
+def test_drafts_and_cache_types_are_one_comparison(tmp_path: Path) -> None:
+    """The cache's type is part of the arm; another than the run's promises no tokens."""
+    results = mtbench.run(
+        suite="arithmetic",
+        family="tiny",
+        method=("ar", "prompt-lookup:ahead=2|4"),
+        engine="llamacpp",
+        engine_option="llamacpp:cache-type-k=f32|q8_0",
+        limit=16,
+        batch_size=2,
+        rounds=1,
+        dtype="float32",
+        out=tmp_path / "DIR",
+    )
+    cells = results.record["cells"]
+    assert [cell["status"] for cell in cells] == ["ok"] * 6
+    assert [cell["engine_options"] for cell in cells] == [["cache-type-k=f32"], ["cache-type-k=q8_0"]] * 3
+    plain, *others = cells[::2]
+    assert [cell["lossless"]["grade"] for cell in others] == ["exact"] * 2
+    assert [cell["claims"] for cell in cells[1::2]] == ["lossy"] * 3
+    assert all(cell["speedup"][0]["baseline"] == plain["arm"] for cell in cells[1:])
+    assert not any(cell["void"] for cell in cells)
+
+
 def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     """In float32, all arms: exact. The engine's own counts give tokens per forward: 1 for plain decoding."""
     results = mtbench.run(

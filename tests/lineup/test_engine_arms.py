@@ -34,7 +34,8 @@ from mtbench.plan.formats import FailureLine, GenerationLine
 from mtbench.plan.plan import APART, Plan, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
-from mtbench.report.main_table import notes_of
+from mtbench.report.main_table import main_table, notes_of
+from mtbench.results.comparisons import OwnSpeedups
 from mtbench.results.figure_formats import Lossless
 
 TOOLBOX = "toolbox"
@@ -164,7 +165,7 @@ def test_an_option_that_mtbench_sets_itself_is_refused(monkeypatch: pytest.Monke
     plan(method=["ar"], engine=[TOOLBOX], engine_option=["toolbox:tensor-parallel-size=2"])  # as much, of another
 
 
-def test_options_reach_the_server_and_are_a_flag_of_its_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_options_reach_the_server_and_are_in_the_arms_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They may name code, so a stored plan's count only if the command that runs it gives them again."""
     launch, started = SERVING_ENGINES[TOOLBOX].launch, list[Any]()
 
@@ -175,7 +176,7 @@ def test_options_reach_the_server_and_are_a_flag_of_its_cells(monkeypatch: pytes
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", launched)
     given = ["toolbox:quantization=fp8", "toolbox:enforce-eager", "vllm:seed=1"]
     planned = plan(method=["ar"], engine=[TOOLBOX], engine_option=given)
-    assert planned.cells[0].flags[-1] == "Toolbox with --quantization fp8 --enforce-eager"
+    assert planned.cells[0].arm == f"ar@ar/{TOOLBOX}+quantization=fp8+enforce-eager"
     run = begin_run(tmp_path / "run", planned, ["mtbench"])
     with pytest.raises(UserError, match="add `--engine-option toolbox:enforce-eager --engine-option toolbox:quant"):
         generate(run, Quiet(), Execution())
@@ -184,6 +185,63 @@ def test_options_reach_the_server_and_are_a_flag_of_its_cells(monkeypatch: pytes
     assert started == [["--quantization", "fp8", "--enforce-eager"]]
     assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
     assert len(run.read_lines(f"generations/{planned.cells[0].cell}.jsonl", GenerationLine)) == 2
+
+
+RACED = [f"{TOOLBOX}:cache=auto|fp8", f"{TOOLBOX}:threads=1|2", "vllm:seed=1|2"]
+
+
+def test_alternatives_of_an_option_make_arms_that_promise_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference has the first alternatives. Only options that may change tokens take a promise away."""
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "same_output", ("threads",))
+    cells = plan(method=["ar", "prompt-lookup"], engine=["graph", TOOLBOX], engine_option=RACED).cells
+    ours, *plain, _, first, threads, cache, both = cells
+    reference = f"ar@ar/{TOOLBOX}+cache=auto+threads=1"
+    assert [cell.arm for cell in cells if cell.is_reference] == [ours.arm, reference]
+    assert (plain[0].claims, plain[0].lossless_reference) == ("lossless", ours.arm), "auto is what it is without"
+    assert [(cell.claims, cell.other_tokens) for cell in (first, threads, cache, both)] == [
+        ("lossless", []),
+        ("lossless", []),
+        ("lossy", ["cache=fp8"]),
+        ("lossy", ["cache=fp8"]),
+    ]
+    assert {cell.lossless_reference for cell in (*plain[1:], first, threads, cache, both)} == {reference}
+    assert all(cell.baselines == [reference] for cell in (*plain[1:], first, threads, cache, both))
+    [alone, _] = plan(method=["ar"], engine=["graph", TOOLBOX], engine_option=[f"{TOOLBOX}:cache=fp8"]).cells[1:] * 2
+    assert (alone.is_reference, alone.claims, alone.other_tokens) == (True, "lossy", ["cache=fp8"])
+    hot = plan(method=["ar"], engine=[TOOLBOX], engine_option=RACED, temperature=0.7).cells
+    assert [cell.claims for cell in hot] == ["distribution", "distribution", "lossy", "lossy"]
+
+
+def test_a_race_has_plain_decoding_with_every_alternative() -> None:
+    """So it is known whether the cache or the drafts are faster."""
+    asked = RunRequest(suite=["arithmetic"], engine=[TOOLBOX], method=["prompt-lookup"], engine_option=RACED[:1])
+    plain, other, *drafting = [str(arm) for arm in candidates(asked).lineup.arms]
+    assert (plain, other) == (f"ar@ar/{TOOLBOX}+cache=auto", f"ar@ar/{TOOLBOX}+cache=fp8")
+    assert drafting == [f"prompt-lookup@ar/{TOOLBOX}+cache=auto", f"prompt-lookup@ar/{TOOLBOX}+cache=fp8"]
+
+
+def test_an_option_that_only_a_cell_names_is_refused(tmp_path: Path) -> None:
+    """A plan is untrusted in every field."""
+    planned = plan(method=["ar"], engine=[TOOLBOX])
+    [cell] = planned.cells
+    run = begin_run(tmp_path / "run", planned.changed(cells=[cell.changed(engine_options=["code=evil"])]), ["mtbench"])
+    with pytest.raises(UserError, match=f"if you trust it, add `--engine-option {TOOLBOX}:code=evil`"):
+        generate(run, Quiet(), Execution(engine_options=frozenset(["vllm:code=evil", f"{TOOLBOX}:code=good"])))
+
+
+def test_other_tokens_by_an_option_are_no_broken_promise(tmp_path: Path) -> None:
+    """The table counts the same answers and names the option; the arm is not void, and is used by its accuracy only."""
+    asked = plan(method=["ar"], engine=[TOOLBOX], engine_option=[f"{TOOLBOX}:cache=auto|fp8"], dtype="float32")
+    run = begin_run(tmp_path / "run", asked, ["mtbench"])
+    generate(run, Quiet(), Execution(engine_options=frozenset([f"{TOOLBOX}:cache=auto|fp8"])))
+    name = f"generations/{asked.cells[1].cell}.jsonl"
+    first, second = stored_lines(run, name)
+    keep_lines(run, name, [first, {**second, "token_ids": [1] * len(second["token_ids"])}])
+    other = assemble(run).cells[1]
+    assert (other.void, other.reference, other.claims) == ([], False, "lossy")
+    table = main_table([other], {other.arm: 1}, OwnSpeedups({}, {}))
+    [entry] = [e for e in table.rows[0].entries if "the same" in (e.detail or "")]
+    assert (entry.value, entry.detail) == ("other tokens by cache=fp8", "1 of 2 the same")
 
 
 def test_an_engine_that_repeats_nothing_or_counts_wrong_is_flagged_and_not_void(tmp_path: Path) -> None:

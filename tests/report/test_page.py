@@ -54,6 +54,26 @@ def test_an_arm_in_words_says_what_tells_it_from_the_others(arms: tuple[str, ...
     assert tuple(arm_names(result_cell(arm=arm) for arm in arms).values()) == words
 
 
+def test_an_option_of_an_engine_is_in_the_words_if_it_tells_two_arms_apart() -> None:
+    """Its id has them all."""
+    given = [("ar", "f32"), ("ar", "q8_0"), ("prompt-lookup", "q8_0")]
+    cells = [
+        result_cell(
+            arm=f"{method}@ar/llamacpp+cache-type-k={kind}+threads=1",
+            method=method,
+            options={},
+            engine="llamacpp",
+            engine_options=[f"cache-type-k={kind}", "threads=1"],
+        )
+        for method, kind in given
+    ]
+    assert list(arm_names(cells).values()) == [
+        "Plain decoding (llama.cpp, cache-type-k=f32)",
+        "Plain decoding (llama.cpp, cache-type-k=q8_0)",
+        "Prompt lookup (llama.cpp ngram-simple, cache-type-k=q8_0)",
+    ]
+
+
 RULES = ("\\toprule", "\\midrule", "\\bottomrule")
 
 

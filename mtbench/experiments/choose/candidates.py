@@ -45,17 +45,18 @@ def candidates(request: RunRequest) -> Candidates:
     Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
     that no arm has.
     """
-    named = parse_arms(list(dict.fromkeys(request.method)), request.engine) if request.method else []
+    options = request.engine_option
+    named = parse_arms(list(dict.fromkeys(request.method)), request.engine, options) if request.method else []
     methods = [METHODS[name] for name in METHODS]
     specs = [spec for method in methods for spec in method.choices or method.default_arms or (method.name,)]
-    every = parse_arms(specs, request.engine)
+    every = parse_arms(specs, request.engine, options)
     _refuse_unknown_roles(request, [*named, *every])
     family = family_of(request, request.suite[0])
-    plain, lineup = _plain(family, named, request), Lineup(family, request)
+    (plain, *others), lineup = _plain(family, named, request), Lineup(family, request)
     if reason := why_not(plain, lineup):
         raise UserError(f"plain decoding cannot run: {reason}")
     for arm in named:
-        if _is_reference(arm) and str(arm) != str(plain):
+        if arm.is_reference and str(arm) != str(plain):
             raise UserError(
                 f"{str(arm)!r} cannot be raced: every arm is compared with {plain}; `mtbench run` has both."
             )
@@ -66,8 +67,9 @@ def candidates(request: RunRequest) -> Candidates:
                 f"{str(arm)!r} cannot be raced: all arms have the engine of plain decoding; give `--engine "
                 f"{arm.engine}`."
             )
-    reasons = [(arm, why_not(arm, lineup)) for arm in named or every]
-    raced = [plain, *(arm for arm, reason in reasons if reason is None and not _is_reference(arm))]
+    beside = [*others, *(arm for arm in named or every if arm.method != plain.method)]
+    reasons = [(arm, why_not(arm, lineup)) for arm in beside]
+    raced = [plain, *(arm for arm, reason in reasons if reason is None and not arm.is_reference)]
     there = {arm.method for arm in raced}
     # Keep the last arm's reason: that of the first may be only about its width.
     refused = {arm.method: reason for arm, reason in reasons if reason is not None and arm.method not in there}
@@ -97,13 +99,12 @@ def _refuse_unknown_roles(request: RunRequest, arms: Sequence[Arm]) -> None:
             raise unknown("role of --checkpoint", role, known, "mtbench ls arms")
 
 
-def _is_reference(arm: Arm) -> bool:
-    return METHODS[arm.method].reference and not arm.decoding
+def _plain(family: Family, named: Sequence[Arm], request: RunRequest) -> list[Arm]:
+    """Return plain decoding: on its own role if the family has that, else on the role of the first arm.
 
-
-def _plain(family: Family, named: Sequence[Arm], request: RunRequest) -> Arm:
-    """Return plain decoding: on its own role if the family has that, else on the role of the first arm."""
+    The first is the reference; the others have other options of the engine's server.
+    """
     method = METHODS[plain_decoding()[0]]
     roles = [method.roles[0], *(arm.on for arm in named), *family.roles]
     on = next((role for role in roles if role in family.roles), method.roles[0])
-    return Arm(method.name, {}, on, request.engine[0])
+    return parse_arms([f"{method.name}:on={on},engine={request.engine[0]}"], (), request.engine_option)

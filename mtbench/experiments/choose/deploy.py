@@ -78,17 +78,14 @@ def _placed(rec: Recommendation, arm: str, results: Sequence[ResultCell], plan: 
     group = (rec.suite, rec.batch_size, rec.batching)
     [result] = [r for r in results if r.arm == arm and (r.suite, r.batch_size, r.batching) == group]
     [cell] = [cell for cell in plan.cells if cell.cell == result.cell]
-    return placed(cell, result.positions_fed_per_forward, result.dtype, plan.request.engine_option)
+    return placed(cell, result.positions_fed_per_forward, result.dtype)
 
 
-def placed(
-    cell: Cell, positions: float | None, dtype: str | None = None, given: Sequence[str] = ()
-) -> dict[str, Placed]:
+def placed(cell: Cell, positions: float | None, dtype: str | None = None) -> dict[str, Placed]:
     """Return an arm in every engine that has its method with its options, by the engine's title.
 
     `positions`: that the arm fed per forward; None: unknown. The fixed width nearest to it, or the smallest one, takes
-    the place of a width `auto`. In the arm's own engine it has what it was measured with: `dtype`, and `given` as
-    `--engine-option`.
+    the place of a width `auto`. In the arm's own engine it has what it was measured with: `dtype`, and its options.
     """
     method = cell.built
     fixed, note = method, ""
@@ -105,7 +102,7 @@ def placed(
         if not isinstance(setting := engine.setting(fixed, drafts), str):
             options: tuple[str, ...] = ()
             if cell.engine == name and dtype is not None:
-                options = (*engine.computing(dtype), *engine.own_options(given))
+                options = (*engine.computing(dtype), *engine.own_options(cell.engine_options))
             found[engine.title] = Placed(engine, model, setting, options, note)
     return found
 

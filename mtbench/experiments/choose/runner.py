@@ -15,7 +15,6 @@ from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, rep
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.lineup.planner import make_plan
 from mtbench.measure.score import scores_of
-from mtbench.options.classes import decoding_options
 from mtbench.plan.formats import Elimination, GenerationLine, Race, Slo, TimingLine
 from mtbench.plan.plan import Cell, Group, Plan
 from mtbench.plan.prompts import open_suite
@@ -33,7 +32,7 @@ def plan_race(request: RunRequest, found: Candidates, opened: Mapping[str, Suite
 
     The largest has all items, so the accuracies are known when the smaller sizes start.
     """
-    arms = [_spec(arm) for arm in found.lineup.arms]
+    arms = [*dict.fromkeys(_spec(arm) for arm in found.lineup.arms)]
     raced = request.changed(method=arms, rounds=1)
     plan = make_plan(raced, opened, found.lineup)
     groups = sorted(plan.groups, key=lambda group: -group.batch_size)
@@ -207,8 +206,7 @@ class Racing:
 
 def is_plain(cell: Cell) -> bool:
     """Return whether the cell is plain decoding: the reference that a race has beside its arms."""
-    method = METHODS[cell.method]
-    return method.reference and not method.outside and not decoding_options(method, cell.options)
+    return cell.is_reference and not METHODS[cell.method].outside
 
 
 def over_limits(cells: Sequence[ResultCell], slo_s: Slo) -> list[str]:

@@ -33,6 +33,9 @@ class ArmPlan(Record):
     name: Text = Field(description="name of the arm")
     method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
     engine: str | None = Field(None, description="serving engine whose server is started; null: mtbench's, or a URL")
+    engine_options: list[str] = Field(
+        default_factory=list, description="options of that engine's server, NAME or NAME=VALUE, beside mtbench's own"
+    )
     url: str | None = Field(None, description="URL of a given server; null: this command starts it")
     key_env: str | None = Field(None, description="environment variable with the server's key; null: it wants none")
 

@@ -29,9 +29,14 @@ NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
     # With URLs only, plain decoding is not served: its checkpoint has the tokenizer and the template.
-    arms = served_arms(request.method or plain_decoding()[:1], request.engine)
+    arms = served_arms(request.method or plain_decoding()[:1], request.engine, request.engine_option)
     chosen = [
-        ArmPlan(name=_name(arm), method=_served(arm), engine=arm.engine if is_served(arm.engine) else None)
+        ArmPlan(
+            name=_name(arm),
+            method=_served(arm),
+            engine=arm.engine if is_served(arm.engine) else None,
+            engine_options=[*arm.settings],
+        )
         for arm in (arms if request.method or any(map(is_served, request.engine)) else ())
     ]
     chosen += [
@@ -89,12 +94,14 @@ def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) 
     raise UserError(f"suite {planned.suite!r}: no texts have the tokens of its prompts, and a load sends texts.")
 
 
-def served_arms(specs: Sequence[str], engines: Sequence[str] = ENGINES[:1]) -> list[Arm]:
+def served_arms(
+    specs: Sequence[str], engines: Sequence[str] = ENGINES[:1], engine_option: Sequence[str] = ()
+) -> list[Arm]:
     """Return the arms of several `--method` values, in order, in each engine.
 
     Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
     """
-    arms = parse_arms(specs, engines)
+    arms = parse_arms(specs, engines, engine_option)
     for arm in arms:
         if is_served(arm.engine) and not SERVING_ENGINES[arm.engine].text:
             raise UserError(
@@ -119,7 +126,7 @@ def _name(arm: Arm) -> str:
     if arm.on != METHODS[arm.method].roles[0]:
         options.append(f"on={arm.on}")
     if arm.engine != ENGINES[0]:
-        options.append(f"engine={arm.engine}")
+        options.append(f"engine={'+'.join([str(arm.engine), *arm.settings])}")
     return f"{arm.method}{':' if options else ''}{','.join(options)}"
 
 

@@ -79,7 +79,7 @@ def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
         engine = SERVING_ENGINES[chosen.engine]()
         method, _ = Lineup(family, asked).method(chosen)
         model, setting = engine.prepared_arm(method, checkpoints, chosen.on, dtype, offline=request.offline)
-        more = engine.own_options(request.engine_option)
+        more = engine.own_options(arm.engine_options)
     else:
         engine = MtbenchServe("--family" if request.model is None else "--model")
         model = planned.family if request.model is None else families.absolute(request.model)
