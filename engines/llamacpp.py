@@ -185,7 +185,7 @@ class LlamaCpp(ServingEngine):
         """Return the command of llama-server, or of the library with the same options."""
         threads = str(serving.threads)
         return [
-            *((str(python), "-c", SERVE) if _is_python(python) else (str(python),)),
+            *((str(python), self.program_file(SERVE)) if _is_python(python) else (str(python),)),
             *("-m", serving.model, "--host", HOST, "--port", str(port), "--parallel", str(serving.rows)),
             *("--ctx-size", str(serving.rows * serving.positions), "--cache-ram", "0"),
             *("--threads", threads, "--threads-batch", threads, *self.computing(serving.dtype)),

@@ -10,7 +10,7 @@ It rounds the zero points of Q4_1 and the K types, which makes them other models
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -135,15 +135,11 @@ class OpenVINO(ServingEngine):
     text = False
     methods: ClassVar[Table] = {"ar": lambda *_: Setting(""), "prompt-lookup": _ngram, "speculative": _draft_model}
 
-    def command(self, model: str, setting: Setting, options: Sequence[str] = ()) -> str:
+    def command(self, model: str, setting: Setting) -> str:
         """Return a command that decodes one prompt: the library has no server."""
         values = [value if value.isdecimal() else json.dumps(value) for value in setting.words[1::2]]
         names = {"model": self.file(model), "folder": str(Path(*setting.words[1:2]).parent)}
         code = COMMANDS[setting.name].format(*values, **{name: json.dumps(path) for name, path in names.items()})
-        pairs = zip(options[::2], options[1::2], strict=False)
-        given = {word.removeprefix("--").replace("-", "_").upper(): value for word, value in pairs}
-        code = code.replace('"CPU"', '"CPU", **options' if given else '"CPU"')
-        code = f"options = {given}; {code}" if given else code
         return shlex.join([*self.start, f"from openvino_genai import *; {code}"])
 
     def computing(self, dtype: str) -> tuple[str, ...]:
@@ -153,7 +149,8 @@ class OpenVINO(ServingEngine):
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         return [
-            *(str(python), "-c", SERVE, serving.model, HOST, str(port), str(serving.rows), str(serving.positions)),
+            *(str(python), self.program_file(SERVE), serving.model, HOST, str(port)),
+            *(str(serving.rows), str(serving.positions)),
             *(*self.computing(serving.dtype), "--inference-num-threads", str(serving.threads)),
             *(*serving.setting.words, *serving.options),
         ]

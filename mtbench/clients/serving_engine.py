@@ -40,7 +40,7 @@ there = {found.metadata["name"]: found.version for found in metadata.distributio
 [first, *_] = [f"{name}=={there[name]}" for name in sys.argv[1:] if name in there]
 print(first)
 """
-HOST = "127.0.0.1"
+HOST, PORT = "127.0.0.1", 8000  # the port: in a command that is shown
 
 # Differences of engines, and reasons why one has no setting for a method with some options.
 SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
@@ -158,9 +158,13 @@ class ServingEngine:
         alike = dtype in self.dtypes and (f"--{option}", value) in itertools.pairwise(self.computing(dtype))
         return not alike and value != "auto" and option not in self.same_output
 
-    def command(self, model: str, setting: Setting, options: Sequence[str] = ()) -> str:
-        """Return the command that starts a server with a model, as text for a shell. `options`: the engine's own."""
-        return shlex.join([*self.start, self.file(model), *setting.words, *options])
+    def command(self, model: str, setting: Setting) -> str:
+        """Return a command that starts a server with a model, as text for a shell."""
+        return shlex.join([*self.program(self.installed()), self.file(model), *setting.words])
+
+    def program(self, python: Path | None) -> Sequence[str]:
+        """Return a command before the model. `python`: the Python or program of an installation; None: none."""
+        return self.start
 
     def computing(self, dtype: str) -> tuple[str, ...]:
         """Return the options of a command with which its server computes in a dtype."""
@@ -248,6 +252,21 @@ class ServingEngine:
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         """Return the command that starts the server on a port of this machine."""
         raise NotImplementedError
+
+    def environment(self, python: Path) -> Mapping[str, str]:
+        """Return the environment variables of its process."""
+        return self.variables
+
+    def started(self, python: Path, serving: Serving, port: int = PORT) -> list[str]:
+        """Return the command that starts the server, with its environment variables: for a process or a shell."""
+        variables = {"OMP_NUM_THREADS": str(serving.threads), **self.environment(python)}
+        return ["env", *(f"{name}={value}" for name, value in variables.items()), *self.launch(python, serving, port)]
+
+    def program_file(self, text: str) -> str:
+        """Return the path of a file in the cache that holds a server of the engine's library."""
+        file = cache_home() / "engines" / f"serve-{self.name}.py"
+        write_text(file, text)
+        return str(file)
 
     def served(self, server: Server) -> str:
         """Return the server's name for the model."""

@@ -303,6 +303,7 @@ class Stage:
         The time of the calls beyond that of the last, warm one is stored as the cell's preparation.
         """
         wall_s: dict[tuple[str, int], list[float]] = {}
+        servers = dict[str, str | None]()
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in itertools.product(blocks, self._alive(cells)):
@@ -312,12 +313,14 @@ class Stage:
                     session.warm.add((cell.cell, len(self.group.blocks[block])))
                     wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)
                     preparing |= outcome.timing.preparation_s > 0
+                    servers[cell.cell] = outcome.server
             if not preparing:
                 break
         for cell in self._alive(cells):
             calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
             line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
+            line |= {"server": command} if (command := servers.get(cell.cell)) else {}
             with self.writing:
                 self.run.directory.append("preparation.jsonl", [line])
 
@@ -353,7 +356,7 @@ class Stage:
         if isinstance(outcome, Failed):
             self.progress.decoded(cell, index, 0, None)
             return
-        generations, timing, conditions = outcome
+        generations, timing, conditions, _ = outcome
         numbers = self.group.blocks[block]
         items = [self.suite.items[number] for number in numbers]
         identical = None

@@ -212,6 +212,10 @@ class ModelPool:
         server = self.servers.get(cell.arm)
         return None if not is_served(cell.engine) else [] if server is None else server.groups
 
+    def server_command(self, cell: Cell) -> str | None:
+        """Return the command that started a cell's server; None if it has none."""
+        return self.servers[cell.arm].command if cell.arm in self.servers else None
+
     def close_servers(self) -> None:
         """End all servers."""
         for server in self.servers.values():

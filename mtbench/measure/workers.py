@@ -53,11 +53,15 @@ class Task:
 
 
 class Done(NamedTuple):
-    """A decoded task. `conditions`: clocks, power and other processes on the GPU (`machine.window`)."""
+    """A decoded task. `conditions`: clocks, power and other processes on the GPU (`machine.window`).
+
+    `server`: the command that started the cell's server; None: it has none.
+    """
 
     generations: list[Generation]
     timing: Timing
     conditions: JsonObject
+    server: str | None = None
 
 
 class Failed(NamedTuple):
@@ -148,7 +152,7 @@ class LocalWorker:
             usual = self.shares[known].usual(whose)
             self.shares[known].add(whose, before, after)
         window = machine.window(before, after, usual_share=usual, processes=self.pool.processes)
-        return Done(generations, timing, window)
+        return Done(generations, timing, window, self.pool.server_command(cell))
 
     def revive(self) -> None: ...
 

@@ -150,6 +150,7 @@ class PreparationLine(Record):
     session: StoredSize = Field(description="number of the session, from 1")
     cell: CellName = Field(description="name of the cell")
     preparation_s: StoredSeconds = Field(description="time of the first calls beyond that of the last, in seconds")
+    server: str | None = Field(None, description="command that started its server, on port 8000; null: it has none")
 
 
 class FailureLine(Sparse):

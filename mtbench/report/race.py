@@ -11,7 +11,7 @@ from mtbench.results.decision_format import Decision, Looks
 from mtbench.results.decision_text import budget_spent
 from mtbench.results.format import ResultCell, Results
 
-DEPLOY = "Deploy (measured only in the engine of the race)"
+DEPLOY = "Deploy"
 LIMITS = {"ttft": "time to the first token", "itl": "time between commits"}  # names in `--slo`
 Rows = list[tuple[str, str]]  # name and text
 
@@ -36,12 +36,19 @@ def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -
     return parts
 
 
-def deployment(decision: Decision) -> tuple[Rows, list[str]]:
-    """Return the commands that start a serving engine with the recommended arms, and notes on them."""
-    rows = [(f"{arm}, {engine}", text) for arm, of_arm in decision.serving.items() for engine, text in of_arm.items()]
-    notes = [f"{arm}: no engine has this method." for arm, of_arm in decision.serving.items() if not of_arm]
-    for arm, of_arm in decision.serving_notes.items():
-        notes += [f"{arm}, {engine}: {note}" for engine, note in of_arm.items()]
+def deployment(decision: Decision, *, others: bool = True) -> tuple[Rows, list[str]]:
+    """Return the commands that start a server with the recommended arms, and notes on them.
+
+    others: those of other engines than the race's, too.
+    """
+    rows, notes = list[tuple[str, str]](), list[str]()
+    for arm, of_arm in decision.serving.items():
+        for place, (engine, command) in enumerate(of_arm.items()):
+            if place == 0 or others:
+                name = f"{arm} in {engine}, not measured" if place else arm
+                note = decision.serving_notes.get(arm, {}).get(engine)
+                rows.append((name, command))
+                notes += [f"{name}: {note}"] if note else []
     return rows, notes
 
 

@@ -112,8 +112,8 @@ class Decision(Record):
     refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
     spent: RaceCost = Field(description="what the race took, and its full grid")
     serving: dict[str, dict[str, str]] = Field(
-        description="by recommended arm and serving engine, the command that starts it with the same method, not "
-        "measured by mtbench; empty: no engine has the method"
+        description="by recommended arm and engine, the command that starts a server with the same method: first that "
+        "of the race's engine, as it was run; the others are not measured; empty: no engine has the method"
     )
     serving_notes: dict[str, dict[str, str]] = Field(
         default_factory=dict, description="by arm and engine, what the engine does otherwise"

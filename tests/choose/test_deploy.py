@@ -70,18 +70,45 @@ def test_a_command_names_the_users_model_and_draft() -> None:
     assert speculative(commands(cell, None)["vLLM"])["model"] == "DRAFT"
 
 
-def test_the_command_of_the_arms_own_engine_has_what_it_was_measured_with() -> None:
-    """dtype and `--engine-option`. Another engine was not measured: its command has neither."""
-    [cell] = cells("prompt-lookup:ahead=4")
-    there = cell.changed(engine="llamacpp")
-    given = ["llamacpp:threads=2", "vllm:seed=1"]
-    found = commands(there, None, "float32", given)
-    caches = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
-    own = "".join(f" {flag} f32" for flag in caches) + " --flash-attn off --threads 2"
-    assert found["llama.cpp"][0] == commands(cell, None, "float32", given)["llama.cpp"][0] + own
-    assert found["vLLM"] == commands(cell, None)["vLLM"]
-    found = commands(cell.changed(engine="vllm"), None, "bfloat16", given)
-    assert found["vLLM"][0].endswith(" --dtype bfloat16 --seed 1")
+def test_the_race_s_own_engine_comes_first_with_the_command_that_was_run() -> None:
+    """Without a faster arm it is that of plain decoding. mtbench's own loop is served by `mtbench serve`."""
+    request = RunRequest(family="tiny", method=("ar", "prompt-lookup:ahead=4"), batch_size=(1, 2), limit=2)
+    here = make_plan(request)
+    there = here.changed(cells=[c.changed(engine="vllm", arm=c.arm.replace("graph", "vllm")) for c in here.cells])
+    servers = {cell.cell: f"run {cell.cell}" for cell in there.cells}
+    for plan, name in ((here, "graph"), (there, "vllm")):
+        plain, drafted = (f"{method}@ar/{name}" for method in ("ar", "prompt-lookup:ahead=4"))
+        same = ("cell", "arm", "suite", "batch_size", "batching", "engine")
+        results = [result_cell(**{key: getattr(c, key) for key in same}, dtype="float32") for c in plan.cells]
+        one, two = (
+            rec.changed(word=word, baseline=plain, same_tokens=choice)
+            for rec, word, choice in zip(
+                recommend(results, max_loss=2),
+                ("use", "plain"),
+                (Choice(arm=drafted, speedup=NOTHING, accuracy=None), None),
+                strict=True,
+            )
+        )
+        of_arms = deployment([two, one], results, plan, servers)
+        first = {arm: next(iter(of_arm.items())) for arm, of_arm in of_arms.items()}
+        if name == "graph":
+            title, (command, _) = first[drafted]
+            assert [*first] == [drafted]
+            assert title == "mtbench"
+            assert (
+                shlex.split(command)
+                == (
+                    "mtbench serve --family tiny --method prompt-lookup:ahead=4,on=ar,engine=graph --dtype float32 "
+                    f"--max-num-seqs 1 --max-length {plan.suites[0].room}"
+                ).split()
+            )
+            continue
+        assert [*first] == [drafted, plain], "what is faster comes first"
+        title, (command, note) = first[drafted]
+        assert (title, command) == ("vLLM", "run arithmetic.prompt-lookup-ahead4.ar.graph.b1")
+        assert note.startswith("As in the race, it takes 1 request at a time, of up to ")
+        assert first[plain][1][0] == "run arithmetic.ar.ar.graph.b2"
+        assert [*of_arms[drafted]] == ["vLLM", "llama.cpp", "OpenVINO GenAI"]
 
 
 def test_prompt_lookup_is_vllms_ngram_if_it_takes_the_earliest_match() -> None:
@@ -193,41 +220,33 @@ def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
         return Choice(arm=arm, speedup=NOTHING, accuracy=None)
 
     for arm, engines in (
-        (auto, [*HAVE_LOOKUP, *(f"{engine} at batch size 2" for engine in HAVE_LOOKUP), "vLLM at every batch size"]),
-        (fixed, ["vLLM"]),
-        (none, []),
+        (auto, ["mtbench", *HAVE_LOOKUP, *(f"{engine} at batch size 2" for engine in HAVE_LOOKUP)]),
+        (fixed, ["mtbench", "vLLM"]),
+        (none, ["mtbench"]),
     ):
         found = [r.changed(same_tokens=chosen(arm)) for r in recommend(results, max_loss=2)]
         assert len(found) == 2
-        of_arms = deployment(found, results, plan)
+        of_arms = deployment(found, results, plan, {})
         assert {arm: [*of_arm] for arm, of_arm in of_arms.items()} == {arm: engines}
     found = [r.changed(same_tokens=chosen(auto)) for r in recommend(results, max_loss=2)]
-    of_arm = deployment(found, results, plan)[auto]
+    of_arm = deployment(found, results, plan, {})[auto]
     widths = [speculative(c)["num_speculative_tokens"] for engine, c in of_arm.items() if "vLLM" in engine]
-    assert widths == [8, 2, 8]
+    assert widths == [8, 2]
 
 
-def test_vllm_gets_the_drafts_of_every_batch_size_in_one_command() -> None:
+def test_vllm_gets_the_drafts_of_every_batch_size_in_one_setting() -> None:
     """None where plain decoding is recommended. Its table starts at 1; the last row holds beyond its end."""
-    arms = ("ar", "prompt-lookup:ahead=4", "prompt-lookup:ahead=2")
-    plan = make_plan(RunRequest(family="tiny", method=arms, batch_size=(2, 4, 8), limit=8))
-    same = ("cell", "arm", "suite", "batch_size", "batching")
-    results = [result_cell(**{name: getattr(cell, name) for name in same}) for cell in plan.cells]
-    recs = recommend(results, max_loss=2)
+    four, two = (METHODS["prompt-lookup"](ahead=ahead) for ahead in (4, 2))
+    plain = METHODS["ar"]()
 
-    def at_every(*chosen: str) -> dict[str, list[list[int]]]:
-        found = []
-        for rec, arm in zip(recs, chosen, strict=True):
-            choice = Choice(arm=f"{arm}@ar/graph", speedup=NOTHING, accuracy=None)
-            plain = rec.changed(same_tokens=None, word="plain", baseline="ar@ar/graph")
-            found.append(plain if arm == "ar" else rec.changed(same_tokens=choice, word="use"))
-        of_arms = deployment(found, results, plan)
-        every = {arm: speculative(c) for arm, of in of_arms.items() for title, c in of.items() if "every" in title}
-        return {arm: config["num_speculative_tokens_per_batch_size"] for arm, config in every.items()}
+    def at_every(*methods: Any) -> Any:
+        by_size = {size: settings(method)["vLLM"] for size, method in zip((2, 4, 8), methods, strict=True)}
+        found = SERVING_ENGINES["vllm"]().scheduled(by_size)
+        return found and json.loads(found.words[1])["num_speculative_tokens_per_batch_size"]
 
-    assert at_every(arms[1], arms[2], arms[0]) == {"prompt-lookup:ahead=4@ar/graph": [[1, 3, 4], [4, 7, 2], [8, 8, 0]]}
-    assert at_every(arms[1], arms[1], arms[1]) == {}
-    assert at_every(arms[0], arms[0], arms[0]) == {}
+    assert at_every(four, two, plain) == [[1, 3, 4], [4, 7, 2], [8, 8, 0]]
+    assert at_every(four, four, four) is None
+    assert at_every(plain, plain, plain) is None
 
 
 def test_vllm_drafts_by_all_heads_of_medusa_or_none() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from printed_commands import answer_of
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
@@ -80,3 +81,13 @@ def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     assert ours["accuracy"]["value"] == plain["accuracy"]["value"] > 0.5
     assert plain["tokens_per_forward"] == 1
     assert all(cell["tokens_per_forward"] > 1 for cell in drafted)
+
+
+def test_the_printed_command_starts_its_server(tmp_path: Path) -> None:
+    """The command for the engine of a race, on another port than the printed one, answers a text."""
+    found = mtbench.choose(
+        engine="llamacpp", method="prompt-lookup:ahead=4", family="tiny", limit=8, batch_size=1, out=tmp_path / "DIR"
+    )
+    title, command = next(iter(next(iter(found.decision["serving"].values())).items()))
+    assert title == "llama.cpp"
+    assert answer_of(command)["choices"][0]["text"]

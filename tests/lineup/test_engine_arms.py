@@ -182,7 +182,7 @@ def test_options_reach_the_server_and_are_in_the_arms_name(monkeypatch: pytest.M
         generate(run, Quiet(), Execution())
     started.clear()
     generate(run, Quiet(), Execution(engine_options=frozenset(given)))
-    assert started == [["--quantization", "fp8", "--enforce-eager"]]
+    assert started == [["--quantization", "fp8", "--enforce-eager"]] * 2, "the second is shown"
     assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
     assert len(run.read_lines(f"generations/{planned.cells[0].cell}.jsonl", GenerationLine)) == 2
 

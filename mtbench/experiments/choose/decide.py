@@ -25,7 +25,8 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
     found = recommend(results.cells, max_loss=racing.plan.request.max_loss, pairs=pairs, misses_slo=over_slo)
-    serving = deployment(found, results.cells, racing.plan)
+    servers = {line.cell: line.server for line in stored.preparation if line.server is not None}
+    serving = deployment(found, results.cells, racing.plan, servers)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,

@@ -1,24 +1,31 @@
-"""The commands that start a serving engine with the method that a race recommends.
+"""The commands that start a server with the method that a race recommends.
 
-Commands of the race's engine have the measured options; those of other engines have no option of dtype.
+First that of the race's own engine, which was run. Those of other engines were not run.
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from mtbench import plugins
 from mtbench.clients.serving_engine import ServingEngine, Setting
+from mtbench.decoding.arms import is_served
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.document.formatting import counted
 from mtbench.errors import UserError
-from mtbench.models import gguf
+from mtbench.models import families, gguf
 from mtbench.models.families import EMBEDDED
 from mtbench.options import AUTO
+from mtbench.options.fields import as_words
 from mtbench.plan.plan import Cell, Plan
+from mtbench.plan.request import RunRequest
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import ResultCell
+from mtbench.serving.engine import MtbenchServe
 
+LIMITS = "As in the race, it takes {rows} at a time, of up to {room:,} tokens each with its answer."
 Commands = dict[str, tuple[str, str]]  # engine -> a command, and the engine's differences, in sentences
-SCHEDULED = "The number of drafts of a batch size holds up to the next one that was measured."
 
 
 class Placed(NamedTuple):
@@ -27,65 +34,66 @@ class Placed(NamedTuple):
     engine: ServingEngine
     model: str
     setting: Setting
-    options: tuple[str, ...]  # with which it was measured
     note: str  # what is not the arm's
 
     def command(self) -> tuple[str, str]:
         """Return the command of its server, and the engine's differences."""
-        command = self.engine.command(self.model, self.setting, self.options)
+        command = self.engine.command(self.model, self.setting)
         return command, f"{self.note} {self.engine.note(self.model, self.setting)}".strip()
 
 
-def deployment(found: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan) -> dict[str, Commands]:
-    """Return the commands for each recommended arm: one more where a batch size has another."""
-    of_arms = dict[str, Commands]()
-    for rec in found:
-        for arm in dict.fromkeys(choice.arm for choice in (rec.same_tokens, rec.within_loss) if choice is not None):
-            of_arm = of_arms.setdefault(arm, {})
-            for engine, placed in _placed(rec, arm, results, plan).items():
-                if of_arm.setdefault(engine, command := placed.command()) != command:
-                    of_arm[f"{engine} at batch size {rec.batch_size}"] = command
-    for arm, commands in _at_every_batch_size(found, results, plan).items():
-        of_arms[arm] |= commands
-    return of_arms
-
-
-def _at_every_batch_size(
-    found: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan
+def deployment(
+    found: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan, servers: Mapping[str, str]
 ) -> dict[str, Commands]:
-    """Return by arm a command with which an engine decodes as recommended at each batch size, where they differ."""
+    """Return the commands for each recommended arm: one more where a batch size has another.
+
+    `servers`: by cell, the command that started its server. The race's own engine comes first, with the command at the
+    largest batch size of the arm. In a serving engine plain decoding is deployed where no arm is better.
+    """
     of_arms = dict[str, Commands]()
-    for place in dict.fromkeys((rec.suite, rec.batching, rec.engine) for rec in found):
-        recs = [rec for rec in found if (rec.suite, rec.batching, rec.engine) == place]
-        arms = [rec.same_tokens.arm if rec.same_tokens else rec.word == "plain" and rec.baseline for rec in recs]
-        used = [rec.same_tokens.arm for rec in recs if rec.same_tokens]
-        if not used or not all(arms):
-            continue
-        placed = {rec.batch_size: _placed(rec, str(arm), results, plan) for rec, arm in zip(recs, arms, strict=True)}
-        for title, first in _placed(recs[arms.index(used[0])], used[0], results, plan).items():
-            settings = {size: at[title].setting for size, at in placed.items() if title in at}
-            models = {at[title].model for at in placed.values() if title in at}
-            alike = len(settings) == len(recs) and len(models) == 1
-            scheduled = first.engine.scheduled(settings) if alike else None
-            if scheduled is not None:
-                command, note = first._replace(setting=scheduled).command()
-                of_arms.setdefault(used[0], {})[f"{title} at every batch size"] = command, f"{SCHEDULED} {note}".strip()
+    for rec in sorted(found, key=lambda rec: rec.word != "use"):
+        chosen = [choice.arm for choice in (rec.same_tokens, rec.within_loss) if choice is not None]
+        plain = [rec.baseline] if rec.baseline and is_served(rec.engine) else []
+        for arm in dict.fromkeys(chosen or plain):
+            group = (rec.suite, rec.batch_size, rec.batching)
+            [result] = [r for r in results if r.arm == arm and (r.suite, r.batch_size, r.batching) == group]
+            cell = plan.cell(result.cell)
+            of_arm, in_engines = of_arms.setdefault(arm, {}), placed(cell, result.positions_fed_per_forward)
+            room = plan.suite(cell.suite).room
+            limits = LIMITS.format(rows=counted(cell.batch_size, "request"), room=room)
+            if is_served(cell.engine):
+                own = in_engines.pop(SERVING_ENGINES[cell.engine].title)
+                note = f"{limits} {own.setting.differs}".strip()
+                of_arm.setdefault(own.engine.title, (servers[cell.cell], note))
+            else:
+                of_arm.setdefault(MtbenchServe.title, (_serve(cell, result.dtype, plan.request, room), limits))
+            for engine, there in in_engines.items():
+                if of_arm.setdefault(engine, command := there.command()) != command:
+                    of_arm[f"{engine} at batch size {rec.batch_size}"] = command
     return of_arms
 
 
-def _placed(rec: Recommendation, arm: str, results: Sequence[ResultCell], plan: Plan) -> dict[str, Placed]:
-    """Return an arm of a recommendation's group in each engine that has its method."""
-    group = (rec.suite, rec.batch_size, rec.batching)
-    [result] = [r for r in results if r.arm == arm and (r.suite, r.batch_size, r.batching) == group]
-    [cell] = [cell for cell in plan.cells if cell.cell == result.cell]
-    return placed(cell, result.positions_fed_per_forward, result.dtype)
+def _serve(cell: Cell, dtype: str | None, request: RunRequest, room: int) -> str:
+    """Return the command of `mtbench serve` for an arm that decoded in mtbench's own loop. room: positions."""
+    options = cell.arm.rpartition("@")[0]
+    given = request.model_dump(include={"checkpoint", "device"}, exclude_defaults=True)
+    source = ("--family", cell.family) if request.model is None else ("--model", families.absolute(request.model))
+    method = f"{options}{',' if ':' in options else ':'}on={cell.on},engine={cell.engine}"
+    files = [word for file in plugins.loaded() for word in ("--plugin", file.path)]
+    return shlex.join(
+        [
+            *("mtbench", "serve", *source, "--method", method, *as_words(given, RunRequest)),
+            *(() if dtype is None else ("--dtype", dtype)),
+            *("--max-num-seqs", str(cell.batch_size), "--max-length", str(room), *files),
+        ]
+    )
 
 
-def placed(cell: Cell, positions: float | None, dtype: str | None = None) -> dict[str, Placed]:
+def placed(cell: Cell, positions: float | None) -> dict[str, Placed]:
     """Return an arm in every engine that has its method with its options, by the engine's title.
 
     `positions`: that the arm fed per forward; None: unknown. The fixed width nearest to it, or the smallest one, takes
-    the place of a width `auto`. In the arm's own engine it has what it was measured with: `dtype`, and its options.
+    the place of a width `auto`.
     """
     method = cell.built
     fixed, note = method, ""
@@ -100,10 +108,7 @@ def placed(cell: Cell, positions: float | None, dtype: str | None = None) -> dic
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
         if not isinstance(setting := engine.setting(fixed, drafts), str):
-            options: tuple[str, ...] = ()
-            if cell.engine == name and dtype is not None:
-                options = (*engine.computing(dtype), *engine.own_options(cell.engine_options))
-            found[engine.title] = Placed(engine, model, setting, options, note)
+            found[engine.title] = Placed(engine, model, setting, note)
     return found
 
 

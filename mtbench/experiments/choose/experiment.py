@@ -122,8 +122,12 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         results, decision = found
         for table in results_tables(results, console.width):
             console.print(table)
-        for line in (*decision_lines(results, decision), *deployment_lines(decision, arm_names(results.cells))):
+        others = job.session.deploy == "all"
+        commands = deployment_lines(decision, arm_names(results.cells), others=others)
+        for line in (*decision_lines(results, decision), *commands):
             console.say(line)
+        if not others and any(len(of_arm) > 1 for of_arm in decision.serving.values()):
+            console.say(f"for other engines, not measured: `mtbench choose -o {job.path} --resume --deploy all`")
         for made in weights(results):
             console.say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
         if not decision.complete:
@@ -141,12 +145,12 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         return FAILED if any(cell.reference and cell.status == "failed" for cell in found.results.cells) else 0
 
 
-def deployment_lines(decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
-    """Yield the commands that start a serving engine with the recommended arms."""
-    rows, notes = deployment(decision)
-    if rows or notes:
-        yield f"{DEPLOY}:"
-    yield from (f"{in_words(name, names)}: {command}" for name, command in rows)
+def deployment_lines(decision: Decision, names: Mapping[str, str], *, others: bool) -> Iterator[str]:
+    """Yield the commands that start a server with the recommended arms. others: also in engines that were not raced."""
+    rows, notes = deployment(decision, others=others)
+    for name, command in rows:
+        yield f"{DEPLOY} {in_words(name, names)}:"
+        yield command
     yield from (in_words(note, names) for note in notes)
 
 

@@ -4,13 +4,13 @@ Light: the command line makes its help of this file without torch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field
 
 from mtbench.errors import UserError
 from mtbench.options import common, texts
-from mtbench.options.common import COMPARED, DECISION
+from mtbench.options.common import COMPARED, DECISION, OUTPUT
 from mtbench.options.fields import option
 from mtbench.plan.formats import LimitName
 from mtbench.plan.request import (
@@ -76,3 +76,7 @@ class RaceSession(TimedSession):
 
     dry_run: common.DryRun = False
     workers: common.Workers = None
+    deploy: Annotated[
+        Literal["race", "all"],
+        option("Print the command for the engine of the race, or for all engines.", OUTPUT, resumable=True),
+    ] = "race"
