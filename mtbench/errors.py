@@ -43,6 +43,10 @@ class UserError(ValueError):
         super().__init__(printable(message))
 
 
+class UnreadableCheckpoint(UserError):
+    """A checkpoint or a part of it that mtbench's own loop cannot read; a serving engine may read it."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, printable, without its full stop, cut at 200 characters.
 

@@ -23,7 +23,7 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
-from mtbench.models.checkpoint_files import Layout, check_files, linked_with
+from mtbench.models.checkpoint_files import CONFIG, Layout, check_files, linked_with, stored_bytes
 from mtbench.models.drafts.loading import is_parallel, is_served_draft
 from mtbench.models.loading import downloaded
 from mtbench.programs import environments
@@ -185,17 +185,33 @@ class ServingEngine:
         return placeholder if model.endswith(GGUF) else model
 
     def refuse(self, source: str) -> None:
-        """Raise UserError for a checkpoint that `prepared` cannot write in the engine's format."""
-        folder = Path(families.locate(source))
-        if folder.is_dir() and not gguf.is_gguf(source):  # a hub id is downloaded later
+        """Raise UserError for a checkpoint without files in the engine's format, which mtbench cannot write in it.
+
+        No weights are needed. What else the engine cannot serve, it refuses itself, in its log.
+        """
+        if gguf.is_gguf(source):
+            if not self.gguf:
+                families.locate(source)
+            return
+        folder = Path(families.path_of(source))
+        if not folder.is_dir():
+            return  # a hub id is downloaded later
+        if self.gguf:
             check_files(folder)
-            if self.gguf:
-                gguf_writer.settings(folder)
+            gguf_writer.settings(folder)
+        elif not stored_bytes(folder) and not (folder / CONFIG).is_file():
+            raise UserError(
+                f"checkpoint {source!r} has no {CONFIG}, which {self.title} reads; give another with `--checkpoint "
+                "ROLE=PATH_OR_ID`."
+            )
 
     def other_weights(self, source: str) -> str | None:
         """Return in words how the weights that it computes with are not those of mtbench; None if they are."""
-        made = gguf.description(Path(families.locate(source)), quantised=True) if gguf.is_gguf(source) else None
-        return f"{self.title} computes with the quantised weights, mtbench with {made}" if self.gguf and made else None
+        types = gguf.types_of(source) if self.gguf and gguf.is_gguf(source) else None
+        if types is None or gguf.FLOATS.issuperset(types):
+            return None
+        made = gguf.dequantised(gguf.file_of(source).name, types)
+        return f"{self.title} computes with the quantised weights, mtbench with {made}"
 
     def prepared(self, source: str, dtype: str, *, offline: bool) -> str:
         """Return the path of a checkpoint in the engine's format. A converted copy is made once, in the cache.
@@ -205,7 +221,10 @@ class ServingEngine:
         if self.gguf and gguf.is_gguf(source):
             return str(gguf.file_of(source))
         folder = downloaded(families.locate(source), offline=offline)
-        check_files(folder)  # it may have changed since the plan was made
+        if self.gguf:
+            check_files(folder)  # it may have changed since the plan was made
+        elif not stored_bytes(folder):
+            raise UserError(f"checkpoint {source!r} has no weights; download them to {str(folder)!r}.")
         return str(gguf_writer.written(folder, self.gguf_dtype or dtype) if self.gguf else folder)
 
     def prepared_arm(

@@ -22,20 +22,20 @@ from torch import Tensor
 from mtbench.decoding import trees
 from mtbench.decoding.draft_model import Drafted
 from mtbench.decoding.method import ModelRunners, Rows
-from mtbench.errors import UserError
+from mtbench.errors import UnreadableCheckpoint
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.feature_draft import DraftConfig, DraftRunner
 from mtbench.models.loading import Inspected
 
 
 def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequential: bool) -> None:
-    """Raise UserError unless the checkpoint in a role is a draft that reads features, of this kind."""
+    """Raise UnreadableCheckpoint unless the checkpoint in a role is a draft that reads features, of this kind."""
     config = checkpoints[role].config
     if isinstance(config, DraftConfig) and config.sequential == sequential:
         return
     what = config.name if isinstance(config, DraftConfig) else f"a whole model ({config.model_type})"
     kind = "drafts token by token" if sequential else "drafts a block at once"
-    raise UserError(
+    raise UnreadableCheckpoint(
         f"checkpoint {checkpoints[role].source!r} in role {role!r} is {what}, and a draft that {kind} is needed; name "
         f"one with `--checkpoint {role}=PATH_OR_ID`. See `mtbench ls methods`."
     )

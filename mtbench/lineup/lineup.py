@@ -5,6 +5,7 @@ Planning, a race, a server and `mtbench ls arms` get an arm's method, its checkp
 
 import copy
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -12,15 +13,14 @@ from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, is_served, parse_arms
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError
+from mtbench.errors import UnreadableCheckpoint, UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.lineup.engine_arms import refuse_engine, refuse_in_engine
 from mtbench.lineup.simulation import Acceptance
-from mtbench.models import families
+from mtbench.models import families, gguf
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import SHAPES, Family
-from mtbench.models.feature_draft import DraftConfig
-from mtbench.models.loading import Inspected, inspect, refuse_unreadable
+from mtbench.models.loading import Inspected, inspect, refuse_undecodable
 from mtbench.options.classes import build, roles_of
 from mtbench.plan.request import RunRequest
 
@@ -30,7 +30,7 @@ class Entrant(NamedTuple):
 
     arm: Arm
     method: Method
-    checkpoints: dict[str, Inspected]  # by role, the target's first
+    checkpoints: dict[str, Inspected]  # by role, the target's first; without drafts that only its engine reads
     untrained: list[str]  # a remark for each option that differs from the checkpoint's training
     fault: str | None  # of the method: only its own cells fail
 
@@ -58,7 +58,7 @@ class Lineup:
     ) -> None:
         self.family, self.request, self.arms, self.acceptance = family, request, tuple(arms), acceptance
         self._known = {} if known is None else known
-        self._passed = set[str]()
+        self._passed, self._decodable = set[str](), set[str]()
         self._methods: dict[str, tuple[Method, list[str]]] = {}
         self._entrants: dict[str, Entrant] = {}
 
@@ -96,11 +96,10 @@ class Lineup:
             self.refuse(arm)
             checkpoints = self._inspect(arm)
             method, untrained = self.method(arm)
-            if not is_served(arm.engine):  # a serving engine reads its files itself
-                for checkpoint in checkpoints.values():
-                    if not isinstance(checkpoint.config, DraftConfig):
-                        refuse_unreadable(checkpoint)
-            fault = method_checks.fault(method, checkpoints)
+            fault = None
+            if len(checkpoints) == len(arm.roles):
+                with self._left_to_engine(arm):
+                    fault = method_checks.fault(method, checkpoints)
             if fault is None and not method.outside:
                 method_checks.refuse_too_wide(str(arm), method)
             self._entrants[str(arm)] = Entrant(arm, method, checkpoints, untrained, fault)
@@ -138,18 +137,34 @@ class Lineup:
         self._passed.add(str(arm))
 
     def _inspect(self, arm: Arm) -> dict[str, Inspected]:
-        """Return the data of an arm's checkpoints, by role. Raises UserError if one cannot be used."""
-        sources, known, offline = self.family.checkpoints(arm.roles), self._known, self.request.offline
-        target, masked = sources[arm.on], METHODS[arm.method].needs_mask
-        if target not in known or (masked and known[target].mask_id is None):
-            known[target] = inspect(target, offline=offline, needs_mask=masked)
-        found = {arm.on: known[target]}
+        """Return the data of an arm's checkpoints, by role. Raises UserError if one cannot be used.
+
+        A draft that only the engine reads is not among them.
+        """
+        sources, offline = self.family.checkpoints(arm.roles), self.request.offline
+        target = self._whole(sources.pop(arm.on), arm, masked=METHODS[arm.method].needs_mask)
+        found = {arm.on: target}
         for role, source in sources.items():
-            if role != arm.on and (draft := inspect_draft(source, known[target], offline=offline)) is not None:
-                found[role] = draft
-            elif role != arm.on:
-                found[role] = known[source] = known.get(source) or inspect(source, offline=offline)
+            with self._left_to_engine(arm):
+                found[role] = inspect_draft(source, target, offline=offline) or self._whole(source, arm)
         return found
+
+    def _whole(self, source: str, arm: Arm, *, masked: bool = False) -> Inspected:
+        """Return the data of a whole model, read once. Raises UserError for one that cannot be decoded where it is."""
+        known, here = self._known, METHODS[arm.method].needs_weights and not is_served(arm.engine)
+        if here and gguf.is_gguf(source):
+            source = families.locate(source)
+        if source not in known or (masked and known[source].mask_id is None):
+            known[source] = inspect(source, offline=self.request.offline, needs_mask=masked)
+        if here and source not in self._decodable:
+            refuse_undecodable(known[source])
+            self._decodable.add(source)
+        return known[source]
+
+    @staticmethod
+    def _left_to_engine(arm: Arm) -> AbstractContextManager[None]:
+        """Return a context in which what mtbench cannot read of a draft is left to the arm's serving engine."""
+        return suppress(UnreadableCheckpoint) if is_served(arm.engine) else nullcontext()
 
 
 def line_up(
@@ -159,7 +174,7 @@ def line_up(
     family = family_of(request, spec)
     if acceptance is not None:
         named = request.family or request.model or request.checkpoint or request.weights
-        if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
+        if not named and not all(Path(families.path_of(source)).exists() for source in family.roles.values()):
             raise UserError(
                 f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."

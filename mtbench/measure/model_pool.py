@@ -24,8 +24,9 @@ from mtbench.files import cache_home
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.lineup import simulation
 from mtbench.models import gguf, token_map
+from mtbench.models.checkpoint_files import stored_bytes
 from mtbench.models.drafts.loading import draft_config, load_draft
-from mtbench.models.families import locate
+from mtbench.models.families import locate, path_of
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, without_weights
 from mtbench.models.runner import ModelRunner
@@ -368,8 +369,15 @@ def computes_bfloat16() -> bool:
 
 @cache
 def parameters(source: str, offline: bool) -> int:
-    """Return a checkpoint's number of parameters by its configuration; 0 if it cannot be read: loading reports why."""
+    """Return a checkpoint's number of parameters by its configuration.
+
+    Of a GGUF file, and of a model that transformers does not know, it is the bytes of the weights, about as many; 0 if
+    they are not here: loading reports why.
+    """
+    path = path_of(source)
+    if gguf.is_gguf(path):
+        return sum(part.stat().st_size for part in gguf.parts_of(Path(path)))
     try:
         return int(without_weights(source, offline=offline).num_parameters())
     except UserError:
-        return 0
+        return stored_bytes(Path(path))

@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from mtbench import files
-from mtbench.errors import UserError, first_line
+from mtbench.errors import UnreadableCheckpoint, UserError, first_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 SETTINGS = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja")
 # What to copy of a checkpoint: safetensors (pickled weights could run code), tokenizer, configuration, training record,
@@ -39,13 +40,15 @@ LARGEST_SIZES = {  # of a model; published ones are far below
 }
 MERGE = "`PeftModel.from_pretrained(MODEL, FOLDER).merge_and_unload().save_pretrained(OUT)`, with the package peft"
 OTHER_FILES = {  # unreadable weights of a folder: their name, and the remedy
-    "adapter_config.json": ("an adapter", f"merge it into its model: {MERGE}"),
+    ADAPTER: ("an adapter", f"merge it into its model: {MERGE}"),
     "consolidated*.safetensors": ("weights in Mistral's format", "download its model*.safetensors, or convert them"),
     "model-*-of-*.safetensors": (f"shards without {INDEX}", "download it"),
     "model.*.safetensors": ("a variant of the weights", f"rename it to {WEIGHTS}"),
     "*.gguf": ("a GGUF file", "give the file in place of the folder"),
     "*.bin *.pt *.pth": ("pickled weights only", "they can run code when loaded: convert them to safetensors"),
 }
+
+WEIGHTS_OF_ENGINES = (".safetensors", ".bin", ".pt", ".pth")
 
 Shapes = dict[str, tuple[int, ...]]  # of stored tensors, by name
 
@@ -79,15 +82,24 @@ def check_sizes(config: Mapping[str, Any]) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raise UserError for a folder with an adapter, or without safetensors by names that transformers knows."""
+    """Raise UnreadableCheckpoint for an adapter, or without safetensors by names that transformers knows."""
     names = sorted(file.name for file in folder.iterdir())
-    if {WEIGHTS, INDEX} & set(names) and "adapter_config.json" not in names:
+    if {WEIGHTS, INDEX} & set(names) and ADAPTER not in names:
         return
     what, remedy = f"no {WEIGHTS}", ""
     for patterns, (other, helps) in reversed(OTHER_FILES.items()):
         if found := [name for name in names for pattern in patterns.split() if fnmatch(name, pattern)]:
             what, remedy = f"{other} ({found[0]})", f"{helps}, or "
-    raise UserError(f"checkpoint {str(folder)!r} has {what}; {remedy}give another with `--checkpoint ROLE=PATH_OR_ID`.")
+    raise UnreadableCheckpoint(
+        f"checkpoint {str(folder)!r} has {what}; {remedy}give another with `--checkpoint ROLE=PATH_OR_ID`."
+    )
+
+
+def stored_bytes(folder: Path) -> int:
+    """Return the size of a folder's weights in any format, 0 without any. Raises UserError for an adapter."""
+    if (folder / ADAPTER).exists():
+        check_files(folder)
+    return sum(file.stat().st_size for file in folder.glob("*") if file.suffix in WEIGHTS_OF_ENGINES)
 
 
 def weights_sha256(folder: Path) -> str | None:

@@ -53,7 +53,7 @@ class Family:
 
     def training(self, role: str) -> Mapping[str, Any]:
         """Return the options a role was trained with (`block_size` …), from its training record or from `trained`."""
-        folder = Path(locate(self.checkpoint(role)))
+        folder = Path(path_of(self.checkpoint(role)))
         if not (folder / RECORD).is_file():
             return self.trained.get(role, {})
         options: Mapping[str, Any] = read_training_record(folder)["options"]
@@ -158,15 +158,24 @@ def split_part(source: str) -> tuple[str, str]:
     return (checkpoint, part) if checkpoint and part.isidentifier() else (source, "")
 
 
+def path_of(source: str) -> str:
+    """Return the folder, GGUF file or hub id of a checkpoint or a part of it, given its name in a plan or a family.
+
+    Raises UserError for a GGUF file that is missing.
+    """
+    source, _ = split_part(source)
+    if gguf.is_gguf(source):
+        return str(gguf.file_of(source))
+    return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
+
+
 def locate(source: str) -> str:
     """Return the folder or hub id to load a checkpoint or a part of it from, given its name in a plan or a family.
 
     The first call for a GGUF file converts it. Raises UserError if it is missing or cannot be read.
     """
-    source, _ = split_part(source)
-    if gguf.is_gguf(source):
-        return str(gguf.converted(source))
-    return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
+    path = path_of(source)
+    return str(gguf.converted(path)) if gguf.is_gguf(path) else path
 
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -242,7 +251,8 @@ def family(
     )
     for role, source in chosen.roles.items():
         looks_local = source.startswith(("/", "./", "../", "~")) or source.count("/") != 1
-        if looks_local and not source.startswith(RANDOM) and not Path(locate(source)).is_dir():
+        there = source.startswith(RANDOM) or gguf.is_gguf(path := path_of(source)) or Path(path).is_dir()
+        if looks_local and not there:
             raise UserError(
                 f"checkpoint {source!r} for the role {role!r} does not exist; "
                 "give a folder or a hub id `owner/name` with `--checkpoint ROLE=PATH_OR_ID`."

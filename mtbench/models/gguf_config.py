@@ -22,6 +22,12 @@ NAMES = {  # in a configuration; other keys have their own name there. "": `_com
     "rope.dimension_count": "",
     "rope.freq_base": "",
 }
+SIZES = {  # of any architecture: names in the configuration
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
 ROPE_FREQS, WINDOW = "rope_freqs.weight", "attention.sliding_window"
 WIDE = {46, 62}  # layers of Gemma 2 27B and Gemma 3 27B: the scale of their scores is not that of their keys' width
 END_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"}
@@ -139,6 +145,25 @@ def end_ids(tokenizer: Keys) -> list[int]:
     texts = END_TEXTS - ({"<|end|>"} if "<|return|>" in tokenizer["tokens"] else set())  # gpt-oss: a message's end
     rows = range(len(tokenizer["tokens"]))
     return sorted({i for i in ids if i in rows} | {i for i in rows if tokenizer["tokens"][i] in texts})
+
+
+def tokenizer(file: Path, keys: Keys) -> Any:
+    """Return the tokenizer of a file that splits a text as llama.cpp does, by its keys `tokenizer.ggml.KEY`.
+
+    Raises ValueError for one that transformers does not know, and UserError for another rule that splits a text.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    except ImportError:  # transformers 5.17: of architectures that it knows
+        made = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    else:
+        architecture, of_file, special = get_gguf_tokenizer(str(file))
+        backend, _ = convert_gguf_tokenizer(architecture, of_file)
+        made = PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=str(file), **special)
+    split_alike(made, keys)
+    return made
 
 
 def split_alike(tokenizer: Any, keys: Keys) -> None:

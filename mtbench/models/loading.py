@@ -28,14 +28,24 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
 
-from mtbench.errors import UserError, first_line
+from mtbench.errors import UnreadableCheckpoint, UserError, first_line
+from mtbench.models import gguf
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import OWN
-from mtbench.models.checkpoint_files import CONFIG, Shapes, check_files, check_settings, check_sizes, stored_shapes
-from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, read_training_record
+from mtbench.models.checkpoint_files import (
+    CHECKPOINT_FILES,
+    CONFIG,
+    Shapes,
+    check_files,
+    check_settings,
+    check_sizes,
+    stored_shapes,
+)
+from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, path_of, read_training_record
 from mtbench.programs import network
 
 MASK = "<|mask|>"
@@ -140,40 +150,55 @@ class Inspected:
     @property
     def max_positions(self) -> int:
         """Longest sequence that the configuration allows."""
-        return getattr(self.config, "max_position_embeddings", 1 << 30)
+        parts = (self.config, getattr(self.config, "text_config", None))
+        known = (getattr(part, "max_position_embeddings", None) for part in parts)
+        return next(filter(None, known), 1 << 30)
 
 
 def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> Inspected:
-    """Read tokenizer and configuration. Raises UserError for a checkpoint that cannot be decoded exactly."""
-    random, given, source = source.startswith(RANDOM), source, locate(source)
-    if Path(source).is_dir():
-        check_settings(Path(source))
-        check_files(Path(source))
-    config = load_config(source, offline=offline)
-    refuse_unserved(config, source)
-    tokenizer_source = locate(RANDOM_TOKENIZER) if random else source
-    with explained(tokenizer_source, "tokenizer", offline):
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=offline, trust_remote_code=False)
-        if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():  # as without tokenizer.json
-            raise OSError("no tokenizer files")
-        if not isinstance(tokenizer.model_max_length, int | float):
-            raise ValueError(f"model_max_length is {tokenizer.model_max_length!r:.60}, not a number")
+    """Read what every arm needs: tokenizer, chat template, configuration, end and mask tokens. It needs no weights.
+
+    Of a GGUF file it reads the header. `refuse_undecodable` asks for more. Raises UserError for what cannot be read.
+    """
+    random, given, source = source.startswith(RANDOM), source, path_of(source)
+    if gguf.is_gguf(source):
+        config, tokenizer, end_ids = gguf.header(source)
+        settings, file = GenerationConfig(eos_token_id=end_ids), Path(source).name
+    else:
+        if Path(source).is_dir():
+            check_settings(Path(source))
+        config = load_config(source, offline=offline)
+        tokenizer = _tokenizer(path_of(RANDOM_TOKENIZER) if random else source, config, offline)
+        settings, file = _generation_settings(source, config, offline)
     if random and len(tokenizer) > config.vocab_size:
         raise UserError(
             f"{source!r} has {config.vocab_size} ids, fewer than the {len(tokenizer)} of the tokenizer used with "
             f"random weights; choose a larger shape: {', '.join(RANDOM + known for known in SHAPES)}."
         )
+    rows = config.get_text_config().vocab_size
     with explained(source, "configuration", offline):
-        mask_id = find_mask(tokenizer, config.vocab_size, pard_token(config))
+        mask_id = find_mask(tokenizer, rows, pard_token(config))
     if needs_mask and mask_id is None:
         raise UserError(
-            f"checkpoint {given!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
+            f"checkpoint {given!r} has no mask token and no unused embedding row for one ({rows} rows, "
             "all in use); train one that has with `mtbench train … --mask-token TOKEN` (a reserved token of its "
             "tokenizer) or `--grow-vocabulary`, or give another with `--checkpoint ROLE=PATH_OR_ID`."
         )
-    settings, file = _generation_settings(source, config, offline)
-    end_ids, flags = ((), ()) if random else _end_ids(settings, tokenizer, config.get_text_config().vocab_size, file)
-    return Inspected(source, tokenizer, config, mask_id, end_ids, offline, flags)
+    ends, flags = ((), ()) if random else _end_ids(settings, tokenizer, rows, file)
+    return Inspected(source, tokenizer, config, mask_id, ends, offline, flags)
+
+
+def _tokenizer(source: str, config: Any, offline: bool) -> PreTrainedTokenizerBase:
+    with explained(source, "tokenizer", offline):
+        unknown = config if type(config) is PretrainedConfig else None  # else transformers reads it again, and warns
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, config=unknown, local_files_only=offline, trust_remote_code=False
+        )
+        if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():  # as without tokenizer.json
+            raise OSError("no tokenizer files")
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise ValueError(f"model_max_length is {tokenizer.model_max_length!r:.60}, not a number")
+        return tokenizer
 
 
 def pard_token(config: Any) -> int | None:
@@ -204,15 +229,15 @@ def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int, configured: int | N
 
 def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", offline: bool = False) -> Checkpoint:
     """Load model and tokenizer. Raises UserError for a checkpoint that cannot be decoded exactly."""
-    inspected = inspect(source, offline=offline)
-    source = inspected.source
+    inspected = inspect(locate(source), offline=offline)
+    stored, source = refuse_undecodable(inspected), inspected.source
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     if source.startswith(RANDOM):
         with explained(source, "shape", offline, OTHER_WEIGHTS):
             model = random_model(inspected.config, dtype, device)
         return prepare(model, inspected.tokenizer, source=source)
-    refuse_other_sizes(inspected, refuse_unreadable(inspected))
+    refuse_other_sizes(inspected, stored)
     with explained(source, "safetensors weights", offline):
         model, found = AutoModelForCausalLM.from_pretrained(
             source,
@@ -240,11 +265,19 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     return prepare(model, inspected.tokenizer, source=source)
 
 
-def refuse_unreadable(inspected: Inspected) -> Shapes:
+def refuse_undecodable(inspected: Inspected) -> Shapes:
     """Return the shapes of the weights in a folder, none of a hub id.
 
-    Raises UserError for weights that transformers would misread or not read, as far as headers and settings show.
+    Raises UserError for a checkpoint that mtbench cannot decode exactly, and for weights that transformers would
+    misread or not read, as far as headers and settings show.
     """
+    if Path(inspected.source).is_dir():
+        check_files(Path(inspected.source))
+    if type(inspected.config) is PretrainedConfig:  # transformers says why it does not know it
+        with explained(inspected.source, "configuration", inspected.offline):
+            source = locate(inspected.source.removeprefix(RANDOM))
+            AutoConfig.from_pretrained(source, local_files_only=inspected.offline, trust_remote_code=False)
+    refuse_unserved(inspected.config, inspected.source)
     packed = getattr(inspected.config, "quantization_config", None)
     if packed is not None:
         with explained(inspected.source, "quantised weights", inspected.offline):
@@ -329,6 +362,7 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
 def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKPOINT) -> Any:
     """Return the checkpoint's configuration. Qwen2 under another name is read as Qwen2.
 
+    That of an architecture that transformers does not know is a PretrainedConfig with the entries of its text model.
     `other`: the option that the error message suggests, if the configuration cannot be read.
     """
     shape = source.removeprefix(RANDOM)
@@ -342,12 +376,23 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
         if raw.get("model_type") in ALSO_QWEN2:
             raw = {k: v for k, v in raw.items() if k not in {"model_type", "auto_map", "architectures"}}
             config: Any = Qwen2Config(**raw)
+        elif (
+            isinstance(kind := raw.get("model_type"), str) and kind not in CONFIG_MAPPING and "vocab_size" in _text(raw)
+        ):
+            config = PretrainedConfig.from_dict(_text(raw))
         else:
             config = AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
         text = config.get_text_config()
         if not -text.vocab_size <= (getattr(text, "pad_token_id", None) or 0) < text.vocab_size:
             text.pad_token_id = None  # torch's embedding refuses such an id, which nothing here reads
         return config
+
+
+def _text(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of the text model in a config.json."""
+    nested = raw.get("text_config")
+    text = {**raw, **(nested if isinstance(nested, dict) else {})}
+    return {name: value for name, value in text.items() if name not in ("text_config", "auto_map")}
 
 
 def refuse_unserved(config: Any, source: str) -> None:
@@ -407,11 +452,11 @@ def _end_ids(settings: Any, tokenizer: Any, rows: int, file: str = "") -> tuple[
 
 
 def downloaded(source: str, *, offline: bool) -> Path:
-    """Return the folder with a checkpoint's settings and weights, given a folder or a hub id."""
+    """Return the folder with a checkpoint's settings, tokenizer and safetensors, given a folder or a hub id."""
     if Path(source).is_dir():
         return Path(source)
     with explained(source, "weights", offline):
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"], local_files_only=offline))
+        return Path(snapshot_download(source, allow_patterns=[*CHECKPOINT_FILES], local_files_only=offline))
 
 
 class explained:
@@ -435,13 +480,13 @@ class explained:
             reason = f"{type(error).__name__}: {reason}"
         if Path(self.source).is_dir():
             files = sorted(os.listdir(self.source))
-            raise UserError(
+            raise UnreadableCheckpoint(
                 f"checkpoint {self.source!r} has no usable {self.what}: {reason} "
                 f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `{self.other}`."
             ) from None
         where = "local cache" if self.offline or self.refusal else "hub"
         refused = f", and the hub cannot be reached ({self.refusal})" if self.refusal else ""
-        raise UserError(
+        raise UnreadableCheckpoint(
             f"{self.source!r} cannot be loaded from the {where} ({self.what}: {reason}){refused}; pass a local folder "
             f"or GGUF file (`--model PATH`), or `--family` with one of: {network.LOCAL_FAMILIES}."
         ) from None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from mtbench.models import gguf
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
 from mtbench.plan.formats import GenerationLine, Scores
 from mtbench.plan.plan import Group, Plan
@@ -91,6 +92,8 @@ def _tokenizer(source: str) -> Any:
     try:
         from transformers import AutoTokenizer
 
+        if gguf.is_gguf(source):
+            return gguf.header(source).tokenizer
         folder = locate(RANDOM_TOKENIZER if source.startswith(RANDOM) else source)
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception:  # a report is rebuilt anywhere, with or without the checkpoints

@@ -29,6 +29,7 @@ from mtbench.lineup.planner import begin_run, make_plan
 from mtbench.measure import lossless_check
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.untimed import UntimedPasses
+from mtbench.models import families
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, GenerationLine
 from mtbench.plan.plan import APART, Plan, RunRequest
@@ -479,11 +480,17 @@ def test_an_engine_that_cannot_read_the_model_is_an_error_also_without_methods(m
         plan(engine=[TOOLBOX], family="tiny")
 
 
-@pytest.mark.parametrize("left", ["", "adapter_config.json", "pytorch_model.bin"])
-@pytest.mark.parametrize("engine", ["llamacpp", "vllm"])
+@pytest.mark.parametrize(
+    ("engine", "left"),
+    [
+        *((engine, "adapter_config.json") for engine in ("llamacpp", "vllm")),
+        ("llamacpp", ""),
+        ("llamacpp", "pytorch_model.bin"),
+    ],
+)
 def test_a_folder_without_weights_is_told_by_its_files(engine: str, left: str, tmp_path: Path) -> None:
     """When a run is planned, and when it goes on: not by what the engine's format would need."""
-    folder = save_small(tmp_path / "small")
+    folder = save_small(tmp_path / "small", head_dim=32)
     (folder / "model.safetensors").unlink()
     (folder / (left or "other.json")).write_text("{}")
     has = {"": "no model.safetensors", "adapter_config.json": "an adapter"}.get(left, "pickled weights only")
@@ -491,6 +498,49 @@ def test_a_folder_without_weights_is_told_by_its_files(engine: str, left: str, t
     for asked in (refuse, lambda source: prepared(source, "bfloat16", offline=True)):
         with pytest.raises(UserError, match=f"^checkpoint '{folder}' has {has}"):
             asked(str(folder))
+
+
+def test_a_model_that_transformers_does_not_know_is_planned_in_an_engine(tmp_path: Path) -> None:
+    """Of its text model's entries the size of the vocabulary is enough; mtbench's own loop says what it lacks."""
+    folder = save_small(tmp_path / "model")
+    config = {"model_type": "new_vl", "auto_map": {"AutoConfig": "evil.C"}, "text_config": {"vocab_size": 40}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "a b c"}\n')
+    asked: dict[str, Any] = {"suite": [f"prompts:{prompts}"], "model": str(folder), "method": ["ar", "prompt-lookup"]}
+    assert [cell.fault for cell in plan(**asked, engine=[TOOLBOX]).cells] == [None, None]
+    with pytest.raises(UserError, match=r"has no usable configuration: .* contains custom code"):
+        plan(**asked)
+
+
+def test_a_draft_that_only_the_engine_reads_is_passed_through(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its format may be unknown here. One that is known and does not fit the target is refused."""
+    takes = {"eagle": lambda method, drafts: Setting("eagle3", ("--draft", drafts["eagle"]))}
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "methods", {**SERVING_ENGINES[TOOLBOX].methods, **takes})
+    (draft := tmp_path / "draft").mkdir()
+    (draft / "config.json").write_text('{"model_type": "new_draft", "architectures": ["NewDraft"]}')
+    asked: dict[str, Any] = {"family": "tiny", "method": ["ar", "eagle"], "checkpoint": {"eagle": str(draft)}}
+    _, drafted = plan(**asked, engine=[TOOLBOX]).cells
+    assert (drafted.fault, drafted.checkpoints["eagle"]) == (None, str(draft))
+    with pytest.raises(UserError, match="draft' has no usable"):
+        plan(**asked)
+    known = families.locate(families.FAMILIES["tiny"].roles["eagle"])
+    config = json.loads((Path(known) / "config.json").read_text())
+    (misfit := tmp_path / "misfit").mkdir()
+    (misfit / "config.json").write_text(json.dumps(config | {"vocab_size": 600}))
+    with pytest.raises(UserError, match=r"does not fit the target .*: it has a vocabulary of 600"):
+        plan(**asked | {"checkpoint": {"eagle": str(misfit)}}, engine=[TOOLBOX])
+
+
+def test_a_configuration_alone_is_planned_and_not_served(tmp_path: Path) -> None:
+    folder = save_small(tmp_path / "small", head_dim=32)
+    (folder / "model.safetensors").unlink()
+    engine = SERVING_ENGINES["vllm"]()
+    engine.refuse(str(folder))
+    (folder / "pytorch_model.bin").write_text("{}")  # vLLM reads such weights itself
+    assert engine.prepared(str(folder), "bfloat16", offline=True) == str(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(UserError, match=f"checkpoint '{folder}' has no weights; download them"):
+        engine.prepared(str(folder), "bfloat16", offline=True)
 
 
 def test_a_dtype_of_no_engine_is_an_error_also_without_methods() -> None:

@@ -21,7 +21,8 @@ from mtbench.experiments.audit.sides import Named, Pair
 from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
-from mtbench.models.loading import inspect
+from mtbench.models.families import locate
+from mtbench.models.loading import inspect, refuse_undecodable
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan
 from mtbench.records import dump
@@ -161,7 +162,8 @@ def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
     model = request.model or next((side.model for side in (*a.meant, *b.meant) if side.model), None)
     if model is None:
         raise UserError("neither A nor B says which model decoded; give it with `--model`.")
-    judge = inspect(model, offline=request.offline)
+    judge = inspect(locate(model), offline=request.offline)
+    refuse_undecodable(judge)
     a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
     paired = sides.pairs(a, b)
     found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
@@ -169,7 +171,7 @@ def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
     for _, side in every.values():
         sides.refuse_unknown_ids(side, judge.vocabulary)
         if side.model not in (None, model):
-            sides.refuse_other_model(side, inspect(str(side.model), offline=request.offline), judge)
+            sides.refuse_other_model(side, inspect(locate(str(side.model)), offline=request.offline), judge)
     return Compared(found, model, [note for letter, side in every.values() for note in texts.left_out(letter, side)])
 
 

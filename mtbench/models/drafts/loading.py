@@ -15,10 +15,11 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from mtbench.errors import UserError, first_line
+from mtbench.errors import UnreadableCheckpoint, UserError, first_line
+from mtbench.models import gguf
 from mtbench.models.checkpoint_files import Shapes, check_sizes, stored_shapes, weight_files, weights_sha256
 from mtbench.models.drafts import dflash, eagle_draft, mtp
-from mtbench.models.families import RANDOM, locate, read_training_record, split_part
+from mtbench.models.families import RANDOM, locate, path_of, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
 from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, downloaded, explained
 
@@ -40,15 +41,18 @@ def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
 def _draft_config(source: str, offline: bool) -> DraftConfig | None:
     location, part = split_part(source)
     with explained(location, "configuration", offline):
-        raw, _ = PretrainedConfig.get_config_dict(locate(location), local_files_only=offline)
+        if gguf.is_gguf(location):
+            raw = gguf.header(location).config.to_dict()
+        else:
+            raw, _ = PretrainedConfig.get_config_dict(path_of(location), local_files_only=offline)
         check_sizes(raw)
         if (config := recognised(raw, part)) is not None:
             return config
     if part:
-        folder = Path(locate(location))
+        folder = Path(path_of(location))
         with explained(location, "weights", offline):
             found = mtp.traces(raw, stored_shapes(folder) if folder.is_dir() else ())
-        raise UserError(
+        raise (UnreadableCheckpoint if found else UserError)(
             f"no {part!r} layers of a known format in the checkpoint {location!r} "
             f"({raw.get('model_type', 'no model_type')}{found}); known: {', '.join(mtp.LAYOUTS)}; name a draft with "
             f"`{OTHER_CHECKPOINT}`."
@@ -112,7 +116,7 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
     if max(config.taps) > text.num_hidden_layers:
         layers = f"reads the output of layer {max(config.taps)}, and the target has {text.num_hidden_layers} layers"
         raise _misfit(source, config, target.source, layers)
-    folder = Path(locate(source))
+    folder = Path(path_of(source))
     if folder.is_dir():
         names = stored_shapes(folder) if part else {}
         if part and all(config.rename(name) is None for name in names):
@@ -123,7 +127,7 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
         _refuse_other_sizes(source, config, target.config, folder, offline=offline)
     if folder.is_dir() and not part:
         trained_for = read_training_record(folder).get("base_sha256")
-        sha256 = weights_sha256(Path(locate(target.source))) if trained_for else None
+        sha256 = weights_sha256(Path(target.source)) if trained_for else None
         if sha256 is not None and trained_for != sha256:
             raise _misfit(source, config, target.source, "was trained for a target with other weights")
     return replace(target, source=source, config=config, mask_id=config.mask_id)
@@ -202,7 +206,7 @@ def _check_values(source: str, config: DraftConfig, draft: FeatureDraft, stored:
 
 
 def _unusable(source: str, config: DraftConfig, reason: str) -> UserError:
-    return UserError(f"draft {source!r} ({config.name}) {reason}; give another with `{OTHER_CHECKPOINT}`.")
+    return UnreadableCheckpoint(f"draft {source!r} ({config.name}) {reason}; give another with `{OTHER_CHECKPOINT}`.")
 
 
 def _misfit(source: str, config: DraftConfig, target: str, reason: str) -> UserError:
