@@ -4,7 +4,8 @@ One forward pass of the same checkpoint over the finished text rescores every em
 is the argmax, or if its logit is within ε of the largest. So one flipped near-tie does not condemn the tokens after it.
 The judge is always transformers' modules (the engine `eager`), whichever engine the arm ran on: no engine judges
 itself. It judges the answers of the reference arm, too: both arms could run on the same wrong engine. An answer in a
-serving engine that repeats plain decoding there needs no judge: plain decoding of ours judges that engine.
+serving engine that repeats plain decoding there needs no judge. Where the run has no arm of ours that plain decoding of
+an engine is held to, it is held to the judge itself, on as many tokens as ε needs.
 
 ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
 between the judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an
@@ -13,34 +14,42 @@ something else would make it large. In float32 and float64 it is a constant. The
 are computed once for each engine and width, and serve all cells that are held to it. So does the rescoring of an answer
 of the reference arm that other arms repeat: it needs no ε.
 
+Answers of a serving engine are rescored as whole texts, several in a forward (mtbench/models/whole_texts.py). Its ε is
+the rounding of its number type: the same percentile, between the judge in that type and in float32. With quantised
+weights the type is bfloat16. The engine's own noise may be larger, where its plain decoding has two cells in the run.
+
 - `exact`: the tokens of the reference arm, on every item.
 - `near-tie`: other answers, and each of their tokens is within ε of the argmax: the arithmetic chose, not the method.
 - `divergent`: other answers, and one of their tokens is no near-tie. Or any token, even the same one, whose logit is
   further below the judge's largest than any ε allows: then both arms ran on an engine that computes something else.
-- `inconclusive`: other tokens that could not be rescored.
+- `inconclusive`: other tokens that could not be rescored. In an engine: they differ, unjudged.
 """
 
-import copy
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mtbench import sampling
-from mtbench.decoding.arms import is_ours, is_served
+from mtbench.decoding.arms import is_served
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError, first_line
 from mtbench.measure.model_pool import ModelPool
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
+from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.formats import GenerationLine, Grade, RescoringRecord
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.run import Run
+from mtbench.records import dump
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
 JUDGED_AT_ONCE = 256  # positions of one forward
+COARSE = "bfloat16"  # number type whose rounding explains an engine that does not say how it computes
 
 
 class Answer(NamedTuple):
@@ -50,6 +59,13 @@ class Answer(NamedTuple):
     tokens: Sequence[int]
     seed: int = 0
     temperature: float = 0.0
+
+
+class Reading(NamedTuple):
+    """Who reads answers again, and how many positions at once if not whole texts."""
+
+    model: ModelRunner | WholeTexts
+    width: int = JUDGED_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -62,94 +78,121 @@ class Rescoring:
     note: Callable[[str], None]
     show: Callable[[str], None] = lambda _: None
     deadline: float = float("inf")  # by time.monotonic
-    _logits: dict[tuple[str, str, str | None, int], list[float]] = field(default_factory=dict)
-    _repeated: dict[tuple[str, str, str, tuple[int, ...]], Mapping[str, float]] = field(default_factory=dict)
+    _logits: dict[tuple[str, str, Reading], list[float]] = field(default_factory=dict)
+    _repeated: dict[tuple[str, str, str, tuple[int, ...]], dict[str, float]] = field(default_factory=dict)
+    _texts: dict[tuple[str, str], WholeTexts] = field(default_factory=dict)  # by source and number type
 
     def check(self, cell: Cell) -> None:
         """Rescore the answers of a cell that claims to be lossless, and write lossless/<cell>.json once.
 
-        The judge is fed at the arm's width, too. `epsilon` is None if there are too few positions.
+        `epsilon` is None if there are too few positions.
         """
         name, files = f"lossless/{cell.cell}.json", self.run.directory
-        lines = self._judged(cell) if cell.claims == "lossless" and cell.lossless_reference is not None else []
+        lines = self._judged(cell) if cell.claims == "lossless" else []
         due = {line.item for line in lines}
         if not due or (files.has(name) and files.read(name, RescoringRecord).items.keys() >= due):
             return
-        width = JUDGED_AT_ONCE
-        if self.pool.dtype not in EXACT_EPSILON:
-            width = max([2, *(g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed)])
         try:
             self._refuse_late()
-            epsilon = self._epsilon(cell, width)
-            short = self._shortfalls(cell, lines, width)
-            files.write_json(name, {"epsilon": epsilon, "items": short, "why": None})
+            files.write_json(name, dump(self._rescored(cell, lines)))
         except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
             kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
             why = f"{kind}{first_line(error).rstrip('.')}"
-            files.write_json(name, {"epsilon": None, "items": {}, "why": why})
+            files.write_json(name, dump(RescoringRecord(epsilon=None, items={}, why=why)))
             if not isinstance(error, TimeoutError):
                 self.note(f"{cell.cell} could not be re-scored: {why}")
 
     def _judged(self, cell: Cell) -> list[GenerationLine]:
         """Return the answers of a cell that need a judge."""
+        if cell.lossless_reference is None:  # an arm of an engine is held to the judge itself
+            return self._enough(cell) if is_served(cell.engine) and cell.simulated is None else []
         there = [c for c in self._references(cell) if is_served(c.engine) and c.engine == cell.engine]
         plain = [line for c in there if c.batch_size == cell.batch_size for line in self._lines(c)]
         repeated = {(line.item, *line.token_ids) for line in plain}
         return [line for line in self._lines(cell) if (line.item, *line.token_ids) not in repeated]
 
-    def _judge(self, cell: Cell) -> ModelRunner:
-        """Return the judge of a cell. An id that only a serving engine may choose has its own logit there."""
-        judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
+    def _rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
+        """Return the shortfalls of answers, and ε: between two readings of the reference arm's answers.
+
+        By the judge at width 1 and the arm's own engine; of a serving engine by the judge in two number types.
+        """
+        source, own, rounding = cell.checkpoints[cell.on], self.pool.dtype, None
         if is_served(cell.engine):
-            judge = copy.copy(judge)
-            judge.checkpoint = replace(judge.checkpoint, suppressed=judge.checkpoint.suppressed[:0])
-        return judge
+            model, engine = self._whole(source, own), SERVING_ENGINES[cell.engine]()
+            packed = model.packed or engine.other_weights(source) is not None
+            rounding = COARSE if packed and own in EXACT_EPSILON else None
+            judge = plain = Reading(model)
+        else:
+            fed = [g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed]
+            runner, width = self.pool.runner(cell.on, source, None), JUDGED_AT_ONCE
+            judge, plain = Reading(runner, width if own in EXACT_EPSILON else max([2, *fed])), Reading(runner, 1)
+        epsilon = EXACT_EPSILON.get(rounding or own)
+        if epsilon is None:
+            if is_served(cell.engine):
+                other = Reading(self._whole(source, rounding or "float32"))
+            else:
+                other = judge._replace(model=self.pool.runner(cell.on, source, cell.engine))
+            both = self._reference_logits(cell, plain), self._reference_logits(cell, other)
+            epsilon = near_tie_epsilon([a - b for a, b in zip(*both, strict=True)], rounding or own)
+            if epsilon is not None and is_served(cell.engine):
+                epsilon = max(epsilon, self._noise(cell, judge))
+        return RescoringRecord(epsilon=epsilon, items=self._shortfalls(cell, lines, judge), rounding=rounding)
+
+    def _whole(self, source: str, dtype: str) -> WholeTexts:
+        """Return the judge of a serving engine's answers in a number type, loaded at the first call."""
+        if (source, dtype) not in self._texts:
+            self.show(f"re-scoring: loading {source} in {dtype}")
+            self._texts[source, dtype] = WholeTexts(source, dtype, self.pool.device, offline=self.pool.offline)
+        return self._texts[source, dtype]
 
     def _refuse_late(self) -> None:
         if time.monotonic() > self.deadline:
             raise TimeoutError("the time budget is spent; `--resume` does it")
 
-    def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], width: int) -> dict[str, Mapping[str, float]]:
+    def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], judge: Reading) -> dict[str, dict[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
-        judge = self._judge(cell)
         given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
-        found = {}
-        for line, answer in zip(lines, self._answers(cell, lines), strict=True):
-            answered = (line.item, tuple(answer.tokens))
-            key = (cell.suite, str(cell.lossless_reference), *answered)
-            short = self._repeated[key] if key in self._repeated else shortfalls(judge, answer, width)
-            if answered in given:
-                self._repeated[key] = short
-            found[line.item] = short
-        return found
+        keys = [(cell.suite, str(cell.lossless_reference), line.item, tuple(line.token_ids)) for line in lines]
+        found = [self._repeated.get(key) for key in keys]
+        due = [i for i, short in enumerate(found) if short is None]
+        for n, emitted, largest in self._forced(cell, [lines[i] for i in due], judge):
+            found[due[n]] = short = _below(emitted, largest)
+            if keys[due[n]][2:] in given:
+                self._repeated[keys[due[n]]] = short
+        return {line.item: short or {} for line, short in zip(lines, found, strict=True)}
 
-    def _epsilon(self, cell: Cell, width: int) -> float | None:
-        """Return ε of the cell's engine at `width`."""
-        if self.pool.dtype in EXACT_EPSILON:
-            return near_tie_epsilon((), self.pool.dtype)
-        plain, own = self._reference_logits(cell, None, 1), self._reference_logits(cell, cell.engine, width)
-        return near_tie_epsilon([a - b for a, b in zip(plain, own, strict=True)], self.pool.dtype)
+    def _reference_logits(self, cell: Cell, reading: Reading) -> list[float]:
+        """Return the logits of tokens that the cell's reference arm emitted, as many as ε needs.
 
-    def _reference_logits(self, cell: Cell, engine: str | None, width: int) -> list[float]:
-        """Return the logits of tokens that the cell's reference arm emitted, on `engine` at `width`; None: the judge.
-
-        Its answers at the batch size with most of them, as many as ε needs.
+        Of its answers at the batch size with most of them. An arm without a reference arm is its own.
         """
-        assert cell.lossless_reference is not None
-        key = (cell.suite, cell.lossless_reference, engine, width)
+        most = max(self._references(cell) or [cell], key=lambda c: len(self._lines(c)))
+        key = (cell.suite, most.arm, reading)
         if key not in self._logits:
-            most = max(self._references(cell), key=lambda c: len(self._lines(c)))
-            runner = self._judge(cell)
-            if engine and is_ours(engine):
-                runner = self.pool.runner(cell.on, cell.checkpoints[cell.on], engine)
-            logits: list[float] = []
-            for answer in self._answers(most, self._lines(most)):
-                if len(logits) >= EPSILON_POSITIONS_NEEDED:
-                    break
-                with torch.inference_mode():
-                    logits += forced_logits(runner, answer, width)[0].tolist()
-            self._logits[key] = logits
+            forced = self._forced(most, self._enough(most), reading)
+            self._logits[key] = [logit for _, emitted, _ in forced for logit in emitted.tolist()]
         return self._logits[key]
+
+    def _noise(self, cell: Cell, judge: Reading) -> float:
+        """Return the noise of a serving engine: how far the judge holds apart two tokens of its plain decoding.
+
+        Of the first differences between its cells: those of other batch sizes, or of an arm given twice.
+        """
+        key, noise = (cell.suite, cell.engine, cell.checkpoints), 0.0
+        plain = [c for c in self.plan.cells if c.is_reference and (c.suite, c.engine, c.checkpoints) == key]
+        for other in plain[1:]:
+            theirs = {line.item: line for line in self._lines(other)}
+            pairs = [(line, theirs[line.item]) for line in self._lines(plain[0]) if line.item in theirs]
+            ends = [first_difference(a.token_ids, b.token_ids) + 1 for a, b in pairs]
+            cut = [
+                line.changed(token_ids=line.token_ids[:end])
+                for pair, end in zip(pairs, ends, strict=True)
+                for line in pair
+                if end <= min(len(one.token_ids) for one in pair)
+            ]
+            for _, emitted, largest in self._forced(other, cut, judge):
+                noise = max(noise, float(largest[-1] - emitted[-1]))
+        return min(EPSILON_CAP, noise)
 
     def _references(self, cell: Cell) -> list[Cell]:
         """Return the cells of the arm that a cell is held to, at all batch sizes."""
@@ -158,28 +201,56 @@ class Rescoring:
     def _lines(self, cell: Cell) -> list[GenerationLine]:
         return self.run.answers[cell.cell]
 
-    def _answers(self, cell: Cell, lines: Sequence[GenerationLine]) -> Iterator[Answer]:
-        """Yield the answers of a cell's generation lines, within the time budget, and show which one is judged."""
-        suite, place = self.plan.suite(cell.suite), f"{self.plan.cells.index(cell) + 1}/{len(self.plan.cells)}"
+    def _enough(self, cell: Cell) -> list[GenerationLine]:
+        """Return the first answers of a cell that have as many tokens as ε needs; all, if they have fewer."""
+        before = itertools.accumulate((len(line.token_ids) for line in self._lines(cell)), initial=0)
+        return [line for n, line in zip(before, self._lines(cell), strict=False) if n < EPSILON_POSITIONS_NEEDED]
+
+    def _forced(
+        self, cell: Cell, lines: Sequence[GenerationLine], reading: Reading
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield the number of each generation line, and the `forced_logits` of its answer.
+
+        Within the time budget; shows which one is read.
+        """
+        model, place = reading.model, f"{self.plan.cells.index(cell) + 1}/{len(self.plan.cells)}"
+        suite = self.plan.suite(cell.suite)
         number = {item.item: i for i, item in enumerate(suite.items)}
-        for n, line in enumerate(lines, start=1):
-            self._refuse_late()
-            self.show(f"re-scoring: cell {place} {cell.cell}, answer {n}/{len(lines)}")
-            yield Answer(
+        answers = [
+            Answer(
                 line.prompt_ids or suite.prompt(number[line.item]),
                 line.token_ids,
                 self.plan.item_seed(number[line.item]),
                 self.pool.temperature,
             )
+            for line in lines
+        ]
+        groups = [[i] for i in range(len(lines))]
+        if isinstance(model, WholeTexts):
+            groups = model.groups([len(of.prompt) for of in answers], [len(of.tokens) for of in answers])
+        done = 0
+        for group in groups:
+            self._refuse_late()
+            done += len(group)
+            self.show(f"re-scoring: cell {place} {cell.cell}, answer {done}/{len(lines)}")
+            those = [answers[i] for i in group]
+            if isinstance(model, WholeTexts):
+                found = forced_together(model, those)
+            else:
+                found = [forced_logits(model, answer, reading.width) for answer in those]
+            yield from ((i, *of) for i, of in zip(group, found, strict=True))
 
 
-@torch.inference_mode()
 def shortfalls(runner: ModelRunner, answer: Answer, width: int) -> dict[str, float]:
     """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
-    emitted, largest = forced_logits(runner, answer, width)
+    return _below(*forced_logits(runner, answer, width))
+
+
+def _below(emitted: Tensor, largest: Tensor) -> dict[str, float]:
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
 
 
+@torch.inference_mode()
 def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tensor, Tensor]:
     """Return the logit of each token of an answer and the largest logit at its position, `(tokens,)` each.
 
@@ -193,6 +264,15 @@ def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tens
         own.append(noisy.gather(1, emitted)[:, 0])
         largest.append(noisy.amax(1))
     return torch.cat(own), torch.cat(largest)
+
+
+@torch.inference_mode()
+def forced_together(model: WholeTexts, answers: Sequence[Answer]) -> list[tuple[Tensor, Tensor]]:
+    """Return the `forced_logits` of several answers, by one forward over their whole texts."""
+    logits = model.logits([[*of.prompt, *of.tokens] for of in answers], [len(of.tokens) for of in answers])
+    noisy = [with_noise(of, answer, 0) for of, answer in zip(logits, answers, strict=True)]
+    emitted = [torch.tensor(of.tokens, dtype=torch.long, device=model.device)[:, None] for of in answers]
+    return [(of.gather(1, ids)[:, 0], of.amax(1)) for of, ids in zip(noisy, emitted, strict=True)]
 
 
 def judged_logits(
@@ -247,33 +327,38 @@ class Graded(NamedTuple):
 
 def grade(
     lines: Mapping[str, GenerationLine],
-    against: Mapping[str, GenerationLine],
+    against: Mapping[str, GenerationLine] | None,
     rescored: RescoringRecord | None,
     dtype: str,
 ) -> Graded | None:
     """Return the grade of a cell from its generation lines by item, those of the reference arm, and the rescoring.
 
-    None if the two have no item in common.
+    against: None: the arm is held to the judge itself. None if the two have no item in common.
     """
-    common = sorted(lines.keys() & against.keys())
-    if not common:
+    found = {} if rescored is None else rescored.items
+    common = sorted(lines.keys() & (found if against is None else against).keys())
+    if not common and (against is not None or rescored is None):
         return None
-    pairs = [(lines[item].token_ids, against[item].token_ids) for item in common]
-    others = {item for item, (ours, theirs) in zip(common, pairs, strict=True) if ours != theirs}
-    divergences = [first_difference(ours, theirs) for ours, theirs in pairs if ours != theirs]
+    if against is None:
+        firsts = {item: min(map(int, found[item])) for item in common if found[item]}
+    else:
+        pairs = {item: (lines[item].token_ids, against[item].token_ids) for item in common}
+        firsts = {item: first_difference(*pair) for item, pair in pairs.items() if pair[0] != pair[1]}
     epsilon = worst = of_others = near_ties = None
-    judged = [item for item in common if rescored is not None and item in rescored.items]
-    if rescored is not None and judged and others <= set(judged):
-        short = [shortfall for item in judged for shortfall in rescored.items[item].values()]
+    judged = [item for item in common if item in found]
+    if rescored is not None and judged and firsts.keys() <= set(judged):
+        short = [shortfall for item in judged for shortfall in found[item].values()]
         epsilon, worst = rescored.epsilon, max(short, default=0.0)
-        of_others = max((shortfall for item in others for shortfall in rescored.items[item].values()), default=0.0)
-        near_ties = len(short) / sum(len(lines[item].token_ids) for item in judged)
-    shown = dtype if rescored is None or worst is not None else ""  # a judge that could not run shows nothing
+        of_others = max((shortfall for item in firsts for shortfall in found[item].values()), default=0.0)
+        near_ties = len(short) / max(1, sum(len(lines[item].token_ids) for item in judged))
+    rounded = dtype if rescored is None or rescored.rounding is None else rescored.rounding
+    shown = rounded if rescored is None or worst is not None else ""  # a judge that could not run shows nothing
+    same = bool(common) and not firsts
     return Graded(
-        grade=_grade(worst, of_others, identical=not others, epsilon=epsilon, dtype=shown),
+        grade=_grade(worst, of_others, identical=same, epsilon=epsilon, dtype=shown),
         items=len(common),
-        identical=len(common) - len(divergences),
-        first_divergence=min(divergences, default=None),
+        identical=len(common) - len(firsts),
+        first_divergence=min(firsts.values(), default=None),
         epsilon=epsilon,
         worst_margin=worst,
         near_ties=near_ties,

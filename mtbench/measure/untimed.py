@@ -33,6 +33,7 @@ class UntimedPasses:
         for cell in plan.cells:
             if cell.cell not in failed:
                 rescoring.check(cell)
+        del rescoring  # its models
         left_out = failed | self.lost
         show("measuring energy and peak memory")
         energy.measure(run, plan, pool, left_out, note, self.deadline)

@@ -231,19 +231,30 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     """Load model and tokenizer. Raises UserError for a checkpoint that cannot be decoded exactly."""
     inspected = inspect(locate(source), offline=offline)
     stored, source = refuse_undecodable(inspected), inspected.source
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     if source.startswith(RANDOM):
         with explained(source, "shape", offline, OTHER_WEIGHTS):
             model = random_model(inspected.config, dtype, device)
         return prepare(model, inspected.tokenizer, source=source)
     refuse_other_sizes(inspected, stored)
+    model = loaded_model(source, inspected.config, OWN, dtype=dtype, device=device, offline=offline)
+    return prepare(model, inspected.tokenizer, source=source)
+
+
+def loaded_model(
+    source: str, config: Any, attention: str | None, *, dtype: torch.dtype, device: str, offline: bool
+) -> PreTrainedModel:
+    """Return transformers' model with the weights of a checkpoint. attention: None: the fastest of its class.
+
+    Raises UserError for weights that are not there, not those of the configuration, or not finite.
+    """
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     with explained(source, "safetensors weights", offline):
         model, found = AutoModelForCausalLM.from_pretrained(
             source,
-            config=inspected.config,
+            config=config,
             dtype=dtype,
-            attn_implementation=OWN,
+            attn_implementation=attention,
             use_safetensors=True,
             local_files_only=offline,
             trust_remote_code=False,
@@ -262,30 +273,34 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
                 f"checkpoint {source!r} {fault.format(len(names))}, such as {min(names)!r}; give another with "
                 f"`{OTHER_CHECKPOINT}`."
             )
-    return prepare(model, inspected.tokenizer, source=source)
+    return model
 
 
 def refuse_undecodable(inspected: Inspected) -> Shapes:
     """Return the shapes of the weights in a folder, none of a hub id.
 
-    Raises UserError for a checkpoint that mtbench cannot decode exactly, and for weights that transformers would
-    misread or not read, as far as headers and settings show.
+    Raises UserError for a checkpoint that mtbench cannot decode exactly, or that transformers cannot read.
     """
-    if Path(inspected.source).is_dir():
-        check_files(Path(inspected.source))
-    if type(inspected.config) is PretrainedConfig:  # transformers says why it does not know it
-        with explained(inspected.source, "configuration", inspected.offline):
-            source = locate(inspected.source.removeprefix(RANDOM))
-            AutoConfig.from_pretrained(source, local_files_only=inspected.offline, trust_remote_code=False)
+    refuse_unreadable(inspected.source, inspected.config, offline=inspected.offline)
     refuse_unserved(inspected.config, inspected.source)
-    packed = getattr(inspected.config, "quantization_config", None)
+    folder = Path(inspected.source)
+    return stored_shapes(folder) if folder.is_dir() else {}
+
+
+def refuse_unreadable(source: str, config: Any, *, offline: bool) -> None:
+    """Raise UserError for weights that transformers would misread or not read, as far as names and settings show."""
+    if Path(source).is_dir():
+        check_files(Path(source))
+    if type(config) is PretrainedConfig:  # transformers says why it does not know it
+        with explained(source, "configuration", offline):
+            located = locate(source.removeprefix(RANDOM))
+            AutoConfig.from_pretrained(located, local_files_only=offline, trust_remote_code=False)
+    packed = getattr(config, "quantization_config", None)
     if packed is not None:
-        with explained(inspected.source, "quantised weights", inspected.offline):
+        with explained(source, "quantised weights", offline):
             quantiser = AutoHfQuantizer.from_config(packed, pre_quantized=True)  # from_pretrained drops unknown ones
             with suppress(RuntimeError, ValueError, AttributeError):  # of a machine without a GPU
                 quantiser.validate_environment(device_map=None)
-    folder = Path(inspected.source)
-    return stored_shapes(folder) if folder.is_dir() else {}
 
 
 def _beyond(names: Iterable[str], model: PreTrainedModel) -> list[str]:
@@ -395,6 +410,13 @@ def _text(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in text.items() if name not in ("text_config", "auto_map")}
 
 
+def rope_types(config: Any) -> set[str]:
+    """Return the rope types of a configuration."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [r for r in rope.values() if isinstance(r, Mapping)] or [rope]  # one per layer type, or one for all
+    return {str(r.get("rope_type", r.get("type", "default"))) for r in nested}
+
+
 def refuse_unserved(config: Any, source: str) -> None:
     """Raise UserError if a layer, rope type or attention of `config` cannot be decoded exactly in a batch."""
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -405,10 +427,7 @@ def refuse_unserved(config: Any, source: str) -> None:
             f"checkpoint {source!r} has layers of type {', '.join(unserved)}, which cannot undo a rejected token; "
             f"supported: {', '.join(sorted(SERVED_LAYERS))}. See `mtbench ls families`."
         )
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [r for r in rope.values() if isinstance(r, Mapping)] or [rope]  # one per layer type, or one for all
-    kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in nested}
-    if unserved := sorted(kinds - SERVED_ROPES):
+    if unserved := sorted(rope_types(config) - SERVED_ROPES):
         raise UserError(
             f"checkpoint {source!r} uses rope type {', '.join(unserved)}, whose angles depend on the batch; "
             f"supported: {', '.join(sorted(SERVED_ROPES))}. See `mtbench ls families`."

@@ -309,6 +309,10 @@ class RescoringRecord(Record):
         description="by item and token index, how far the token's logit lies below the largest; 0 is left out"
     )
     why: str | None = Field(None, description="why it could not be re-scored, or what an audit found; null: neither")
+    rounding: str | None = Field(
+        None,
+        description="number type whose rounding epsilon covers, of an engine with quantised weights; null: the run's",
+    )
 
 
 class MemoryRecord(RootModel[dict[str, StoredCount | None]]):

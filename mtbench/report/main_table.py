@@ -12,6 +12,7 @@ from mtbench.report.phrases import (
     REPEATED_FLAG,
     cost_per_million,
     flags_of_measurement,
+    grade_note,
     speed_word,
     spread_over_tasks,
     ungraded,
@@ -155,7 +156,7 @@ def notes_of(cell: ResultCell) -> Notes:
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
     if cell.left is not None:
         notes.append(("flag", f"Left after {counted(cell.left.block, 'block')}: {cell.left.reason}."))
-    if cell.lossless is not None and cell.lossless.grade == "inconclusive" and cell.lossless.why:
-        notes.append(("flag", f"Other tokens have no grade: {cell.lossless.why}."))
+    if (graded := cell.lossless) is not None and (note := grade_note(graded)):
+        notes.append(("flag", note))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
     return notes + [("flag", f"{flag}.") for flag in flags]

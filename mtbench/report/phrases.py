@@ -6,10 +6,11 @@ from typing import get_args
 
 from mtbench import statistics
 from mtbench.document import model
-from mtbench.document.formatting import listed, number, percent
+from mtbench.document.formatting import counted, listed, number, percent
 from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
-from mtbench.results.figure_formats import SameItems, Speedup, Spread, Verdict
+from mtbench.plan.plan import DRAWN_BY
+from mtbench.results.figure_formats import JUDGE, Lossless, SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
 
 DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
@@ -148,8 +149,23 @@ def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
 
 
 def breaks_promise(cell: ResultCell) -> bool:
-    """Return whether an arm claims to be lossless and emits other tokens."""
-    return cell.claims == "lossless" and cell.lossless is not None and cell.lossless.grade == "divergent"
+    """Return whether an arm claims to have another arm's tokens and emits others."""
+    graded = cell.lossless
+    return cell.claims == "lossless" and graded is not None and graded.grade == "divergent" and graded.against != JUDGE
+
+
+def grade_note(graded: Lossless) -> str | None:
+    """Return what a reader must know of a grade: that tokens were not judged, or are not the judge's."""
+    differ = f"in {graded.items - graded.identical:,} of {counted(graded.items, 'answer')}, the first at token "
+    differ += f"{graded.first_divergence}"
+    if graded.against == JUDGE and graded.grade == "divergent":
+        return f"Its tokens are not the choices of {JUDGE} {differ}: the engine computes otherwise, or another model."
+    if graded.grade != "inconclusive" or graded.why is None:
+        return None
+    what = (
+        "No token was judged" if graded.against == JUDGE else f"Other tokens than {graded.against} {differ}, not judged"
+    )
+    return f"{what}: {graded.why}."
 
 
 def ungraded(cell: ResultCell) -> str:
@@ -160,7 +176,8 @@ def ungraded(cell: ResultCell) -> str:
         return f"other tokens by {listed(cell.other_tokens)}"
     if cell.reference:
         return "baseline"
-    reasons = {"lossless": "not checked", "distribution": "same distribution", "lossy": "lossy by design"}
+    drawn = next((flag for flag in cell.flags if flag.startswith(DRAWN_BY)), "lossy by design")
+    reasons = {"lossless": "not checked", "distribution": "same distribution (promised)", "lossy": drawn}
     return reasons[cell.claims]
 
 

@@ -83,7 +83,7 @@ def _fate(cell: ResultCell) -> str:
 def _spent(decision: Decision) -> str:
     spent = decision.spent
     texts = [] if decision.complete else [budget_spent(decision, "mtbench choose -o DIR --resume")]
-    if spent.forwards_full:
+    if spent.forwards and spent.forwards_full:
         share = percent(spent.forwards / spent.forwards_full, 0)
         texts.append(f"{spent.forwards:,} of {spent.forwards_full:,} forwards of the full grid ({share} %).")
     if spent.decoding_full_s:

@@ -10,12 +10,12 @@ from mtbench import statistics
 from mtbench.decoding.registry import plain_decoding
 from mtbench.document.formatting import counted, listed
 from mtbench.plan.directory import RunDirectory
-from mtbench.report.phrases import breaks_promise
+from mtbench.report.phrases import breaks_promise, grade_note
 from mtbench.results.comparisons import GroupKey
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import FILE, Decision, Recommendation
 from mtbench.results.decision_text import beside, with_engine
-from mtbench.results.figure_formats import Speedup
+from mtbench.results.figure_formats import JUDGE, Speedup
 from mtbench.results.format import BreakEven, ResultCell, Results
 
 
@@ -90,6 +90,11 @@ def warnings(cells: Sequence[ResultCell]) -> list[str]:
         + (cell.lossless.why or f"`mtbench audit DIR:{cell.lossless.against} DIR:{cell.arm}` says why.")
         for cell in cells
         if cell.lossless is not None and breaks_promise(cell)
+    ]
+    found += [
+        f"{cell.arm}: {grade_note(cell.lossless)}"
+        for cell in cells
+        if cell.lossless is not None and (cell.lossless.against, cell.lossless.grade) == (JUDGE, "divergent")
     ]
     found += [
         f"{flag.replace(statistics.DISTURBED, f'The machine was disturbed while {cell.arm} decoded')}."

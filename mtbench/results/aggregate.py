@@ -32,6 +32,7 @@ from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
+    JUDGE,
     Finish,
     Lossless,
     Percentiles,
@@ -358,24 +359,26 @@ def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
 def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     """Return the grade of an arm that promises another arm's tokens, with the floor of that arm.
 
-    None for an arm that promises nothing or a distribution, and if the other arm did not run.
+    An arm of a serving engine without such an arm is graded if a judge read it. None for an arm that promises nothing
+    or a distribution, and if the other arm did not run.
     """
-    cell = data.cell
-    if cell.lossless_reference is None or cell.claims == "distribution":
-        return None
-    reference = _of_arm(stored, cell.suite, cell.lossless_reference)
-    same_batch = [d for d in reference if (d.cell.batch_size, d.cell.batching) == (cell.batch_size, cell.batching)]
-    if not same_batch:
+    cell, against = data.cell, None
+    if cell.claims == "distribution":
         return None
     name = f"lossless/{cell.cell}.json"
     rescored = stored.directory.read(name, RescoringRecord) if stored.directory.has(name) else None
-    dtype = stored.last_session.dtype or "float32"
-    graded = lossless_check.grade(data.lines, same_batch[-1].lines, rescored, dtype)
+    reference = _of_arm(stored, cell.suite, cell.lossless_reference)
+    if cell.lossless_reference is not None:
+        same = [d for d in reference if (d.cell.batch_size, d.cell.batching) == (cell.batch_size, cell.batching)]
+        if not same:
+            return None
+        against = same[-1].lines
+    graded = lossless_check.grade(data.lines, against, rescored, stored.last_session.dtype or "float32")
     return (
         None
         if graded is None
         else Lossless(
-            against=cell.lossless_reference,
+            against=cell.lossless_reference or JUDGE,
             **graded._asdict(),
             floor=floor(reference),
             why=None if rescored is None else rescored.why,
@@ -383,6 +386,6 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     )
 
 
-def _of_arm(stored: Stored, suite: str, arm: str) -> list[CellData]:
+def _of_arm(stored: Stored, suite: str, arm: str | None) -> list[CellData]:
     """Return an arm's cells on a suite, at every batch size and way of batching."""
     return [data for data in stored.cells.values() if (data.cell.suite, data.cell.arm) == (suite, arm)]

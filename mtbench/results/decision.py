@@ -259,7 +259,7 @@ def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
     if cell.checkpoints.get(cell.on) != plain.checkpoints.get(plain.on):
         return None
     if cell.claims == "distribution":
-        return "same distribution"
+        return "same distribution (promised)"
     graded = cell.lossless
     if cell.claims != "lossless" or graded is None or graded.against != plain.arm or graded.grade not in KEPT:
         return None
@@ -343,7 +343,8 @@ def _ungraded(cell: ResultCell) -> str:
     if cell.lossless is None or cell.lossless.grade != "inconclusive" or cell.lossless.epsilon is not None:
         return ""
     if cell.lossless.why:
-        return f" ({cell.lossless.why})"
+        differ = f"{cell.lossless.items - cell.lossless.identical:,} of {cell.lossless.items:,} answers"
+        return f" (other tokens in {differ}, not judged: {cell.lossless.why})"
     return f" ({statistics.EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding)"
 
 

@@ -91,8 +91,12 @@ class Looks(Record):
 class RaceCost(Record):
     """The cost of the race, and of its full grid: every arm on every block."""
 
-    forwards: Count = Field(description="forwards of batches that were decoded; engines that hide them count as 0")
-    forwards_full: Count = Field(description="forwards of the full grid, estimated from the blocks that were decoded")
+    forwards: Count | None = Field(
+        description="forwards of batches that were decoded, 0 for engines that hide them; null: all engines do"
+    )
+    forwards_full: Count | None = Field(
+        description="forwards of the full grid, estimated from the blocks that were decoded; null as above"
+    )
     decoding_s: Seconds = Field(description="time of the blocks that were decoded, in seconds")
     decoding_full_s: Seconds = Field(description="time of the full grid, in seconds, estimated in the same way")
 

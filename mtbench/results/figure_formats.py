@@ -336,10 +336,13 @@ class Floor(Record):
     identical: Count = Field(description="items with the same tokens")
 
 
+JUDGE = "transformers"  # that an arm of a serving engine is held to where no other arm is
+
+
 class Lossless(Record):
     """How an arm keeps its promise of another arm's tokens."""
 
-    against: str = Field(description="arm whose tokens it promises")
+    against: str = Field(description=f"arm whose tokens it promises; {JUDGE}: none, so its choices are the judge's")
     grade: Grade = Field(
         description="exact: the same tokens; near-tie: other tokens, each within epsilon of the largest logit; "
         "divergent: a token that is no near tie; inconclusive: other tokens, and nothing to judge them by"

@@ -24,7 +24,8 @@ ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answer
 def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
     """Return why the cell cannot be trusted. Only its own samples count: another arm's do not make it void."""
     reasons = []
-    if lossless is not None and lossless.grade == "divergent" and data.cell.claims == "lossless":
+    promised = data.cell.claims == "lossless" and data.cell.lossless_reference is not None
+    if promised and lossless is not None and lossless.grade == "divergent":
         reasons.append(f"claims to be lossless, and its tokens are not those of {lossless.against}")
     for line in data.lines.values():
         counted = (line.forwards, len(line.token_ids))

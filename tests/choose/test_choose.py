@@ -257,7 +257,7 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
     assert decision.headline.startswith("On this demonstration, ")
     assert [rec.batch_size for rec in decision.recommendations] == [4, 2]
     assert decision.looks[0].made[0] == 6
-    assert 0 < decision.spent.forwards < decision.spent.forwards_full
+    assert 0 < (decision.spent.forwards or 0) < (decision.spent.forwards_full or 0)
     wrong = next(cell for cell in results.cells if cell.method == "mars" and cell.batch_size == 4)
     assert wrong.left is not None
     assert wrong.left.reason == "loses more accuracy than accepted"

@@ -15,9 +15,10 @@ from mtp_checkpoints import save_headed
 from scripted_engine import PLUGIN, Scripted, install
 from small import save_small
 from stages import assemble, generate
-from stored import keep_lines, stored_lines
+from stored import keep_lines, stored_json, stored_lines
 from whole import Quiet
 
+from mtbench import statistics
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving, Setting, Table
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
@@ -30,14 +31,16 @@ from mtbench.measure import lossless_check
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.models import families
+from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, GenerationLine
 from mtbench.plan.plan import APART, Plan, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.report.main_table import main_table, notes_of
+from mtbench.report.summary import warnings
 from mtbench.results.comparisons import OwnSpeedups
-from mtbench.results.figure_formats import Lossless
+from mtbench.results.figure_formats import JUDGE, Lossless
 
 TOOLBOX = "toolbox"
 SCRIPT: dict[str, object] = {}  # of its servers
@@ -328,31 +331,45 @@ def test_a_method_without_its_package_is_refused_or_left_out_when_planning(with_
     assert mends in found.refused["suffix"]
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, folder: Path, says: list[int]) -> tuple[RunDirectory, Plan, Path]:
-    """A run that is decoded, and the weights of its model. Plain decoding says 1 2 1 2 …, the method as is given."""
+def answered(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, says: list[int], alone: list[int] | None = None, **changes: Any
+) -> tuple[RunDirectory, Plan, Path]:
+    """A run that is decoded, and the weights of its model. Plain decoding says 1 2 1 2 …, the method as is given.
+
+    `alone`: what plain decoding says at batch size 1.
+    """
     launch = SERVING_ENGINES[TOOLBOX].launch
 
     def launched(self: Any, python: Path, serving: Serving, port: int) -> Any:
-        self.script["says"] = says if serving.setting.name else [1, 2]
+        plain = alone if alone and serving.rows == 1 else [1, 2]
+        self.script["says"] = says if serving.setting.name else plain
         return launch(self, python, serving, port)
 
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", launched)
     (prompts := folder / "prompts.jsonl").write_text('{"prompt": "a b c"}\n{"prompt": "b c"}\n')
     model, arms = save_small(folder / "model", 1), ["ar", "prompt-lookup"]
     asked: dict[str, Any] = {"suite": [f"prompts:{prompts}"], "model": str(model), "method": arms, "dtype": "float32"}
-    planned = plan(**asked, engine=[TOOLBOX], max_new_tokens=6)
+    planned = plan(**asked | changes, engine=[TOOLBOX], max_new_tokens=6)
     run = begin_run(folder / "run", planned, ["mtbench"])
     generate(run, Quiet(), Execution(timed_only=True))
     return run, planned, model / "model.safetensors"
 
 
-def judged(run: RunDirectory, planned: Plan, deadline: float = float("inf")) -> tuple[Lossless, list[str], list[str]]:
-    """The grade of the method, what was noted, and what was shown, after the passes behind the timed one."""
+def judged(
+    run: RunDirectory, planned: Plan, deadline: float = float("inf"), cell: int = 1
+) -> tuple[Lossless, list[str], list[str]]:
+    """The grade of the method, what was noted, and what was shown, after the passes behind the timed one.
+
+    Plain decoding is held to the judge itself, since no arm of mtbench's loop is there.
+    """
     notes, shown = list[str](), list[str]()
     passes = UntimedPasses(Run.open(run), planned, set(), deadline, False)
     passes.execute(ModelPool(planned.request), notes.append, shown.append)
-    graded = assemble(run).cells[1].lossless
+    plain, graded = (assemble(run).cells[number].lossless for number in (0, cell))
     assert graded is not None
+    assert plain is not None
+    assert (plain.against, plain.why) == (JUDGE, graded.why or plain.why)
+    assert plain.grade == ("inconclusive" if plain.why else "divergent")
     assert "Infinity" not in "".join(file.read_text() for file in run.path.glob("lossless/*"))
     return graded, notes, shown
 
@@ -363,7 +380,11 @@ def test_the_tokens_of_plain_decoding_in_the_same_engine_need_no_judge(
     run, planned, weights = answered(monkeypatch, tmp_path, [1, 2])
     weights.unlink()
     graded, notes, _ = judged(run, planned)
-    assert (graded.grade, graded.identical, notes, graded.why) == ("exact", 2, [], None)
+    assert (graded.grade, graded.identical, graded.why) == ("exact", 2, None)
+    assert ["safetensors" in note for note in notes] == [True]  # plain decoding needs one
+    cells = assemble(run).cells
+    assert [cell.void for cell in cells] == [[], []]
+    assert [text.partition(":")[0] for _, text in notes_of(cells[0]) if "judged" in text] == ["No token was judged"]
 
 
 def test_a_judge_that_cannot_run_costs_the_grade_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -374,20 +395,68 @@ def test_a_judge_that_cannot_run_costs_the_grade_and_says_why(monkeypatch: pytes
         with monkeypatch.context() as patch:
             weights.unlink() if "safetensors" in fault else weights.write_bytes(stored)
             if "Error" in fault:
-                patch.setattr(lossless_check, "shortfalls", lambda *_: torch.empty(1 << 60))
+                patch.setattr(WholeTexts, "logits", lambda *_: torch.empty(1 << 60))
             graded, notes, _ = judged(run, planned, 0.0 if fault == late else float("inf"))
         assert (graded.grade, graded.items, graded.identical) == ("inconclusive", 2, 0)
         assert graded.why is not None
         assert fault in graded.why
-        assert notes == [f"{planned.cells[1].cell} could not be re-scored: {graded.why}"] * (fault != late)
+        assert notes == [f"{cell.cell} could not be re-scored: {graded.why}" for cell in planned.cells if fault != late]
         cell = assemble(run).cells[1]
         assert cell.void == []
-        assert ("flag", f"Other tokens have no grade: {graded.why}.") in notes_of(cell)
+        other = "Other tokens than ar@ar/toolbox in 2 of 2 answers, the first at token 1, not judged"
+        assert ("flag", f"{other}: {graded.why}.") in notes_of(cell)
     graded, _, shown = judged(run, planned)
     assert (graded.grade, graded.why) == ("divergent", None)
-    assert [line.partition(" ")[2] for line in shown[:2]] == [
-        f"cell 2/2 {planned.cells[1].cell}, answer {n}/2" for n in (1, 2)
+    assert [line for line in shown if "answer" in line] == [
+        f"re-scoring: cell {n}/2 {cell.cell}, answer 2/2" for n, cell in enumerate(planned.cells, start=1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("quantised", "dtype", "alone", "measured"),
+    [
+        (False, "bfloat16", None, "bfloat16"),
+        (False, "bfloat16", [1, 4], "bfloat16"),
+        (False, "float32", [1, 4], None),
+        (True, "float32", None, "bfloat16"),
+    ],
+)
+def test_epsilon_of_an_engine_is_the_rounding_of_its_numbers_or_its_own_noise(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    quantised: bool,
+    dtype: str,
+    alone: list[int] | None,
+    measured: str | None,
+) -> None:
+    """The rounding is that of bfloat16 if the engine computes with quantised weights; in float32 ε is a constant.
+
+    The noise is what the judge makes of two tokens that plain decoding chose at two batch sizes.
+    """
+    for module in (lossless_check, statistics):
+        monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", 12)
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "other_weights", lambda *_: "quantised" if quantised else None)
+    run, planned, weights = answered(monkeypatch, tmp_path, [1, 3], alone, dtype=dtype, batch_size=(1, 2))
+    graded, notes, _ = judged(run, planned, cell=3)
+    assert notes == []
+    prompt, tokens = planned.suites[0].items[0].prompt_ids, [1, 2] * 3
+    texts = [[*planned.suites[0].items[i].prompt_ids, *tokens] for i in (0, 1)]
+    emitted = {
+        name: torch.cat(
+            [
+                logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+                for logits in WholeTexts(str(weights.parent), name, "cpu").logits(texts, [6, 6])
+            ]
+        )
+        for name in ("bfloat16", "float32")
+    }
+    rounding = float((emitted["bfloat16"] - emitted["float32"]).abs().quantile(0.999))
+    assert rounding > 0
+    first = WholeTexts(str(weights.parent), dtype, "cpu").logits([[*prompt, 1, 2]], [1])[0][0]
+    assert graded.epsilon == pytest.approx(1e-4 if measured is None else min(0.5, rounding) if alone is None else 0.5)
+    assert alone is None or max(first.max() - first[2], first.max() - first[4]) > 0.5
+    stored = stored_json(run, f"lossless/{planned.cells[3].cell}.json")
+    assert stored["rounding"] == (measured if quantised else None)
 
 
 def test_an_id_that_only_an_engine_may_choose_is_judged_like_any(
@@ -397,6 +466,9 @@ def test_an_id_that_only_an_engine_may_choose_is_judged_like_any(
     run, planned, _ = answered(monkeypatch, tmp_path, [1, 39])
     graded, notes, _ = judged(run, planned)
     assert (graded.grade, notes) == ("divergent", [])
+    assert [note.partition(":")[0] for note in warnings(assemble(run).cells) if "not the choices" in note] == [
+        "ar@ar/toolbox"
+    ]
     assert graded.worst_margin is not None
     assert 0 < graded.worst_margin < 1000
 

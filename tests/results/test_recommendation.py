@@ -145,7 +145,7 @@ def test_each_serving_engine_has_an_answer_of_its_own() -> None:
 def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:
     found = one([plain(), arm("a", 2.0, claims="distribution", lossless=None)])
     assert names(found) == ["a", None]
-    assert found.text.endswith("as fast as plain decoding, same distribution.")
+    assert found.text.endswith("as fast as plain decoding, same distribution (promised).")
 
 
 def test_tokens_that_differ_by_rounding_are_counted() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged, TokenAt
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
-from mtbench.measure.lossless_check import JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
+from mtbench.measure.lossless_check import COARSE, JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
 from mtbench.measure.model_pool import ModelPool, use_threads
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.request import RunRequest
@@ -23,7 +23,6 @@ from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged
 ROOM = 512  # slots by which a cache grows
-COARSE = "bfloat16"  # number type whose noise explains an engine that does not say how it computes
 
 
 def coarse(side: Side) -> str | None:

@@ -111,4 +111,5 @@ def spent_on(stored: Stored) -> RaceCost:
             mean = total / blocks if blocks else 0.0
             for lines, of_cell in zip(timings, of_cells, strict=True):
                 full[place] += len(group.blocks) * (of_cell[place] / len(lines) if lines else mean)
-    return RaceCost(forwards=round(used[0]), forwards_full=round(full[0]), decoding_s=used[1], decoding_full_s=full[1])
+    forwards = [round(used[0]), round(full[0])] if used[0] else [None, None]
+    return RaceCost(forwards=forwards[0], forwards_full=forwards[1], decoding_s=used[1], decoding_full_s=full[1])

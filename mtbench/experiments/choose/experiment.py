@@ -135,7 +135,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         elif any(rec.word == "cannot tell" for rec in decision.recommendations):
             console.say(ALL_USED)
         spent = decision.spent
-        if spent.forwards_full:
+        if spent.forwards and spent.forwards_full:
             console.say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
 
     def exit_code(self, found: Decided, session: RaceSession) -> int:
