@@ -47,6 +47,10 @@ class UnreadableCheckpoint(UserError):
     """A checkpoint or a part of it that mtbench's own loop cannot read; a serving engine may read it."""
 
 
+class MissingWeights(UserError):
+    """A checkpoint has no weights: it can be planned, and not decoded."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, printable, without its full stop, cut at 200 characters.
 

@@ -29,6 +29,7 @@ app = typer.Typer()
 
 GAP = 2  # spaces between columns
 NONE = "–"
+OURS = ("graph",)  # the engines of `ls arms` by default
 
 
 @app.command()
@@ -41,6 +42,7 @@ def ls(
     family: common.Family = None,
     model: common.Model = None,
     checkpoint: common.Checkpoints = {},  # noqa: B006
+    engine: common.Engines = OURS,
     offline: common.Offline = False,
     plugin: common.Plugins = (),
 ) -> None:
@@ -48,15 +50,15 @@ def ls(
 
     `engines` lists the serving engines, and which methods each has by which name of its own.
     `arms` lists what `mtbench choose` can race on the checkpoints of --family, --model and --checkpoint, and why other
-    methods cannot run on them.
+    methods cannot run on them; with --engine in each of these engines, installed or not.
     """
     if kind == "arms":
         if name is not None:
             raise UserError(f"`mtbench ls arms` takes no name, and {name!r} is one; see `mtbench ls methods {name}`.")
-        _list_arms(family, model, checkpoint, offline=offline)
+        _list_arms({"family": family, "model": model, "checkpoint": checkpoint, "offline": offline}, engine)
         return
-    if family or model or checkpoint:
-        raise UserError("--family, --model and --checkpoint belong to `mtbench ls arms`.")
+    if family or model or checkpoint or tuple(engine) != OURS:
+        raise UserError("--family, --model, --checkpoint and --engine belong to `mtbench ls arms`.")
     listings = {"methods": (_list_methods, _show_method), "suites": (_list_suites, _show_suite)}
     listings |= {"families": (_list_families, _show_family), "engines": (_list_engines, _show_engine)}
     if kind not in listings:
@@ -68,13 +70,17 @@ def ls(
         show_one(name)
 
 
-def _list_arms(family: str | None, model: str | None, roles: Mapping[str, str], *, offline: bool) -> None:
+def _list_arms(asked: Mapping[str, Any], engines: Sequence[str]) -> None:
+    from mtbench.decoding.registry import SERVING_ENGINES
     from mtbench.experiments.choose.candidates import candidates
     from mtbench.plan.request import RunRequest
 
-    found = candidates(RunRequest(family=family, model=model, checkpoint=roles, offline=offline))
-    for table in found.tables():
-        out.print(table)
+    for name in engines:
+        found = candidates(RunRequest(**asked, engine=(name,)), installed=False)
+        if name in list(SERVING_ENGINES):
+            say(f"{SERVING_ENGINES[name].title} ({SERVING_ENGINES[name].state()})")
+        for table in found.tables():
+            out.print(table)
 
 
 def _methods() -> Registry[Any]:

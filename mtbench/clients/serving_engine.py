@@ -20,7 +20,7 @@ from mtbench.clients.openai_client import Reply, Server
 from mtbench.clients.openai_wire import body_of
 from mtbench.decoding.method import Method
 from mtbench.decoding.request import Request
-from mtbench.errors import UserError
+from mtbench.errors import MissingWeights, UserError
 from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_files, linked_with, stored_bytes
@@ -197,8 +197,9 @@ class ServingEngine:
         if not folder.is_dir():
             return  # a hub id is downloaded later
         if self.gguf:
+            if (folder / CONFIG).is_file():
+                gguf_writer.settings(folder)
             check_files(folder)
-            gguf_writer.settings(folder)
         elif not stored_bytes(folder) and not (folder / CONFIG).is_file():
             raise UserError(
                 f"checkpoint {source!r} has no {CONFIG}, which {self.title} reads; give another with `--checkpoint "
@@ -224,7 +225,7 @@ class ServingEngine:
         if self.gguf:
             check_files(folder)  # it may have changed since the plan was made
         elif not stored_bytes(folder):
-            raise UserError(f"checkpoint {source!r} has no weights; download them to {str(folder)!r}.")
+            raise MissingWeights(f"checkpoint {source!r} has no weights; download them to {str(folder)!r}.")
         return str(gguf_writer.written(folder, self.gguf_dtype or dtype) if self.gguf else folder)
 
     def prepared_arm(

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from mtbench.decoding.arms import safe
+from mtbench.decoding.arms import is_served, safe
 from mtbench.doctor.record import unproven
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
+from mtbench.errors import MissingWeights
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.lineup.engine_arms import servers_of
@@ -125,13 +126,24 @@ def show_results(run: RunDirectory, results: Results, console: Terminal) -> None
 
 
 def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str = "") -> None:
-    """Print how long a plan takes, and which cells fail. before: words before the time."""
-    with ChangingLine(notes) as line:
-        expected = estimate(
-            planned, lambda done, n, what: line.show(f"time estimate: {done} of {n} cells measured; {what}")
-        )
-    for cell, error in expected.failed.items():
-        console.say(f"{cell} fails: {error}")
+    """Print how long a plan takes, and which cells fail; without weights, what is run.
+
+    before: words before the time.
+    """
+    try:
+        with ChangingLine(notes) as line:
+            expected = estimate(
+                planned, lambda done, n, what: line.show(f"time estimate: {done} of {n} cells measured; {what}")
+            )
+    except MissingWeights as error:
+        cells = [(group, planned.cell(name)) for group in planned.groups for name in group.cells]
+        visits = planned.request.rounds if planned.request.apart else 1
+        starts = counted(visits * sum(is_served(cell.engine) for _, cell in cells), "start")
+        blocks = counted(sum(sum(group.rounds) for group, _ in cells), "block")
+        console.say(f"{before}{starts} of servers, {blocks} to time; how long they take is not known: {error}")
+        return
+    for cell, reason in expected.failed.items():
+        console.say(f"{cell} fails: {reason}")
     console.say(f"{before}{expected.described()}")
 
 

@@ -40,8 +40,8 @@ def refuse_in_engine(
         raise UserError(f"{str(arm)!r}: {reason} Leave that `--method` or `--simulate-acceptance` out.")
 
 
-def refuse_engine(arm: Arm, method: Method, family: Family) -> None:
-    """Raise UserError for a serving engine that is not installed, or options of it that mtbench sets."""
+def refuse_options(arm: Arm, method: Method, family: Family) -> None:
+    """Raise UserError for options of a serving engine that mtbench sets."""
     engine = _engine(arm)
     setting = engine.setting(method, family.checkpoints(arm.roles))
     assert isinstance(setting, Setting), "the engine has the method"
@@ -49,7 +49,6 @@ def refuse_engine(arm: Arm, method: Method, family: Family) -> None:
     flags = [word for word in engine.own_options(arm.settings) if word.startswith("--")]
     if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:
         raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
-    engine.python()
 
 
 def engine_flags(arm: Arm, source: str) -> list[str]:

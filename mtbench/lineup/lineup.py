@@ -12,10 +12,10 @@ from typing import NamedTuple, Self
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, is_served, parse_arms
 from mtbench.decoding.method import Method
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UnreadableCheckpoint, UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.lineup.engine_arms import refuse_engine, refuse_in_engine
+from mtbench.lineup.engine_arms import refuse_in_engine, refuse_options
 from mtbench.lineup.simulation import Acceptance
 from mtbench.models import families, gguf
 from mtbench.models.drafts.loading import inspect_draft
@@ -46,7 +46,10 @@ class Entrant(NamedTuple):
 
 
 class Lineup:
-    """The arms of a request on the checkpoints of a family. `known`: data of checkpoints, by source."""
+    """The arms of a request on the checkpoints of a family.
+
+    `known`: data of checkpoints, by source. `installed`: refuse arms in serving engines that are not.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,11 @@ class Lineup:
         arms: Iterable[Arm] = (),
         acceptance: Acceptance | None = None,
         known: dict[str, Inspected] | None = None,
+        *,
+        installed: bool = True,
     ) -> None:
         self.family, self.request, self.arms, self.acceptance = family, request, tuple(arms), acceptance
-        self._known = {} if known is None else known
+        self._known, self._installed = {} if known is None else known, installed
         self._passed, self._decodable = set[str](), set[str]()
         self._methods: dict[str, tuple[Method, list[str]]] = {}
         self._entrants: dict[str, Entrant] = {}
@@ -123,7 +128,9 @@ class Lineup:
             )
         if is_served(arm.engine):
             refuse_in_engine(arm, self.method(arm)[0], family, request, self.acceptance)
-            refuse_engine(arm, self.method(arm)[0], family)
+            refuse_options(arm, self.method(arm)[0], family)
+            if self._installed:
+                SERVING_ENGINES[arm.engine].python()
         if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:
             raise UserError(
                 f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "

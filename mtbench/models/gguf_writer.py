@@ -67,6 +67,11 @@ def settings(checkpoint: Path) -> dict[str, Any]:
             f"mtbench writes no GGUF file of {checkpoint.name!r}, a {config['model_type']} model; it knows "
             f"{', '.join(ARCHITECTURES)}. Else {HOW}."
         )
+    if config.get("quantization_config"):
+        raise UserError(f"mtbench writes no GGUF file of {checkpoint.name!r}, whose weights are quantised; {HOW}.")
+    kind = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type", "default")
+    if kind != "default":
+        raise UserError(f"mtbench writes no GGUF file of a model with {kind} positions; {HOW}.")
     return config
 
 
@@ -103,8 +108,6 @@ def write(checkpoint: Path, file: Path, dtype: str) -> None:
 
 def _add_shape(writer: Any, config: dict[str, Any]) -> None:
     rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise UserError(f"mtbench writes no GGUF file of a model with {rope['rope_type']} positions; {HOW}.")
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])

@@ -1,8 +1,10 @@
 """`mtbench ls`: one line for each method, suite and family at 80 columns; with a name, its details."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import save_architecture
 from typer.testing import CliRunner
 
 from mtbench.cli import ls
@@ -65,6 +67,17 @@ def test_an_engine_is_described_with_every_method_that_it_has(name: str) -> None
     rows = [line.split()[0] for line in listed("engines").splitlines() if line]
     text = listed("engines", name)
     assert [method for method in methods if method not in rows or f"\n{method}: " not in text] == []
+
+
+def test_arms_in_engines_are_listed_with_the_reasons_of_the_others(tmp_path: Path) -> None:
+    """Of a configuration alone, in an engine that is not installed, too; an engine that serves none says why."""
+    folder = save_architecture(tmp_path / "model", "qwen3_next")
+    (folder / "model.safetensors").unlink()
+    text = " ".join(listed("arms", "--model", str(folder), "--engine", "sglang").split())
+    assert text.startswith("SGLang (no package) Can be raced arm ar@ar/sglang mtp@ar/sglang")
+    assert "prompt-lookup SGLang does not have it" in text
+    error = CliRunner().invoke(ls.app, ["arms", "--model", str(folder), "--engine", "llamacpp"]).exception
+    assert "a qwen3_next model; it knows llama, qwen2, qwen3. Else give a GGUF file" in str(error)
 
 
 def test_arms_have_no_details() -> None:

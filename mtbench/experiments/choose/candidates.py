@@ -39,8 +39,10 @@ class Candidates(NamedTuple):
         return [can, cannot]
 
 
-def candidates(request: RunRequest) -> Candidates:
+def candidates(request: RunRequest, *, installed: bool = True) -> Candidates:
     """Return the candidates: every arm of `request.method`, or without it the arms of every method.
+
+    `installed`: not those in serving engines that are not.
 
     Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
     that no arm has.
@@ -52,7 +54,7 @@ def candidates(request: RunRequest) -> Candidates:
     every = parse_arms(specs, request.engine, options)
     _refuse_unknown_roles(request, [*named, *every])
     family = family_of(request, request.suite[0])
-    (plain, *others), lineup = _plain(family, named, request), Lineup(family, request)
+    (plain, *others), lineup = _plain(family, named, request), Lineup(family, request, installed=installed)
     if reason := why_not(plain, lineup):
         raise UserError(f"plain decoding cannot run: {reason}")
     for arm in named:
