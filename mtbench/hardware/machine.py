@@ -166,41 +166,62 @@ def processor(before: Sample, after: Sample) -> tuple[float, float]:
     cpu_s = max(0.0, after.cpu_s - before.cpu_s)  # that of a process which has ended is missing
     if (used_s := _growth(before.machine_s, after.machine_s)) is None:
         return cpu_s, after.at_s - before.at_s
-    grown = [(c - c0, w - w0) for t, (c, w) in after.threads.items() for c0, w0 in [before.threads.get(t, (0, 0))]]
-    computed, waited = max(grown, key=sum, default=(1, 0))
+    computed, waited = _decoding_thread(before, after)
     return cpu_s, cpu_s + max(0.0, min(cpu_s * waited / max(computed, 1), used_s - cpu_s))
 
 
-class ProcessorShares:
-    """The shares of their wanted processor time that windows got.
+def _decoding_thread(before: Sample, after: Sample) -> tuple[int, int]:
+    """Return the time on a processor and that of waiting for one, in nanoseconds, of a server's busiest thread."""
+    grown = [(c - c0, w - w0) for t, (c, w) in after.threads.items() for c0, w0 in [before.threads.get(t, (0, 0))]]
+    return max(grown, key=sum, default=(1, 0))
 
-    On a CPU a thread that decodes wants it all the time, whatever it decodes. Beside a GPU or another's server it may
-    sleep while it waits: there a share is evidence only if the same cell's windows show that it does not.
+
+def processor_shares(before: Sample, after: Sample, cell: str | None) -> dict[tuple[bool, str | None], float]:
+    """Return shares of processor time between two samples: of what was wanted and, of a server, of the whole window.
+
+    The keys tell what is compared: windows of servers or of this process; of one cell, or of all (None), which is
+    right for threads that never sleep. `cell`: of the windows; None: its thread never sleeps.
+    """
+    cpu_s, wanted_s = processor(before, after)
+    served = after.machine_s is not None  # time for which a server waited for the processor
+    shares = {(served, None if served else cell): cpu_s / max(wanted_s, 1e-9)}
+    if served and cell is not None:  # a server that is stopped neither computes nor waits
+        shares[True, cell] = min(1.0, sum(_decoding_thread(before, after)) * 1e-9 / (after.at_s - before.at_s))
+    return shares
+
+
+class ProcessorShares:
+    """The shares of processor time that windows got, by what is compared (`processor_shares`).
+
+    On a CPU a thread that decodes wants the processor all the time, whatever it decodes. Beside a GPU or another's
+    server it may sleep while it waits: there a share is evidence only if the same cell's windows show that it does not.
     """
 
     def __init__(self) -> None:
-        self._recent: dict[str | None, deque[float]] = {}
+        self._recent: dict[tuple[bool, str | None], deque[float]] = {}
 
-    def usual(self, cell: str | None) -> float | None:
-        """Return the share that four of five recent windows reach; None if it is no evidence. `cell`: None on a CPU.
+    def usual(self, of: tuple[bool, str | None]) -> float | None:
+        """Return the share that four of five recent windows reach; None if it is no evidence.
 
         Low, so that on a machine that is busy all the time few windows lie far below it.
         """
-        recent = sorted(self._recent.get(cell, ()))
+        recent = sorted(self._recent.get(of, ()))
         share = recent[len(recent) // 5] if recent else None
-        return None if share is None or (cell is not None and share < POLLING_SHARE) else share
+        return None if share is None or (of[1] is not None and share < POLLING_SHARE) else share
 
-    def add(self, cell: str | None, before: Sample, after: Sample) -> None:
-        """Remember the share of a window."""
-        cpu_s, wanted_s = processor(before, after)
-        self._recent.setdefault(cell, deque(maxlen=RECENT)).append(cpu_s / max(wanted_s, 1e-9))
+    def lacking(self, shares: Mapping[tuple[bool, str | None], float]) -> bool:
+        """Return whether a window had far less than a usual share; remember its shares."""
+        usual = {of: self.usual(of) for of in shares}
+        for of, share in shares.items():
+            self._recent.setdefault(of, deque(maxlen=RECENT)).append(share)
+        return any(least is not None and shares[of] < COMPUTING_SHARE * least for of, least in usual.items())
 
 
-def window(before: Sample, after: Sample, *, usual_share: float | None = None, processes: int = 1) -> dict[str, Any]:
+def window(before: Sample, after: Sample, *, lacking: bool = False, processes: int = 1) -> dict[str, Any]:
     """Return a timing line's entries about the machine for the window between two samples.
 
     `processes`: how many may hold the GPU, because they take turns.
-    `usual_share`: share of the wanted processor time that it gets (`ProcessorShares`); None: not known.
+    `lacking`: it had far less than its usual share of processor time (`ProcessorShares`).
     `dropped`: why the time is not valid, or None. Clock and temperature are those at the end, before the GPU cools.
     Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
     of the last second. `throttle`: bits set at the end, slowdowns active at the start, and those that the driver's
@@ -218,7 +239,6 @@ def window(before: Sample, after: Sample, *, usual_share: float | None = None, p
     found = [s.processes for s in (before, after) if s.processes is not None]
     shared = max(found) > processes if found else None
     cpu_s, wanted_s = processor(before, after)
-    stopped = usual_share is not None and cpu_s < COMPUTING_SHARE * usual_share * wanted_s
     return {
         "cpu_s": cpu_s,
         "wanted_s": None if after.machine_s is None else wanted_s,
@@ -227,7 +247,7 @@ def window(before: Sample, after: Sample, *, usual_share: float | None = None, p
         "power_w": after.power_w if energy_j is None or wall_s < 1 else energy_j / wall_s,
         "throttle": throttle if known else None,
         "shared": shared,
-        "dropped": NO_PROCESSOR if stopped else _contamination(throttle, bool(shared)),
+        "dropped": NO_PROCESSOR if lacking else _contamination(throttle, bool(shared)),
     }
 
 

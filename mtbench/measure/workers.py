@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ class LocalWorker:
 
     def __init__(self, pool: ModelPool, cells: Sequence[Cell]) -> None:
         self.pool, self.cells = pool, {cell.cell: cell for cell in cells}
-        self.shares = defaultdict[bool, machine.ProcessorShares](machine.ProcessorShares)  # of servers, and ours
+        self.shares = machine.ProcessorShares()
 
     def describe(self) -> JsonObject:
         self.pool.load(self.cells.values())
@@ -145,13 +144,10 @@ class LocalWorker:
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         # before anything else changes the device's state
         after = machine.sample(self.pool.device, self.pool.server_groups(cell))
-        known = after.machine_s is not None  # time for which a server waited for the processor
-        computes = known or (self.pool.device == "cpu" and cell.computes_here)
-        whose, usual = None if computes else cell.cell, None
-        if not timing.preparation_s:  # a compiler runs in other processes
-            usual = self.shares[known].usual(whose)
-            self.shares[known].add(whose, before, after)
-        window = machine.window(before, after, usual_share=usual, processes=self.pool.processes)
+        never_sleeps = self.pool.device == "cpu" and cell.computes_here
+        shares = machine.processor_shares(before, after, None if never_sleeps else cell.cell)
+        lacking = not timing.preparation_s and self.shares.lacking(shares)  # a compiler runs in other processes
+        window = machine.window(before, after, lacking=lacking, processes=self.pool.processes)
         return Done(generations, timing, window, self.pool.server_command(cell))
 
     def revive(self) -> None: ...

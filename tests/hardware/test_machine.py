@@ -121,12 +121,15 @@ def test_a_run_on_the_cpu_does_not_read_the_gpu(monkeypatch: pytest.MonkeyPatch)
     assert set(window.values()) == {None}
 
 
-def shares_of(cell: str | None, *shares: float) -> machine.ProcessorShares:
-    """The shares of windows of ten seconds."""
+OURS = (False, None)
+
+
+def usual(of: tuple[bool, str | None], *shares: float) -> float | None:
+    """The usual share after windows with these shares."""
     seen = machine.ProcessorShares()
     for share in shares:
-        seen.add(cell, Sample(at_s=5.0, cpu_s=1.0), Sample(at_s=15.0, cpu_s=1.0 + 10 * share))
-    return seen
+        seen.lacking({of: share})
+    return seen.usual(of)
 
 
 @pytest.mark.parametrize(
@@ -155,28 +158,40 @@ def test_a_server_wants_the_processor_while_it_computes_or_waits_for_others(
 
 
 @pytest.mark.parametrize(
-    ("usual", "share", "dropped"),
-    [(1.0, 0.74, True), (1.0, 0.76, False), (0.3, 0.2, True), (0.3, 0.25, False), (None, 0.0, False)],
+    ("before", "share", "lacking"),
+    [((1.0,), 0.74, True), ((1.0,), 0.76, False), ((0.3,), 0.2, True), ((0.3,), 0.25, False), ((), 0.0, False)],
 )
 def test_a_window_without_its_usual_share_of_the_processor_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, usual: float | None, share: float, dropped: bool
+    monkeypatch: pytest.MonkeyPatch, before: tuple[float, ...], share: float, lacking: bool
 ) -> None:
     """A quarter less, whatever is usual on this machine; without a usual share there is no evidence."""
     monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.75)  # tests/conftest.py sets 0
-    before, after = Sample(at_s=0.0, cpu_s=1.0), Sample(at_s=20.0, cpu_s=1.0 + 20 * share)
-    reason = machine.window(before, after, usual_share=usual)["dropped"]
-    assert reason == ("the process did not get the processor" if dropped else None)
+    seen = machine.ProcessorShares()
+    for one in before:
+        seen.lacking({OURS: one})
+    assert seen.lacking({OURS: share}) == lacking
+    start, end = Sample(at_s=0.0, cpu_s=1.0), Sample(at_s=20.0, cpu_s=1.0 + 20 * share)
+    assert machine.processor_shares(start, end, None) == {OURS: pytest.approx(share)}
+    reason = machine.window(start, end, lacking=lacking)["dropped"]
+    assert reason == ("the process did not get the processor" if lacking else None)
 
 
 def test_the_usual_share_of_the_processor_is_low_on_a_busy_machine_and_none_where_threads_sleep() -> None:
     """Four of five windows reach it. Beside a GPU or a server it is evidence only if the thread never sleeps."""
-    assert machine.ProcessorShares().usual(None) is None
-    assert shares_of(None, *[1.0] * 8, 0.01).usual(None) == pytest.approx(1.0)
-    assert shares_of(None, *[1.0, 0.5] * 10).usual(None) == pytest.approx(0.5)
-    assert shares_of(None, *[1.0] * 90, *[0.3] * 9).usual(None) == pytest.approx(0.3)  # more load since
-    assert shares_of("ar", *[0.98] * 9).usual("ar") == pytest.approx(0.98)
-    assert shares_of("ar", *[0.6] * 9).usual("ar") is None
-    assert shares_of("ar", *[1.0] * 9).usual("mars") is None
+    assert usual(OURS) is None
+    assert usual(OURS, *[1.0] * 8, 0.01) == pytest.approx(1.0)
+    assert usual(OURS, *[1.0, 0.5] * 10) == pytest.approx(0.5)
+    assert usual(OURS, *[1.0] * 90, *[0.3] * 9) == pytest.approx(0.3)  # more load since
+    assert usual((False, "ar"), *[0.98] * 9) == pytest.approx(0.98)
+    assert usual((False, "ar"), *[0.6] * 9) is None
+
+
+def test_a_stopped_server_neither_computes_nor_waits() -> None:
+    """Its share of what it wanted is whole, and that of the window is small."""
+    before = Sample(at_s=0.0, cpu_s=1.0, machine_s=3.0, threads={"1": (0, 0), "2": (0, 0)})
+    after = Sample(at_s=4.0, cpu_s=2.0, machine_s=4.0, threads={"1": (900_000_000, 100_000_000), "2": (1, 0)})
+    shares = machine.processor_shares(before, after, "ar")
+    assert shares == {(True, None): pytest.approx(1.0), (True, "ar"): pytest.approx(0.25)}
 
 
 def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:

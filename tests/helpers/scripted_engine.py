@@ -19,6 +19,9 @@ if script.get("ignores_sigterm"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if script.get("hangs") == "at start":
     time.sleep(1000)
+if script["name"] in script.get("core", {}):
+    os.sched_setaffinity(0, {script["core"][script["name"]]})
+asked = 0
 if script.get("child"):  # a process of its own, as an engine's core
     child = subprocess.Popen([sys.executable, "-c", script.get("computes", "import time; time.sleep(1000)")])
     open(script["child"], "w").write(str(child.pid))
@@ -29,7 +32,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        global asked
+        asked += 1
         time.sleep(script.get("takes_s", 0))
+        until = time.thread_time() + script.get("computes_s", 0)
+        while time.thread_time() < until: pass
+        if asked == script.get("stops_at"):  # something stops it for a second
+            subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
         if script.get("hangs") == "in a block":
             time.sleep(1000)
         if script.get("floods"):  # MiB of a log without an end of line
@@ -63,7 +73,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *args): pass
 
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+# an engine decodes in one thread, which stays
+kind = http.server.HTTPServer if script.get("computes_s") else http.server.ThreadingHTTPServer
+kind(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
@@ -75,7 +87,8 @@ class Scripted(ServingEngine):
         self.script = script
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
-        return [str(python), "-c", SERVER, str(port), json.dumps(self.script)]
+        script = self.script | {"name": serving.setting.name}
+        return [str(python), "-c", SERVER, str(port), json.dumps(script)]
 
 
 def scripted_server(python: Path, log: Path, name: str = "ngram", **script: object) -> EngineServer:
