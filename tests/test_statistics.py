@@ -77,7 +77,7 @@ def test_rate_ratio_adds_deviations_of_tokens_and_walls_with_their_signs() -> No
     )
 
 
-@pytest.mark.parametrize(("unit", "needed"), [("block", 6), ("round", 5), ("session", 5)])
+@pytest.mark.parametrize(("unit", "needed"), [("block", 6), ("second", 6), ("round", 5), ("session", 5)])
 def test_too_few_units_have_a_value_and_no_interval(unit: stat.Unit, needed: int) -> None:
     """With one unit fewer than the minimum there is no interval; with the minimum there is."""
     walls = np.arange(1.0, needed + 1)

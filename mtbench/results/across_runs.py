@@ -212,6 +212,7 @@ def _on(data: CellData, items: Collection[str], base: CellData, head: CellData) 
         data,
         lines={item: data.lines[item].model_copy(update={"block": base.lines[item].block}) for item in items},
         unit_of=base.unit_of,
+        timed_unit_of=base.timed_unit_of,
         valid=set(),
         scores={item: data.scores[item] for item in items if item in base.scores and item in head.scores},
         timings=data.timings if len(items) == len(data.lines) else [],  # an engine's own counters cover all items

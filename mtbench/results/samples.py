@@ -4,7 +4,8 @@ A block counts in a round only if every arm of the group has a clean timing line
 only for its own blocks, and is compared on those. An arm that lost too many of its own lines has no samples, and the
 others are compared without it. All blocks that count have the same number of rounds: those that the plan repeats, or,
 if these are too few for an interval, all blocks with round 1. A block has the median of its rounds. Blocks with turns
-of the same conversations are one unit. A sum is None if an engine hides one of its values.
+of the same conversations are one unit; of times in servers, blocks in a row that last a second. A sum is None if an
+engine hides one of its values.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtbench import statistics
+from mtbench.decoding.arms import is_served
 from mtbench.plan.formats import Elimination, GenerationLine, Scores, TimingLine
 from mtbench.plan.plan import Cell, Group, Item
 from mtbench.plan.run import Run
@@ -26,6 +28,7 @@ from mtbench.results import verdicts
 from mtbench.statistics import Totals, Unit
 
 STRETCHED = 1.1  # ratio of two arms' stretches above which their times are not compared
+SERVED_UNIT_S = 1.0  # least time of a unit of servers' times (`statistics.units_of`)
 FAR_OFF = 4.0  # times its usual time, above which a block's time is not the arm's speed
 
 
@@ -39,6 +42,7 @@ class CellData:
     valid: set[tuple[int, int]]  # (round, block) pairs that are clean for every arm of the group, or none
     repeated_blocks: int  # blocks 0 … of which the plan times every round
     unit_of: Mapping[int, int]  # block -> its unit: the first block of the same conversations
+    timed_unit_of: Mapping[int, int]  # block -> its unit of the intervals of times
     scores: Mapping[str, float]  # by item
     error: str | None
     left: Elimination | None = None
@@ -56,9 +60,10 @@ class CellData:
         """The timing lines that count, ordered by block and round."""
         clean = [t for t in self.timings if (t.round, t.block) in self.valid]
         kept = [t for t in clean if t.block < self.repeated_blocks]
-        if self.unit == "block" and len({self.unit_of[t.block] for t in kept}) < statistics.UNITS_NEEDED["block"]:
-            first = [t for t in clean if t.round == 1]
-            if len({self.unit_of[t.block] for t in first}) > len({self.unit_of[t.block] for t in kept}):
+        if self.unit != "round":
+            first, of = [t for t in clean if t.round == 1], self.timed_unit_of
+            units, units_first = ({of[t.block] for t in lines} for lines in (kept, first))
+            if len(units) < min(len(units_first), statistics.UNITS_NEEDED[self.unit]):
                 kept = first
         return sorted(kept, key=lambda t: (t.block, t.round))
 
@@ -78,7 +83,7 @@ class CellData:
 
         A round has its own samples: arms that are compared have the same.
         """
-        if self.unit == "block":
+        if self.unit != "round":
             return self.by_block(name)
         rounds = np.unique([t.round for t in self.samples], return_inverse=True)[1]
         return np.bincount(rounds, weights=[getattr(t, name) for t in self.samples]).astype(np.float64)
@@ -90,7 +95,7 @@ class CellData:
     def _by_unit(self, values: Sequence[float]) -> npt.NDArray[np.float64]:
         """Return the sum over each unit's blocks of the block's median; values: one per sample."""
         medians = statistics.median_by([t.block for t in self.samples], values)
-        units = [self.unit_of[block] for block in sorted({t.block for t in self.samples})]
+        units = [self.timed_unit_of[block] for block in sorted({t.block for t in self.samples})]
         return np.bincount(np.unique(units, return_inverse=True)[1], weights=medians).astype(np.float64)
 
     def tokens_and_forwards(self, *, with_surplus: bool = False) -> tuple[list[int], list[int]] | None:
@@ -184,6 +189,9 @@ def read(run: Run) -> dict[str, CellData]:
         order = {item.item: number for number, item in enumerate(suite.items)}
         unit_of = _units(group, suite.items)
         valid = _valid(group, run.timings, errors, left)
+        served = any(is_served(plan.cell(name).engine) for name in group.cells)
+        timed = _timed_units(unit_of, [t for n in group.cells for t in run.timings[n]]) if served else unit_of
+        unit: Unit = "round" if plan.request.apart else "block" if timed == unit_of else "second"
         for name in group.cells:
             data[name] = CellData(
                 cell=plan.cell(name),
@@ -192,10 +200,11 @@ def read(run: Run) -> dict[str, CellData]:
                 valid=valid.get(name, set()),
                 repeated_blocks=min(group.rounds),
                 unit_of=unit_of,
+                timed_unit_of=timed,
                 scores=scores.get(name, {}),
                 error=errors.get(name),
                 left=left.get(name),
-                unit="round" if plan.request.apart else "block",
+                unit=unit,
             )
     return data
 
@@ -251,6 +260,20 @@ def _units(group: Group, items: Sequence[Item]) -> dict[int, int]:
         before = items[indices[0]].follows
         units[block] = block if before is None else units.get(block_of.get(before, block), block)
     return units
+
+
+def _timed_units(unit_of: Mapping[int, int], timings: Iterable[TimingLine]) -> dict[int, int]:
+    """Return block -> its unit: units that follow each other, and last a second for each arm."""
+    least_s: dict[int, float] = {}
+    for line in timings:
+        if not line.dropped:
+            least_s[line.block] = min(line.wall_s, least_s.get(line.block, line.wall_s))
+    firsts = sorted(set(unit_of.values()))
+    lasts_s = [sum(least_s.get(block, 0.0) for block, first in unit_of.items() if first == one) for one in firsts]
+    numbers = statistics.units_of(lasts_s, SERVED_UNIT_S)
+    first_of = {number: first for number, first in reversed([*zip(numbers, firsts, strict=True)])}
+    merged = {first: first_of[number] for number, first in zip(numbers, firsts, strict=True)}
+    return {block: merged[first] for block, first in unit_of.items()}
 
 
 def _valid(

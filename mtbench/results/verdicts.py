@@ -34,7 +34,9 @@ def too_few(units: int, unit: Unit = "block") -> Reason | None:
     needed = UNITS_NEEDED[unit]
     if units >= needed:
         return None
-    return Reason(kind="too few", text=f"{units} {unit}{'' if units == 1 else 's'}, {needed} needed")
+    lasting = " of at least a second" if unit == "second" else ""
+    what = "part" if lasting else unit
+    return Reason(kind="too few", text=f"{units} {what}{'' if units == 1 else 's'}{lasting}, {needed} needed")
 
 
 def too_short(windows_s: Sequence[float], synchronisation_s: float) -> Reason | None:

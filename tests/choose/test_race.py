@@ -52,6 +52,13 @@ def test_a_race_goes_on_until_its_times_are_long_enough_for_a_word() -> None:
     assert "fast" not in left(*arms, at=[6, 16])
 
 
+def test_times_of_short_blocks_of_servers_are_compared_over_parts_of_a_second() -> None:
+    """In blocks of 0.1 s a server that is ahead stays ahead for some. 24 are two parts, which decide nothing."""
+    arms = [entrant(PLAIN, 5), entrant("fast", 10, claims_lossless=True)]
+    assert left(*arms) == {"fast": (11, False), PLAIN: (11, False)}
+    assert left(*(replace(arm, unit_s=1.0) for arm in arms)) == {}
+
+
 def test_plain_decoding_wins_against_slower_arms() -> None:
     assert left(entrant(PLAIN, 1), entrant("slow", 0.5, claims_lossless=True)) == {"slow": (6, True), PLAIN: (6, False)}
 

@@ -80,6 +80,7 @@ def cell_data(lines: list[GenerationLine], timings: list[TimingLine], **given: A
         valid=valid,
         repeated_blocks=max(blocks, default=0) + 1,
         unit_of={block: block for block in blocks},
+        timed_unit_of={block: block for block in blocks},
         scores={},
         error=error,
     )

@@ -12,7 +12,7 @@ from mtbench.results import acceptance
 from mtbench.results import flags as flags_of_cells
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import Verdict
-from mtbench.results.samples import CellData, _units
+from mtbench.results.samples import CellData, _timed_units, _units
 from mtbench.results.subtasks import summarize
 
 
@@ -52,8 +52,19 @@ def test_the_turns_of_a_conversation_are_one_unit() -> None:
     units = _units(group, items)
     assert units == {0: 0, 1: 0, 2: 0, 3: 3}
     data = cell_data([], timed({0: [1], 1: [2], 2: [3], 3: [10]}))
-    data.unit_of = units
+    data.unit_of = data.timed_unit_of = units
     assert data.by_block("wall_s").tolist() == [6, 10]
+
+
+def test_short_blocks_of_servers_are_timed_as_parts_of_a_second() -> None:
+    """By the faster arm of each block, in the order of the run, turns of a conversation together; the rest joins."""
+    walls = {"a": [0.3, 0.5, 0.9, 2.0, 0.4, 0.4], "b": [0.8, 0.4, 0.8, 1.9, 0.4, 0.4]}
+    lines = [line for of_arm in walls.values() for line in timed({k: [wall_s] for k, wall_s in enumerate(of_arm)})]
+    assert _timed_units({block: block for block in range(6)}, lines) == {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}
+    assert _timed_units({0: 0, 1: 1, 2: 1, 3: 3, 4: 4, 5: 4}, lines) == {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}
+    data = cell_data([], timed({k: [wall_s] for k, wall_s in enumerate(walls["a"])}))
+    data.timed_unit_of, data.unit = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}, "second"
+    assert data.per_unit("wall_s").tolist() == pytest.approx([1.7, 2.8])
 
 
 def test_tokens_per_forward_has_an_interval_over_blocks() -> None:

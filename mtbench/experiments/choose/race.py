@@ -26,6 +26,7 @@ is one more look, since it can come at any block.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 from mtbench import statistics
@@ -78,6 +79,7 @@ class RacedArm:
     graded_after: int = 0
     misses_slo: Sequence[bool] = ()
     accuracy: Word | None = None
+    unit_s: float = 0.0  # least time of a unit of times (`statistics.units_of`); 0: a block
     failed: bool = False  # it has no further blocks
 
 
@@ -92,6 +94,7 @@ class View:
         self.plain = next(e for e in entrants if e.reference)
         self.arms = [e for e in entrants if not e.reference]
         self.words = self._words(max_loss)
+        self.unit_of = self._units()
         self._ratios: dict[tuple[str, str, int], Ratio] = {}
 
     def same(self, arm: RacedArm) -> bool:
@@ -157,11 +160,21 @@ class View:
         """Return the time of one arm over that of another on the blocks that both have."""
         pair = (above.name, below.name, among)
         if pair not in self._ratios:
-            both = zip(above.blocks[: self.upto[above.name]], below.blocks[: self.upto[below.name]], strict=False)
-            timed = [(a.wall_s, b.wall_s) for a, b in both if a.wall_s is not None and b.wall_s is not None]
-            columns = list(zip(*timed, strict=True)) or [(), ()]
+            units: dict[int, tuple[float, float]] = {}
+            blocks = above.blocks[: self.upto[above.name]], below.blocks[: self.upto[below.name]]
+            for unit, a, b in zip(self.unit_of, *blocks, strict=False):
+                if a.wall_s is not None and b.wall_s is not None:
+                    above_s, below_s = units.get(unit, (0.0, 0.0))
+                    units[unit] = above_s + a.wall_s, below_s + b.wall_s
+            columns = list(zip(*units.values(), strict=True)) or [(), ()]
             self._ratios[pair] = statistics.shared_ratio(*columns, looks=self.looks, among=among)
         return self._ratios[pair]
+
+    def _units(self) -> list[int]:
+        """Return the unit of each block, by the least time of an arm on it."""
+        there = [arm.blocks[: self.upto[arm.name]] for arm in (self.plain, *self.arms)]
+        walls = ([block.wall_s for block in of if block and block.wall_s is not None] for of in zip_longest(*there))
+        return statistics.units_of((min(known, default=0.0) for known in walls), self.plain.unit_s)
 
     def _words(self, max_loss: float) -> dict[str, Word]:
         """Return the accuracy verdict of every arm with other tokens, if it is known or has scores."""

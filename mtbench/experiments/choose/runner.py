@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mtbench.decoding.arms import Arm
+from mtbench.decoding.arms import Arm, is_served
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
@@ -24,6 +24,7 @@ from mtbench.records import dump
 from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles
 from mtbench.results.format import ResultCell
+from mtbench.results.samples import SERVED_UNIT_S
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, Word
 
 
@@ -141,6 +142,7 @@ class Racing:
                 graded_after=graded_after if here and not distribution else 0,
                 misses_slo=misses_slo(timings[:leading], lines, self.race.slo_s),
                 accuracy=None if cell is plain else known.get(cell.arm),
+                unit_s=SERVED_UNIT_S if is_served(cell.engine) else 0.0,
                 failed=cell.cell in failed,
             )
             found.append(entrant)
