@@ -142,6 +142,7 @@ def race(
             valid=valid,
             repeated_blocks=len(units),
             unit_of=units,
+            timed_unit_of=units,
             scores={},
             error=None,
         )

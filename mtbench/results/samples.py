@@ -271,7 +271,7 @@ def _timed_units(unit_of: Mapping[int, int], timings: Iterable[TimingLine]) -> d
     firsts = sorted(set(unit_of.values()))
     lasts_s = [sum(least_s.get(block, 0.0) for block, first in unit_of.items() if first == one) for one in firsts]
     numbers = statistics.units_of(lasts_s, SERVED_UNIT_S)
-    first_of = {number: first for number, first in reversed([*zip(numbers, firsts, strict=True)])}
+    first_of = dict(reversed([*zip(numbers, firsts, strict=True)]))
     merged = {first: first_of[number] for number, first in zip(numbers, firsts, strict=True)}
     return {block: merged[first] for block, first in unit_of.items()}
 
