@@ -150,11 +150,9 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
 
 def _with_settings(arm: Arm, engine_option: Sequence[str]) -> list[Arm]:
     """Return an arm with each combination of its engine's options; the first is that of plain decoding."""
-    of_engine = [texts for text in engine_option for engine, texts in [alternatives(text)] if engine == arm.engine]
-    return [
-        replace(arm, settings=chosen, alternative=number > 0)
-        for number, chosen in enumerate(itertools.product(*of_engine))
-    ]
+    mark = f"{arm.engine}:"
+    of_engine = [[t.removeprefix(mark) for t in alternatives(o)] for o in engine_option if o.startswith(mark)]
+    return [replace(arm, settings=chosen, alternative=n > 0) for n, chosen in enumerate(itertools.product(*of_engine))]
 
 
 def is_ours(engine: str | None) -> bool:

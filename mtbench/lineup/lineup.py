@@ -258,12 +258,12 @@ def _arms(lineup: Lineup) -> list[Arm]:
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # refused by external engines
         named = {arm.method for arm in arms}
-        more = [m.name for m in methods if _untrained(m) and m.name not in named and not (inside and m.outside)]
+        more = [m.name for m in methods if is_untrained(m) and m.name not in named and not (inside and m.outside)]
         arms += filter(there, parse_arms(more, request.engine, request.engine_option))
     return arms
 
 
-def _untrained(method: type[Method]) -> bool:
+def is_untrained(method: type[Method]) -> bool:
     """Return whether the method runs on any checkpoint alone: it needs no mask token, draft, heads or server."""
     references = [METHODS[name].roles for name in METHODS if METHODS[name].reference]
     alone = method.roles in references and not roles_of(method, {})

@@ -79,7 +79,8 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     else:
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
         _refuse_other_servers(due, execution.servers)
-        refuse_engine_options(plan.cells, plan.request.engine_option, execution.engine_options)
+        used = {f"{cell.engine}:{option}" for cell in plan.cells for option in cell.engine_options}
+        refuse_engine_options(used, plan.request.engine_option, execution.engine_options)
         _refuse_new_options(due if run.sessions else [])
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
@@ -134,26 +135,13 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
             )
 
 
-class WithOptions(Protocol):
-    """A cell of a plan, or an arm of a load."""
-
-    @property
-    def engine(self) -> str | None: ...
-    @property
-    def engine_options(self) -> list[str]: ...
-
-
-def refuse_engine_options(planned: Iterable[WithOptions], asked: Collection[str], given: Collection[str]) -> None:
+def refuse_engine_options(used: Collection[str], asked: Collection[str], given: Collection[str]) -> None:
     """Raise UserError for options of engines that this command does not give: they may name code.
 
-    `asked`: values of `--engine-option` with which the plan was made.
+    `used`: ENGINE:OPTION of a plan. `asked`, `given`: values of `--engine-option` of the plan and of this command.
     """
-
-    def each(texts: Iterable[str]) -> set[tuple[str | None, str]]:
-        return {(engine, setting) for engine, settings in map(alternatives, texts) for setting in settings}
-
-    if new := {(one.engine, setting) for one in planned for setting in one.engine_options} - each(given):
-        texts = [text for text in asked if each([text]) & new] or [f"{engine}:{setting}" for engine, setting in new]
+    if new := {*used} - {text for option in given for text in alternatives(option)}:
+        texts = [option for option in asked if new & {*alternatives(option)}] or new
         words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(texts))
         raise UserError(f"the plan gives engines options that this command does not; if you trust it, add `{words}`.")
 

@@ -108,15 +108,14 @@ def engine_options(texts: Sequence[str]) -> list[str]:
     return [*texts]
 
 
-def alternatives(engine_option: str) -> tuple[str, list[str]]:
-    """Return the engine of an `--engine-option`, and the option with each of its values.
+def alternatives(engine_option: str) -> list[str]:
+    """Return an `--engine-option` with each of its values.
 
     >>> alternatives("vllm:kv-cache-dtype=auto|fp8"), alternatives("vllm:enforce-eager")
-    (('vllm', ['kv-cache-dtype=auto', 'kv-cache-dtype=fp8']), ('vllm', ['enforce-eager']))
+    (['vllm:kv-cache-dtype=auto', 'vllm:kv-cache-dtype=fp8'], ['vllm:enforce-eager'])
     """
-    engine, _, setting = engine_option.partition(":")
-    option, equals, values = setting.partition("=")
-    return engine, [f"{option}{equals}{value}" for value in values.split("|")]
+    option, equals, values = engine_option.partition("=")
+    return [f"{option}{equals}{value}" for value in values.split("|")]
 
 
 def pairs(values: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,8 @@ from mtbench.models.loading import Inspected, inspect
 from mtbench.plan.plan import Item, Plan, RunRequest, SuitePlan
 from mtbench.plan.run import Run
 
+RAW_PROMPTS = "raw prompts: the checkpoint has no chat template"  # a flag
+
 
 def open_suite(spec: str, request: RunRequest) -> Suite:
     """Return the suite `name` or `name:variant` for a request. Raise UserError if it cannot be opened."""
@@ -158,7 +160,7 @@ def _described(suite: Suite, request: RunRequest, rendered: bool | None) -> dict
 
 def _prompt_flags(items: Sequence[Item], target: Inspected, request: RunRequest, rendered: bool | None) -> list[str]:
     """Return a remark if there is no chat template, for each option of it that changes nothing, and for end tokens."""
-    flags = ["raw prompts: the checkpoint has no chat template"] if rendered is False else []
+    flags = [RAW_PROMPTS] if rendered is False else []
     names = list(request.chat_template_kwargs)
     names = chat_template.ignored(target.tokenizer, names) if rendered else names
     flags += [f"the chat template does not read {name}" for name in names]

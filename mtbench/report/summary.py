@@ -102,6 +102,7 @@ def warnings(cells: Sequence[ResultCell]) -> list[str]:
         for flag in cell.flags
         if flag.startswith(statistics.DISTURBED)
     ]
+    found += [f"{cell.arm}: {cell.collapse.text}." for cell in cells if cell.collapse is not None]
     return list(dict.fromkeys(found))
 
 

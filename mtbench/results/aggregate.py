@@ -29,7 +29,7 @@ from mtbench.plan.formats import (
 from mtbench.plan.plan import Group
 from mtbench.plan.run import Run
 from mtbench.records import dump
-from mtbench.results import acceptance, degenerate
+from mtbench.results import acceptance, collapse, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
     JUDGE,
@@ -74,7 +74,6 @@ COPIED = (  # fields that a cell of results.json has from the plan
     *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
     *("demonstration", "batch_size", "length", "batching", "claims"),
 )
-SERVER_OPTIONS = ("engine_options", "other_tokens")  # the same, of cells that have any
 ENERGY = {"energy_j", "j_per_token", "energy_reason"}  # fields of results.json from energy.json
 
 
@@ -189,12 +188,14 @@ def _cell(
     summary, finish = summarize(data, suite.metric), _finish(data)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
+    collapsed = collapse.find(data, [stored.cells[name] for name in group.cells], session.dtype)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_left(data),
-        **{name: given for name in SERVER_OPTIONS if (given := getattr(cell, name))},
+        **_given(
+            left=data.left, engine_options=cell.engine_options, other_tokens=cell.other_tokens, collapse=collapsed
+        ),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -224,6 +225,7 @@ def _cell(
             *scoring_flags(data, suite),
             *result_flags(cell, summary, finish, compared),
             *degenerate.flags(loops, summary.tokens_per_forward),
+            *([] if collapsed is None else [collapsed.text]),
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
@@ -247,9 +249,9 @@ def _status(data: CellData, group: Group) -> Status:
     return "ok" if len(ran) == sum(group.rounds) else "partial"
 
 
-def _left(data: CellData) -> dict[str, Any]:
-    """Return the field `left` of a cell that left; other cells have none."""
-    return {} if data.left is None else {"left": data.left}
+def _given(**fields: Any) -> dict[str, Any]:
+    """Return the fields that a cell has; a cell without one lacks its key."""
+    return {name: value for name, value in fields.items() if value}
 
 
 def _finish(data: CellData) -> Finish:

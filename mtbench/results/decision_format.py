@@ -73,6 +73,9 @@ class Recommendation(Record):
     as_good: list[str] = Field(
         description="arms of the same kind that are indistinguishable from the chosen ones: their intervals overlap"
     )
+    collapsed: list[str] = Field(
+        default_factory=list, description="arms whose acceptance has collapsed, each with how and the likely cause"
+    )
     doubt: str | None = Field(
         None, description="what is open about the undecided arm, and what would decide it; null: none"
     )

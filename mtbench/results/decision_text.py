@@ -117,10 +117,11 @@ def _no_gain(found: Recommendation) -> str:
 
 def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
+    first = f"look first at {'; at '.join(found.collapsed)}. As it is, " if found.collapsed else ""
     if found.word == "plain":
-        return f"keep plain decoding: {_no_gain(found)}"
+        return f"{first}keep plain decoding: {_no_gain(found)}"
     if found.word == "cannot tell":
-        return f"no conclusion: {_why(found)}"
+        return f"{first}no conclusion: {_why(found)}"
     parts = []
     if found.same_tokens is not None:
         gain = f"{times(found.same_tokens)} as fast as plain decoding, {found.same_tokens.kept or 'same tokens'}"

@@ -336,6 +336,18 @@ class Floor(Record):
     identical: Count = Field(description="items with the same tokens")
 
 
+Cause = Literal["cache type", "dtype", "template", "draft of another target", "head not tied", "unknown"]
+
+
+class Collapse(Record):
+    """An arm whose drafts are hardly ever accepted, or clearly less than those of another arm."""
+
+    tokens_per_forward: NonNegative = Field(description="tokens per forward that drafted; a server's prefill left out")
+    against: str | None = Field(description="arm with the same drafts that accepts more; null: hardly any is accepted")
+    cause: Cause = Field(description="likely cause, by the first evidence")
+    text: str = Field(description="the same in words, with the evidence")
+
+
 JUDGE = "transformers"  # that an arm of a serving engine is held to where no other arm is
 
 

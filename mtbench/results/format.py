@@ -30,6 +30,7 @@ from mtbench.results.figure_formats import (
     Accuracy,
     AccuracyComparison,
     Agreement,
+    Collapse,
     Degenerate,
     Estimate,
     Finish,
@@ -144,6 +145,9 @@ class ResultCell(Sparse):
     claims: Claims = Field(description="lossless, distribution or lossy: what the method promises")
     reference: bool = Field(description="true: the plain loop, which commits one token per forward")
     lossless: Lossless | None = Field(description="how it keeps its promise of another arm's tokens; null: no promise")
+    collapse: Collapse | None = Field(
+        None, description="how the acceptance of its drafts has collapsed; absent: it has not, or it is not known"
+    )
     void: list[str] = Field(description="reasons not to trust the cell; empty: none")
     flags: list[str] = Field(description="remarks that a reader must know; empty: none")
     error: str | None = Field(description="why the cell failed; null: it did not")

@@ -81,7 +81,8 @@ def refuse_other_servers(planned: LoadPlan, named: LoadRequest) -> None:
     A key is sent to no other server than this command names, and no engine gets other options: the plan is untrusted
     input.
     """
-    refuse_engine_options(planned.arms, planned.request.engine_option, named.engine_option)
+    used = {f"{arm.engine}:{option}" for arm in planned.arms for option in arm.engine_options}
+    refuse_engine_options(used, planned.request.engine_option, named.engine_option)
     for name, url in named.url.items():
         if planned.request.url.get(name) != url:
             raise UserError(f"a resumed load keeps its servers, and --url {name}={url} is not one; leave it out.")

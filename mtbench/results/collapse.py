@@ -1,0 +1,148 @@
+"""Collapsed acceptance: drafts that are hardly accepted, or clearly less than elsewhere, with the likely cause.
+
+An engine that misreads a draft, or computes it in another type, still gives the target's tokens; it only gains less.
+Known cases in vLLM: float16 (issue 55250), a length of exactly 1.0 (49133), a cache in fp8 (55557).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mtbench import statistics
+from mtbench.decoding.arms import is_ours, is_served
+from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import listed
+from mtbench.errors import UserError
+from mtbench.files import read_bytes
+from mtbench.lineup.lineup import is_untrained
+from mtbench.models import gguf
+from mtbench.models.checkpoint_files import CONFIG, stored_shapes
+from mtbench.models.drafts.loading import recognised
+from mtbench.models.families import locate
+from mtbench.plan.plan import Cell
+from mtbench.plan.prompts import RAW_PROMPTS
+from mtbench.results.figure_formats import Cause, Collapse
+from mtbench.results.samples import CellData
+
+HARDLY = 1.02  # tokens per forward, up to which drafts do not help
+TOKENS_NEEDED = 100  # to say so
+# Upper bounds of the ratio of two arms' tokens per forward, below which one accepts less. Engines differ in where they
+# draft and in how they count an answer's end.
+SAME_ENGINE, OTHER_ENGINE = 0.98, 0.9
+HALF = ("float16", "bfloat16")
+OPTIONS: Mapping[Cause, str] = {"cache type": "cache", "dtype": "dtype"}  # cause -> a part of an option's name
+SIZES = {"vocab_size": "vocab_size", "target_hidden_size": "hidden_size"}  # in a draft's config.json -> its target's
+
+Counts = dict[int, tuple[int, int]]  # tokens and forwards by unit of blocks
+
+
+def find(data: CellData, group: Iterable[CellData], dtype: str | None) -> Collapse | None:
+    """Return how the acceptance of a cell has collapsed; None: it has not, or it is not known.
+
+    group: the cells on the same prompts. dtype: of the run. Drafts copied from the text are often rejected: they are
+    compared with mtbench's own loop only.
+    """
+    cell, counts, method = data.cell, _counts(data), METHODS[data.cell.method]
+    if method.reference or cell.simulated is not None or data.error or not counts:
+        return None
+    copies, value = is_untrained(method), _per_forward(counts)
+    twins = [twin for twin in group if is_ours(twin.cell.engine) or not copies]
+    better = next((twin for twin in twins if _is_twin(twin.cell, cell) and _accepts_less(data, twin)), None)
+    drafts = not copies and (cell.claims != "lossy" or bool(cell.other_tokens))
+    if better is not None:
+        numbers = f"{value:.2f} and {_per_forward(_counts(better)):.2f} tokens per forward"
+        how = f"its drafts are accepted less than those of {better.cell.arm} ({numbers})"
+    elif drafts and value <= HARDLY and data.tokens >= TOKENS_NEEDED:
+        how = f"its drafts are hardly ever accepted ({value:.2f} tokens per forward)"
+    else:
+        return None
+    cause, words = _cause(cell, better, dtype)
+    return Collapse(
+        tokens_per_forward=value,
+        against=None if better is None else better.cell.arm,
+        cause=cause,
+        text=f"{how}; {'cause' if cause == 'unknown' else 'likely cause:'} {cause}: {words}",
+    )
+
+
+def _counts(data: CellData) -> Counts:
+    """Return an arm's tokens and forwards. A server's prefill gives a token, so it is left out. Empty: hidden."""
+    prefill, found = int(is_served(data.cell.engine)), Counts()
+    for line in data.lines.values():
+        if line.forwards is None:
+            return {}
+        tokens, forwards = found.get(unit := data.unit_of[line.block], (0, 0))
+        found[unit] = tokens + len(line.token_ids) - prefill, forwards + line.forwards - prefill
+    return {unit: both for unit, both in found.items() if min(both) > 0}
+
+
+def _per_forward(counts: Counts) -> float:
+    return sum(tokens for tokens, _ in counts.values()) / sum(forwards for _, forwards in counts.values())
+
+
+def _is_twin(other: Cell, cell: Cell) -> bool:
+    """Return whether a cell has the same drafts, by another engine or with other options of its server."""
+    same, elsewhere = ("method", "options", "checkpoints"), ("engine", "engine_options")
+    return all(getattr(other, name) == getattr(cell, name) for name in same) and any(
+        getattr(other, name) != getattr(cell, name) for name in elsewhere
+    )
+
+
+def _accepts_less(data: CellData, twin: CellData) -> bool:
+    """Return whether an arm has clearly fewer tokens per forward than its twin, on the blocks of both."""
+    ours, theirs = _counts(data), _counts(twin)
+    both = [unit for unit in ours if unit in theirs]
+    here, there = (list(zip(*(counts[unit] for unit in both), strict=True)) for counts in (ours, theirs))
+    high = statistics.ratio_of_totals([here[0], there[1]], [here[1], there[0]]).ci_high if both else None
+    return high is not None and high < (SAME_ENGINE if twin.cell.engine == data.cell.engine else OTHER_ENGINE)
+
+
+def _cause(cell: Cell, better: CellData | None, dtype: str | None) -> tuple[Cause, str]:
+    """Return the likely cause by the first evidence, and the evidence in words."""
+    changed = [] if better is None else [o for o in cell.other_tokens if o not in better.cell.engine_options]
+    for kind, word in OPTIONS.items():
+        if options := [option for option in changed if word in option]:
+            return kind, listed(options)
+    drafts = {source: _config(source) for role, source in cell.checkpoints.items() if role != cell.on}
+    for stored in (draft.get("dtype", draft.get("torch_dtype")) for draft in drafts.values()):
+        if dtype in HALF and stored not in (None, dtype):
+            return "dtype", f"the draft is stored in {stored}, and decodes in {dtype}"
+    if RAW_PROMPTS in cell.flags:
+        return "template", RAW_PROMPTS
+    for source, draft in drafts.items():
+        if found := _contradiction(source, draft, cell.checkpoints[cell.on]):
+            return found
+    if not is_served(cell.engine):
+        return "unknown", "check that the draft was trained for this target"
+    if better is None or not is_ours(better.cell.engine):
+        return "unknown", f"compare with `mtbench run --engine graph --engine {cell.engine}`"
+    return "unknown", f"`mtbench ls engines {cell.engine}` says what it does otherwise"
+
+
+def _config(source: str) -> dict[str, Any]:
+    """Return a checkpoint's config.json; {} if it is not a folder here."""
+    with suppress(OSError, ValueError, UserError):
+        return {} if gguf.is_gguf(source) else dict(json.loads(read_bytes(Path(locate(source)) / CONFIG)))
+    return {}
+
+
+def _contradiction(source: str, draft: Mapping[str, Any], target: str) -> tuple[Cause, str] | None:
+    """Return how a draft's config.json contradicts its target, or the draft's own head."""
+    verifier = draft.get("speculators_config", {}).get("verifier", {}).get("name_or_path")  # of speculators
+    if verifier and Path(verifier).name.lower() != Path(target).name.lower():
+        return "draft of another target", f"the draft's config.json names {verifier}"
+    config = _config(target)
+    for name, of_target in SIZES.items():
+        size, other = draft.get(name), config.get("text_config", config).get(of_target)
+        if size and other and size != other:
+            return "draft of another target", f"it has {name} {size:,} in its config.json, and the target {other:,}"
+    tied = draft.get("tie_word_embeddings")
+    with suppress(OSError, UserError):
+        if tied is not None and recognised(draft) is None:  # the head of a feature draft may be the target's
+            has_head = "lm_head.weight" in stored_shapes(Path(locate(source)))
+            if has_head == tied:
+                words = f"its config.json has tie_word_embeddings={str(tied).lower()}"
+                return "head not tied", f"{words}, and its files {'a' if has_head else 'no'} head"
+    return None
