@@ -125,7 +125,7 @@ class EngineServer:
         """Return the forwards of each request; None if the engine does not count them, or if a count cannot be."""
         if not self.serving.setting.name:  # plain decoding
             return [len(reply.token_ids) for reply in replies]
-        known = [count for reply in replies if (count := _forwards_of(reply)) is not None and count > 0]
+        known = [count for reply in replies if (count := forwards_of(reply)) is not None and count > 0]
         return known if len(known) == len(replies) else None
 
     def _ended(self, within_s: float = 0.0) -> bool:
@@ -156,7 +156,7 @@ class EngineServer:
                 os.killpg(self._group, sent)
 
 
-def _forwards_of(reply: Reply) -> int | None:
+def forwards_of(reply: Reply) -> int | None:
     """Return the target's forwards for a request that drafts: each gives one token of its own, the others are accepted.
 
     An engine may also count drafts that it accepts behind the end token. So there are at least the prefill and one

@@ -12,6 +12,7 @@ from typing import Any
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours, is_served
+from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError
@@ -44,19 +45,17 @@ def find(data: CellData, group: Iterable[CellData], dtype: str | None) -> Collap
     group: the cells on the same prompts. dtype: of the run. Drafts copied from the text are often rejected: they are
     compared with mtbench's own loop only.
     """
-    cell, counts, method = data.cell, _counts(data), METHODS[data.cell.method]
-    if method.reference or cell.simulated is not None or data.error or not counts:
+    cell, counts = data.cell, _counts(data)
+    if METHODS[cell.method].reference or cell.simulated is not None or data.error or not counts:
         return None
-    copies, value = is_untrained(method), _per_forward(counts)
+    copies, value = is_untrained(METHODS[cell.method]), _per_forward(counts)
     twins = [twin for twin in group if is_ours(twin.cell.engine) or not copies]
     better = next((twin for twin in twins if _is_twin(twin.cell, cell) and _accepts_less(data, twin)), None)
-    drafts = not copies and (cell.claims != "lossy" or bool(cell.other_tokens))
+    how = hardly(cell.built, value, data.tokens)
     if better is not None:
         numbers = f"{value:.2f} and {_per_forward(_counts(better)):.2f} tokens per forward"
         how = f"its drafts are accepted less than those of {better.cell.arm} ({numbers})"
-    elif drafts and value <= HARDLY and data.tokens >= TOKENS_NEEDED:
-        how = f"its drafts are hardly ever accepted ({value:.2f} tokens per forward)"
-    else:
+    if how is None:
         return None
     cause, words = _cause(cell, better, dtype)
     return Collapse(
@@ -65,6 +64,13 @@ def find(data: CellData, group: Iterable[CellData], dtype: str | None) -> Collap
         cause=cause,
         text=f"{how}; {'cause' if cause == 'unknown' else 'likely cause:'} {cause}: {words}",
     )
+
+
+def hardly(method: Method, tokens_per_forward: float, tokens: int) -> str | None:
+    """Return that an arm's drafts are hardly ever accepted; None: they are, or it need not verify drafts."""
+    if is_untrained(type(method)) or method.claims == "lossy" or tokens < TOKENS_NEEDED or tokens_per_forward > HARDLY:
+        return None
+    return f"its drafts are hardly ever accepted ({tokens_per_forward:.2f} tokens per forward)"
 
 
 def _counts(data: CellData) -> Counts:
@@ -114,11 +120,15 @@ def _cause(cell: Cell, better: CellData | None, dtype: str | None) -> tuple[Caus
     for source, draft in drafts.items():
         if found := _contradiction(source, draft, cell.checkpoints[cell.on]):
             return found
-    if not is_served(cell.engine):
-        return "unknown", "check that the draft was trained for this target"
-    if better is None or not is_ours(better.cell.engine):
-        return "unknown", f"compare with `mtbench run --engine graph --engine {cell.engine}`"
-    return "unknown", f"`mtbench ls engines {cell.engine}` says what it does otherwise"
+    if better is not None and is_ours(better.cell.engine):
+        return "unknown", f"`mtbench ls engines {cell.engine}` says what it does otherwise"
+    return "unknown", advice(cell.engine)
+
+
+def advice(engine: str | None) -> str:
+    """Return how to find an unknown cause."""
+    of_loop = "check that the draft was trained for this target"
+    return f"compare with `mtbench run --engine graph --engine {engine}`" if is_served(engine) else of_loop
 
 
 def _config(source: str) -> dict[str, Any]:

@@ -128,7 +128,14 @@ def test_what_aiperf_is_told(
 
 @pytest.mark.parametrize("metrics", [None, 3, {}, {"mtbench": 7}, {"mtbench": {"forwards": -1}}])
 def test_a_server_that_tells_nothing(metrics: Any) -> None:
-    assert forwards_of(metrics) is None
+    assert forwards_of(metrics, 24) is None
+
+
+def test_forwards_by_the_accepted_drafts_of_a_server() -> None:
+    """As in a run: each forward gives a token of its own."""
+    counts = {"num_spec_steps": 9, "num_draft_tokens": 27, "num_accepted_draft_tokens": 14}
+    told = counts | {"acceptance_histogram": [1, 8], "mean_acceptance_length": 2.5}
+    assert forwards_of({"speculative_decoding": told}, 24) == 10
 
 
 def test_a_client_that_fails_says_why(plan: LoadPlan, tmp_path: Path) -> None:

@@ -77,6 +77,18 @@ def test_what_a_server_does_not_tell_is_null() -> None:
     assert found.j_per_token is None
 
 
+@pytest.mark.parametrize(
+    ("method", "forwards", "flagged"), [("eagle", 24, True), ("eagle", 12, False), ("ar", 24, False)]
+)
+def test_drafts_that_are_hardly_accepted_are_flagged(method: str, forwards: int, flagged: bool) -> None:
+    points = rounds([line(tokens=24, forwards=forwards)])
+    found = cell(Sent("a", 2.0, points, {}, SLO, f"{method}:on=ar,engine=graph"))
+    flag = (
+        "its drafts are hardly ever accepted (1.00 tokens per forward); cause unknown: check that the draft was trained"
+    )
+    assert any(flag in said for said in found.flags) is flagged
+
+
 def test_nothing_answered() -> None:
     found = cell(sent(rounds([refused(0)]), {f"{n}.a": [None] for n in range(1, 6)}))
     assert found.goodput.value == 0.0

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtbench import files
+from mtbench.clients.engine_server import forwards_of as of_reply
+from mtbench.clients.openai_client import Event, Reply
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ClientFacts, LoadItem, LoadPlan, PointPlan, RequestLine
 from mtbench.experiments.load.servers import Running
@@ -179,12 +181,12 @@ def outcome_of(code: Any, message: str | None) -> str:
     return "rejected" if full else "failed"
 
 
-def forwards_of(metrics: Any) -> int | None:
-    """Return the forward passes that a server of mtbench says a request took; None of another server."""
+def forwards_of(metrics: Any, tokens: int | None) -> int | None:
+    """Return the forward passes of a request by its server: mtbench's, or vLLM's by its accepted drafts; else None."""
     try:
         forwards = metrics["mtbench"]["forwards"]
     except (LookupError, TypeError):
-        return None
+        return of_reply(Reply(counted=tokens, speculation=Event(metrics=metrics).speculation))
     return forwards if type(forwards) is int and forwards >= 0 else None
 
 
@@ -199,6 +201,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     elif not answered:
         reason = "no text in the answer"
     usage: dict[str, Any] = next((m["usage"] for m in reversed(messages) if m.get("usage")), {})
+    tokens = usage.get("completion_tokens")
     measured = next((m["metrics"] for m in reversed(messages) if m.get("metrics")), None)
     return {
         "start_ns": raw["metadata"]["request_start_ns"],
@@ -207,9 +210,9 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "e2e_s": _seconds(metrics, "request_latency"),
         "ttft_s": _seconds(metrics, "time_to_first_token"),
         "tpot_s": _seconds(metrics, "inter_token_latency"),
-        "tokens": usage.get("completion_tokens"),
+        "tokens": tokens,
         "text": "".join(map(text_of, messages)) if answered else None,
-        "forwards": forwards_of(measured),
+        "forwards": forwards_of(measured, tokens),
     }
 
 

@@ -13,6 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from mtbench import statistics
+from mtbench.decoding.arms import parse_arms
+from mtbench.decoding.registry import METHODS
 from mtbench.experiments.load.aiperf import FACTS
 from mtbench.experiments.load.format import (
     Comparison,
@@ -27,7 +29,7 @@ from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Environment
-from mtbench.results import verdicts
+from mtbench.results import collapse, verdicts
 from mtbench.results.figure_formats import Estimate, Reason
 
 CORRECT = 0.5  # least score of an answer that counts as correct
@@ -44,6 +46,7 @@ class Sent:
     points: Sequence[PointLine]
     scores: Scores
     slo: Limits
+    method: str | None = None  # with its options, as the plan has it; None: a given server
 
     @cached_property
     def requests(self) -> list[RequestLine]:
@@ -87,7 +90,7 @@ def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
         for arm in planned.arms:
             of_cell = sorted((p for p in points if (p.arm, p.level) == (arm.name, level)), key=lambda p: p.round)
             if of_cell:
-                sent = Sent(arm.name, level, of_cell, scores, planned.request.slo)
+                sent = Sent(arm.name, level, of_cell, scores, planned.request.slo, arm.method)
                 cells.setdefault(level, []).append(sent)
     known = read_servers(run)
     return Load(
@@ -268,4 +271,14 @@ def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
         flags.append(f"first failure: {errors[0]}")
     if reason := verdicts.too_few(len(sent.points), "round"):
         flags.append(f"no intervals of times: {reason.text}")
-    return flags
+    return [*flags, *_collapse(sent)]
+
+
+def _collapse(sent: Sent) -> list[str]:
+    """Return a flag if an arm's drafts are hardly ever accepted."""
+    found = _tokens_per_forward(sent)
+    if sent.method is None or found is None or not found.value:
+        return []
+    [arm] = parse_arms([sent.method])
+    how = collapse.hardly(METHODS[arm.method](**arm.options), found.value, sum(map(_tokens, sent.points)))
+    return [f"{how}; cause unknown: {collapse.advice(arm.engine)}"] if how else []
