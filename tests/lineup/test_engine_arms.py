@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from architectures import save_architecture
 from living import is_alive, until
 from mtp_checkpoints import save_headed
 from scripted_engine import PLUGIN, Scripted, install
@@ -24,6 +25,7 @@ from mtbench.clients.serving_engine import Serving, Setting, Table
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
+from mtbench.experiments import diagnosis
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.lineup import simulation
 from mtbench.lineup.planner import begin_run, make_plan
@@ -410,6 +412,33 @@ def test_a_judge_that_cannot_run_costs_the_grade_and_says_why(monkeypatch: pytes
     assert [line for line in shown if "answer" in line] == [
         f"re-scoring: cell {n}/2 {cell.cell}, answer 2/2" for n, cell in enumerate(planned.cells, start=1)
     ]
+
+
+def test_a_hybrid_that_mtbench_cannot_decode_is_judged_and_audited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Plain decoding has the model's tokens, drafts have others: a fault of the engine, no word of the model."""
+    model, tokens = save_architecture(tmp_path / "hybrid", "granitemoehybrid"), list[int]()
+    planned = plan(model=str(model), engine=[TOOLBOX], method=["ar"], limit=1)
+    prompt, read = planned.suites[0].items[0].prompt_ids, WholeTexts(str(model), "float32", "cpu")
+    while len(tokens) < 6:
+        tokens.append(int(read.logits([[*prompt, *tokens, 0]], [1])[0].argmax()))
+    changes = {"suite": ["arithmetic"], "model": str(model), "limit": 1}
+    run, planned, _ = answered(monkeypatch, tmp_path, [*tokens[:2], 5, 6, 7, 8], tokens, batch_size=(1,), **changes)
+    notes: list[str] = []
+    UntimedPasses(Run.open(run), planned, set(), float("inf"), False).execute(
+        ModelPool(planned.request), notes.append, notes.append
+    )
+    results = assemble(run)
+    plain, drafted = (cell.lossless for cell in results.cells)
+    assert plain is not None
+    assert drafted is not None
+    assert (plain.against, plain.grade, drafted.grade, drafted.first_divergence) == (JUDGE, "exact", "divergent", 2)
+    assert diagnosis.explain(Run.open(run), results, notes.append)
+    why = stored_json(run, f"lossless/{planned.cells[1].cell}.json")["why"]
+    assert why.startswith(
+        "an audit finds a fault, or what nothing explains: B differs from A in 1 of 1 answer: 1 cache/pos"
+    )
 
 
 @pytest.mark.parametrize(

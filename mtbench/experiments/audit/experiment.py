@@ -22,7 +22,7 @@ from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
 from mtbench.models.families import locate
-from mtbench.models.loading import inspect, refuse_undecodable
+from mtbench.models.loading import inspect, refuse_unreadable
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan
 from mtbench.records import dump
@@ -81,7 +81,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         planned = self._decoded(job, job.plan if job.new else self.plan(job.request, job.session))
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
-        tokenizer = inspect(planned.model, offline=job.request.offline).tokenizer
+        tokenizer = judge.known.tokenizer
         noises = self._noises(job, planned, judge) if lines else {}
         known = known_of(planned.pairs, lines, noises, lambda ids: str(tokenizer.decode(list(ids))))
         self._try(job, known, judge)
@@ -163,7 +163,7 @@ def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
     if model is None:
         raise UserError("neither A nor B says which model decoded; give it with `--model`.")
     judge = inspect(locate(model), offline=request.offline)
-    refuse_undecodable(judge)
+    refuse_unreadable(judge.source, judge.config, offline=request.offline)
     a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
     paired = sides.pairs(a, b)
     found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]

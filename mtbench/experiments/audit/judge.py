@@ -8,16 +8,21 @@ those with examples, share that beginning.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from mtbench.errors import UserError
 from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged, TokenAt
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
 from mtbench.measure.lossless_check import COARSE, JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
 from mtbench.measure.model_pool import ModelPool, use_threads
+from mtbench.models.families import locate
+from mtbench.models.loading import Inspected, inspect
 from mtbench.models.runner import ModelRunner
+from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.request import RunRequest
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
@@ -38,18 +43,30 @@ class Judge:
 
     source: str
     request: AuditRequest
-    _pools: dict[str, ModelPool] = field(default_factory=dict)
+    _runners: dict[str, ModelRunner | WholeTexts] = field(default_factory=dict)
     _readers: "dict[str, Reader]" = field(default_factory=dict)
 
-    def runner(self, dtype: str | None = None) -> ModelRunner:
-        """Return the runner of the model in a number type, loaded at the first call."""
+    @cached_property
+    def known(self) -> Inspected:
+        """The model's tokenizer and end tokens."""
+        return inspect(locate(self.source), offline=self.request.offline)
+
+    def runner(self, dtype: str | None = None) -> ModelRunner | WholeTexts:
+        """Return the runner of the model in a number type, loaded at the first call.
+
+        A model that mtbench's loop cannot decode reads whole texts.
+        """
         dtype = dtype or self.request.dtype
-        if dtype not in self._pools:
-            request = RunRequest().changed(dtype=dtype, device=self.request.device, offline=self.request.offline)
-            self._pools[dtype] = ModelPool(request)
-            self._pools[dtype].runner("judge", self.source, None)
-            use_threads(self._pools[dtype])
-        return self._pools[dtype].runner("judge", self.source, None)
+        if dtype not in self._runners:
+            pool = ModelPool(
+                RunRequest().changed(dtype=dtype, device=self.request.device, offline=self.request.offline)
+            )
+            try:
+                self._runners[dtype] = pool.runner("judge", self.source, None)
+            except UserError:
+                self._runners[dtype] = WholeTexts(self.source, pool.dtype, pool.device, offline=pool.offline)
+            use_threads(pool, [self.source])
+        return self._runners[dtype]
 
     def _reader(self, dtype: str | None = None) -> "Reader":
         dtype = dtype or self.request.dtype
@@ -89,7 +106,7 @@ class Judge:
         noisy = with_noise(logits[None], answer, first)[0]
         return TokenAt(
             id=token,
-            text=self.runner().checkpoint.tokenizer.decode([token]),
+            text=self.known.tokenizer.decode([token]),
             probability=float((logits / (answer.temperature or 1)).softmax(-1)[token]),
             shortfall=_finite(noisy.max() - noisy[token]),
         )
@@ -107,7 +124,7 @@ class Judge:
         log_p = logits.gather(1, emitted)[:, 0] / own - (logits / own).logsumexp(1)
         endless = None
         if float(short.max()) > EXACT_EPSILON["float32"]:
-            ends = torch.tensor(self.runner().checkpoint.end_ids, device=logits.device)
+            ends = torch.tensor(self.known.end_ids, device=logits.device)
             without = logits.index_fill(-1, ends, float("-inf"))
             endless = _finite(shortfalls(with_noise(without, answer, first), emitted).max())
         return SideJudged(
@@ -140,15 +157,17 @@ def answer_of(side: Side, answer: SideAnswer, first: int) -> Answer:
     return Answer(answer.prompt, answer.tokens[: first + TAIL], answer.seed, side.temperature)
 
 
-def logits_of(runner: ModelRunner, answer: Answer, first: int) -> Tensor:
+def logits_of(runner: ModelRunner | WholeTexts, answer: Answer, first: int) -> Tensor:
     """Return the logits (n, V) of an answer's n tokens from `first` on."""
+    if isinstance(runner, WholeTexts):
+        return runner.logits([[*answer.prompt, *answer.tokens]], [len(answer.tokens) - first])[0]
     return torch.cat([logits for _, logits in judged_logits(runner, answer, JUDGED_AT_ONCE, first)])
 
 
 class Reader:
     """Feeds texts to a runner, one after the other, each without the prefix that it shares with the text before."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner | WholeTexts) -> None:
         self.runner = runner
         self._cached: list[int] = []
         self._room = 0
@@ -158,6 +177,8 @@ class Reader:
         """Return the logits (n, V) of an answer's n tokens from `first` on; None if it has none."""
         if len(answer.tokens) <= first:
             return None
+        if isinstance(self.runner, WholeTexts):
+            return logits_of(self.runner, answer, first)
         ids = [*answer.prompt, *answer.tokens[:-1]]
         shared = min(first_difference(self._cached, ids), len(answer.prompt) + first - 1)
         if len(ids) > self._room or self.runner.forwards != self._forwards:

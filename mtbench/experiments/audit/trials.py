@@ -20,6 +20,7 @@ from mtbench.experiments.audit.settings import FILTERS, PENALTIES, ROUNDED, Sett
 from mtbench.measure.lossless_check import Answer, with_noise
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import Forwarded, ModelRunner
+from mtbench.models.whole_texts import WholeTexts
 
 MOST_CASES = 4  # answers that are off on which a trial is made, and answers that are not
 BLOCKS, MOST_OTHERS = range(16, 129, 16), 2  # leading tokens that a cache may have of other requests, and of how many
@@ -133,6 +134,8 @@ def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Itera
     before = [_far(probe, logits, known.bound) for probe, logits in zip(probes, plain, strict=True)]
     yield _as_sampled(runner, number, known, letter)
     for name, trial in trials(runner.model, known, letter).items():
+        if trial.places is not None and isinstance(runner, WholeTexts):
+            continue  # its class decides what a token sees
         after: list[int] = []
         for probe, logits in zip(probes, plain, strict=True):
             if sum(after) > sum(before[: len(after)]) * (1 - HELPS):
@@ -162,9 +165,11 @@ def _probe(case: Case, letter: Letter) -> Probe:
     return Probe(answer_of(case.side(letter), case.answer(letter), first), begin, case.judged is not None)
 
 
-def _judged(runner: ModelRunner, probe: Probe, trial: Trial) -> Tensor:
+def _judged(runner: ModelRunner | WholeTexts, probe: Probe, trial: Trial) -> Tensor:
     """Return the logits (n, V) of an answer's judged tokens with a trial."""
-    changed: Any = runner if trial.places is None else Changed(runner, trial.places, len(probe.answer.prompt))
+    changed: Any = runner
+    if trial.places is not None and isinstance(runner, ModelRunner):
+        changed = Changed(runner, trial.places, len(probe.answer.prompt))
     answer = probe.answer
     if trial.prompt is not None:
         answer = answer._replace(prompt=trial.prompt(answer.prompt))
@@ -172,7 +177,7 @@ def _judged(runner: ModelRunner, probe: Probe, trial: Trial) -> Tensor:
         return logits_of(changed, answer, probe.first)
 
 
-def _as_sampled(runner: ModelRunner, number: int, known: Known, letter: Letter) -> TrialLine:
+def _as_sampled(runner: ModelRunner | WholeTexts, number: int, known: Known, letter: Letter) -> TrialLine:
     """Return whether the tokens look sampled, at the temperature that fits best.
 
     Sampled tokens differ from the choice as often as their probabilities predict, are as likely as sampled ones,
