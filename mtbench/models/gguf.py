@@ -27,7 +27,7 @@ from mtbench.models import gguf_config
 
 ENDING, PACKAGE = ".gguf", "package:"
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-CONVERSION = "3"  # changes with the output of a conversion, so that a folder of an earlier version is not used
+CONVERSION = "4"  # changes with the output of a conversion, so that a folder of an earlier version is not used
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
 MAGIC = b"GGUF"
 FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised

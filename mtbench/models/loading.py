@@ -485,7 +485,7 @@ class explained:
         self.source, self.what, self.offline, self.other = source, what, offline, other
 
     def __enter__(self) -> None:
-        local = self.offline or self.source.startswith(RANDOM) or Path(locate(self.source)).is_dir()
+        local = self.offline or self.source.startswith(RANDOM) or Path(path_of(self.source)).exists()
         self.refusal = None if local else network.hub_refusal()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

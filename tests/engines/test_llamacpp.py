@@ -1,9 +1,13 @@
 """Arms in llama.cpp, a real engine: its tokens are those of mtbench's loop on the same file."""
 
+import json
 from pathlib import Path
 
 import pytest
+from gguf_architectures import KEYS, write_architecture
+from gguf_files import written
 from printed_commands import answer_of
+from transformers.integrations import gguf
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
@@ -91,3 +95,36 @@ def test_the_printed_command_starts_its_server(tmp_path: Path) -> None:
     title, command = next(iter(next(iter(found.decision["serving"].values())).items()))
     assert title == "llama.cpp"
     assert answer_of(command)["choices"][0]["text"]
+
+
+@pytest.mark.skipif(not hasattr(gguf, "convert_gguf_tokenizer"), reason="transformers before 5.23")
+@pytest.mark.parametrize("architecture", KEYS)
+def test_a_file_of_any_architecture_is_served_as_it_is(architecture: str, tmp_path: Path) -> None:
+    """mtbench writes no such file; the hybrid's is split. The judge, which cannot read them, costs a grade only.
+
+    On the hybrid llama.cpp undoes the rejected drafts: prompt lookup has the tokens of plain decoding there.
+    """
+    file = write_architecture(tmp_path / f"{architecture}.gguf", architecture)
+    if architecture == "lfm2":
+        file = written(file, tmp_path / "split.gguf", tensors_a_part=12)
+        assert file.name == "split-00001-of-00004.gguf"
+    results = mtbench.run(
+        suite="arithmetic",
+        model=str(file),
+        method=("ar", "prompt-lookup:ahead=4"),
+        engine="llamacpp",
+        limit=4,
+        max_new_tokens=48,
+        batch_size=1,
+        rounds=1,
+        dtype="float32",
+        out=tmp_path / "DIR",
+    )
+    plain, drafted = results.record["cells"]
+    assert [cell["status"] for cell in (plain, drafted)] == ["ok", "ok"]
+    assert "cannot be read as a GGUF checkpoint" in plain["lossless"]["why"]
+    assert drafted["lossless"]["grade"] == "exact"
+    assert plain["tokens_per_forward"] == 1
+    assert drafted["tokens_per_forward"] > 1
+    lines = [json.loads(line) for line in next((tmp_path / "DIR" / "timings").glob("*lookup*")).open()]
+    assert sum(line["drafted"] for line in lines) > sum(line["accepted"] for line in lines) > 0

@@ -4,17 +4,21 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decoding_cases import ar, run
 from gguf_files import written
 
 from mtbench.clients.serving_engine import ServingEngine
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.files import cache_home
+from mtbench.lineup.planner import make_plan
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.loading import inspect, load
 from mtbench.models.runner import ModelRunner
+from mtbench.plan.plan import RunRequest
 
 SOURCE = "embedded:tiny/draft"
 has_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="the extra `gguf` is not installed")
@@ -70,6 +74,59 @@ def test_a_gguf_file_is_a_model(write: Callable[[str], Path]) -> None:
     assert (family.name, family.roles) == ("small.F32", {"ar": str(file)})
     inspected = inspect(str(file))
     assert (inspected.end_ids, inspected.vocabulary) == ((0, 2), inspect(SOURCE).vocabulary)
+
+
+@has_gguf
+@pytest.mark.parametrize("engine", ["llamacpp", "openvino"])
+def test_an_engine_that_reads_the_file_needs_no_conversion(
+    write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Tokenizer, template, end ids and context are those of the converted folder, from the file's header."""
+    file = str(write("Q8_0"))
+    header, folder = inspect(file), inspect(str(gguf.converted(file)))
+    text = "Hello, 12 + 345 = ?  Grüße\n\t<|im_end|> 好"
+    assert header.tokenizer(text)["input_ids"] == folder.tokenizer(text)["input_ids"]
+    assert header.tokenizer.chat_template == folder.tokenizer.chat_template
+    assert header.tokenizer.get_vocab() == folder.tokenizer.get_vocab()
+    sizes = ("end_ids", "mask_id", "vocabulary", "largest_id", "max_positions")
+    assert [getattr(header, name) for name in sizes] == [getattr(folder, name) for name in sizes]
+    monkeypatch.setattr(gguf, "converted", lambda source: pytest.fail("it is converted"))
+    monkeypatch.setattr(SERVING_ENGINES[engine], "python", classmethod(lambda cls: Path("python")))
+    asked: dict[str, Any] = {"suite": ["arithmetic"], "limit": 2, "batch_size": [1], "engine": [engine], "model": file}
+    planned = make_plan(RunRequest(**asked, method=["ar", "prompt-lookup"]))
+    assert [cell.fault for cell in planned.cells] == [None, None]
+    assert SERVING_ENGINES[engine]().prepared(file, "float32", offline=True) == file
+
+
+@has_gguf
+def test_the_targets_own_layers_for_drafts_are_known_by_the_header(
+    write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write("F32")
+    layers = written(plain, tmp_path / "layers.gguf", keys={"qwen2.nextn_predict_layers": 1})
+    monkeypatch.setattr(SERVING_ENGINES["llamacpp"], "python", classmethod(lambda cls: Path("python")))
+    asked: dict[str, Any] = {"suite": ["arithmetic"], "limit": 2, "batch_size": [1], "engine": ["llamacpp"]}
+    assert len(make_plan(RunRequest(**asked, model=str(layers), method=["ar", "mtp"])).cells) == 2
+    with pytest.raises(UserError, match="no 'mtp' layers of a known format"):
+        make_plan(RunRequest(**asked, model=str(plain), method=["ar", "mtp"]))
+
+
+@has_gguf
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tokenizer.ggml.pre", "strange", r"mtbench does not apply tokenizer\.ggml\.pre = 'strange'"),
+        ("tokenizer.ggml.model", "rwkv", "rwkv"),
+        ("tokenizer.ggml.tokens", None, "it has no tokenizer"),
+    ],
+)
+def test_a_header_without_a_tokenizer_that_is_known_is_one_line(
+    write: Callable[[str], Path], tmp_path: Path, key: str, value: str | None, said: str
+) -> None:
+    file = written(write("F32"), tmp_path / "other.gguf", keys={key: value})
+    with pytest.raises(UserError, match=rf"^the header of '{file}' cannot be read: .*{said}.*; download it") as error:
+        inspect(str(file))
+    assert "\n" not in str(error.value)
 
 
 @has_gguf

@@ -1,0 +1,111 @@
+"""GGUF files of architectures that mtbench does not write: tiny random models, by llama.cpp's names.
+
+Sources: llama.cpp's src/models, and gguf.constants.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtbench.models import gguf_writer
+from mtbench.models.families import EMBEDDED, locate
+
+ROWS, WIDTH, HEADS, GROUPS, HEAD, INNER, LAYERS = 512, 64, 4, 2, 16, 128, 4
+CONVOLVED = 3  # positions that a short convolution reads
+EPS = "attention.layer_norm_rms_epsilon"
+SIZES: dict[str, Any] = {
+    "context_length": 1024,
+    "embedding_length": WIDTH,
+    "block_count": LAYERS,
+    "feed_forward_length": INNER,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": GROUPS,
+    "attention.key_length": HEAD,
+    "attention.value_length": HEAD,
+    "rope.dimension_count": HEAD,
+    "rope.freq_base": 10_000.0,
+    EPS: 1e-6,
+    "vocab_size": ROWS,
+}
+KEYS: dict[str, dict[str, Any]] = {
+    "phi3": {"attention.sliding_window": 0},
+    "olmo2": {},
+    "lfm2": {"shortconv.l_cache": CONVOLVED, "attention.head_count_kv": [0, GROUPS] * 2},
+}
+SHAPES: Mapping[str, tuple[int, ...]] = {  # (out, in) of a layer's tensors
+    "attn_q": (HEADS * HEAD, WIDTH),
+    "attn_k": (GROUPS * HEAD, WIDTH),
+    "attn_v": (GROUPS * HEAD, WIDTH),
+    "attn_qkv": ((HEADS + 2 * GROUPS) * HEAD, WIDTH),
+    "attn_output": (WIDTH, HEADS * HEAD),
+    "ffn_gate": (INNER, WIDTH),
+    "ffn_up": (INNER, WIDTH),
+    "ffn_down": (WIDTH, INNER),
+    "shortconv.conv": (WIDTH, CONVOLVED),
+    "shortconv.in_proj": (3 * WIDTH, WIDTH),
+    "shortconv.out_proj": (WIDTH, WIDTH),
+}
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+DENSE = ("ffn_gate", "ffn_up", "ffn_down")
+
+
+def _layer(architecture: str, number: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's tensors by name."""
+    if architecture == "phi3":
+        names: tuple[str, ...] = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+        return {name: SHAPES[name] for name in names} | {"ffn_up": (2 * INNER, WIDTH), **norms("attn_norm", "ffn_norm")}
+    if architecture == "olmo2":
+        after = norms("post_attention_norm", "post_ffw_norm", "attn_q_norm")
+        return {name: SHAPES[name] for name in (*ATTENTION, *DENSE)} | after | {"attn_k_norm": (GROUPS * HEAD,)}
+    convolved = ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")
+    mixer = ATTENTION if number % 2 else convolved
+    own = {"attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,)} if number % 2 else {}
+    return {name: SHAPES[name] for name in (*mixer, *DENSE)} | norms("attn_norm", "ffn_norm") | own
+
+
+def norms(*names: str) -> dict[str, tuple[int, ...]]:
+    return dict.fromkeys(names, (WIDTH,))
+
+
+def _kinds(value: Any) -> tuple[Any, ...]:
+    """Return the types of a key's value, and of its elements."""
+    from gguf import GGUFValueType
+
+    names = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, list: GGUFValueType.ARRAY}
+    return names[type(value)], names[type(value[0])] if isinstance(value, list) else None
+
+
+def write_architecture(file: Path, architecture: str, spread: float = 0.1) -> Path:
+    """Write a random model with the tokenizer of the embedded checkpoints; return the file.
+
+    It emits ASCII only: llama.cpp streams no token of a character of which bytes are missing.
+    """
+    from gguf import GGUFWriter
+
+    chance = np.random.default_rng(0)
+    tensors = {"token_embd": (ROWS, WIDTH), "output": (ROWS, WIDTH), "output_norm": (WIDTH,)}
+    if architecture == "lfm2":
+        tensors = {"token_embd": (ROWS, WIDTH), "output": (ROWS, WIDTH), "token_embd_norm": (WIDTH,)}
+    for number in range(LAYERS):
+        tensors |= {f"blk.{number}.{name}": shape for name, shape in _layer(architecture, number).items()}
+    writer = GGUFWriter(file, architecture)
+    for key, value in (SIZES | KEYS[architecture]).items():
+        writer.add_key_value(f"{architecture}.{key}", value, *_kinds(value))
+    tokenizer = Path(locate(f"{EMBEDDED}ar"))
+    gguf_writer._add_tokenizer(writer, tokenizer, {"vocab_size": ROWS, "eos_token_id": 2})
+    known = json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
+    spoken = [index for token, index in known.items() if token.replace("Ġ", "").isascii()]
+    unspoken = [index for index in range(ROWS) if index not in spoken]
+    for name, shape in tensors.items():
+        values = chance.normal(1.0 if len(shape) == 1 else 0.0, spread if "." in name else 1.0, shape)
+        if shape[0] == ROWS:
+            values[unspoken] = 0
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
