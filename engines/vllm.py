@@ -163,6 +163,7 @@ class VLLM(ServingEngine):
     same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", "enforce-eager")
     needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference"}
     parallel = True
+    start_s = 75.0
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

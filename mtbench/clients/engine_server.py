@@ -31,6 +31,10 @@ LOOK_S = 0.1
 GIB = 1 << 30
 
 
+class LateError(ServerError):
+    """A server was not ready within the time that its caller had for it."""
+
+
 class EngineServer:
     """A server of one arm. It starts at the first request, and runs only while it has requests.
 
@@ -40,6 +44,7 @@ class EngineServer:
 
     def __init__(self, engine: ServingEngine, python: Path, serving: Serving, arm: str, log: Path) -> None:
         self.engine, self.python, self.serving, self.arm, self.log = engine, python, serving, arm, log
+        self.within_s = READY_S  # time in which it must be ready; less: raises LateError if it is not
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._group: int | None = None  # of the server's processes, once it is ready
@@ -133,13 +138,14 @@ class EngineServer:
 
     def _wait(self, port: int, group: Path) -> None:
         """Wait until this server answers on its port. Another program's server there does not count."""
-        url, deadline = f"http://{HOST}:{port}{self.engine.health}", time.monotonic() + READY_S
+        limit_s, error = (self.within_s, LateError) if self.within_s < READY_S else (READY_S, ServerError)
+        url, deadline = f"http://{HOST}:{port}{self.engine.health}", time.monotonic() + limit_s
         while self._group is None:
             answered = _answers(url)
             if self._ended():
                 raise ServerError(f"the server of {self.arm!r} did not start: {self._last_line()}. See {self.log}")
             if time.monotonic() > deadline:
-                raise ServerError(f"the server of {self.arm!r} was not ready after {READY_S:,.0f} s. See {self.log}")
+                raise error(f"the server of {self.arm!r} was not ready after {limit_s:,.0f} s. See {self.log}")
             number = int(group.read_text(encoding="ascii")) if answered and group.is_file() else None
             if number is not None and processes.listens(number, port):
                 self._group = number

@@ -1,22 +1,21 @@
 """The checks of every machine: versions, processor, the load of others, steady times, memory."""
 
 import os
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
 import torch
 
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.doctor.checks import Figures, Finding, Subject, check
-from mtbench.document.formatting import counted, memory, percent, seconds
+from mtbench.document.formatting import counted, listed, memory, percent, seconds
 from mtbench.evaluation.machine_share import available_memory_bytes, usable_processors
 from mtbench.hardware import machine, probe
 from mtbench.measure.model_pool import computes_bfloat16
 from mtbench.version import __version__
 
 LOAD_S = 2.0  # over which the load of others is counted
-MOST_STOLEN, MOST_OTHERS, NOTICEABLE_OTHERS = 0.02, 0.10, 0.03  # shares of the cores
+MOST_STOLEN, NOTICEABLE_OTHERS = 0.02, 0.03  # shares of the cores
 LAPS, PRODUCTS = 100, {"cpu": 2, "cuda": 100}  # laps, and products of matrices in each
 SLOW = 1.1  # times the median
 MOST_SLOW, NOTICEABLE_SLOW = 0.20, 0.05  # shares of the laps
@@ -57,21 +56,8 @@ def processor(name: str, cores: int, threads: int, bfloat16: bool) -> Finding:
 def _load(_: Subject) -> Figures | str:
     if not os.path.isfile("/proc/stat"):
         return "the load of others is known on Linux only"
-    before, own_s = _ticks(), time.process_time()
-    time.sleep(LOAD_S)
-    total, idle, stolen = (b - a for a, b in zip(before, _ticks(), strict=True))
-    if total <= 0:
-        return "/proc/stat counts nothing here"
-    own = (time.process_time() - own_s) * os.sysconf("SC_CLK_TCK")
-    return {"others": max(0.0, total - idle - stolen - own) / total, "stolen": stolen / total}
-
-
-def _ticks() -> tuple[int, int, int]:
-    """Return the ticks of the cores that this process may use: all, idle, stolen (proc(5))."""
-    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    lines = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
-    ticks = [[int(count) for count in counts[:8]] for name, *counts in lines if name in cores]
-    return sum(map(sum, ticks)), sum(core[3] + core[4] for core in ticks), sum(core[7] for core in ticks)
+    shares = machine.load_of_others(LOAD_S)
+    return "/proc/stat counts nothing here" if shares is None else dict(zip(("others", "stolen"), shares, strict=True))
 
 
 @check("other load", _load)
@@ -80,13 +66,15 @@ def load(others: float, stolen: float) -> Finding:
     text = f"others use {percent(others)} % of the cores; {percent(stolen)} % are stolen by other virtual machines"
     if stolen > MOST_STOLEN:
         return Finding("fail", text, "use a machine that shares its cores with nobody")
-    return _graded(others, NOTICEABLE_OTHERS, MOST_OTHERS, text)
+    engines = {name: SERVING_ENGINES[name].busy for name in SERVING_ENGINES}
+    options = [f"`--engine-option {name}:{option}`" for name, option in engines.items() if option]
+    return _graded(others, NOTICEABLE_OTHERS, machine.MOST_OTHERS, text, f"{QUIET}; until then give {listed(options)}")
 
 
-def _graded(share: float, noticeable: float, most: float, text: str) -> Finding:
+def _graded(share: float, noticeable: float, most: float, text: str, advice: str = QUIET) -> Finding:
     if share <= noticeable:
         return Finding("pass", text)
-    return Finding("fail" if share > most else "warn", text, QUIET)
+    return Finding("fail" if share > most else "warn", text, advice)
 
 
 def _laps(subject: Subject) -> Figures:

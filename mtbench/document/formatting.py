@@ -84,6 +84,19 @@ def seconds(value: float | None) -> str:
     return f"{number(value * 1e3)} ms" if value < 1 else f"{number(value)} s"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in words.
+
+    >>> duration(75), duration(600), duration(0.4), duration(9000)
+    ('75 s', '10 min', '0.4 s', '2.5 h')
+    """
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    if seconds > 90:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 1 or not seconds else f"{seconds:.1f} s"
+
+
 def joules(value: float | None) -> str:
     """Return an energy in the unit that suits it."""
     if value is None:

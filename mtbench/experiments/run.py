@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from mtbench.decoding.arms import is_served, safe
+from mtbench.decoding.arms import safe
 from mtbench.doctor.record import unproven
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
@@ -13,6 +13,7 @@ from mtbench.experiments.experiment import Experiment, Job
 from mtbench.lineup.engine_arms import servers_of
 from mtbench.lineup.planner import make_plan, write_plan
 from mtbench.measure.model_pool import resolve_device
+from mtbench.measure.time_budget import outlook
 from mtbench.measure.time_estimate import estimate
 from mtbench.measure.workers import refuse
 from mtbench.options.common import Cause
@@ -76,7 +77,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         console.print(plan_table(planned))
         for warning in planned.warnings():
             console.say(warning)
-        show_estimate(planned, console, notes)
+        show_estimate(planned, console, notes, budget_s=planned.request.time_budget_s)
 
     def begin(self, directory: RunDirectory, planned: Plan, argv: Sequence[str]) -> None:
         """Write environment and plan."""
@@ -125,10 +126,12 @@ def show_results(run: RunDirectory, results: Results, console: Terminal) -> None
         console.say(line)
 
 
-def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str = "") -> None:
-    """Print how long a plan takes, and which cells fail; without weights, what is run.
+def show_estimate(
+    planned: Plan, console: Terminal, notes: Terminal, before: str = "", *, budget_s: float | None = None
+) -> None:
+    """Print how long a plan takes, which cells fail, and whether its servers have time for a decision.
 
-    before: words before the time.
+    before: words before the time. budget_s: the time budget. Without weights no time is known.
     """
     try:
         with ChangingLine(notes) as line:
@@ -136,15 +139,13 @@ def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str
                 planned, lambda done, n, what: line.show(f"time estimate: {done} of {n} cells measured; {what}")
             )
     except MissingWeights as error:
-        cells = [(group, planned.cell(name)) for group in planned.groups for name in group.cells]
-        visits = planned.request.rounds if planned.request.apart else 1
-        starts = counted(visits * sum(is_served(cell.engine) for _, cell in cells), "start")
-        blocks = counted(sum(sum(group.rounds) for group, _ in cells), "block")
-        console.say(f"{before}{starts} of servers, {blocks} to time; how long they take is not known: {error}")
+        console.say(f"{before}{outlook(planned, None, budget_s)}; how long a block takes is not known: {error}")
         return
     for cell, reason in expected.failed.items():
         console.say(f"{cell} fails: {reason}")
     console.say(f"{before}{expected.described()}")
+    if expected.starts:
+        console.say(outlook(planned, max(expected.block_of.values(), default=None), budget_s))
 
 
 EXPERIMENT = RunExperiment()

@@ -53,6 +53,7 @@ THERMAL = HEAT | 0x40  # HwThermalSlowdown
 COMPUTING_SHARE = 0.75  # of the usual share of processor time: with less, a window was disturbed
 POLLING_SHARE = 0.9  # of processor time, from which a thread that waits for a GPU does not sleep
 RECENT = 40  # windows that define the usual share
+MOST_OTHERS = 0.10  # share of the cores that other programs may use
 NO_PROCESSOR = "the process did not get the processor"
 NOTICEABLE_SHARE = 1e-3  # of a window: drivers also count thermal slowdowns of "0.0 seconds"
 
@@ -154,6 +155,28 @@ def sample(device: str, servers: Collection[int] | None = None) -> Sample:
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
     machine_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
     return replace(state, cpu_s=sum(used_s for used_s, _ in times), threads=threads, machine_s=machine_s)
+
+
+def load_of_others(seconds: float) -> tuple[float, float] | None:
+    """Return the shares of the cores that other programs, and other virtual machines, use in the next seconds.
+
+    None if that is not known.
+    """
+    if not Path("/proc/stat").exists():
+        return None
+    before, own_s = _ticks(), time.process_time()
+    time.sleep(seconds)
+    total, idle, stolen = (b - a for a, b in zip(before, _ticks(), strict=True))
+    own = (time.process_time() - own_s) * os.sysconf("SC_CLK_TCK")
+    return (max(0.0, total - idle - stolen - own) / total, stolen / total) if total > 0 else None
+
+
+def _ticks() -> tuple[int, int, int]:
+    """Return the ticks of the cores that this process may use: all, idle, stolen (proc(5))."""
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
+    ticks = [[int(count) for count in counts[:8]] for name, *counts in lines if name in cores]
+    return sum(map(sum, ticks)), sum(core[3] + core[4] for core in ticks), sum(core[7] for core in ticks)
 
 
 def processor(before: Sample, after: Sample) -> tuple[float, float]:

@@ -17,18 +17,31 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from mtbench import kernels
+from mtbench.clients.engine_server import READY_S
+from mtbench.decoding.arms import is_served
 from mtbench.decoding.external import ExternalEngine
-from mtbench.decoding.registry import METHODS
-from mtbench.document.formatting import counted
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.document.formatting import counted, duration, listed, percent
 from mtbench.errors import UserError
+from mtbench.hardware import machine
 from mtbench.measure.model_pool import ModelPool, with_dtype
+from mtbench.measure.time_budget import (
+    FEWEST_ARMS,
+    JUDGED_SHARE,
+    Part,
+    TimeBudget,
+    fitting,
+    needs_s,
+    part_of,
+    remember_start,
+)
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Died, Done, Failed, Task, WorkerSession, in_parallel, start_workers
 from mtbench.models import token_map
 from mtbench.options.fields import fields_of
 from mtbench.options.texts import alternatives
 from mtbench.plan.directory import JsonObject
-from mtbench.plan.formats import FailureLine, GenerationLine
+from mtbench.plan.formats import Elimination, FailureLine, GenerationLine
 from mtbench.plan.lines import generation_line, timing_line
 from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
 from mtbench.plan.prompts import open_plan
@@ -37,10 +50,10 @@ from mtbench.plan.run import Run
 from mtbench.records import dump
 
 HERE = Execution()  # in this process, with the plan's values
+LOOK_S = 0.3  # in which the load of other programs is counted
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
-JUDGED_SHARE = 0.1  # of a time budget, that is kept for re-scoring
 REPEATS = 2  # most times that a sample is decoded again because the machine was disturbed
 REPEATED_SHARE = 0.1  # of a stage's batches, that are decoded again at most
 
@@ -70,9 +83,10 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
-    until = deadline - (0.0 if budget_s is None or execution.timed_only else JUDGED_SHARE * budget_s)
+    judging_s = 0.0 if budget_s is None or execution.timed_only else JUDGED_SHARE * budget_s
+    until = deadline - judging_s
     failed, may_pass = _failed_cells(run, plan)
-    stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+    stages = [Stage(run, plan, group, failed, progress, until) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
         progress.begin(len(plan.cells), 0, until)
@@ -82,6 +96,10 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
         used = {f"{cell.engine}:{option}" for cell in plan.cells for option in cell.engine_options}
         refuse_engine_options(used, plan.request.engine_option, execution.engine_options)
         _refuse_new_options(due if run.sessions else [])
+        budget = None
+        if budget_s is not None and any(is_served(cell.engine) for cell in due):
+            budget = TimeBudget(budget_s, judging_s, until)
+            _say_what_fits(budget, [stage.part() for stage in stages if stage.todo], progress, execution)
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
             if len(started) > 1:
@@ -90,25 +108,49 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
             in_parallel(sessions, WorkerSession.begin)
             for note in kernels.notes(run.sessions[-1].kernels_off):
                 progress.note(note)
+            _say_if_busy(run, {cell.engine for cell in due if is_served(cell.engine)}, progress)
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
             if recovered:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
                 failed -= recovered
-                stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+                stages = [Stage(run, plan, group, failed, progress, until) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages), until)
-            whole = all(stage.run_blocks(sessions, until, execution) for stage in stages)
+            whole = _run_stages(stages, sessions, execution, budget)
             for reason, n in sum((stage.again for stage in stages), Counter[str]()).items():
                 progress.note(f"the machine was disturbed: {reason}; {counted(n, 'block')} decoded again")
             if not whole:
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
-    lost = {line.cell for line in run.left if line.lost}
+    lost = {line.cell for line in run.left if line.lost or line.unraced}
     passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
     if pool is not None:
         passes.execute(pool, progress.note, progress.show)
     else:
         passes.execute_in_child(progress.note, progress.show)
+
+
+def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None:
+    """Say that other programs use the cores on which the servers of these engines are to run."""
+    shares = machine.load_of_others(LOOK_S) if engines else None
+    if shares is None or shares[0] < machine.MOST_OTHERS:
+        return
+    several = (run.sessions[-1].threads or 1) > 1
+    options = {f"{name}:{SERVING_ENGINES[name].busy}" for name in engines if SERVING_ENGINES[name].busy and several}
+    remedy = "".join(f", or give `--engine-option {o}`" for o in sorted(options - {*run.plan.request.engine_option}))
+    progress.note(f"other programs use {percent(shares[0], 0)} % of the cores; stop them{remedy}")
+
+
+def _run_stages(
+    stages: "Sequence[Stage]", sessions: Sequence[WorkerSession], execution: Execution, budget: TimeBudget | None
+) -> bool:
+    """Run the stages. With a `budget`, arms may be left out. Return False if the deadline left blocks undone."""
+    whole = True
+    for number, stage in enumerate(stages):
+        if budget is not None and budget.left_s > 0 and stage.todo and not stage.plan.request.apart:
+            stage.fit(budget, sessions[0], execution, stages[number + 1 :])
+        whole = stage.run_blocks(sessions, execution) and whole
+    return whole
 
 
 def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:
@@ -135,6 +177,14 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
             )
 
 
+def _say_what_fits(budget: TimeBudget, parts: Sequence[Part], progress: Progress, execution: Execution) -> None:
+    """Say what a time budget has room for, before a server starts. Raises UserError if that is known to be no race."""
+    text = budget.described(parts)
+    if execution.fewer_arms and parts[0].measured and not fitting(budget.left_s, parts[:1], 0.0):
+        raise UserError(f"{text}; give `--time-budget {budget.minutes(parts[:1], FEWEST_ARMS)}m` at least.")
+    progress.note(text)
+
+
 def refuse_engine_options(used: Collection[str], asked: Collection[str], given: Collection[str]) -> None:
     """Raise UserError for options of engines that this command does not give: they may name code.
 
@@ -159,10 +209,13 @@ def _refuse_new_options(cells: Sequence[Cell]) -> None:
 class Stage:
     """One group of cells, block by block."""
 
-    def __init__(self, run: Run, plan: Plan, group: Group, failed: set[str], progress: Progress) -> None:
+    def __init__(
+        self, run: Run, plan: Plan, group: Group, failed: set[str], progress: Progress, deadline: float
+    ) -> None:
         self.run, self.plan, self.group, self.progress = run, plan, group, progress
         self.failed = failed  # cells of all groups
-        self.left = {line.cell for line in run.left}
+        self.deadline = deadline  # by time.monotonic: no block begins later
+        self.block_s, self.may_leave_out = 0.0, False  # of plain decoding; set by `fit`
         self.suite: SuitePlan = plan.suite(group.suite)
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
@@ -179,6 +232,10 @@ class Stage:
                 self._remember(name, line)
 
     @property
+    def left(self) -> set[str]:
+        return {line.cell for line in self.run.left}
+
+    @property
     def todo(self) -> list[tuple[int, int]]:
         """(round, block) in the order in which they run; rounds count from 1. None if no cell is live."""
         if not self.live():
@@ -190,6 +247,10 @@ class Stage:
     def work(self) -> int:
         """Batches to decode."""
         return sum((cell.cell, round_) not in self.whole for round_, _ in self.todo for cell in self.live())
+
+    def part(self, started: Collection[str] = ()) -> Part:
+        """Return what the live cells have yet to do. started: those whose server runs."""
+        return part_of(self.group, self.live(), len(self.done), started)
 
     def recovered(self, session: WorkerSession, cells: Collection[str]) -> list[str]:
         """Return those of the failed `cells` that decode again, tried for a few tokens.
@@ -206,15 +267,16 @@ class Stage:
                 self.progress.note(f"{name} still fails: {outcome.error}")
         return [name for name, outcome in outcomes.items() if isinstance(outcome, Done)]
 
-    def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float, execution: Execution = HERE) -> bool:
+    def run_blocks(self, sessions: Sequence[WorkerSession], execution: Execution = HERE) -> bool:
         """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
 
         The hooks of `execution` are called. Return False if the deadline left blocks undone.
         """
+        if time.monotonic() > self.deadline:
+            return not self.todo
         self._let_leave(execution)
-        todo = self.todo
-        if not todo or time.monotonic() > deadline:
-            return not todo
+        if not (todo := self.todo):
+            return True
         self.repeats = max(2 * REPEATS, round(REPEATED_SHARE * self.work))
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
         for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
@@ -224,7 +286,7 @@ class Stage:
                 if self.visit or round_ == todo[0][0]:
                     in_parallel(sessions, lambda session: self._warm_up(session, self._alive(self.visiting), shapes))
                 queue = deque(self._chains(blocks))
-                run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, execution=execution)
+                run_queue = partial(self._run_queue, round_=round_, queue=queue, execution=execution)
                 in_parallel(sessions, run_queue)
                 if queue:
                     return False
@@ -243,11 +305,10 @@ class Stage:
         session: WorkerSession,
         round_: int,
         queue: deque[list[int]],
-        deadline: float,
         execution: Execution,
     ) -> None:
         """Run chains of blocks until the queue, which all workers share, is empty, or until no cell is live."""
-        while time.monotonic() <= deadline:
+        while time.monotonic() <= self.deadline:
             if not self.live():
                 queue.clear()
             try:
@@ -257,7 +318,7 @@ class Stage:
             for block in chain:
                 if execution.wait is not None:
                     execution.wait()
-                self._run_block(session, round_, block, deadline)
+                self._run_block(session, round_, block)
                 self._let_leave(execution)
 
     def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
@@ -278,20 +339,87 @@ class Stage:
         with self.writing:
             for line in execution.leave(self.group.cells):
                 self.run.add_left([line])
-                self.left.add(line.cell)
                 self.progress.skip(sum(self.group.rounds) - len(self.run.timings[line.cell]))
                 cell = self.plan.cell(line.cell)
                 self.progress.note(
                     f"{cell.arm} at batch size {cell.batch_size} leaves after {line.block} blocks: {line.reason}"
                 )
 
+    def fit(self, budget: TimeBudget, session: WorkerSession, execution: Execution, later: "Sequence[Stage]") -> None:
+        """Time a block of plain decoding, say what fits, and let the last arms leave if they may.
+
+        The deadline leaves time for the decisions of the `later` stages, if all fit.
+        """
+        plain, block = self.live()[0], self.todo[0][1]
+        self.may_leave_out = execution.fewer_arms and not self.run.timings[plain.cell]
+        outcome = self._attempt(session, plain, block, self.suite.max_new_tokens)
+        if isinstance(outcome, Failed):
+            return
+        budget.block_s = self.block_s = outcome.timing.wall_s
+        stages = [self, *(stage for stage in later if stage.todo)]
+        parts = [stage.part([cell for cell, _ in session.warm]) for stage in stages]
+        takes = f"a block of {plain.arm} at batch size {plain.batch_size} takes {duration(budget.block_s)}"
+        self.progress.note(f"{takes}; {budget.described(parts)}")
+        arms, reason = budget.room(parts)
+        if reason and self.may_leave_out:
+            for stage in stages:
+                stage._leave_out(stage.live()[max(arms, FEWEST_ARMS) :], reason)
+        if arms:
+            self.deadline -= needs_s(parts[1:], budget.block_s, arms)
+
+    def _leave_out(self, cells: Sequence[Cell], reason: str) -> None:
+        """Let cells leave before they begin."""
+        gone = partial(Elimination, block=0, lost=False, reason=reason, rival=None, unraced=True)
+        with self.writing:
+            self.run.add_left([gone(cell=cell.cell) for cell in cells])
+            self.progress.skip(len(cells) * sum(self.group.rounds))
+        if cells:
+            self.progress.note(
+                f"left out at batch size {self.group.batch_size}: {listed(cell.arm for cell in cells)}: {reason}"
+            )
+
+    def _start(self, session: WorkerSession, cell: Cell, block: int) -> None:
+        """Start a cell's server by one call of a few tokens: it prepares no shapes.
+
+        If it fails, so does its arm at batch sizes that have not begun. If it is late, the other arms may go on.
+        """
+        shapes, live = {(cell.cell, len(rows)) for rows in self.group.blocks}, self.live()
+        if shapes <= session.warm and not self.visit:
+            return
+        self.progress.show(f"starting the server of {cell.arm} b{cell.batch_size}")
+        may_leave = self.may_leave_out and cell is not live[0] and len(live) > FEWEST_ARMS
+        within_s = self.deadline - time.monotonic()
+        if may_leave:  # time for a decision among the others
+            started = [name for name, _ in session.warm]
+            others = [other for other in live if other is not cell]
+            within_s -= needs_s([part_of(self.group, others, len(self.done), started)], self.block_s)
+        outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True, within_s=max(0.0, within_s))
+        if isinstance(outcome, Done):
+            session.warm |= shapes
+            started_s = outcome.timing.preparation_s
+            if started_s:
+                remember_start(cell, started_s)
+            self._store_preparation(session, cell, started_s, outcome.server)
+        elif may_leave and outcome.late:
+            self._leave_out([cell], outcome.error)
+        elif outcome.late:
+            self.progress.note(f"time budget: {outcome.error}")
+        else:
+            error = f"at batch size {cell.batch_size}: {outcome.error}"
+            for other in self.plan.cells:
+                if other.arm == cell.arm and not self.run.timings[other.cell]:
+                    self._fail(other, outcome._replace(error=error))
+
     def _warm_up(self, session: WorkerSession, cells: Sequence[Cell], blocks: Collection[int]) -> None:
         """Decode a few tokens of a block of every shape until no cell prepares anything any more.
 
         The time of the calls beyond that of the last, warm one is stored as the cell's preparation.
         """
+        for cell in self._alive(cells):
+            if is_served(cell.engine):
+                self._start(session, cell, min(blocks))
+        cells = [cell for cell in cells if not is_served(cell.engine)]
         wall_s: dict[tuple[str, int], list[float]] = {}
-        servers = dict[str, str | None]()
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in itertools.product(blocks, self._alive(cells)):
@@ -301,27 +429,29 @@ class Stage:
                     session.warm.add((cell.cell, len(self.group.blocks[block])))
                     wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)
                     preparing |= outcome.timing.preparation_s > 0
-                    servers[cell.cell] = outcome.server
             if not preparing:
                 break
         for cell in self._alive(cells):
             calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
-            line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
-            line |= {"server": command} if (command := servers.get(cell.cell)) else {}
-            with self.writing:
-                self.run.directory.append("preparation.jsonl", [line])
+            self._store_preparation(session, cell, prepared_s)
 
-    def _run_block(self, session: WorkerSession, round_: int, block: int, deadline: float) -> None:
+    def _store_preparation(self, session: WorkerSession, cell: Cell, seconds: float, server: str | None = None) -> None:
+        line = {"session": session.session, "cell": cell.cell, "preparation_s": seconds}
+        line |= {"server": server} if server else {}
+        with self.writing:
+            self.run.directory.append("preparation.jsonl", [line])
+
+    def _run_block(self, session: WorkerSession, round_: int, block: int) -> None:
         order = self._alive(self.visiting)
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if cell.cell not in self.failed and cell.cell not in self.left:  # another worker may have marked it
-                outcome = self._undisturbed(session, cell, block, deadline)
+                outcome = self._undisturbed(session, cell, block)
                 with self.writing:
                     self._write(session, cell, round_, block, place, outcome)
 
-    def _undisturbed(self, session: WorkerSession, cell: Cell, block: int, deadline: float) -> Done | Failed:
+    def _undisturbed(self, session: WorkerSession, cell: Cell, block: int) -> Done | Failed:
         """Decode one block; again, at once and beside the same arms, if the machine was disturbed meanwhile."""
         void: list[JsonObject] = []
         while True:
@@ -330,7 +460,7 @@ class Stage:
                 return outcome
             conditions = outcome.conditions
             reason, more = conditions["dropped"], len(void) < REPEATS and self.repeats > 0
-            if not (reason and more and time.monotonic() <= deadline):
+            if not (reason and more and time.monotonic() <= self.deadline):
                 return outcome._replace(conditions=conditions | {"disturbed": void or None})
             self.repeats -= 1
             self.again[reason] += 1
@@ -366,17 +496,27 @@ class Stage:
         self.progress.decoded(cell, index, len(items), dump(timed))
 
     def _attempt(
-        self, session: WorkerSession, cell: Cell, block: int, budget: int, *, cold: bool = False
+        self,
+        session: WorkerSession,
+        cell: Cell,
+        block: int,
+        budget: int,
+        *,
+        cold: bool = False,
+        within_s: float = READY_S,
     ) -> Done | Failed:
-        """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it."""
+        """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it.
+
+        within_s: time in which its server must be ready; a late cell has not failed.
+        """
         budget = min(budget, self.suite.max_new_tokens)
         requests = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget)
-        task = Task(cell=cell.cell, requests=requests, room=self.room, visit=self.visit)
-        outcome: Done | Failed = Failed("")
+        task = Task(cell=cell.cell, requests=requests, room=self.room, visit=self.visit, within_s=within_s)
+        outcome: Done | Failed = Failed("", late=True)
         for _ in range(ATTEMPTS):
             if not cold and (cell.cell, len(requests)) not in session.warm:  # a new worker
                 self._warm_up(session, [cell], [block])
-                if cell.cell in self.failed:
+                if (cell.cell, len(requests)) not in session.warm:  # it failed, or is late
                     break
             try:
                 outcome = session.worker.decode(task)
@@ -388,7 +528,7 @@ class Stage:
                 self.progress.note(f"{cell.cell}: {death}; a new worker continues")
                 session.worker.revive()
                 session.begin()
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failed) and not outcome.late:
             self._fail(cell, outcome)
         return outcome
 

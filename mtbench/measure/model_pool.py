@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mtbench import kernels
-from mtbench.clients.engine_server import EngineServer
+from mtbench.clients.engine_server import READY_S, EngineServer
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.decoding.engines import ENGINES, Engine
@@ -63,6 +63,7 @@ class ModelPool:
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
         self.servers: dict[str, EngineServer] = {}  # of serving engines, by arm
+        self.within_s = READY_S  # time in which a server must be ready
         self.served: tuple[int, int] | None = None  # their batch size and visit: those of others have ended
         self.arms: set[str] = set()  # that share the device
         self.programs: dict[str, Path] = {}  # that run the serving engines of this session, by engine
@@ -178,6 +179,7 @@ class ModelPool:
         target = self.tokenizer_of(cell.checkpoints[cell.on])
         refuse_unknown_ids(requests, target.vocabulary, cell.on)
         server = self._server_of(cell, method, room)
+        server.within_s = self.within_s
 
         def generate(requests: Sequence[Request]) -> Answers:
             return server.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)

@@ -1,33 +1,22 @@
 """How long a plan takes, measured.
 
 Each cell decodes a few tokens of its first block, and one arm of each suite decodes a whole block, whose lengths stand
-for all answers.
+for all answers. Of a serving engine one server is started, that of its first cell, which stands for its others.
 """
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from mtbench.decoding.arms import is_served
+from mtbench.document.formatting import duration
 from mtbench.measure.model_pool import ModelPool, with_dtype
+from mtbench.measure.time_budget import part_of, remember_start, starting_s
 from mtbench.measure.workers import Done, LocalWorker, Task, Worker
 from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
 
 FEW_TOKENS = 16
 WARM_UP_CALLS = 2  # of each shape of a cell; more only while something is compiled
 Show = Callable[[int, int, str], None]  # how many of how many cells are measured, and which one is next
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words.
-
-    >>> duration(75), duration(600), duration(0.4), duration(9000)
-    ('75 s', '10 min', '0.4 s', '2.5 h')
-    """
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    if seconds > 90:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
 
 
 def estimate(plan: Plan, show: Show = lambda *_: None) -> "TimeEstimate":
@@ -47,6 +36,7 @@ class TimeEstimate:
         self.warm_up_s = 0.0
         self.starts, self.starting_s = 0, 0.0  # of serving engines: one server for each arm and batch size
         self.rescoring_s = 0.0  # of all answers of lossless arms
+        self.block_of: dict[str, float] = {}  # serving engine -> time of a block in its first cell
         self.failed: dict[str, str] = {}  # cell -> its error: it counts as 0
         self.lengths: dict[str, list[int]] = {}  # suite -> tokens of the answers of a block
         self.whose: dict[str, str] = {}  # suite -> arm that gave them
@@ -88,16 +78,21 @@ class TimeEstimate:
         self.begun += 1
         if cell.fault:
             return 0.0
+        visits = len(group.rounds) if self.plan.request.apart else 1
+        if is_served(cell.engine):
+            self.starts += visits
+            if cell.engine in self.block_of:
+                self.starting_s += visits * starting_s([part_of(group, [cell])])
+                return self.block_of[cell.engine]
         suite = self.plan.suite(group.suite)
         few = min(FEW_TOKENS, suite.max_new_tokens)
         calls = [self._decoded(cell, suite, group.blocks[0], few) for _ in range(WARM_UP_CALLS)]
         last = calls[-1]
         if last is None or calls[0] is None:
             return 0.0
-        visits = len(group.rounds) if self.plan.request.apart else 1
-        if is_served(cell.engine):
-            self.starts += visits
-            self.starting_s += visits * calls[0].timing.preparation_s
+        if is_served(cell.engine) and (start_s := calls[0].timing.preparation_s):
+            remember_start(cell, start_s)
+            self.starting_s += visits * start_s
         wall_s, before_s = last.timing.wall_s, last.timing.prefill_s or 0.0
         self.warm_up_s += visits * WARM_UP_CALLS * wall_s * len({len(block) for block in group.blocks})
         lengths = self._lengths(suite, cell)
@@ -108,6 +103,8 @@ class TimeEstimate:
         if cell.claims == "lossless" and cell.lossless_reference is not None:
             answers = sum(map(len, group.blocks))
             self.rescoring_s += answers * each_s * (prompt + fmean(lengths)) / prompt
+        if is_served(cell.engine):
+            self.block_of[cell.engine] = block_s
         return block_s
 
     def _lengths(self, suite: SuitePlan, cell: Cell) -> list[int]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from mtbench import plugins
+from mtbench.clients.engine_server import READY_S, LateError
 from mtbench.clients.openai_client import ServerError
 from mtbench.decoding.adaptive_width import set_ridge
 from mtbench.decoding.loop import NoProgressError
@@ -49,6 +50,7 @@ class Task:
     requests: Sequence[Request]
     room: int  # least positions per row
     visit: int = 0  # number of the time in which the cell alone decodes; 0: all decode side by side
+    within_s: float = READY_S  # in which a server must be ready that this task starts
 
 
 class Done(NamedTuple):
@@ -66,11 +68,13 @@ class Done(NamedTuple):
 class Failed(NamedTuple):
     """A method raised an error, never committed or ran out of memory: its cell fails.
 
-    `again`: the cause may pass, so a later session tries the cell again.
+    `again`: the cause may pass, so a later session tries the cell again. `late`: its server was not ready within the
+    task's time; then the cell has not failed.
     """
 
     error: str
     again: bool = False
+    late: bool = False
 
 
 class Died(RuntimeError):
@@ -120,7 +124,7 @@ class LocalWorker:
         return {**machine.environment(sys.argv), **self.pool.describe(), **roofline}
 
     def decode(self, task: Task) -> Done | Failed:
-        cell = self.cells[task.cell]
+        cell, self.pool.within_s = self.cells[task.cell], task.within_s
         before = machine.sample(self.pool.device, self.pool.server_groups(cell))
         try:
             generations, timing = self.pool.decode(cell, task.requests, room=task.room, visit=task.visit)
@@ -137,7 +141,7 @@ class LocalWorker:
                 f"new ones ({first_line(error)})"
             )
         except ServerError as error:
-            return Failed(str(error), error.again)
+            return Failed(str(error), error.again, isinstance(error, LateError))
         except (NoProgressError, MethodContractError) as error:
             return Failed(str(error))
         except (Exception, SystemExit) as error:  # any fault of the method

@@ -185,7 +185,7 @@ class Race(Record):
     )
 
 
-class Elimination(Record):
+class Elimination(Sparse):
     """A line of eliminated.jsonl: a cell that decodes no further blocks, because its result is known."""
 
     cell: CellName = Field(description="name of the cell")
@@ -193,6 +193,9 @@ class Elimination(Record):
     lost: bool = Field(description="true: it is surely not the one to choose; false: it needs no further measurement")
     reason: str = Field(description="why it left")
     rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
+    unraced: Annotated[Literal[True] | None, NotNull()] = Field(
+        None, description="true: it decoded nothing, since the time budget has no room for it; absent: it was raced"
+    )
 
 
 class GpuInfo(Sparse):

@@ -132,6 +132,7 @@ class Execution:
     # Called with the cells of a group before its first block and after every block, when their lines are stored. It
     # returns cells that leave: they decode no further blocks.
     leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
+    fewer_arms: bool = False  # the last arms of a group leave if a time budget has no room for a decision among all
     servers: frozenset[str] = frozenset()  # that the plan may use: URL, or URL=VARIABLE (mtbench/decoding/external.py)
     engine_options: frozenset[str] = frozenset()  # that the plan may give to serving engines
 

@@ -155,7 +155,8 @@ def notes_of(cell: ResultCell) -> Notes:
         notes.append(("failed", "Unfinished (partial): some items have no answer yet; continue with `--resume`."))
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
     if cell.left is not None:
-        notes.append(("flag", f"Left after {counted(cell.left.block, 'block')}: {cell.left.reason}."))
+        when = "Not raced" if cell.left.unraced else f"Left after {counted(cell.left.block, 'block')}"
+        notes.append(("flag", f"{when}: {cell.left.reason}."))
     if (graded := cell.lossless) is not None and (note := grade_note(graded)):
         notes.append(("flag", note))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]

@@ -7,7 +7,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.markup import escape
 
-from mtbench.measure.time_estimate import duration
+from mtbench.document.formatting import duration
 from mtbench.plan.plan import Cell
 
 PLAIN_LINE_EVERY_S = 10.0  # if the output is not a terminal

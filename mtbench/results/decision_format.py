@@ -116,7 +116,7 @@ class Decision(Record):
     over_slo: list[str] = Field(description="cells over a limit, which are not recommended")
     recommendations: list[Recommendation] = Field(description="what to use for speed, at each batch size")
     looks: list[Looks] = Field(description="looks of each group")
-    refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
+    refused: dict[str, str] = Field(description="methods and arms that could not be raced, and why")
     spent: RaceCost = Field(description="what the race took, and its full grid")
     serving: dict[str, dict[str, str]] = Field(
         description="by recommended arm and engine, the command that starts a server with the same method: first that "

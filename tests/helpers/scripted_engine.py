@@ -22,6 +22,7 @@ if script.get("hangs") == "at start":
 if script["name"] in script.get("core", {}):
     os.sched_setaffinity(0, {script["core"][script["name"]]})
 asked = 0
+time.sleep(script.get("ready_s", 0))
 if script.get("child"):  # a process of its own, as an engine's core
     child = subprocess.Popen([sys.executable, "-c", script.get("computes", "import time; time.sleep(1000)")])
     open(script["child"], "w").write(str(child.pid))
@@ -40,6 +41,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if asked == script.get("stops_at"):  # something stops it for a second
             subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)
+        if script.get("asked"):  # a file with a character for each request
+            open(script["asked"], "a").write(".")
         if script.get("hangs") == "in a block":
             time.sleep(1000)
         if script.get("floods"):  # MiB of a log without an end of line

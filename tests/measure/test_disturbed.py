@@ -135,8 +135,10 @@ def test_nothing_is_decoded_again_behind_the_time_budget(
     run, decoded = start(tmp_path / "run", REQUEST), disturb(lambda n: True)
     undisturbed = Stage._undisturbed
 
-    def behind(stage: Stage, session: WorkerSession, cell: Cell, block: int, _: float) -> Any:
-        return undisturbed(stage, session, cell, block, 0.0)
+    def behind(stage: Stage, session: WorkerSession, cell: Cell, block: int) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(stage, "deadline", 0.0)
+            return undisturbed(stage, session, cell, block)
 
     monkeypatch.setattr(Stage, "_undisturbed", behind)
     generate(run, Quiet(), Execution(timed_only=True))

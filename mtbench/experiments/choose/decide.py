@@ -24,7 +24,8 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     stored = read_stored(racing.run)
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
-    found = recommend(results.cells, max_loss=racing.plan.request.max_loss, pairs=pairs, misses_slo=over_slo)
+    raced = [cell for cell in results.cells if not (cell.left and cell.left.unraced)]
+    found = recommend(raced, max_loss=racing.plan.request.max_loss, pairs=pairs, misses_slo=over_slo)
     servers = {line.cell: line.server for line in stored.preparation if line.server is not None}
     serving = deployment(found, results.cells, racing.plan, servers)
     decision = Decision(
@@ -37,13 +38,19 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
         over_slo=over_slo,
         recommendations=found,
         looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
-        refused=race.refused,
+        refused=race.refused | unraced(results),
         spent=spent_on(stored),
         serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
         serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
     racing.run.directory.write_json(FILE, dump(decision))
     return decision
+
+
+def unraced(results: Results) -> dict[str, str]:
+    """Return the arms that the time budget had no room for, and why."""
+    gone = {f"{cell.arm} at batch size {cell.batch_size}": cell.left for cell in results.cells}
+    return {name: left.reason for name, left in gone.items() if left is not None and left.unraced}
 
 
 class _Pairs:

@@ -1,14 +1,17 @@
 """`mtbench choose`: a race of methods that ends with a decision."""
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from mtbench import plugins
 from mtbench.document.console import Terminal
+from mtbench.document.formatting import listed
 from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import Candidates, candidates
-from mtbench.experiments.choose.decide import decide, spent_on
+from mtbench.experiments.choose.decide import decide, spent_on, unraced
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
 from mtbench.experiments.diagnosis import explain
@@ -47,6 +50,7 @@ class RacePlan(NamedTuple):
     found: Candidates
     plan: Plan
     race: Race
+    time_budget_s: float | None = None  # of this call
 
 
 class StoredRace(NamedTuple):
@@ -76,7 +80,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
     def plan(self, request: RaceRequest, session: RaceSession) -> RacePlan:
         """Return the candidates, the plan and the looks."""
         refuse(session.workers, None, request.device)
-        return plan_of(request)
+        return plan_of(request)._replace(time_budget_s=session.time_budget_s)
 
     def warnings(self, planned: RacePlan) -> list[str]:
         """Return the suites that cannot get a verdict or a grade."""
@@ -88,7 +92,8 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             console.print(table)
         for warning in self.warnings(planned):
             notes.say(warning)
-        show_estimate(planned.plan, console, notes, "at most; eliminated arms shorten it: ")
+        budget_s = planned.time_budget_s
+        show_estimate(planned.plan, console, notes, "at most; eliminated arms shorten it: ", budget_s=budget_s)
         console.say(
             "for less time: --max-new-tokens, --limit, or --time-budget 10m, which ends with what is known by then"
         )
@@ -113,6 +118,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             workers=session.workers,
             time_budget_s=session.time_budget_s,
             engine_options=job.requested.engine_option,
+            fewer_arms=True,
         )
         with job.progress() as progress:
             return finish(Run.open(job.directory, None if job.new else job.plan.plan), execution, progress)
@@ -128,6 +134,9 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             console.say(line)
         if not others and any(len(of_arm) > 1 for of_arm in decision.serving.values()):
             console.say(f"for other engines, not measured: `mtbench choose -o {job.path} --resume --deploy all`")
+        for reason, arms in itertools.groupby(unraced(results).items(), key=itemgetter(1)):
+            line = f"not raced: {listed(name for name, _ in arms)}: {reason}"
+            console.say(in_words(line, arm_names(results.cells)))
         for made in weights(results):
             console.say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
         if not decision.complete:
@@ -137,6 +146,10 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         spent = decision.spent
         if spent.forwards and spent.forwards_full:
             console.say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
+
+    def decided(self, directory: Path) -> bool:
+        """Return whether a block was decoded."""
+        return any(directory.glob("timings/*"))
 
     def exit_code(self, found: Decided, session: RaceSession) -> int:
         """Return 0 if the race has ended, with any decision."""

@@ -234,7 +234,11 @@ def _before(view: View, there: Sequence[RacedArm]) -> list[Elimination]:
     known = [e for e in there if e.accuracy is not None and not e.claims_lossless]
     return [
         Elimination(
-            cell=e.name, block=0, lost=view.worse(e), reason=f"at a larger batch size its accuracy is: {e.accuracy}"
+            cell=e.name,
+            block=0,
+            lost=view.worse(e),
+            reason=f"at a larger batch size its accuracy is: {e.accuracy}",
+            rival=None,
         )
         for e in known
         if not view.accurate(e)

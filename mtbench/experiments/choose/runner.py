@@ -110,12 +110,13 @@ class Racing:
         plain = next(cell for cell in map(self.plan.cell, group.cells) if is_plain(cell))
         sessions, answers = self.run.sessions, self.run.answers
         failed = {failure.cell for failure in self.run.failures if failure.stage is None}
+        unraced = {gone.cell for gone in self.run.left if gone.unraced}
         base = {line.item: line.token_ids for line in answers[plain.cell]}
         known = self._known(group)
         inexact = bool(sessions) and sessions[0].dtype not in EXACT_EPSILON
         graded_after = self._graded_after(group, answers[plain.cell], plain) if inexact else 0
         found = []
-        for cell in map(self.plan.cell, group.cells):
+        for cell in (self.plan.cell(name) for name in group.cells if name not in unraced):
             timings = sorted(self.run.timings[cell.cell], key=lambda timing: timing.block)
             clean = {t.block: None if t.dropped else t.wall_s for t in timings}
             leading = next((block for block in range(len(group.blocks)) if block not in clean), len(group.blocks))

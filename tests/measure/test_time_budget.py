@@ -1,0 +1,264 @@
+"""What fits in a time budget, and what a race in a serving engine does with it: starts, blocks, arms left out."""
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_engine import PLUGIN, Scripted, install
+from stored import stored_lines
+from typer.testing import CliRunner, Result
+from whole import Quiet, forget_plugin_files
+
+from mtbench import plugins
+from mtbench.cli import main
+from mtbench.clients.engine_server import EngineServer
+from mtbench.clients.serving_engine import Serving
+from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.errors import UserError
+from mtbench.experiments.choose import experiment as choosing
+from mtbench.experiments.choose.request import RaceRequest
+from mtbench.experiments.choose.runner import Racing
+from mtbench.hardware import machine
+from mtbench.lineup.planner import make_plan, write_plan
+from mtbench.measure.executor import _say_if_busy, generate
+from mtbench.measure.time_budget import FEWEST_ARMS, Part, blocks_within, fitting, needs_s, outlook, remember_start
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import RunRequest
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
+
+PLAIN, FAST, SLOW = "ar@ar/scripted", "prompt-lookup:ahead=2@ar/scripted", "prompt-lookup:ahead=4@ar/scripted"
+ARMS = ("prompt-lookup:ahead=2", "prompt-lookup:ahead=4")
+parts = st.lists(
+    st.builds(
+        Part,
+        starts_s=st.lists(st.floats(0, 100), min_size=2, max_size=5),
+        blocks=st.integers(6, 64),
+        needed=st.integers(1, 6),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(parts=parts, block_s=st.floats(0.01, 10), left_s=st.floats(0, 3000))
+def test_what_fits_takes_no_longer_than_the_budget_and_one_arm_more_would(
+    parts: list[Part], block_s: float, left_s: float
+) -> None:
+    arms = fitting(left_s, parts, block_s)
+    most = max(len(part.starts_s) for part in parts)
+    assert arms == 0 or FEWEST_ARMS <= arms <= most
+    if arms:
+        assert needs_s(parts, block_s, arms) <= left_s
+    if arms < most:
+        assert needs_s(parts, block_s, max(arms + 1, FEWEST_ARMS)) > left_s
+    if arms == most:
+        assert blocks_within(left_s + 1e-6, parts, block_s) >= min(part.needed for part in parts)
+
+
+def test_the_blocks_that_fit_are_those_beside_all_starts() -> None:
+    """Ten minutes less four starts of 90 s leave four minutes: 12 blocks of 5 s in four arms."""
+    part = Part([90.0] * 4, blocks=64, needed=6)
+    assert blocks_within(600, [part], 5.0) == 12
+    assert blocks_within(300, [part], 5.0) == 0
+    assert blocks_within(6000, [part], 5.0) == 64
+    assert blocks_within(600, [part._replace(starts_s=[45.0] * 4)] * 2, 5.0) == 6
+
+
+@pytest.fixture(autouse=True)
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[str, Any]]]:
+    """The scripted engine, installed; by the drafted tokens of an arm (0: plain decoding), what its server does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plugins.load_file(PLUGIN)
+    install(Scripted, "scripted==1")
+    engine, scripts, launch = SERVING_ENGINES["scripted"], dict[str, dict[str, Any]](), Scripted.launch
+    lookup = engine.methods["prompt-lookup"]
+    monkeypatch.setattr(
+        engine,
+        "methods",
+        {**engine.methods, "prompt-lookup": lambda m, d: lookup(m, d)._replace(words=(str(m.ahead),))},
+    )
+
+    def launched(self: Any, python: Path, serving: Serving, port: int) -> Any:
+        self.script |= scripts.get("".join(serving.setting.words), {})
+        return launch(self, python, serving, port)
+
+    monkeypatch.setattr(engine, "launch", launched)
+    yield scripts
+    forget_plugin_files()
+
+
+@dataclass
+class Noting(Quiet):
+    """Progress that keeps what is noted."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def raced(folder: Path, budget_s: float | None, methods: tuple[str, ...] = ARMS, **asked: Any) -> tuple[Run, list[str]]:
+    """A race in the scripted engine as far as its time budget goes, and what was noted."""
+    few: dict[str, Any] = {"batch_size": (1,), "limit": 12, "max_new_tokens": 4, "dtype": "float32"}
+    planned = choosing.plan_of(RaceRequest(method=methods, engine=["scripted"], **few | asked))
+    directory = RunDirectory.create(folder)
+    write_plan(directory, planned.plan, ["mtbench"], planned.race)
+    run, progress = Run.open(directory), Noting()
+    execution = Execution(time_budget_s=budget_s, timed_only=True, fewer_arms=True)
+    generate(run, progress, Racing(run, execution).executing())
+    return run, progress.notes
+
+
+def known(start_s: float) -> None:
+    """Remember the last start of plain decoding."""
+    remember_start(make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=1)).cells[0], start_s)
+
+
+def blocks(run: Run) -> dict[str, int]:
+    """Blocks by arm, over all batch sizes."""
+    found = Counter[str]()
+    for cell in run.plan.cells:
+        found[cell.arm] += len(run.timings[cell.cell])
+    return dict(found)
+
+
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets the arm of each server that is started."""
+    found, start = list[str](), EngineServer.start
+
+    def started(self: EngineServer) -> None:
+        found.append(self.arm)
+        start(self)
+
+    monkeypatch.setattr(EngineServer, "start", started)
+    return found
+
+
+def test_a_server_that_does_not_start_costs_its_own_start_only(
+    scripted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The others go on, and it is not started again at another batch size."""
+    scripted["4"], started = {"at_start": "no such package"}, begun(monkeypatch)
+    run, notes = raced(tmp_path / "run", None, batch_size=(1, 2))
+    assert Counter(started) == {PLAIN: 2, FAST: 2, SLOW: 1}
+    assert {line.cell for line in run.failures} == {cell.cell for cell in run.plan.cells if cell.arm == SLOW}
+    assert "at batch size 2: the server of" in run.failures[1].error
+    assert blocks(run) == {PLAIN: 18, FAST: 18, SLOW: 0}
+    assert sum("no such package" in note for note in notes) == 2
+
+
+def test_a_server_gets_one_request_of_each_row_before_it_is_timed(scripted: dict[str, Any], tmp_path: Path) -> None:
+    """It prepares no shapes, so neither a second call nor that of the short last block tells anything."""
+    asked = tmp_path / "asked"
+    scripted[""] = {"asked": str(asked)}
+    run, _ = raced(tmp_path / "run", None, ARMS[:1], batch_size=(2,), limit=13)
+    assert blocks(run)[PLAIN] == 7
+    assert len(asked.read_text()) == 2 + 13
+    assert [line["preparation_s"] > 0 for line in stored_lines(run.directory, "preparation.jsonl")] == [True, True]
+
+
+def test_a_server_that_is_not_ready_in_time_ends_the_race_within_its_budget(
+    scripted: dict[str, Any], tmp_path: Path
+) -> None:
+    """It has not failed: with more time it is ready."""
+    scripted["2"], started_at = {"ready_s": 1000}, time.monotonic()
+    run, notes = raced(tmp_path / "run", 3.0, ARMS[:1])
+    assert time.monotonic() - started_at < 6
+    assert (blocks(run), run.failures, run.left) == ({PLAIN: 0, FAST: 0}, [], [])
+    assert any(note.startswith(f"time budget: the server of '{FAST}' was not ready after") for note in notes)
+    assert notes[-1] == "time budget spent; `--resume` runs what is missing"
+    scripted["2"].clear()
+    progress = Quiet()
+    generate(run, progress, Racing(run, Execution(timed_only=True)).executing())
+    assert min(blocks(run).values()) >= 6
+
+
+def test_a_slow_server_is_left_out_for_a_decision_among_the_others(scripted: dict[str, Any], tmp_path: Path) -> None:
+    scripted |= {"2": {"ready_s": 1000}, "": {"takes_s": 0.05}, "4": {"takes_s": 0.05}}
+    known(0.5)
+    run, notes = raced(tmp_path / "run", 5.0)
+    [gone] = run.left[:1]
+    assert (run.plan.cell(gone.cell).arm, gone.block, gone.lost, gone.unraced) == (FAST, 0, False, True)
+    assert blocks(run)[SLOW] > 0
+    assert any(note.startswith(f"left out at batch size 1: {FAST}: the server of") for note in notes)
+
+
+def choose(folder: Path, *words: str) -> Result:
+    base = ["choose", "--plugin", str(PLUGIN), "--engine", "scripted", "--batch-size", "1", "--limit", "12"]
+    methods = [word for arm in ARMS for word in ("--method", arm)]
+    return CliRunner().invoke(main.app, [*base, *methods, "--max-new-tokens", "4", *words, "-o", str(folder)])
+
+
+def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
+    scripted: dict[str, Any], tmp_path: Path
+) -> None:
+    """They are named on the terminal and in decision.json, and the others are decided."""
+    scripted[""] = {"takes_s": 0.2}
+    known(0.3)
+    shown = choose(tmp_path / "run", "--time-budget", "4s")
+    assert shown.exit_code in (0, 3), shown.output
+    assert "time budget 4 s: 3 starts of Scripted take about 0.9 s, judging 0.4 s; " in shown.output
+    refused = json.loads((tmp_path / "run" / "decision.json").read_text())["refused"]
+    reason = refused[f"{SLOW} at batch size 1"]
+    assert re.fullmatch(r"the time budget has room for .* of 3 arms; all need `--time-budget 1m`", reason)
+    assert f"left out at batch size 1: {SLOW}: {reason}" in shown.output
+    assert f"not raced: Prompt lookup ahead=4 (Scripted ngram) at batch size 1: {reason}" in shown.output
+    lines = stored_lines(RunDirectory.open(tmp_path / "run"), "eliminated.jsonl")
+    assert (lines[0]["block"], lines[0]["unraced"]) == (0, True)
+
+
+def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the time of the last start here. A guess refuses nothing."""
+    started = begun(monkeypatch)
+    known(100.0)
+    refused = choose(tmp_path / "run", "--time-budget", "2m").exception
+    assert isinstance(refused, UserError)
+    assert str(refused) == (
+        "time budget 2 min: 3 starts of Scripted take about 5 min, judging 12 s; 0 s are left for blocks, and a "
+        "decision needs 6; give `--time-budget 5m` at least."
+    )
+    assert not (tmp_path / "run").exists()
+    assert started == []
+
+
+def test_a_dry_run_starts_one_server_and_says_whether_a_decision_fits(
+    scripted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = begun(monkeypatch)
+    shown = choose(tmp_path / "run", "--dry-run", "--time-budget", "1m").output
+    assert started == [PLAIN]
+    assert "time budget 60 s: 3 starts of Scripted take about" in shown
+    assert "12 blocks fit in the rest, and a decision needs 6" in shown
+    assert "about" in choose(tmp_path / "run", "--dry-run").output.splitlines()[-2]
+
+
+def test_without_a_measured_start_the_outlook_is_a_guess() -> None:
+    plan = make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=4, batch_size=(1, 2), rounds=1))
+    assert outlook(plan, None, None) == (
+        "2 starts of Scripted take about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
+        "needs 4 blocks of each batch size"
+    )
+
+
+def test_a_busy_machine_is_named_before_the_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the option of the engine that helps there, if its servers have several threads."""
+    monkeypatch.setattr(SERVING_ENGINES["scripted"], "busy", "threads=1")
+    run, _ = raced(tmp_path / "run", None, ARMS[:1], limit=1)
+    progress = Noting()
+    for others, threads in ((0.05, 2), (0.5, 1), (0.5, 2)):
+        monkeypatch.setattr(machine, "load_of_others", lambda seconds, others=others: (others, 0.0))
+        run.environment = run.environment.changed(sessions=[run.sessions[0].changed(threads=threads)])
+        _say_if_busy(run, {"scripted"}, progress)
+    busy = "other programs use 50 % of the cores; stop them"
+    assert progress.notes == [busy, f"{busy}, or give `--engine-option scripted:threads=1`"]
