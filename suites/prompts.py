@@ -56,6 +56,7 @@ NONE = "none"  # of `--metric`: nothing is scored
 ROLES = ("system", "developer", "user", "assistant")
 SHAREGPT = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")}  # its names of roles
 TOOLS = ("tool_calls", "function_call", "tool_call_id")
+TOOL_CALL = "a turn has a tool call or its result, and only texts are read; leave the line out"
 NAMED = 6  # of the fields that are not read
 METADATA = re.compile(  # fields that no prompt needs
     r"(.*_)?id|.*Id|category|subject|subset|dataset|task|source|difficulty|level|topic|type|language|split|model|stream"
@@ -302,12 +303,14 @@ def _turn(given: Any) -> dict[str, Any]:
     turn = _without_nulls(given)
     role = turn.get("role", SHAREGPT.get(str(turn.get("from")), turn.get("from")))
     if role in ("tool", "function", "function_call", "observation") or any(turn.get(name) for name in TOOLS):
-        raise ValueError("tool calls are not supported; leave the line out")
+        raise ValueError(TOOL_CALL)
     if role not in ROLES:
         raise ValueError(f"a turn's 'role' is not one of {', '.join(ROLES)}")
     content = turn.get("content", turn.get("value"))
     if isinstance(content, list):  # of parts
         for kind in (part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content):
+            if kind in ("tool_use", "tool_result"):
+                raise ValueError(TOOL_CALL)
             if kind != "text":
                 raise ValueError(f"images and other parts ({kind!r:.40}) are not supported; leave the line out")
         texts = [part.get("text") for part in content]

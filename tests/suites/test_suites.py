@@ -576,8 +576,12 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ),
         ('{"messages": [{"role": "assistant", "content": "Why?"}]}', "the last turn is not the user's"),
         ('{"prompt": "Why?", "id": "a/b"}', "id 'a/b'"),
-        ('{"prompt": [{"role": "user", "content": null, "tool_calls": [{}]}]}', "tool calls are not supported"),
-        ('{"messages": [{"role": "tool", "content": "4"}]}', "tool calls are not supported"),
+        ('{"prompt": [{"role": "user", "content": null, "tool_calls": [{}]}]}', "a turn has a tool call or its result"),
+        (
+            '{"prompt": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}',
+            "a turn has a tool call or its result",
+        ),
+        ('{"messages": [{"role": "tool", "content": "4"}]}', "a turn has a tool call or its result"),
         (
             '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
             "('image_url') are not supported; leave",
