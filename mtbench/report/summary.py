@@ -102,7 +102,7 @@ def warnings(cells: Sequence[ResultCell]) -> list[str]:
         for flag in cell.flags
         if flag.startswith(statistics.DISTURBED)
     ]
-    found += [f"{cell.arm}: {cell.collapse.text}." for cell in cells if cell.collapse is not None]
+    found += [f"{cell.arm}: {cell.collapse.text}." for cell in cells if cell.collapse and cell.collapse.is_fault]
     return list(dict.fromkeys(found))
 
 

@@ -7,6 +7,7 @@ Known cases in vLLM: float16 (issue 55250), a length of exactly 1.0 (49133), a c
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ TOKENS_NEEDED = 100  # to say so
 # draft and in how they count an answer's end.
 SAME_ENGINE, OTHER_ENGINE = 0.98, 0.9
 HALF = ("float16", "bfloat16")
-OPTIONS: Mapping[Cause, str] = {"cache type": "cache", "dtype": "dtype"}  # cause -> a part of an option's name
+OPTIONS: Mapping[Cause, str] = {"cache type": "cache", "dtype": "dtype", "engine option": ""}  # in an option's name
 SIZES = {"vocab_size": "vocab_size", "target_hidden_size": "hidden_size"}  # in a draft's config.json -> its target's
+DRAFTS = attrgetter("method", "options", "checkpoints")  # cells alike in these have the same drafts
+SERVER = attrgetter("engine", "engine_options")
 
 Counts = dict[int, tuple[int, int]]  # tokens and forwards by unit of blocks
 
@@ -49,8 +52,9 @@ def find(data: CellData, group: Iterable[CellData], dtype: str | None) -> Collap
     if METHODS[cell.method].reference or cell.simulated is not None or data.error or not counts:
         return None
     copies, value = is_untrained(METHODS[cell.method]), _per_forward(counts)
-    twins = [twin for twin in group if is_ours(twin.cell.engine) or not copies]
-    better = next((twin for twin in twins if _is_twin(twin.cell, cell) and _accepts_less(data, twin)), None)
+    twins = [d for d in group if DRAFTS(d.cell) == DRAFTS(cell) and (is_ours(d.cell.engine) or not copies)]
+    twins.sort(key=lambda twin: twin.cell.engine != cell.engine)
+    better = next((twin for twin in twins if SERVER(twin.cell) != SERVER(cell) and _accepts_less(data, twin)), None)
     how = hardly(cell.built, value, data.tokens)
     if better is not None:
         numbers = f"{value:.2f} and {_per_forward(_counts(better)):.2f} tokens per forward"
@@ -88,14 +92,6 @@ def _per_forward(counts: Counts) -> float:
     return sum(tokens for tokens, _ in counts.values()) / sum(forwards for _, forwards in counts.values())
 
 
-def _is_twin(other: Cell, cell: Cell) -> bool:
-    """Return whether a cell has the same drafts, by another engine or with other options of its server."""
-    same, elsewhere = ("method", "options", "checkpoints"), ("engine", "engine_options")
-    return all(getattr(other, name) == getattr(cell, name) for name in same) and any(
-        getattr(other, name) != getattr(cell, name) for name in elsewhere
-    )
-
-
 def _accepts_less(data: CellData, twin: CellData) -> bool:
     """Return whether an arm has clearly fewer tokens per forward than its twin, on the blocks of both."""
     ours, theirs = _counts(data), _counts(twin)
@@ -107,6 +103,8 @@ def _accepts_less(data: CellData, twin: CellData) -> bool:
 
 def _cause(cell: Cell, better: CellData | None, dtype: str | None) -> tuple[Cause, str]:
     """Return the likely cause by the first evidence, and the evidence in words."""
+    if is_untrained(METHODS[cell.method]):
+        return "drafts otherwise", f"see `mtbench ls engines {cell.engine}`"
     changed = [] if better is None else [o for o in cell.other_tokens if o not in better.cell.engine_options]
     for kind, word in OPTIONS.items():
         if options := [option for option in changed if word in option]:
@@ -118,17 +116,21 @@ def _cause(cell: Cell, better: CellData | None, dtype: str | None) -> tuple[Caus
     if RAW_PROMPTS in cell.flags:
         return "template", RAW_PROMPTS
     for source, draft in drafts.items():
-        if found := _contradiction(source, draft, cell.checkpoints[cell.on]):
-            return found
-    if better is not None and is_ours(better.cell.engine):
-        return "unknown", f"`mtbench ls engines {cell.engine}` says what it does otherwise"
-    return "unknown", advice(cell.engine)
+        with suppress(AttributeError, TypeError, ValueError, OSError, UserError):  # config.json may hold anything
+            if found := _contradiction(source, draft, cell.checkpoints[cell.on]):
+                return found
+    return "unknown", advice(cell.engine, compared=better is not None and is_ours(better.cell.engine))
 
 
-def advice(engine: str | None) -> str:
-    """Return how to find an unknown cause."""
-    of_loop = "check that the draft was trained for this target"
-    return f"compare with `mtbench run --engine graph --engine {engine}`" if is_served(engine) else of_loop
+def advice(engine: str | None, *, compared: bool = False) -> str:
+    """Return how to find an unknown cause. compared: mtbench's own loop has the same drafts."""
+    if not is_served(engine):
+        return "check that the draft was trained for this target"
+    return (
+        f"see `mtbench ls engines {engine}`"
+        if compared
+        else f"compare with `mtbench run --engine graph --engine {engine}`"
+    )
 
 
 def _config(source: str) -> dict[str, Any]:
@@ -149,10 +151,9 @@ def _contradiction(source: str, draft: Mapping[str, Any], target: str) -> tuple[
         if size and other and size != other:
             return "draft of another target", f"it has {name} {size:,} in its config.json, and the target {other:,}"
     tied = draft.get("tie_word_embeddings")
-    with suppress(OSError, UserError):
-        if tied is not None and recognised(draft) is None:  # the head of a feature draft may be the target's
-            has_head = "lm_head.weight" in stored_shapes(Path(locate(source)))
-            if has_head == tied:
-                words = f"its config.json has tie_word_embeddings={str(tied).lower()}"
-                return "head not tied", f"{words}, and its files {'a' if has_head else 'no'} head"
-    return None
+    if tied is None or recognised(draft) is not None:  # the head of a feature draft may be the target's
+        return None
+    if (has_head := "lm_head.weight" in stored_shapes(Path(locate(source)))) != tied:
+        return None
+    words = f"its config.json has tie_word_embeddings={str(tied).lower()}"
+    return "head not tied", f"{words}, and its files {'a' if has_head else 'no'} head"

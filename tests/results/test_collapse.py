@@ -75,6 +75,7 @@ FP8: dict[str, Any] = {
     "other_tokens": ["kv-cache-dtype=fp8"],
     "claims": "lossy",
 }
+Q4: dict[str, Any] = {"other_tokens": ["spec-draft-type-k=q4_0"]}
 FP16: dict[str, Any] = {"engine_options": ["dtype=float16"], "other_tokens": ["dtype=float16"], "claims": "lossy"}
 
 
@@ -95,6 +96,12 @@ FP16: dict[str, Any] = {"engine_options": ["dtype=float16"], "other_tokens": ["d
         ),
         (drafting(1.6, **FP8), drafting(2.4), "cache type", "likely cause: cache type: kv-cache-dtype=fp8"),
         (drafting(1.6, **FP16), drafting(2.4), "dtype", "likely cause: dtype: dtype=float16"),
+        (
+            drafting(1.6, **Q4),
+            drafting(2.4, "graph"),
+            "engine option",
+            "likely cause: engine option: spec-draft-type-k=q4_0",
+        ),
         (drafting(1.0, flags=[RAW_PROMPTS]), None, "template", "likely cause: template: raw prompts: the"),
         (drafting(1.0, "graph"), None, "unknown", "cause unknown: check that the draft was trained for this target"),
     ],
@@ -138,7 +145,8 @@ def test_what_is_no_collapse(cell: CellData, twin: CellData | None) -> None:
 def test_copies_are_compared_with_our_loop() -> None:
     cell, ours = drafting(1.1, method="prompt-lookup"), drafting(1.6, "graph", method="prompt-lookup")
     assert (found := collapse.find(cell, [ours, cell], "float32")) is not None
-    assert found.text.endswith("cause unknown: `mtbench ls engines scripted` says what it does otherwise")
+    assert found.text.endswith("likely cause: drafts otherwise: see `mtbench ls engines scripted`")
+    assert not found.is_fault, "no warning and no decision names it"
     hidden = drafting(1.0)
     hidden.lines["a/0/0"] = generation_line(item="a/0/0", block=0)
     assert collapse.find(hidden, [hidden], "float32") is None, "an engine may hide its forwards"
@@ -183,6 +191,7 @@ def test_copies_are_compared_with_our_loop() -> None:
             "tie_word_embeddings=true, and its files a head",
         ),
         ({"tie_word_embeddings": False, "dtype": "bfloat16"}, True, "bfloat16", "unknown", UNKNOWN),
+        ({"vocab_size": "many", "speculators_config": 7, "dtype": []}, True, "float32", "unknown", UNKNOWN),
         (None, False, "float16", "unknown", UNKNOWN),
     ],
 )
