@@ -79,7 +79,7 @@ class Rescoring:
     show: Callable[[str], None] = lambda _: None
     deadline: float = float("inf")  # by time.monotonic
     _logits: dict[tuple[str, str, Reading], list[float]] = field(default_factory=dict)
-    _repeated: dict[tuple[str, str, str, tuple[int, ...]], dict[str, float]] = field(default_factory=dict)
+    _repeated: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _texts: dict[tuple[str, str], WholeTexts] = field(default_factory=dict)  # by source and number type
 
     def check(self, cell: Cell) -> None:
@@ -126,17 +126,19 @@ class Rescoring:
             fed = [g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed]
             runner, width = self.pool.runner(cell.on, source, None), JUDGED_AT_ONCE
             judge, plain = Reading(runner, width if own in EXACT_EPSILON else max([2, *fed])), Reading(runner, 1)
-        epsilon = EXACT_EPSILON.get(rounding or own)
+        epsilon, why = EXACT_EPSILON.get(rounding or own), None
         if epsilon is None:
-            if is_served(cell.engine):
-                other = Reading(self._whole(source, rounding or "float32"))
-            else:
-                other = judge._replace(model=self.pool.runner(cell.on, source, cell.engine))
-            both = self._reference_logits(cell, plain), self._reference_logits(cell, other)
-            epsilon = near_tie_epsilon([a - b for a, b in zip(*both, strict=True)], rounding or own)
-            if epsilon is not None and is_served(cell.engine):
-                epsilon = max(epsilon, self._noise(cell, judge))
-        return RescoringRecord(epsilon=epsilon, items=self._shortfalls(cell, lines, judge), rounding=rounding)
+            try:
+                rounded = self._whole(source, rounding or "float32") if is_served(cell.engine) else None
+                other = judge._replace(model=rounded or self.pool.runner(cell.on, source, cell.engine))
+                both = self._reference_logits(cell, plain), self._reference_logits(cell, other)
+                epsilon = near_tie_epsilon([a - b for a, b in zip(*both, strict=True)], rounding or own)
+                if epsilon is not None and is_served(cell.engine):
+                    epsilon = max(epsilon, self._noise(cell, judge))
+            except RuntimeError as error:  # a second model may have no memory
+                why = f"no ε: {first_line(error)}"
+        items = self._shortfalls(cell, lines, judge)
+        return RescoringRecord(epsilon=epsilon, items=items, why=why, rounding=rounding)
 
     def _whole(self, source: str, dtype: str) -> WholeTexts:
         """Return the judge of a serving engine's answers in a number type, loaded at the first call."""
@@ -152,12 +154,13 @@ class Rescoring:
     def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], judge: Reading) -> dict[str, dict[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
         given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
-        keys = [(cell.suite, str(cell.lossless_reference), line.item, tuple(line.token_ids)) for line in lines]
+        among = judge.model, cell.suite, cell.lossless_reference
+        keys = [(*among, line.item, tuple(line.token_ids)) for line in lines]
         found = [self._repeated.get(key) for key in keys]
         due = [i for i, short in enumerate(found) if short is None]
         for n, emitted, largest in self._forced(cell, [lines[i] for i in due], judge):
-            found[due[n]] = short = _below(emitted, largest)
-            if keys[due[n]][2:] in given:
+            found[due[n]] = short = shortfalls(emitted, largest)
+            if keys[due[n]][-2:] in given:
                 self._repeated[keys[due[n]]] = short
         return {line.item: short or {} for line, short in zip(lines, found, strict=True)}
 
@@ -181,14 +184,13 @@ class Rescoring:
         key, noise = (cell.suite, cell.engine, cell.checkpoints), 0.0
         plain = [c for c in self.plan.cells if c.is_reference and (c.suite, c.engine, c.checkpoints) == key]
         for other in plain[1:]:
-            theirs = {line.item: line for line in self._lines(other)}
-            pairs = [(line, theirs[line.item]) for line in self._lines(plain[0]) if line.item in theirs]
-            ends = [first_difference(a.token_ids, b.token_ids) + 1 for a, b in pairs]
+            pairs = [(a, b) for a in self._lines(plain[0]) for b in self._lines(other) if a.item == b.item]
             cut = [
                 line.changed(token_ids=line.token_ids[:end])
-                for pair, end in zip(pairs, ends, strict=True)
-                for line in pair
-                if end <= min(len(one.token_ids) for one in pair)
+                for a, b in pairs
+                for end in [first_difference(a.token_ids, b.token_ids) + 1]
+                for line in (a, b)
+                if end <= min(len(a.token_ids), len(b.token_ids))
             ]
             for _, emitted, largest in self._forced(other, cut, judge):
                 noise = max(noise, float(largest[-1] - emitted[-1]))
@@ -217,13 +219,9 @@ class Rescoring:
         suite = self.plan.suite(cell.suite)
         number = {item.item: i for i, item in enumerate(suite.items)}
         answers = [
-            Answer(
-                line.prompt_ids or suite.prompt(number[line.item]),
-                line.token_ids,
-                self.plan.item_seed(number[line.item]),
-                self.pool.temperature,
-            )
+            Answer(line.prompt_ids or suite.prompt(i), line.token_ids, self.plan.item_seed(i), self.pool.temperature)
             for line in lines
+            for i in [number[line.item]]
         ]
         groups = [[i] for i in range(len(lines))]
         if isinstance(model, WholeTexts):
@@ -233,20 +231,15 @@ class Rescoring:
             self._refuse_late()
             done += len(group)
             self.show(f"re-scoring: cell {place} {cell.cell}, answer {done}/{len(lines)}")
-            those = [answers[i] for i in group]
             if isinstance(model, WholeTexts):
-                found = forced_together(model, those)
+                found = forced_together(model, [answers[i] for i in group])
             else:
-                found = [forced_logits(model, answer, reading.width) for answer in those]
+                found = [forced_logits(model, answers[i], reading.width) for i in group]
             yield from ((i, *of) for i, of in zip(group, found, strict=True))
 
 
-def shortfalls(runner: ModelRunner, answer: Answer, width: int) -> dict[str, float]:
+def shortfalls(emitted: Tensor, largest: Tensor) -> dict[str, float]:
     """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
-    return _below(*forced_logits(runner, answer, width))
-
-
-def _below(emitted: Tensor, largest: Tensor) -> dict[str, float]:
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from architectures import save_architecture
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
@@ -48,3 +49,32 @@ def test_arms_have_the_tokens_and_the_acceptance_of_mtbench(tmp_path: Path) -> N
         assert forwards[0] < 0.6 * cells[0]["tokens"]
         assert abs(forwards[0] - forwards[1]) <= 24
     assert all("each request" in cell["acceptance"]["reported_by"] for cell in theirs[1:])
+
+
+def test_ngrams_on_a_hybrid_have_other_tokens_and_are_not_offered(tmp_path: Path) -> None:
+    """vLLM 0.32 reads what a rejected draft left in a Mamba layer: from the second token on, in every answer.
+
+    mtbench's loop cannot decode the model; transformers' modules judge plain decoding, and every first difference.
+    """
+    model = save_architecture(tmp_path / "granite", "granitemoehybrid")
+    found = mtbench.choose(
+        suite="arithmetic",
+        engine="vllm",
+        model=model,
+        method=("ar", "prompt-lookup"),
+        limit=16,
+        batch_size=2,
+        dtype="float32",
+        max_new_tokens=48,
+        out=tmp_path / "DIR",
+    )
+    plain, drafted = (cell["lossless"] for cell in found.results.record["cells"])
+    assert (plain["against"], plain["grade"], plain["items"]) == ("transformers", "exact", plain["identical"])
+    assert plain["items"] > 0
+    assert (drafted["against"], drafted["grade"], drafted["identical"]) == ("ar@ar/vllm", "divergent", 0)
+    assert 0 < drafted["first_divergence"] <= 3
+    [decided] = found.decision["recommendations"]
+    assert (decided["same_tokens"], decided["within_loss"]) == (None, None)
+    audit = mtbench.audit(f"{tmp_path}/DIR:ar", f"{tmp_path}/DIR:prompt-lookup", out=tmp_path / "audit")
+    assert {finding["name"] for finding in audit.record["findings"]} == {"cache/position"}
+    assert not audit.record["explained"]

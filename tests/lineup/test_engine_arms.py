@@ -414,6 +414,31 @@ def test_a_judge_that_cannot_run_costs_the_grade_and_says_why(monkeypatch: pytes
     ]
 
 
+def test_without_memory_for_a_second_model_only_what_no_epsilon_excuses_is_graded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Plain decoding says what is far from the model's choices; the method has the tokens of plain decoding."""
+    for module in (lossless_check, statistics):
+        monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", 12)
+    run, planned, _ = answered(monkeypatch, tmp_path, [1, 2], dtype="bfloat16")
+    begin = WholeTexts.__init__
+
+    def refused(self: WholeTexts, source: str, dtype: str, device: str, *, offline: bool = False) -> None:
+        if dtype == "float32":
+            raise RuntimeError("out of memory\nand more")
+        begin(self, source, dtype, device, offline=offline)
+
+    monkeypatch.setattr(WholeTexts, "__init__", refused)
+    UntimedPasses(Run.open(run), planned, set(), float("inf"), False).execute(
+        ModelPool(planned.request), pytest.fail, lambda _: None
+    )
+    plain, drafted = (cell.lossless for cell in assemble(run).cells)
+    assert plain is not None
+    assert drafted is not None
+    assert (plain.grade, plain.epsilon, plain.why) == ("divergent", None, "no ε: out of memory")
+    assert (drafted.grade, drafted.why) == ("exact", None)
+
+
 def test_a_hybrid_that_mtbench_cannot_decode_is_judged_and_audited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

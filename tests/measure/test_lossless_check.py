@@ -222,7 +222,7 @@ def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> 
         )[0]
         for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
             own = lossless_check.Answer(prompt, generation.token_ids, seed, temperature)
-            assert lossless_check.shortfalls(runner, own, 4) == {}
+            assert lossless_check.shortfalls(*lossless_check.forced_logits(runner, own, 4)) == {}
         emitted, largest = lossless_check.forced_logits(runner, own._replace(seed=99), 4)
         greedy = lossless_check.forced_logits(runner, own._replace(temperature=0.0), 4)[1]
         assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
