@@ -17,13 +17,13 @@ from mtbench import files
 from mtbench.errors import UserError, printable
 from mtbench.programs import launch
 
-ERROR_LINES = 40  # of the end of a log, in which an exception is searched
+ERROR_LINES = 400  # of the end of a log, in which an exception is searched
 EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): (?!.*\babove\b)")
 REFERS = re.compile(r"\babove\b|https?://")
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
 LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)
-TAIL = 1 << 14  # bytes of the end of a log that are searched
+TAIL = 1 << 17  # bytes of the end of a log that are searched
 
 
 @contextmanager
@@ -83,9 +83,9 @@ def last_line(log: Path) -> str:
     lines = [line.rstrip() for line in text.splitlines() if any(letter.isalpha() for letter in line)][-ERROR_LINES:]
     elsewhere = bool(lines) and REFERS.search(lines[-1]) is not None
     for place in reversed(range(len(lines) if elsewhere else 0)):
-        if EXCEPTION.search(lines[place]):
+        if found := EXCEPTION.search(lines[place]):
             details = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith(" ")]
-            return printable(" ".join([lines[place].strip(), *details]))[:LONGEST_ERROR].rstrip(".")
+            return printable(" ".join([lines[place][found.start() :], *details]))[:LONGEST_ERROR].rstrip(".")
     return printable(lines[-1].strip())[:LONGEST_ERROR].rstrip(".") if lines else ""
 
 

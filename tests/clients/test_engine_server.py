@@ -224,9 +224,19 @@ RuntimeError: Engine core initialization failed. See root cause above.
 """
 
 
+OF_CORE = "\n".join(
+    [
+        f"(EngineCore pid=7) ERROR 11-27 01:02:03 [core.py:936] {REFERS.splitlines()[0]}",
+        *["(APIServer pid=6)   uvloop.run(run_server(args))"] * 100,
+        "(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+)
+
+
 @pytest.mark.parametrize(
     ("log", "said"),
     [
+        (OF_CORE, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
         (PYDANTIC, "ValidationError: 1 validation error for SpeculativeConfig Value error, the draft is too long"),
         (REFERS, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
         ("loading\nFatal: no memory.\n", "Fatal: no memory"),
