@@ -213,11 +213,14 @@ class VLLM(ServingEngine):
         if config.get("architectures") == [DEEPSPEC]:  # it counts a layer's output from 0, and vLLM its input
             taps = [layer + 1 for layer in config["target_layer_ids"]]
             return Layout({"architectures": [EAGLE], LAYER_IDS: taps}, {"layer.": "layers.0."})
-        if recognised(config) is not None:
-            return Layout()
         if (draft / HEADS).is_file():
             return _heads(config, count_heads(str(draft), offline=True))
-        found = inspect(str(draft))
+        try:
+            found = None if recognised(config) is not None else inspect(str(draft))
+        except ValueError:  # of a format that mtbench does not read, too
+            found = None
+        if found is None:
+            return Layout()
         return Layout({} if found.mask_id is None or not found.feeds_masks else {"pard_token": found.mask_id})
 
     def target(self, path: str) -> str:
@@ -228,6 +231,7 @@ class VLLM(ServingEngine):
         file = Path(families.locate(source)) / CONFIG
         if (self.release() or "").startswith(CPU_PACKAGE) and file.is_file():
             config = json.loads(file.read_text(encoding="utf-8"))
+            config = config.get("text_config") or config  # of a model that reads images
             size = config.get("head_dim") or config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
             if 0 < size < LEAST_HEAD:
                 raise UserError(

@@ -33,6 +33,7 @@ from mtbench.measure import lossless_check
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.models import families
+from mtbench.models.checkpoint_files import Layout
 from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, GenerationLine
@@ -647,6 +648,7 @@ def test_a_draft_that_only_the_engine_reads_is_passed_through(monkeypatch: pytes
     asked: dict[str, Any] = {"family": "tiny", "method": ["ar", "eagle"], "checkpoint": {"eagle": str(draft)}}
     _, drafted = plan(**asked, engine=[TOOLBOX]).cells
     assert (drafted.fault, drafted.checkpoints["eagle"]) == (None, str(draft))
+    assert SERVING_ENGINES["vllm"]().layout(draft) == Layout()
     with pytest.raises(UserError, match="draft' has no usable"):
         plan(**asked)
     known = families.locate(families.FAMILIES["tiny"].roles["eagle"])

@@ -2,8 +2,8 @@
 
 DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The formats are those of DeepSeek-V3 (also
 GLM-4.5, arXiv 2508.06471, GLM-4.7-Flash and Hunyuan 3), MiMo (arXiv 2505.07608), Qwen3.5 (also Qwen3-Next and EXAONE
-MoE), ERNIE 4.5 and LongCat-Flash (arXiv 2509.01322). (Targets of Qwen3.5 and Qwen3-Next are refused if they have
-recurrent layers, as the published do.)
+MoE), ERNIE 4.5 and LongCat-Flash (arXiv 2509.01322). mtbench's loop refuses targets with recurrent layers, as the
+published Qwen3.5 and Qwen3-Next have; engines serve them, and those of other formats.
 At position i the token i + 1 and the target's last hidden state are normed, joined, projected and read by an ordinary
 decoder layer of the target's architecture; the target's LM head reads its normed output, ERNIE's without a norm.
 
