@@ -53,7 +53,7 @@ def find(data: CellData, group: Iterable[CellData], dtype: str | None) -> Collap
         return None
     copies, value = is_untrained(METHODS[cell.method]), _per_forward(counts)
     twins = [d for d in group if DRAFTS(d.cell) == DRAFTS(cell) and (is_ours(d.cell.engine) or not copies)]
-    twins.sort(key=lambda twin: twin.cell.engine != cell.engine)
+    twins.sort(key=lambda twin: (twin.cell.engine != cell.engine, len(_changed(cell, twin.cell))))
     better = next((twin for twin in twins if SERVER(twin.cell) != SERVER(cell) and _accepts_less(data, twin)), None)
     how = hardly(cell.built, value, data.tokens)
     if better is not None:
@@ -101,11 +101,16 @@ def _accepts_less(data: CellData, twin: CellData) -> bool:
     return high is not None and high < (SAME_ENGINE if twin.cell.engine == data.cell.engine else OTHER_ENGINE)
 
 
+def _changed(cell: Cell, other: Cell) -> list[str]:
+    """Return the options of a cell's server that may change tokens, and that another cell does not have."""
+    return [option for option in cell.other_tokens if option not in other.engine_options]
+
+
 def _cause(cell: Cell, better: CellData | None, dtype: str | None) -> tuple[Cause, str]:
     """Return the likely cause by the first evidence, and the evidence in words."""
     if is_untrained(METHODS[cell.method]):
         return "drafts otherwise", f"see `mtbench ls engines {cell.engine}`"
-    changed = [] if better is None else [o for o in cell.other_tokens if o not in better.cell.engine_options]
+    changed = [] if better is None else _changed(cell, better.cell)
     for kind, word in OPTIONS.items():
         if options := [option for option in changed if word in option]:
             return kind, listed(options)

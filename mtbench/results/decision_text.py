@@ -8,6 +8,7 @@ from mtbench.statistics import SPEED_MARGIN, decimals
 
 DEMONSTRATION = "On this demonstration"
 MOST_NAMED = 5  # arms that are also open
+MOST_COLLAPSED = 2  # arms that are named before a decision to keep plain decoding
 ALL_USED = (
     "Every block of the race was used: more would tell with more prompts, or with a higher `--limit`. Of several batch "
     "sizes the smaller ones have few blocks: race one alone."
@@ -117,7 +118,7 @@ def _no_gain(found: Recommendation) -> str:
 
 def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
-    first = f"look first at {'; at '.join(found.collapsed)}. As it is, " if found.collapsed else ""
+    first = f"look first at {'; at '.join(found.collapsed[:MOST_COLLAPSED])}. As it is, " if found.collapsed else ""
     if found.word == "plain":
         return f"{first}keep plain decoding: {_no_gain(found)}"
     if found.word == "cannot tell":

@@ -75,6 +75,18 @@ def test_a_server_of_token_ids_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("scripted")
+def test_alternatives_of_an_option_are_servers_of_their_own(tmp_path: Path) -> None:
+    """Each is started with its value, and named by it."""
+    install(Scripted, "scripted==1")
+    asked = request(engine=["scripted"], engine_option=["scripted:seed=1|2"], request_rate=[50.0], requests=2, rounds=1)
+    run, planned = begun(tmp_path / "load", asked)
+    load_run(run, planned).send(PYTHON)
+    commands = {name: facts.command for name, facts in read_servers(run).items()}
+    assert commands.keys() == {"ar:engine=scripted+seed=1", "ar:engine=scripted+seed=2"}
+    assert all(command and command[-2:] == ["--seed", name[-1]] for name, command in commands.items())
+
+
+@pytest.mark.usefixtures("scripted")
 def test_a_plans_options_are_given_again(tmp_path: Path) -> None:
     """They may name code, and a plan is untrusted."""
     install(Scripted, "scripted==1")

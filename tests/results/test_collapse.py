@@ -142,6 +142,15 @@ def test_what_is_no_collapse(cell: CellData, twin: CellData | None) -> None:
     assert collapse.find(cell, [cell, *([twin] if twin else [])], "float32") is None
 
 
+def test_the_nearest_arm_tells_the_option() -> None:
+    """Of two changed options, that one which an arm with the other option does not have."""
+    both = ["cache=q8_0", "spec=q4_0"]
+    arms = [drafting(2.4), drafting(2.4, other_tokens=both[:1], engine_options=both[:1])]
+    cell = drafting(1.6, other_tokens=both, engine_options=both)
+    assert (found := collapse.find(cell, [*arms, cell], "float32")) is not None
+    assert found.text.endswith("likely cause: engine option: spec=q4_0")
+
+
 def test_copies_are_compared_with_our_loop() -> None:
     cell, ours = drafting(1.1, method="prompt-lookup"), drafting(1.6, "graph", method="prompt-lookup")
     assert (found := collapse.find(cell, [ours, cell], "float32")) is not None
