@@ -33,6 +33,7 @@ from mtbench.results import acceptance, collapse, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
     JUDGE,
+    Collapse,
     Finish,
     Lossless,
     Percentiles,
@@ -193,9 +194,7 @@ def _cell(
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_given(
-            left=data.left, engine_options=cell.engine_options, other_tokens=cell.other_tokens, collapse=collapsed
-        ),
+        **_given(data, collapsed),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -249,9 +248,10 @@ def _status(data: CellData, group: Group) -> Status:
     return "ok" if len(ran) == sum(group.rounds) else "partial"
 
 
-def _given(**fields: Any) -> dict[str, Any]:
-    """Return the fields that a cell has; a cell without one lacks its key."""
-    return {name: value for name, value in fields.items() if value}
+def _given(data: CellData, collapsed: Collapse | None) -> dict[str, Any]:
+    """Return the fields that only some cells have; others lack the keys."""
+    fields = {name: getattr(data.cell, name) for name in ("engine_options", "other_tokens")}
+    return {name: value for name, value in {**fields, "left": data.left, "collapse": collapsed}.items() if value}
 
 
 def _finish(data: CellData) -> Finish:
