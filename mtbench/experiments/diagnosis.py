@@ -4,6 +4,7 @@ The audit is looked up by name, so that only a process with such a cell imports 
 """
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,15 +37,18 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
     return f"an audit finds {what}: {found.sentence} See {out.parent.name}/{out.name}/{audit.page}."
 
 
-def explain(run: Run, results: Results, note: Callable[[str], None]) -> bool:
-    """Audit the complete cells that break their promise and are not audited yet; return whether there were any."""
+def explain(run: Run, results: Results, note: Callable[[str], None], deadline: float = float("inf")) -> bool:
+    """Audit the complete cells that break their promise and are not audited yet; return whether there were any.
+
+    deadline: by time.monotonic; no audit begins later.
+    """
     audited, files, request = False, run.directory, run.plan.request
     for cell in results.cells:
         name = f"lossless/{cell.cell}.json"
         if not breaks_promise(cell) or cell.lossless is None or cell.lossless.why or cell.status == "partial":
             continue
-        if not files.has(name):
-            continue  # it was not rescored
+        if not files.has(name) or time.monotonic() > deadline:
+            continue  # it was not rescored, or there is no time
         note(f"{cell.cell} is divergent; `mtbench audit` looks for the reason")
         sides = f"{files.path}:{cell.lossless.against}", f"{files.path}:{cell.cell}"
         out = files.path / FOLDER / cell.cell

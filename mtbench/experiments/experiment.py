@@ -195,7 +195,7 @@ def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
 def _job(
     directory: RunDirectory, request: R, requested: R, session: S, plan: Any, console: Terminal, *, new: bool
 ) -> Job[R, S]:
-    budget_s = getattr(session, "time_budget_s", None)
+    budget_s = getattr(session, "time_budget_s", getattr(request, "time_budget_s", None))
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     return Job(
         directory=directory,

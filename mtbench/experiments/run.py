@@ -100,7 +100,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         run = Run.open(job.directory, None if job.new else job.plan)
         with job.progress() as progress:
             results = pipeline.finish(run, execution, progress)
-        return pipeline.report(run) if explain(run, results, job.note) else results
+        return pipeline.report(run) if explain(run, results, job.note, job.deadline) else results
 
     def show(self, job: Job[RunRequest, RunSession], found: Results, console: Terminal) -> None:
         """Print the tables and the decision."""
@@ -139,7 +139,7 @@ def show_estimate(
                 planned, lambda done, n, what: line.show(f"time estimate: {done} of {n} cells measured; {what}")
             )
     except MissingWeights as error:
-        console.say(f"{before}{outlook(planned, None, budget_s)}; how long a block takes is not known: {error}")
+        console.say(f"{outlook(planned, None, budget_s)}; how long a block takes is not known: {error}")
         return
     for cell, reason in expected.failed.items():
         console.say(f"{cell} fails: {reason}")

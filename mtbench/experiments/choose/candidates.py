@@ -34,6 +34,7 @@ class Candidates(NamedTuple):
         cannot = Table(
             "method", "why not", title="Cannot be raced", box=None, title_justify="left", padding=(0, 2, 0, 0)
         )
+        cannot.columns[1].overflow = "fold"  # a command in it stays whole
         for method, reason in self.refused.items():
             cannot.add_row(escape(method), escape(reason))
         return [can, cannot]

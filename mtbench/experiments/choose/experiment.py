@@ -121,7 +121,8 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             fewer_arms=True,
         )
         with job.progress() as progress:
-            return finish(Run.open(job.directory, None if job.new else job.plan.plan), execution, progress)
+            run = Run.open(job.directory, None if job.new else job.plan.plan)
+            return finish(run, execution, progress, job.deadline)
 
     def show(self, job: Job[RaceRequest, RaceSession], found: Decided, console: Terminal) -> None:
         """Print a line for each arm, what to use, and how to deploy it."""
@@ -201,12 +202,12 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
     return [] if dtype in EXACT_EPSILON else [(suite, most, dtype) for suite, most in few.items()]
 
 
-def finish(run: Run, execution: Execution, progress: RunProgress) -> Decided:
+def finish(run: Run, execution: Execution, progress: RunProgress, deadline: float = float("inf")) -> Decided:
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
     racing = Racing(run, execution)
     racing.restore_left()
     results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
-    if explain(run, results, progress.show):
+    if explain(run, results, progress.show, deadline):
         results = assemble(run)
     decision = decide(racing, results)
     write_report(run, results)
