@@ -18,8 +18,8 @@ from mtbench.errors import UserError, printable
 from mtbench.programs import launch
 
 ERROR_LINES = 400  # of the end of a log, in which an exception is searched
-EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): (?!.*\babove\b)")
-REFERS = re.compile(r"\babove\b|https?://")
+EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:\babove\b|stack trace))")
+REFERS = re.compile(r"\babove\b|stack trace|https?://")
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
 LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)

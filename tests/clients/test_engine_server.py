@@ -228,6 +228,7 @@ OF_CORE = "\n".join(
     [
         f"(EngineCore pid=7) ERROR 11-27 01:02:03 [core.py:936] {REFERS.splitlines()[0]}",
         *["(APIServer pid=6)   uvloop.run(run_server(args))"] * 100,
+        "(Worker pid=8) Exception: WorkerProc initialization failed. See stack trace for root cause.",
         "(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above.",
     ]
 )

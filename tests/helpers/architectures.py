@@ -69,7 +69,11 @@ MODELS: dict[str, dict[str, Any]] = {  # model type -> changes of the shape
         "mamba_d_state": 16,
         "mamba_n_groups": 1,
     },
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"] * 2,
+        "block_auto_adjust_ff_dim": False,
+        "conv_dim": 128,  # released configurations have it, transformers' default has not
+    },
 }
 
 
