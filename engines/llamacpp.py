@@ -3,8 +3,9 @@
 Options are those of `llama-server` of November 2026; SERVE translates them for the library. It reads GGUF files only.
 Its cache has the arm's dtype, and not its default, float16. In float32 it computes without flash attention, with which
 its plain decoding takes tokens whose logit is up to 4.5e-4 under the largest one.
-Its completion endpoint takes and returns token ids. It reports the drafted and the accepted tokens of a request, and
-not the number of drafts.
+Its completion endpoint takes and returns token ids. A stream of it lacks the tokens of a character whose bytes are in
+several tokens, except the last, so an answer comes as a whole; the time of its first token is the server's. It reports
+the drafted and the accepted tokens of a request, and not the number of drafts.
 """
 
 import time
@@ -211,6 +212,7 @@ class LlamaCpp(ServingEngine):
                 "stop": list(request.stop),
                 **self.fields,
                 "return_tokens": True,
+                "stream": False,
             }
             for request in requests
         ]
@@ -219,29 +221,27 @@ class LlamaCpp(ServingEngine):
 
 class Timings(Received):
     predicted_n: Number
+    predicted_ms: float = 0.0  # from the first token to the last
     draft_n: Number = 0
     draft_n_accepted: Number = 0
 
 
-class Event(Received):
-    """One event of a streamed answer of /completion."""
+class Answer(Received):
+    """An answer of /completion."""
 
     tokens: list[Number]
-    stop: bool
-    stop_type: str | None = None
+    stop_type: str
     timings: Timings | None = None
 
 
 def add(reply: Reply, data: str) -> None:
-    """Add an event to a reply. Raises ValueError if it has another form."""
-    event = Event.model_validate_json(data)
-    if event.tokens and reply.first_s is None:
-        reply.first_s = time.perf_counter()
-    reply.token_ids += event.tokens
-    if event.stop:
-        reply.finish = "length" if event.stop_type == "limit" else "stop"
-        if (timings := event.timings) is not None:
-            reply.counted = timings.predicted_n
-            reply.speculation = Speculation(
-                None, timings.draft_n, timings.draft_n_accepted, None, "llama.cpp's timings of a request"
-            )
+    """Add an answer to a reply. Raises ValueError if it has another form."""
+    answer = Answer.model_validate_json(data)
+    reply.token_ids += answer.tokens
+    reply.finish = "length" if answer.stop_type == "limit" else "stop"
+    if (timings := answer.timings) is not None:
+        reply.first_s = time.perf_counter() - timings.predicted_ms / 1000
+        reply.counted = timings.predicted_n
+        reply.speculation = Speculation(
+            None, timings.draft_n, timings.draft_n_accepted, None, "llama.cpp's timings of a request"
+        )

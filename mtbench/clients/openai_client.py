@@ -245,10 +245,11 @@ class Server:
         budgets: Sequence[int],
         add: Callable[[Reply, str], None],
     ) -> list[Reply]:
-        """Send requests at once and return the streamed replies, each of at most its budget of tokens and a few.
+        """Send requests at once and return the replies, each of at most its budget of tokens and a few.
 
-        `path`: below /v1, or with a leading slash beside it. `add`: adds the data of an event to a reply; its
-        ValueError is a fault of the server. Raises ServerError.
+        They are streamed, if a body does not say otherwise. `path`: below /v1, or with a leading slash beside it.
+        `add`: adds the data of an event, or a whole answer, to a reply; its ValueError is a fault of the server. Raises
+        ServerError.
         """
 
         async def ask_all() -> list[Reply]:
@@ -260,10 +261,12 @@ class Server:
     async def _ask(self, path: str, body: Mapping[str, Any], budget: int, add: Callable[[Reply, str], None]) -> Reply:
         most = budget + SPARE_TOKENS
         size = ANSWER_BYTES + most * ANSWER_BYTES_PER_TOKEN
-        async with self._open("POST", path, {**body, "stream": True}, size) as (response, tries):
+        streamed = body.get("stream", True)
+        async with self._open("POST", path, {**body, "stream": streamed}, size) as (response, tries):
             reply = Reply(tries=tries)
-            await self._expect_stream(response)
-            async for data in events(response):
+            if streamed:
+                await self._expect_stream(response)
+            async for data in events(response) if streamed else whole(response):
                 add(reply, data)
                 if max(len(reply.token_ids), reply.pieces) > most:
                     raise ServerError(f"{self.url} gives more tokens than the {budget:,} that were asked")
@@ -313,7 +316,8 @@ class Server:
         Every error, also in what is done with the response, is a ServerError.
         """
         address = self.url.removesuffix("/v1") + path if path.startswith("/") else f"{self.url}/{path}"
-        timeout = httpx.Timeout(self.timeout_s, connect=min(CONNECT_S, self.timeout_s))
+        silence_s = self.timeout_s if body is None or body.get("stream", True) else self.total_s
+        timeout = httpx.Timeout(silence_s, connect=min(CONNECT_S, self.timeout_s))
         try:
             async with (
                 asyncio.timeout(self.total_s),
@@ -404,6 +408,11 @@ def prepare(response: httpx.Response, most: int) -> None:
     response.stream = Limited(response.stream, most)
     response.headers.pop("content-encoding", None)
     response.encoding = "utf-8-sig"  # a stream may begin with a byte order mark
+
+
+async def whole(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield the data of an answer that is not streamed."""
+    yield (await response.aread()).decode()
 
 
 async def events(response: httpx.Response) -> AsyncIterator[str]:

@@ -126,5 +126,8 @@ def test_a_file_of_any_architecture_is_served_as_it_is(architecture: str, tmp_pa
     assert drafted["lossless"]["grade"] == "exact"
     assert plain["tokens_per_forward"] == 1
     assert drafted["tokens_per_forward"] > 1
+    flags = [flag for cell in (plain, drafted) for flag in cell["flags"]]
+    assert not any("token counts differ" in flag for flag in flags), "a stream lacks tokens of parts of a character"
     lines = [json.loads(line) for line in next((tmp_path / "DIR" / "timings").glob("*lookup*")).open()]
     assert sum(line["drafted"] for line in lines) > sum(line["accepted"] for line in lines) > 0
+    assert all(0 < line["ttft_s"] < line["wall_s"] for line in lines)

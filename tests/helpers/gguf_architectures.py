@@ -3,7 +3,6 @@
 Sources: llama.cpp's src/models, and gguf.constants.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,10 +78,7 @@ def _kinds(value: Any) -> tuple[Any, ...]:
 
 
 def write_architecture(file: Path, architecture: str, spread: float = 0.1) -> Path:
-    """Write a random model with the tokenizer of the embedded checkpoints; return the file.
-
-    It emits ASCII only: llama.cpp streams no token of a character of which bytes are missing.
-    """
+    """Write a random model with the tokenizer of the embedded checkpoints; return the file."""
     from gguf import GGUFWriter
 
     chance = np.random.default_rng(0)
@@ -96,13 +92,8 @@ def write_architecture(file: Path, architecture: str, spread: float = 0.1) -> Pa
         writer.add_key_value(f"{architecture}.{key}", value, *_kinds(value))
     tokenizer = Path(locate(f"{EMBEDDED}ar"))
     gguf_writer._add_tokenizer(writer, tokenizer, {"vocab_size": ROWS, "eos_token_id": 2})
-    known = json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
-    spoken = [index for token, index in known.items() if token.replace("Ġ", "").isascii()]
-    unspoken = [index for index in range(ROWS) if index not in spoken]
     for name, shape in tensors.items():
         values = chance.normal(1.0 if len(shape) == 1 else 0.0, spread if "." in name else 1.0, shape)
-        if shape[0] == ROWS:
-            values[unspoken] = 0
         writer.add_tensor(f"{name}.weight", values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
