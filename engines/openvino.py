@@ -8,8 +8,6 @@ requests together, so SERVE counts the tokens of each request's steps. Prompt lo
 It rounds the zero points of Q4_1 and the K types, which makes them other models: SmolLM2 in Q4_1 gave other answers.
 """
 
-import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -98,13 +96,6 @@ while True:
     pipeline.step()
     running = {number: request for number, request in running.items() if goes_on(*request)}
 """
-COMMANDS = {  # a setting's name -> Python that decodes one prompt with it
-    "": 'print(LLMPipeline({model}, "CPU").generate("PROMPT", max_new_tokens=256))',
-    "prompt_lookup": 'print(LLMPipeline({model}, "CPU", prompt_lookup=True).generate("PROMPT", max_new_tokens=256, '
-    "max_ngram_size={0}, num_assistant_tokens={1}))",
-    "draft_model": 'LLMPipeline({0}, "CPU", enable_save_ov_model=True); print(LLMPipeline({model}, "CPU", draft_model='
-    'draft_model({folder}, "CPU")).generate("PROMPT", max_new_tokens=256, num_assistant_tokens={1}))',
-}
 
 
 def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -128,19 +119,12 @@ class OpenVINO(ServingEngine):
     """One process with OpenVINO GenAI's continuous batching an arm."""
 
     title = "OpenVINO GenAI"
-    start = ("python", "-c")
+    start = ()  # the library has no server: SERVE is one for measurements
     package = "openvino-genai==2026.4.1"
     gguf = True
     gguf_dtype = "float16"
     text = False
     methods: ClassVar[Table] = {"ar": lambda *_: Setting(""), "prompt-lookup": _ngram, "speculative": _draft_model}
-
-    def command(self, model: str, setting: Setting) -> str:
-        """Return a command that decodes one prompt: the library has no server."""
-        values = [value if value.isdecimal() else json.dumps(value) for value in setting.words[1::2]]
-        names = {"model": self.file(model), "folder": str(Path(*setting.words[1:2]).parent)}
-        code = COMMANDS[setting.name].format(*values, **{name: json.dumps(path) for name, path in names.items()})
-        return shlex.join([*self.start, f"from openvino_genai import *; {code}"])
 
     def computing(self, dtype: str) -> tuple[str, ...]:
         precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]

@@ -101,7 +101,7 @@ class ServingEngine:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    start: ClassVar[tuple[str, ...]]  # arguments of a user's command before the model
+    start: ClassVar[tuple[str, ...]]  # arguments of a user's command before the model; empty: there is none
     package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
     distributions: ClassVar[tuple[str, ...]] = ()  # others that have it, in a user's own installation
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it

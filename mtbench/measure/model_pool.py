@@ -159,7 +159,7 @@ class ModelPool:
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
         if is_served(cell.engine):
-            self._end_servers_except(cell.batch_size, visit)
+            self._end_servers_except(cell.served_as[-1].batch_size, visit)
             return self._ask_server(cell, method, requests, ignore_eos=fixed, room=room)
         return decode(
             method,
@@ -198,17 +198,30 @@ class ModelPool:
             self.servers.pop(cell.arm).close()
         if cell.arm not in self.servers:
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
-            model, setting = engine.prepared_arm(method, cell.checkpoints, cell.on, self.dtype, offline=self.offline)
+            model, setting = self._prepared(engine, cell)
             if cell.accept is not None and cell.accept.probabilities is not None:
                 made = engine.synthetic(setting, simulation.rates(cell.accept.probabilities, method))
                 assert isinstance(made, Setting), "planning refuses it"
                 setting = made
             own, threads = engine.own_options(cell.engine_options), torch.get_num_threads()
+            rows = cell.served_as[-1].batch_size
             share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
-            serving = Serving(model, setting, cell.batch_size, room, self.dtype, threads, own, share)
+            serving = Serving(model, setting, rows, room, self.dtype, threads, own, share)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             self.servers[cell.arm] = EngineServer(engine, self.programs[engine.name], serving, cell.arm, log)
         return self.servers[cell.arm]
+
+    def _prepared(self, engine: ServingEngine, cell: Cell) -> tuple[str, Setting]:
+        """Return the path of a cell's target and the setting of its server."""
+        settings = dict[int, Setting]()
+        for held in cell.served_as:
+            model, setting = engine.prepared_arm(
+                held.built, held.checkpoints, held.on, self.dtype, offline=self.offline
+            )
+            settings[held.batch_size] = setting
+        made = engine.scheduled(settings) if len(settings) > 1 else settings[held.batch_size]
+        assert made is not None, "only a schedule that the engine has is planned"
+        return model, made
 
     def server_groups(self, cell: Cell) -> list[int] | None:
         """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""

@@ -139,6 +139,8 @@ def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:
         if not method.outside:
             _check_width(cell, built, field)
     _check_script(cell, suites[cell.suite], f"{field}.accept")
+    for number, held in enumerate(cell.schedule):
+        _check_cell(held, suites, f"{field}.schedule[{number}]")
 
 
 def _check_roles(cell: Cell, roles: Iterable[str], field: str) -> None:

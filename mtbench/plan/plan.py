@@ -172,6 +172,11 @@ class Cell(Record):
     fault: str | None = Field(
         None, description="error of the method when the cell was planned, so that the cell is not run; null: none"
     )
+    schedule: list["Cell"] = Field(
+        default_factory=list,
+        description="of a server that takes more requests than the cell sends: the cells that it decodes as from their "
+        "batch sizes on; the last one is the most that it takes; empty: it is the cell's own",
+    )
     engine_options: list[str] = Field(
         default_factory=list, description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
     )
@@ -192,6 +197,11 @@ class Cell(Record):
         """Whether it is plain decoding, with which other cells are compared."""
         method = METHODS[self.method]
         return method.reference and not decoding_options(method, self.options) and not self.alternative
+
+    @property
+    def served_as(self) -> Sequence["Cell"]:
+        """The cells that its server decodes as."""
+        return self.schedule or [self]
 
     @property
     def computes_here(self) -> bool:

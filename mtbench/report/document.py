@@ -113,7 +113,7 @@ def document(
         lead=in_words(headline, naming.words) if groups else "Nothing was run.",
         subject=text.subject(results),
         marks=disclaimers(cells),
-        warnings=naming.texts(warnings(cells)),
+        warnings=naming.texts(warnings(cells, decision)),
         picture=picture,
         source="`results.json`; rebuild with `mtbench report DIR`",
         sections=[

@@ -55,7 +55,7 @@ class RunProgress(ChangingLine):
 
     def begin(self, cells: int, work: int, until: float) -> None:
         """Start to count batches: `work` of them, or fewer if `time.monotonic()` reaches `until` before."""
-        self.cells, self.work, self.until = cells, work, until
+        self.cells, self.work, self.until, self.done = cells, work, until, 0
 
     def skip(self, work: int) -> None:
         """Expect so many batches fewer: a cell has left."""

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from mtbench.document.formatting import counted, listed, percent, seconds
+from mtbench.document.formatting import bounds, counted, interval, listed, number, percent, seconds
 from mtbench.document.model import Pairs, Part, Text
 from mtbench.report.arm_names import in_words
 from mtbench.report.phrases import batches, suite_name
-from mtbench.results.decision_format import Decision, Looks
+from mtbench.results.decision_format import Decision, Looks, Schedule
 from mtbench.results.decision_text import budget_spent
 from mtbench.results.format import ResultCell, Results
 
-DEPLOY = "Deploy"
+DEPLOY, SCHEDULE = "Deploy", "one server for all batch sizes, with a schedule of drafts"
 LIMITS = {"ttft": "time to the first token", "itl": "time between commits"}  # names in `--slo`
 Rows = list[tuple[str, str]]  # name and text
 
@@ -49,7 +49,24 @@ def deployment(decision: Decision, *, others: bool = True) -> tuple[Rows, list[s
                 note = decision.serving_notes.get(arm, {}).get(engine)
                 rows.append((name, command))
                 notes += [f"{name}: {note}"] if note else []
+    if (schedule := decision.schedule) is not None:
+        slow = [size.batch_size for size in schedule.sizes if size.verdict.word == "slower"]
+        if schedule.command and not slow and not schedule.reason:
+            rows.append((SCHEDULE, schedule.command))
+        notes.append(f"{SCHEDULE}: {_speed(schedule, slow)}.")
     return rows, notes
+
+
+def _speed(schedule: Schedule, slow: Sequence[int]) -> str:
+    """Return how fast a server with a schedule is, or why that is not known. slow: batch sizes."""
+    if schedule.reason:
+        return schedule.reason
+    speeds = (
+        (s.batch_size, number(s.ratio.value), interval(bounds(s.ratio)) or "[no interval]") for s in schedule.sizes
+    )
+    at = listed(f"{value} {ends} at {size}" for size, value, ends in speeds)
+    found = f"measured where the answers change and one below, it has {at} of the speed of the chosen arm's own server"
+    return f"{found}; it stalls at batch size {listed(slow)}, so do not use it" if slow else found
 
 
 def _request_rows(decision: Decision) -> Rows:
@@ -82,7 +99,7 @@ def _fate(cell: ResultCell) -> str:
 
 def _spent(decision: Decision) -> str:
     spent = decision.spent
-    texts = [] if decision.complete else [budget_spent(decision, "mtbench choose -o DIR --resume")]
+    texts = [] if decision.complete else [budget_spent("mtbench choose -o DIR --resume")]
     if spent.forwards and spent.forwards_full:
         share = percent(spent.forwards / spent.forwards_full, 0)
         texts.append(f"{spent.forwards:,} of {spent.forwards_full:,} forwards of the full grid ({share} %).")

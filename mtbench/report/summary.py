@@ -75,14 +75,14 @@ def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str)
     return [sentence, *([f"Left out: {listed(left_out)}."] if left_out else [])]
 
 
-def warnings(cells: Sequence[ResultCell]) -> list[str]:
+def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> list[str]:
     """Return what a reader must know before any figure: an unfinished run, and arms that break their promise.
 
-    cells: those of the whole run.
+    cells: those of the whole run. decision: of a race, which is finished when its decision is final.
     """
     found = []
     unfinished = sum(cell.status == "partial" for cell in cells)
-    if unfinished:
+    if unfinished and not (decision and decision.complete):
         of_all = f"{unfinished} of {counted(len(cells), 'cell')}"
         found.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
     found += [

@@ -52,4 +52,4 @@ def results_tables(results: Results, width: int) -> list[Group]:
 def decision_lines(results: Results, decision: Decision | None = None) -> list[str]:
     """Return the recommendations of the race, or of the results; before them, the warnings."""
     names, found = arm_names(results.cells), decided(results, decision)
-    return [in_words(line, names) for line in (*warnings(results.cells), found.headline, *found.beside)]
+    return [in_words(line, names) for line in (*warnings(results.cells, decision), found.headline, *found.beside)]

@@ -13,7 +13,8 @@ from mtbench.results.format import ResultCell, Results
 
 def question(cells: Sequence[ResultCell]) -> str:
     """Return the question of the run."""
-    arms, suites = dict.fromkeys(c.arm for c in cells), dict.fromkeys(suite_name(c.suite) for c in cells)
+    arms = {cell.arm for cell in cells if cell.status != "failed"}
+    suites = dict.fromkeys(suite_name(cell.suite) for cell in cells)
     which = f"Which of {len(arms)} arms decodes" if len(arms) > 1 else "How does one arm decode"
     return f"{which}{' fastest' if len(arms) > 1 else ''} on {listed(suites)}?"
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mtbench.plan.plan import Batching
 from mtbench.records import Count, Record, Seconds, Share, Size
-from mtbench.results.figure_formats import Estimate
+from mtbench.results.figure_formats import Estimate, Verdict
 
 FILE = "decision.json"
 SCHEMA_VERSION: Literal[2] = 2
@@ -79,7 +79,14 @@ class Recommendation(Record):
     doubt: str | None = Field(
         None, description="what is open about the undecided arm, and what would decide it; null: none"
     )
+    prompts: Count = Field(0, description="of a race, prompts whose times it rests on: the others were not decoded")
+    planned: Count = Field(0, description="of a race, prompts that were planned; 0: no race")
     text: str = Field(description="the recommendation as a sentence")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more blocks could change it: an arm has no verdict, or equals the chosen one."""
+        return bool(self.word == "cannot tell" or self.undecided or self.as_good)
 
 
 class Looks(Record):
@@ -104,13 +111,31 @@ class RaceCost(Record):
     decoding_full_s: Seconds = Field(description="time of the full grid, in seconds, estimated in the same way")
 
 
+class ScheduledSize(Record):
+    """The speed of a schedule at one batch size."""
+
+    batch_size: Size = Field(description="requests decoded side by side")
+    arm: str = Field(description="arm that was chosen for this batch size, in a server of its own")
+    tokens_per_s: float | None = Field(description="tokens per second with the schedule; null: not measured")
+    ratio: Estimate = Field(description="wall time of that arm over that of the schedule")
+    verdict: Verdict = Field(description="verdict on the ratio, adjusted for the batch sizes")
+
+
+class Schedule(Record):
+    """One server with the answers of all batch sizes, measured where they change and with one request fewer."""
+
+    command: str | None = Field(description="command that started it; null: it was not started")
+    sizes: list[ScheduledSize] = Field(description="its speed by batch size, the largest first")
+    reason: str | None = Field(description="why it is not measured, or not at every batch size; null: it is")
+
+
 class Decision(Record):
     """decision.json: the recommendation at each batch size."""
 
     schema_version: Literal[2] = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run")
     headline: str = Field(description="the decision in a few words, first what to use")
-    complete: bool = Field(description="false: the time budget ended the race; `--resume` goes on")
+    complete: bool = Field(description="false: the time budget ended the race before its decision was final")
     max_loss: float = Field(description="loss of accuracy that is accepted, in points")
     slo_s: dict[str, Seconds] = Field(description="limits of 95th percentiles, in seconds; empty: none")
     over_slo: list[str] = Field(description="cells over a limit, which are not recommended")
@@ -125,9 +150,6 @@ class Decision(Record):
     serving_notes: dict[str, dict[str, str]] = Field(
         default_factory=dict, description="by arm and engine, what the engine does otherwise"
     )
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more blocks could change the recommendation: an arm has no verdict, or equals the chosen one."""
-        found = self.recommendations
-        return any(r.word == "cannot tell" or r.undecided or r.as_good for r in found)
+    schedule: Schedule | None = Field(
+        None, description="one server with the answers of all batch sizes; null: they agree, or the engine has none"
+    )

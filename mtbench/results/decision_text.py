@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.results.decision_format import Choice, Decision, Recommendation
+from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.statistics import SPEED_MARGIN, decimals
 
 DEMONSTRATION = "On this demonstration"
@@ -38,11 +38,9 @@ def sentence(found: Recommendation) -> str:
     return _on_demonstration(text) if found.demonstration else text
 
 
-def budget_spent(decision: Decision, resume: str) -> str:
-    """Return that the time budget ended a race, and how to resume if more blocks could change the decision."""
-    return (
-        f"The time budget ended the race{f'; go on with `{resume}`' if decision.is_open else ', after its decision'}."
-    )
+def budget_spent(resume: str) -> str:
+    """Return that the time budget ended a race whose decision more blocks could change, and how to resume it."""
+    return f"The time budget ended the race; go on with `{resume}`."
 
 
 def _on_demonstration(text: str) -> str:
@@ -58,7 +56,7 @@ def beside(found: Recommendation) -> list[str]:
     if found.word == "use" and found.undecided is not None:
         beaten = found.within_loss is not None and _value(found.undecided) <= _value(found.within_loss)
         may = "may be faster than plain decoding with the same tokens" if beaten else "may be faster still"
-        shown = times(found.undecided)
+        shown = speed(found.undecided)
         parts.append(f"{found.undecided.arm} {may}{f' ({shown})' if shown else ''}: {found.doubt}.")
     if found.also_open:
         named, others = found.also_open[:MOST_NAMED], len(found.also_open) - MOST_NAMED
@@ -95,13 +93,8 @@ def _why(found: Recommendation) -> str:
         return found.doubt or "no arm could be compared with plain decoding"
     if undecided is None:
         return "no sound arm was compared with plain decoding"
-    shown = times(undecided)
-    if shown is None:
-        gain = f"{undecided.arm} is open"
-    elif _value(undecided) < 1:
-        gain = f"no open arm was faster than plain decoding; the nearest, {undecided.arm}, is {shown} as fast"
-    else:
-        gain = f"{undecided.arm} is {shown} as fast as plain decoding"
+    shown = speed(undecided)
+    gain = f"{undecided.arm} is {'open' if shown is None else shown}"
     return f"{gain}; {found.doubt}. Until then, keep plain decoding"
 
 
@@ -125,10 +118,10 @@ def _answer(found: Recommendation) -> str:
         return f"{first}no conclusion: {_why(found)}"
     parts = []
     if found.same_tokens is not None:
-        gain = f"{times(found.same_tokens)} as fast as plain decoding, {found.same_tokens.kept or 'same tokens'}"
+        gain = f"{speed(found.same_tokens)}, {found.same_tokens.kept or 'same tokens'}"
         parts.append(f"use {found.same_tokens.arm}: {gain}")
     if found.within_loss is not None:
-        gain = f"{times(found.within_loss)} as fast as plain decoding{_cost(found.within_loss)}"
+        gain = f"{speed(found.within_loss)}{_cost(found.within_loss)}"
         parts.append(f"{_if_accepted(found)} {found.within_loss.arm}: {gain}")
     return "; or, ".join(parts)
 
@@ -144,13 +137,19 @@ def _value(choice: Choice) -> float:
     return choice.speedup.value or 0.0
 
 
-def times(choice: Choice) -> str | None:
-    """Return a speedup by its interval; None if it has none."""
+def speed(choice: Choice) -> str | None:
+    """Return the speed of an arm over that of plain decoding by its interval, in words; None if it has none."""
     low, high = choice.speedup.ci_low, choice.speedup.ci_high
     if low is None or high is None:
         return None
-    places = decimals(high)
-    return f"{low:.{places}f} to {high:.{places}f} times ({100 * choice.level:.4g} %)"
+    places, level = decimals(high), f"{100 * choice.level:.4g} %"
+    if round(low, places) > 1 or high >= 2:
+        return f"{low:.{places}f} to {high:.{places}f} times ({level}) as fast as plain decoding"
+    least, most = round(100 * low) - 100, round(100 * high) - 100
+    gain = f"{-least} % slower to {most} % faster"
+    if least >= 0 or most <= 0:
+        gain = f"{least} to {most} % faster" if least >= 0 else f"{-most} to {-least} % slower"
+    return f"{gain} than plain decoding ({level})"
 
 
 def _cost(choice: Choice) -> str:
@@ -170,10 +169,11 @@ def _points(share: float) -> str:
 
 def _where(recommendations: Sequence[Recommendation]) -> str:
     """Return the batch sizes, such as `at batch sizes 8 and 1`."""
-    names = [
-        f"{found.batch_size}{' (refilled)' if found.batching == 'refill' else ''}"
-        for found in _largest_first(recommendations)
-    ]
+    names = []
+    for found in _largest_first(recommendations):
+        notes = ["refilled"] if found.batching == "refill" else []
+        notes += [f"{found.prompts:,} of {found.planned:,} prompts"] if found.prompts < found.planned else []
+        names.append(f"{found.batch_size} ({', '.join(notes)})" if notes else str(found.batch_size))
     if len(names) == 1:
         return f"at batch size {names[0]}"
     return f"at batch sizes {', '.join(names[:-1])} and {names[-1]}"

@@ -38,6 +38,7 @@ from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
+from mtbench.report.terminal import decision_lines
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
 
@@ -85,7 +86,7 @@ def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) ->
 
 
 @pytest.mark.whole
-def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None:
+def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in a block, and again between a look and the line of who left: the lines are those of one replay."""
     racing, run = begun(tmp_path / "race"), RunDirectory(tmp_path / "race")
     with pytest.raises(KeyboardInterrupt):
@@ -108,7 +109,14 @@ def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None
     assert (stored[wrong].block, stored[wrong].lost) == (6, True)
     assert stored[wrong.replace("b4", "b2")].block == 0
     assert decision.complete
-    assert dump(decide(again(run), stages.finish(run, Execution(), Quiet(), pages=False))) == dump(decision)
+    results = stages.finish(run, Execution(), Quiet(), pages=False)
+    assert dump(decide(again(run), results)) == dump(decision)
+    unfinished = results.changed(cells=[cell.changed(status="partial") for cell in results.cells])
+    assert not decide(again(run), unfinished).complete, "an arm is open"
+    final = [rec.changed(word="plain", undecided=None, as_good=[]) for rec in decision.recommendations]
+    monkeypatch.setattr("mtbench.experiments.choose.decide.recommend", lambda *_, **__: final)
+    assert (made := decide(again(run), unfinished)).complete
+    assert not any("not finished" in line for line in decision_lines(unfinished, made))
 
 
 @pytest.fixture(scope="module")

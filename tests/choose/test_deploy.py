@@ -19,7 +19,7 @@ from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
 from mtbench.results.figure_formats import Estimate
 
-HAVE_LOOKUP = ["llama.cpp", "OpenVINO GenAI", "vLLM"]  # engines with drafts from the text
+HAVE_LOOKUP = ["llama.cpp", "vLLM"]  # engines with drafts from the text
 
 
 def cells(*arms: str, **checkpoints: str) -> list[Any]:
@@ -44,7 +44,7 @@ def test_a_command_names_the_users_model_and_draft() -> None:
     """It is one for a shell, with names that need quotes. llama.cpp reads a GGUF file, named after the checkpoint."""
     [cell] = cells("speculative:ahead=2", ar="me/My Model", draft="me/draft")
     found = commands(cell, None)
-    assert list(found) == ["llama.cpp", "OpenVINO GenAI", "SGLang", "vLLM"]
+    assert list(found) == ["llama.cpp", "SGLang", "vLLM"]
     assert found["vLLM"][0].startswith("vllm serve 'me/My Model' --speculative-config '{")
     assert speculative(found["vLLM"]) == {"method": "draft_model", "model": "me/draft", "num_speculative_tokens": 2}
     assert found["SGLang"][0] == (
@@ -56,12 +56,8 @@ def test_a_command_names_the_users_model_and_draft() -> None:
         "llama-server -m 'My Model.gguf' --spec-type draft-simple --spec-draft-model draft.gguf "
         "--spec-draft-n-max 2 --spec-draft-p-min 0"
     )
-    converted = 'LLMPipeline("draft.gguf", "CPU", enable_save_ov_model=True); '
-    opened = 'LLMPipeline("My Model.gguf", "CPU", draft_model=draft_model(".", "CPU"))'
-    asked = f'print({opened}.generate("PROMPT", max_new_tokens=256, num_assistant_tokens=2))'
-    assert found["OpenVINO GenAI"][0] == f"python -c 'from openvino_genai import *; {converted}{asked}'"
     for engine, (_, note) in found.items():
-        assert ("It needs the checkpoint as a GGUF file." in note) == (engine in ("llama.cpp", "OpenVINO GenAI"))
+        assert ("It needs the checkpoint as a GGUF file." in note) == (engine == "llama.cpp")
     [cell] = cells("speculative", ar="files/small.Q4.gguf")
     assert "It needs" not in commands(cell, None)["llama.cpp"][1]
     assert "llama-server -m files/small.Q4.gguf " in commands(cell, None)["llama.cpp"][0]
@@ -108,7 +104,7 @@ def test_the_race_s_own_engine_comes_first_with_the_command_that_was_run() -> No
         assert (title, command) == ("vLLM", "run arithmetic.prompt-lookup-ahead4.ar.graph.b1")
         assert note.startswith("As in the race, it takes 1 request at a time, of up to ")
         assert first[plain][1][0] == "run arithmetic.ar.ar.graph.b2"
-        assert [*of_arms[drafted]] == ["vLLM", "llama.cpp", "OpenVINO GenAI"]
+        assert [*of_arms[drafted]] == ["vLLM", "llama.cpp"]
 
 
 def test_prompt_lookup_is_vllms_ngram_if_it_takes_the_earliest_match() -> None:

@@ -1,13 +1,11 @@
 """Arms in OpenVINO GenAI, a real engine: its tokens are those of mtbench's loop on the same file."""
 
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import mtbench
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.models import gguf_writer
 
 TINY = Path(mtbench.__file__).parent / "tiny"
@@ -52,15 +50,3 @@ def test_a_file_that_it_cannot_read_is_refused_with_the_types_that_it_reads(tmp_
     )
     [cell] = results.record["cells"]
     assert "Unsupported quantization type; it reads GGUF files with matrices in F16, Q8_0" in cell["error"]
-
-
-@pytest.mark.parametrize(("name", "options"), [("ar", {}), ("prompt-lookup", {"ahead": 4}), ("speculative", {})])
-def test_its_command_decodes(name: str, options: dict[str, int]) -> None:
-    """The command that `choose` prints is one for a shell, with the engine's Python, and prints an answer."""
-    engine = SERVING_ENGINES["openvino"]()
-    files = {role: engine.prepared(str(TINY / role), "float32", offline=True) for role in ("ar", "draft")}
-    setting = engine.setting(METHODS[name](**options), files)
-    for own in ((), engine.computing("float32")):
-        _, *words = shlex.split(engine.command(files["ar"], setting, own))
-        done = subprocess.run([engine.python(), *words], capture_output=True, check=True, timeout=60)
-        assert done.stdout.strip()

@@ -27,6 +27,8 @@ if script.get("child"):  # a process of its own, as an engine's core
     child = subprocess.Popen([sys.executable, "-c", script.get("computes", "import time; time.sleep(1000)")])
     open(script["child"], "w").write(str(child.pid))
 
+running = []
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.say("application/json", json.dumps({"data": [{"id": "m"}]}))
@@ -35,7 +37,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         global asked
         asked += 1
+        running.append(self)
         time.sleep(script.get("takes_s", 0))
+        if len(running) >= script.get("stalls", 1000):  # requests side by side
+            time.sleep(4 * script.get("takes_s", 0))
+        running.remove(self)
         until = time.thread_time() + script.get("computes_s", 0)
         while time.thread_time() < until: pass
         if asked == script.get("stops_at"):  # something stops it for a second

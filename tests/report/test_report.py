@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from browsers import BROWSER, opened
+from made_records import result_cell
 from rich.console import Console
 from stages import assemble, write_report
 from stored import keep_lines, stored_json, stored_lines
@@ -23,7 +24,7 @@ from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers
 from mtbench.report.summary import warnings
 from mtbench.report.terminal import results_tables
-from mtbench.report.text import facts
+from mtbench.report.text import facts, question
 from mtbench.results.format import ResultCell, Results
 
 
@@ -216,6 +217,11 @@ def test_a_failed_cell_is_a_row_with_its_error(run: RunDirectory) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_question_counts_no_arm_that_failed() -> None:
+    cells = [result_cell(arm="a"), result_cell(arm="b"), result_cell(arm="c", status="failed")]
+    assert question(cells) == "Which of 2 arms decodes fastest on arithmetic?"
+
+
 def test_deleted_answers_are_said_in_one_line(run: RunDirectory) -> None:
     """A table of the stored timings alone would look complete."""
     plain = next(cell for cell in assemble(run).cells if cell.reference)

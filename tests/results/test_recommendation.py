@@ -12,8 +12,17 @@ from mtbench.plan.formats import Elimination
 from mtbench.plan.plan import Simulated
 from mtbench.report.summary import decided
 from mtbench.results.decision import Bounds, Intervals, headline, recommend
-from mtbench.results.decision_format import Recommendation
-from mtbench.results.figure_formats import AccuracyComparison, Agreement, Alone, Lossless, NeededItems, Verdict
+from mtbench.results.decision_format import Choice, Recommendation
+from mtbench.results.decision_text import speed as speed_in_words
+from mtbench.results.figure_formats import (
+    AccuracyComparison,
+    Agreement,
+    Alone,
+    Estimate,
+    Lossless,
+    NeededItems,
+    Verdict,
+)
 from mtbench.results.format import ResultCell
 from mtbench.results.verdicts import speed_verdicts
 from mtbench.statistics import Ratio
@@ -241,7 +250,7 @@ def test_no_conclusion_says_what_one_takes() -> None:
     found = one([plain(), arm("b", 0.8, "slower"), open_])
     assert found.word == "cannot tell"  # 37 blocks: 16 · (log 1.12 / log(1.1/1.02))²
     assert found.text == (
-        "At batch size 1: no conclusion: a is 0.98 to 1.23 times (95 %) as fast as plain decoding; at least 37 blocks "
+        "At batch size 1: no conclusion: a is 2 % slower to 23 % faster than plain decoding (95 %); at least 37 blocks "
         "would show whether it is faster (16 were timed). Until then, keep plain decoding."
     )
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", needed=2500))])
@@ -297,8 +306,8 @@ def test_an_arm_that_was_slower_is_not_called_fast() -> None:
     assert one([plain(), slower]).text.endswith("keep plain decoding: no arm gains more than 2 %.")
     [found] = recommend([plain(), slower], max_loss=2, pairs=AfterLooks())
     assert found.text == (
-        "At batch size 1: no conclusion: no open arm was faster than plain decoding; the nearest, a, is 0.89 to 1.04 "
-        "times (99.5 %) as fast; at least 27 blocks would show whether it is faster (16 were timed). Until then, keep "
+        "At batch size 1: no conclusion: a is 11 % slower to 4 % faster than plain decoding "
+        "(99.5 %); at least 27 blocks would show whether it is faster (16 were timed). Until then, keep "
         "plain decoding."
     )
 
@@ -312,7 +321,10 @@ def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
     wanting = lossy("l", 2.0, lost(verdict="inconclusive", needed=2500))
     found = one([plain(), arm("a", 1.5), wanting])
     assert (found.word, names(found)) == ("use", ["a", None])
-    assert "l may be faster still (1.90 to 2.10 times (95 %)): at least 2,500 items" in found.text
+    assert (
+        "l may be faster still (1.90 to 2.10 times (95 %) as fast as plain decoding): at least 2,500 items"
+        in found.text
+    )
     assert one([plain(), arm("a", 2.5), wanting]).undecided is None
     second = lossy("m", 1.9, lost(verdict="inconclusive", needed=2500))
     both = one([plain(), arm("a", 1.5), second, wanting])
@@ -325,9 +337,7 @@ def test_an_arm_with_the_same_tokens_stays_open_beside_a_faster_lossy_one() -> N
     found = one([plain(), arm("s", 1.12, "inconclusive", spread=1.14), lossy("l", 1.5, lost())])
     assert (names(found), found.undecided and found.undecided.arm) == ([None, "l"], "s")
     assert "no arm with the same tokens is shown to be faster" in found.text
-    assert (
-        "s may be faster than plain decoding with the same tokens (0.98 to 1.28 times (95 %)): at least" in found.text
-    )
+    assert "s may be faster than plain decoding with the same tokens (2 % slower to 28 % faster than " in found.text
 
 
 def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
@@ -436,3 +446,24 @@ def test_a_sentence_has_the_interval_of_the_table() -> None:
         assert shown is not None
         found = one([plain(), arm("b", value, spread=spread)])
         assert f"{shown.strip('[]').replace(', ', ' to ')} times (95 %)" in found.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.18, 1.29, "1.18 to 1.29 times (95 %) as fast as plain decoding"),
+        (1.0, 1.05, "0 to 5 % faster than plain decoding (95 %)"),
+        (0.98, 1.23, "2 % slower to 23 % faster than plain decoding (95 %)"),
+        (0.87, 0.95, "5 to 13 % slower than plain decoding (95 %)"),
+        (0.63, 15.74, "0.6 to 15.7 times (95 %) as fast as plain decoding"),
+    ],
+)
+def test_a_speed_is_said_in_plain_words(low: float, high: float, words: str) -> None:
+    choice = Choice(arm="a", speedup=Estimate(value=1.0, ci_low=low, ci_high=high), accuracy=None)
+    assert speed_in_words(choice) == words
+
+
+def test_a_decision_names_its_prompts_if_it_rests_on_fewer_than_planned() -> None:
+    found = one([plain(), arm("a", 1.5)])
+    assert headline([found.changed(prompts=16, planned=20)]).startswith("At batch size 1 (16 of 20 prompts): use a")
+    assert headline([found.changed(prompts=20, planned=20)]).startswith("At batch size 1: use a")

@@ -5,6 +5,7 @@ from functools import partial
 from mtbench import statistics
 from mtbench.experiments.choose.deploy import deployment
 from mtbench.experiments.choose.runner import Racing, over_limits
+from mtbench.experiments.choose.schedule import measured
 from mtbench.plan.plan import Group
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
@@ -15,7 +16,9 @@ from mtbench.results.decision_format import (
     Decision,
     Looks,
     RaceCost,
+    Recommendation,
 )
+from mtbench.results.decision_text import sentence
 from mtbench.results.format import ResultCell, Results
 
 
@@ -26,13 +29,14 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     pairs = _Pairs(stored)
     raced = [cell for cell in results.cells if not (cell.left and cell.left.unraced)]
     found = recommend(raced, max_loss=racing.plan.request.max_loss, pairs=pairs, misses_slo=over_slo)
+    found = [_with_prompts(rec, stored) for rec in found]
     servers = {line.cell: line.server for line in stored.preparation if line.server is not None}
     serving = deployment(found, results.cells, racing.plan, servers)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,
         headline=headline(found),
-        complete=not any(cell.status == "partial" for cell in results.cells),
+        complete=not any(c.status == "partial" for c in results.cells) or not any(rec.is_open for rec in found),
         max_loss=racing.plan.request.max_loss,
         slo_s={str(name): limit for name, limit in race.slo_s.items()},
         over_slo=over_slo,
@@ -41,6 +45,7 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
         refused=race.refused | unraced(results),
         spent=spent_on(stored),
         serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
+        schedule=measured(racing.run, found),
         serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
     racing.run.directory.write_json(FILE, dump(decision))
@@ -51,6 +56,18 @@ def unraced(results: Results) -> dict[str, str]:
     """Return the arms that the time budget had no room for, and why."""
     gone = {f"{cell.arm} at batch size {cell.batch_size}": cell.left for cell in results.cells}
     return {name: left.reason for name, left in gone.items() if left is not None and left.unraced}
+
+
+def _with_prompts(found: Recommendation, stored: Stored) -> Recommendation:
+    """Return a recommendation with the prompts that the times of its arm and of plain decoding share."""
+    choice = found.same_tokens or found.within_loss or found.undecided
+    names = (found.baseline, choice.arm if choice else found.baseline)
+    group = next(g for g in stored.plan.groups if (g.suite, g.batch_size) == (found.suite, found.batch_size))
+    arms = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
+    clean = set.intersection(*(arms[name].valid if name in arms else set() for name in names))
+    prompts = sum(len(group.blocks[block]) for _, block in clean)
+    found = found.changed(prompts=prompts, planned=sum(map(len, group.blocks)))
+    return found.changed(text=sentence(found))
 
 
 class _Pairs:

@@ -107,7 +107,7 @@ def placed(cell: Cell, positions: float | None) -> dict[str, Placed]:
     model, found = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, Placed]()
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
-        if not isinstance(setting := engine.setting(fixed, drafts), str):
+        if not isinstance(setting := engine.setting(fixed, drafts), str) and (engine.start or cell.engine == name):
             found[engine.title] = Placed(engine, model, setting, note)
     return found
 

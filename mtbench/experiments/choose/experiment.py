@@ -1,6 +1,7 @@
 """`mtbench choose`: a race of methods that ends with a decision."""
 
 import itertools
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -14,6 +15,7 @@ from mtbench.experiments.choose.candidates import Candidates, candidates
 from mtbench.experiments.choose.decide import decide, spent_on, unraced
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
+from mtbench.experiments.choose.schedule import measure
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import folder_of, show_estimate
@@ -141,7 +143,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         for made in weights(results):
             console.say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
         if not decision.complete:
-            console.say(budget_spent(decision, f"mtbench choose -o {job.path} --resume{plugins.as_options()}"))
+            console.say(budget_spent(f"mtbench choose -o {job.path} --resume{plugins.as_options()}"))
         elif any(rec.word == "cannot tell" for rec in decision.recommendations):
             console.say(ALL_USED)
         spent = decision.spent
@@ -204,12 +206,16 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
 
 def finish(run: Run, execution: Execution, progress: RunProgress, deadline: float = float("inf")) -> Decided:
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
+    deadline = time.monotonic() + (float("inf") if execution.time_budget_s is None else execution.time_budget_s)
     racing = Racing(run, execution)
     racing.restore_left()
     results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
     if explain(run, results, progress.show, deadline):
         results = assemble(run)
     decision = decide(racing, results)
+    if decision.complete:
+        measure(run, decision.recommendations, execution, progress, deadline)
+        decision = decide(racing, results)
     write_report(run, results)
     return Decided(results, decision)
 

@@ -1,0 +1,131 @@
+"""The schedule of a serving engine by batch size, measured as an arm.
+
+Where the batch sizes of a race have different answers, an engine may hold them in one server. It may be slow at the
+sizes where the answer changes (github.com/vllm-project/vllm/issues/49548). So it decodes there, and with one request
+fewer, beside the chosen arm, in servers for the largest batch size. The run is in the folder `schedule` of the race.
+"""
+
+import itertools
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mtbench.decoding.arms import is_served
+from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.lineup.planner import write_plan
+from mtbench.measure.executor import Progress, generate
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Cell, Plan
+from mtbench.plan.request import Execution
+from mtbench.plan.run import Run
+from mtbench.results import verdicts
+from mtbench.results.aggregate import Stored, read_stored, statuses
+from mtbench.results.decision_format import Recommendation, Schedule, ScheduledSize
+from mtbench.results.figure_formats import Estimate
+from mtbench.statistics import shared_ratio
+
+FOLDER = "schedule"
+BLOCKS = 16  # at a batch size, if there are prompts
+NOT_RUN = "it is not measured yet: `--resume` measures it"
+
+
+def measure(
+    race: Run, found: Sequence[Recommendation], execution: Execution, progress: Progress, deadline: float
+) -> None:
+    """Measure the schedule of a race, if it has one, as far as the deadline (by time.monotonic) allows."""
+    plan = schedule_plan(race, found)
+    if plan is None or time.monotonic() >= deadline:
+        return
+    run = _stored_run(race, plan)
+    if run is None:
+        shutil.rmtree(path := race.directory.path / FOLDER, ignore_errors=True)  # of an earlier decision
+        write_plan(directory := RunDirectory.create(path), plan, race.environment.command)
+        run = Run.open(directory)
+    progress.note("measuring the schedule by batch size")
+    budget_s = None if math.isinf(deadline) else deadline - time.monotonic()
+    alone = replace(execution, leave=None, timed_only=True, fewer_arms=False, time_budget_s=budget_s)
+    generate(run, progress, alone)
+
+
+def measured(race: Run, found: Sequence[Recommendation]) -> Schedule | None:
+    """Return the schedule of a race by its stored lines; None if it has none."""
+    plan = schedule_plan(race, found)
+    if plan is None:
+        return None
+    if (run := _stored_run(race, plan)) is None:
+        return Schedule(command=None, sizes=[], reason=NOT_RUN)
+    stored = read_stored(run)
+    sizes = _sizes(stored)
+    doubts = [failure.error for failure in run.failures] + [NOT_RUN] * ("partial" in statuses(stored).values())
+    doubts += [size.verdict.reason.text for size in sizes if size.verdict.reason]
+    commands = {line.cell: line.server for line in stored.preparation}
+    return Schedule(command=commands.get(plan.cells[0].cell), sizes=sizes, reason=next(iter(doubts), None))
+
+
+def _stored_run(race: Run, plan: Plan) -> Run | None:
+    path = race.directory.path / FOLDER
+    run = Run.open(RunDirectory(path)) if (path / "plan.json").is_file() else None
+    return run if run and (run.plan.cells, run.plan.groups) == (plan.cells, plan.groups) else None
+
+
+def _sizes(run: Stored) -> list[ScheduledSize]:
+    """Return the speed of the schedule over that of the chosen arm, at each batch size."""
+    pairs = [[run.cells[name] for name in group.cells] for group in run.plan.groups]
+    walls = [[data.per_unit("wall_s") if data.samples else () for data in reversed(pair)] for pair in pairs]
+    ratios = [shared_ratio(*of_pair, looks=1, among=len(walls)) for of_pair in walls]
+    found = zip(pairs, ratios, verdicts.speed_verdicts(ratios, [None] * len(ratios)), strict=True)
+    return [
+        ScheduledSize(
+            batch_size=own.cell.batch_size,
+            arm=own.cell.arm,
+            tokens_per_s=(scheduled.total("tokens") or 0.0) / wall_s if (wall_s := scheduled.total("wall_s")) else None,
+            ratio=Estimate(value=ratio.value, ci_low=ratio.ci_low, ci_high=ratio.ci_high),
+            verdict=verdict,
+        )
+        for (scheduled, own), ratio, verdict in found
+    ]
+
+
+def schedule_plan(race: Run, found: Sequence[Recommendation]) -> Plan | None:
+    """Return the plan that measures the schedule; None without one."""
+    chosen, first = _chosen(race.plan, found), race.plan.groups[0]
+    changes = [high for low, high in itertools.pairwise(sorted(chosen)) if chosen[low].arm != chosen[high].arm]
+    if not changes or not _has_schedule(chosen):
+        return None
+    alone = {size: cell.changed(baselines=[], engine_baselines=[]) for size, cell in sorted(chosen.items())}
+    follows = [item.follows for item in race.plan.suite(first.suite).items]
+    items = [item for block in first.blocks for item in block if follows[item] is None]
+    cells, groups = list[Cell](), []
+    for size in sorted({beside for change in changes for beside in (change - 1, change)}, reverse=True):
+        own = alone[max(known for known in alone if known <= size)]
+        last = own.changed(batch_size=max(alone))
+        name = f"by batch size@{own.on}/{own.engine}"
+        pair = [
+            own.changed(cell=f"schedule.b{size}", arm=name, batch_size=size, schedule=[*alone.values()]),
+            own.changed(cell=f"own.b{size}", batch_size=size, schedule=[last]),
+        ]
+        blocks = [items[at * size :][:size] for at in range(min(BLOCKS, max(1, len(items) // size)))]
+        names = [cell.cell for cell in pair]
+        groups.append(first.changed(batch_size=size, blocks=blocks, rounds=[len(blocks)], cells=names))
+        cells += pair
+    request = race.plan.request.changed(dtype=race.sessions[-1].dtype)
+    return race.plan.changed(request=request, cells=cells, groups=groups)
+
+
+def _chosen(plan: Plan, found: Sequence[Recommendation]) -> dict[int, Cell]:
+    """Return by batch size the cell of the arm to use in an engine; nothing if a batch size has no answer."""
+    cells = {(cell.batch_size, cell.arm): cell for cell in plan.cells}
+    arms = {r.batch_size: r.same_tokens.arm if r.same_tokens else r.word == "plain" and r.baseline for r in found}
+    known = all(arms.values()) and all(is_served(rec.engine) for rec in found)
+    return {size: cells[size, str(arm)] for size, arm in arms.items()} if known else {}
+
+
+def _has_schedule(chosen: Mapping[int, Cell]) -> bool:
+    """Return whether the engine can hold the cells of several batch sizes in one server."""
+    alike = {(str(cell.engine), cell.on, cell.checkpoints[cell.on], *cell.engine_options) for cell in chosen.values()}
+    engine = SERVING_ENGINES[min(alike)[0]]()
+    settings = {size: engine.setting(cell.built, cell.checkpoints) for size, cell in chosen.items()}
+    has = not any(isinstance(setting, str) for setting in settings.values())
+    return has and len(alike) == 1 and engine.scheduled(settings) is not None
