@@ -31,12 +31,12 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
-DELTA = {  # layers of a gated delta rule, as in Qwen3-Next
+DELTA = {  # layers of a gated delta rule, as in Qwen3-Next; vLLM's kernel for a CPU takes no heads of 32
     "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 MODELS: dict[str, dict[str, Any]] = {  # model type -> changes of the shape
     "qwen3_moe": EXPERTS | {"num_experts": 4},
