@@ -14,7 +14,9 @@ from mtbench.errors import UserError
 from mtbench.models.families import locate
 from mtbench.models.loading import DTYPES, downloaded, load_config, loaded_model, refuse_unreadable, rope_types
 
-FED_AT_ONCE = 4096  # tokens of one forward
+FED_AT_ONCE = (
+    1024  # tokens of one forward: on a slow CPU it takes seconds, and the time budget is looked at between two
+)
 LOGITS_AT_ONCE = 1 << 27  # numbers
 ALONE = {"dynamic", "longrope"}  # rope types whose angles depend on the longest text of a forward
 

@@ -521,6 +521,7 @@ def test_an_id_that_only_an_engine_may_choose_is_judged_like_any(
     run, planned, _ = answered(monkeypatch, tmp_path, [1, 39])
     graded, notes, _ = judged(run, planned)
     assert (graded.grade, notes) == ("divergent", [])
+    assert assemble(run).cells[0].void == []  # plain decoding is not the judge's, and promises nothing
     assert [note.partition(":")[0] for note in warnings(assemble(run).cells) if "not the choices" in note] == [
         "ar@ar/toolbox"
     ]
