@@ -300,13 +300,7 @@ class Stage:
         visits = enumerate(order if round_ % 2 else order[::-1], start=round_ * len(order))
         return [(visit, [cell]) for visit, cell in visits if (cell.cell, round_) not in self.whole]
 
-    def _run_queue(
-        self,
-        session: WorkerSession,
-        round_: int,
-        queue: deque[list[int]],
-        execution: Execution,
-    ) -> None:
+    def _run_queue(self, session: WorkerSession, round_: int, queue: deque[list[int]], execution: Execution) -> None:
         """Run chains of blocks until the queue, which all workers share, is empty, or until no cell is live."""
         while time.monotonic() <= self.deadline:
             if not self.live():

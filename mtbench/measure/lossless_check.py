@@ -143,6 +143,7 @@ class Rescoring:
     def _whole(self, source: str, dtype: str) -> WholeTexts:
         """Return the judge of a serving engine's answers in a number type, loaded at the first call."""
         if (source, dtype) not in self._texts:
+            self._refuse_late()
             self.show(f"re-scoring: loading {source} in {dtype}")
             self._texts[source, dtype] = WholeTexts(source, dtype, self.pool.device, offline=self.pool.offline)
         return self._texts[source, dtype]

@@ -106,6 +106,12 @@ def starts(parts: Sequence[Part]) -> str:
     return f"{counted(len(titles), 'start')} of {' and '.join(dict.fromkeys(titles))} {takes}" if titles else "no start"
 
 
+def decision_needs(parts: Sequence[Part]) -> str:
+    """Return in words how many blocks a decision needs."""
+    each = " at each batch size" if len(parts) > 1 else ""
+    return f"a decision needs {max(part.needed for part in parts)}{each}"
+
+
 def outlook(plan: Plan, block_s: float | None, budget_s: float | None) -> str:
     """Return whether the servers of a plan have time for a decision. block_s: of plain decoding; None: not known."""
     parts = [part_of(group, [plan.cell(name) for name in group.cells]) for group in plan.groups]
@@ -113,9 +119,9 @@ def outlook(plan: Plan, block_s: float | None, budget_s: float | None) -> str:
         judging_s = JUDGED_SHARE * budget_s
         budget = TimeBudget(budget_s, judging_s, time.monotonic() + budget_s - judging_s, block_s)
         return "; ".join(filter(None, (budget.described(parts), budget.room(parts)[1])))
-    needs = f"a decision needs {max(part.needed for part in parts)} blocks{' of each batch size' * (len(parts) > 1)}"
     takes = "" if block_s is None else f", about {duration(needs_s(parts, block_s) / (1 - JUDGED_SHARE))} in all"
-    return f"{starts(parts)}; at most {counted(sum(part.blocks for part in parts), 'block')}, and {needs}{takes}"
+    blocks = counted(sum(part.blocks for part in parts), "block")
+    return f"{starts(parts)}; at most {blocks}, and {decision_needs(parts)}{takes}"
 
 
 @dataclass
@@ -146,12 +152,8 @@ class TimeBudget:
     def described(self, parts: Sequence[Part]) -> str:
         """Return in a sentence what it has room for."""
         judging = f", judging {duration(self.judging_s)}" if self.judging_s else ""
-        each = " of each batch size" if len(parts) > 1 else ""
-        if self.block_s is None:
-            room = f"{duration(max(0.0, self.left_s - starting_s(parts)))} are left for blocks"
-        else:
+        room = f"{duration(max(0.0, self.left_s - starting_s(parts)))} are left for blocks"
+        if self.block_s is not None:
             blocks = blocks_within(self.left_s, parts, self.block_s)
-            room = f"{counted(blocks, 'block')}{each} {'fits' if blocks == 1 else 'fit'} in the rest"
-        needed = max(part.needed for part in parts)
-        text = f"time budget {duration(self.seconds)}: {starts(parts)}{judging}; {room}, and a decision needs {needed}"
-        return text + (each if self.block_s is None else "")
+            room = f"{counted(blocks, 'block')} {'fits' if blocks == 1 else 'fit'} in the rest"
+        return f"time budget {duration(self.seconds)}: {starts(parts)}{judging}; {room}, and {decision_needs(parts)}"

@@ -460,6 +460,9 @@ def test_a_hybrid_that_mtbench_cannot_decode_is_judged_and_audited(
     assert plain is not None
     assert drafted is not None
     assert (plain.against, plain.grade, drafted.grade, drafted.first_divergence) == (JUDGE, "exact", "divergent", 2)
+    assert not diagnosis.explain(Run.open(run), results, notes.append, deadline=0.0), (
+        "no audit begins behind the budget"
+    )
     assert diagnosis.explain(Run.open(run), results, notes.append)
     why = stored_json(run, f"lossless/{planned.cells[1].cell}.json")["why"]
     assert why.startswith(

@@ -106,14 +106,16 @@ class Noting(Quiet):
         self.notes.append(text)
 
 
-def raced(folder: Path, budget_s: float | None, methods: tuple[str, ...] = ARMS, **asked: Any) -> tuple[Run, list[str]]:
+def raced(
+    folder: Path, budget_s: float | None, methods: tuple[str, ...] = ARMS, *, fewer_arms: bool = True, **asked: Any
+) -> tuple[Run, list[str]]:
     """A race in the scripted engine as far as its time budget goes, and what was noted."""
     few: dict[str, Any] = {"batch_size": (1,), "limit": 12, "max_new_tokens": 4, "dtype": "float32"}
     planned = choosing.plan_of(RaceRequest(method=methods, engine=["scripted"], **few | asked))
     directory = RunDirectory.create(folder)
     write_plan(directory, planned.plan, ["mtbench"], planned.race)
     run, progress = Run.open(directory), Noting()
-    execution = Execution(time_budget_s=budget_s, timed_only=True, fewer_arms=True)
+    execution = Execution(time_budget_s=budget_s, timed_only=True, fewer_arms=fewer_arms)
     generate(run, progress, Racing(run, execution).executing())
     return run, progress.notes
 
@@ -216,6 +218,18 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     assert (lines[0]["block"], lines[0]["unraced"]) == (0, True)
 
 
+def test_a_run_leaves_no_arm_out(scripted: dict[str, Any], tmp_path: Path) -> None:
+    """It says what fits, and decodes what it can."""
+    scripted[""] = {"takes_s": 0.2}
+    run, notes = raced(tmp_path / "run", 3.0, fewer_arms=False)
+    assert run.left == []
+    assert notes[0].startswith(
+        "time budget 3 s: 3 starts of Scripted take about 3 min (a guess: none was measured here)"
+    )
+    assert set(blocks(run).values()) <= {0, 1, 2, 3, 4, 5}
+    assert notes[-1] == "time budget spent; `--resume` runs what is missing"
+
+
 def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -247,7 +261,7 @@ def test_without_a_measured_start_the_outlook_is_a_guess() -> None:
     plan = make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=4, batch_size=(1, 2), rounds=1))
     assert outlook(plan, None, None) == (
         "2 starts of Scripted take about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
-        "needs 4 blocks of each batch size"
+        "needs 4 at each batch size"
     )
 
 
