@@ -28,6 +28,7 @@ from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing
 from mtbench.hardware import machine
 from mtbench.lineup.planner import make_plan, write_plan
+from mtbench.measure import executor
 from mtbench.measure.executor import _say_if_busy, generate
 from mtbench.measure.time_budget import FEWEST_ARMS, Part, blocks_within, fitting, needs_s, outlook, remember_start
 from mtbench.plan.directory import RunDirectory
@@ -184,14 +185,18 @@ def test_a_server_that_is_not_ready_in_time_ends_the_race_within_its_budget(
     assert min(blocks(run).values()) >= 6
 
 
-def test_a_slow_server_is_left_out_for_a_decision_among_the_others(scripted: dict[str, Any], tmp_path: Path) -> None:
-    scripted |= {"2": {"ready_s": 1000}, "": {"takes_s": 0.05}, "4": {"takes_s": 0.05}}
-    known(0.5)
-    run, notes = raced(tmp_path / "run", 5.0)
-    [gone] = run.left[:1]
+def test_a_slow_server_is_left_out_for_a_decision_among_the_others(
+    scripted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may take the time that the others do not need."""
+    scripted["2"] = {"ready_s": 1000}
+    known(0.4)
+    monkeypatch.setattr(executor, "remember_start", lambda *_: None)  # the machine may be busy
+    run, notes = raced(tmp_path / "run", 4.0)
+    [gone] = run.left
     assert (run.plan.cell(gone.cell).arm, gone.block, gone.lost, gone.unraced) == (FAST, 0, False, True)
-    assert blocks(run)[SLOW] > 0
     assert any(note.startswith(f"left out at batch size 1: {FAST}: the server of") for note in notes)
+    assert blocks(run)[FAST] == 0
 
 
 def choose(folder: Path, *words: str) -> Result:
@@ -201,17 +206,18 @@ def choose(folder: Path, *words: str) -> Result:
 
 
 def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
-    scripted: dict[str, Any], tmp_path: Path
+    scripted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They are named on the terminal and in decision.json, and the others are decided."""
-    scripted[""] = {"takes_s": 0.2}
-    known(0.3)
-    shown = choose(tmp_path / "run", "--time-budget", "4s")
-    assert shown.exit_code in (0, 3), shown.output
-    assert "time budget 4 s: 3 starts of Scripted take about 0.9 s, judging 0.4 s; " in shown.output
+    scripted[""] = {"takes_s": 0.25}
+    known(15.0)
+    monkeypatch.setattr(executor, "remember_start", lambda *_: None)  # starts count as long as the last ones
+    shown = choose(tmp_path / "run", "--time-budget", "45s", "--limit", "6")
+    assert shown.exit_code == 0, shown.output
+    assert "time budget 45 s: 3 starts of Scripted take about 45 s, judging 4 s; 0 s are left for blo" in shown.output
     refused = json.loads((tmp_path / "run" / "decision.json").read_text())["refused"]
     reason = refused[f"{SLOW} at batch size 1"]
-    assert re.fullmatch(r"the time budget has room for .* of 3 arms; all need `--time-budget 1m`", reason)
+    assert re.fullmatch(r"the time budget has room for 2 of 3 arms; all need `--time-budget 1m`", reason)
     assert f"left out at batch size 1: {SLOW}: {reason}" in shown.output
     assert f"not raced: Prompt lookup ahead=4 (Scripted ngram) at batch size 1: {reason}" in shown.output
     lines = stored_lines(RunDirectory.open(tmp_path / "run"), "eliminated.jsonl")
@@ -221,10 +227,10 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
 def test_a_run_leaves_no_arm_out(scripted: dict[str, Any], tmp_path: Path) -> None:
     """It says what fits, and decodes what it can."""
     scripted[""] = {"takes_s": 0.2}
-    run, notes = raced(tmp_path / "run", 3.0, fewer_arms=False)
+    run, notes = raced(tmp_path / "run", 2.0, fewer_arms=False)
     assert run.left == []
     assert notes[0].startswith(
-        "time budget 3 s: 3 starts of Scripted take about 3 min (a guess: none was measured here)"
+        "time budget 2 s: 3 starts of Scripted take about 3 min (a guess: none was measured here)"
     )
     assert set(blocks(run).values()) <= {0, 1, 2, 3, 4, 5}
     assert notes[-1] == "time budget spent; `--resume` runs what is missing"
