@@ -17,17 +17,18 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.lineup.planner import write_plan
 from mtbench.measure.executor import Progress, generate
 from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import Elimination
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
-from mtbench.results import verdicts
+from mtbench.results import samples, verdicts
 from mtbench.results.aggregate import Stored, read_stored, statuses
 from mtbench.results.decision_format import Recommendation, Schedule, ScheduledSize
 from mtbench.results.figure_formats import Estimate
-from mtbench.statistics import shared_ratio
+from mtbench.statistics import shared_ratio, units_of
 
 FOLDER = "schedule"
-BLOCKS = 16  # at a batch size, if there are prompts
+UNITS = 8  # of times, at a batch size
 NOT_RUN = "it is not measured yet: `--resume` measures it"
 
 
@@ -43,9 +44,16 @@ def measure(
         shutil.rmtree(path := race.directory.path / FOLDER, ignore_errors=True)  # of an earlier decision
         write_plan(directory := RunDirectory.create(path), plan, race.environment.command)
         run = Run.open(directory)
+
+    def leave(cells: Sequence[str]) -> list[Elimination]:
+        walls = [[timing.wall_s for timing in run.timings[name]] for name in cells]
+        units = units_of(map(min, zip(*walls, strict=False)), samples.SERVED_UNIT_S)
+        there = {*cells} - {line.cell for line in run.left} if len({*units}) >= UNITS else ()
+        return [Elimination(cell=name, block=len(units), lost=False, reason="it is measured") for name in there]
+
     progress.note("measuring the schedule by batch size")
     budget_s = None if math.isinf(deadline) else deadline - time.monotonic()
-    alone = replace(execution, leave=None, timed_only=True, fewer_arms=False, time_budget_s=budget_s)
+    alone = replace(execution, leave=leave, timed_only=True, fewer_arms=False, time_budget_s=budget_s)
     generate(run, progress, alone)
 
 
@@ -106,7 +114,7 @@ def schedule_plan(race: Run, found: Sequence[Recommendation]) -> Plan | None:
             own.changed(cell=f"schedule.b{size}", arm=name, batch_size=size, schedule=[*alone.values()]),
             own.changed(cell=f"own.b{size}", batch_size=size, schedule=[last]),
         ]
-        blocks = [items[at * size :][:size] for at in range(min(BLOCKS, max(1, len(items) // size)))]
+        blocks = [items[at * size :][:size] for at in range(max(1, len(items) // size))]
         names = [cell.cell for cell in pair]
         groups.append(first.changed(batch_size=size, blocks=blocks, rounds=[len(blocks)], cells=names))
         cells += pair
