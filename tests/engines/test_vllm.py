@@ -1,14 +1,16 @@
 """Arms in vLLM, a real engine: its tokens are those of mtbench's loop, and MARS models draft in it without a patch."""
 
+import re
 from pathlib import Path
 
 import pytest
-from architectures import save_architecture
+from architectures import ARCHITECTURES, save_architecture
 from printed_commands import answer_of
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
 
+DOCS = Path(__file__).parents[2] / "docs" / "engines.md"
 PYTHON = SERVING_ENGINES["vllm"].installed()  # in the user's cache folder; that of the tests is empty
 pytestmark = [
     pytest.mark.slow,
@@ -89,3 +91,29 @@ def test_the_printed_command_starts_its_server(tmp_path: Path) -> None:
     title, command = next(iter(next(iter(found.decision["serving"].values())).items()))
     assert title == "vLLM"
     assert answer_of(command)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_each_architecture_is_served_or_refused_by_vllm_itself(name: str, tmp_path: Path) -> None:
+    """The row of docs/engines.md: whether n-gram drafts change answers there, or vLLM's own cause in one line."""
+    (prompts := tmp_path / "prompts.jsonl").write_text(
+        "".join(f'{{"prompt": "Copy: {n} + {n} = {2 * n}; {n} + {n} = "}}\n' for n in range(11, 15))
+    )
+    results = mtbench.run(
+        suite=f"prompts:{prompts}",
+        model=str(save_architecture(tmp_path / name, name)),
+        engine="vllm",
+        engine_option=("vllm:enforce-eager",),
+        method=("ar", "prompt-lookup:match=earliest,ahead=3"),
+        max_new_tokens=24,
+        ignore_eos=True,
+        batch_size=1,
+        rounds=1,
+        dtype="bfloat16",
+        out=tmp_path / "DIR",
+    )
+    plain, drafted = results.record["cells"]
+    served = "served" if not plain["error"] else re.split(" did not start: | See /", plain["error"])[1]
+    graded = drafted["lossless"] or {"identical": "–", "items": "–"}
+    row = f"| `{name}` | {served} | {graded['identical']} of {graded['items']} |"
+    assert row in DOCS.read_text(encoding="utf-8"), row
