@@ -21,20 +21,11 @@ from mtbench.clients.engine_server import READY_S
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
-from mtbench.document.formatting import counted, duration, listed, percent
+from mtbench.document.formatting import counted, duration, percent
 from mtbench.errors import UserError
 from mtbench.hardware import machine
 from mtbench.measure.model_pool import ModelPool, with_dtype
-from mtbench.measure.time_budget import (
-    FEWEST_ARMS,
-    JUDGED_SHARE,
-    Part,
-    TimeBudget,
-    fitting,
-    needs_s,
-    part_of,
-    remember_start,
-)
+from mtbench.measure.time_budget import FEWEST_ARMS, Part, TimeBudget, needs_s, part_of, remember_start
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Died, Done, Failed, Task, WorkerSession, in_parallel, start_workers
 from mtbench.models import token_map
@@ -82,24 +73,23 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     in_this_process = execution.ray is None and execution.workers in (None, 1)
     pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
-    deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
-    judging_s = 0.0 if budget_s is None or execution.timed_only else JUDGED_SHARE * budget_s
-    until = deadline - judging_s
+    budget = TimeBudget(budget_s, judged=not execution.timed_only)
     failed, may_pass = _failed_cells(run, plan)
-    stages = [Stage(run, plan, group, failed, progress, until) for group in plan.groups]
+    stages = [Stage(run, plan, group, failed, progress, budget) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
-        progress.begin(len(plan.cells), 0, until)
+        progress.begin(len(plan.cells), 0, budget.until)
     else:
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
         _refuse_other_servers(due, execution.servers)
         used = {f"{cell.engine}:{option}" for cell in plan.cells for option in cell.engine_options}
         refuse_engine_options(used, plan.request.engine_option, execution.engine_options)
         _refuse_new_options(due if run.sessions else [])
-        budget = None
         if budget_s is not None and any(is_served(cell.engine) for cell in due):
-            budget = TimeBudget(budget_s, judging_s, until)
-            _say_what_fits(budget, [stage.part() for stage in stages if stage.todo], progress, execution)
+            parts = [stage.part() for stage in stages if stage.todo]
+            if execution.fewer_arms:
+                budget.refuse_too_short(parts)
+            progress.note(budget.described(parts))
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
             if len(started) > 1:
@@ -113,17 +103,17 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
             if recovered:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
                 failed -= recovered
-                stages = [Stage(run, plan, group, failed, progress, until) for group in plan.groups]
-            progress.begin(len(plan.cells), sum(stage.work for stage in stages), until)
-            whole = _run_stages(stages, sessions, execution, budget)
+                stages = [Stage(run, plan, group, failed, progress, budget) for group in plan.groups]
+            progress.begin(len(plan.cells), sum(stage.work for stage in stages), budget.until)
+            undone = [n for n, stage in enumerate(stages, 1) if not stage.run_blocks(sessions, execution, stages[n:])]
             for reason, n in sum((stage.again for stage in stages), Counter[str]()).items():
                 progress.note(f"the machine was disturbed: {reason}; {counted(n, 'block')} decoded again")
-            if not whole:
+            if undone:
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
     lost = {line.cell for line in run.left if line.lost or line.unraced}
-    passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
+    passes = UntimedPasses(run, plan, failed, budget.deadline, execution.peak_memory, lost)
     if pool is not None:
         passes.execute(pool, progress.note, progress.show)
     else:
@@ -139,18 +129,6 @@ def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None
     options = {f"{name}:{SERVING_ENGINES[name].busy}" for name in engines if SERVING_ENGINES[name].busy and several}
     remedy = "".join(f", or give `--engine-option {o}`" for o in sorted(options - {*run.plan.request.engine_option}))
     progress.note(f"other programs use {percent(shares[0], 0)} % of the cores; stop them{remedy}")
-
-
-def _run_stages(
-    stages: "Sequence[Stage]", sessions: Sequence[WorkerSession], execution: Execution, budget: TimeBudget | None
-) -> bool:
-    """Run the stages. With a `budget`, arms may be left out. Return False if the deadline left blocks undone."""
-    whole = True
-    for number, stage in enumerate(stages):
-        if budget is not None and budget.left_s > 0 and stage.todo and not stage.plan.request.apart:
-            stage.fit(budget, sessions[0], execution, stages[number + 1 :])
-        whole = stage.run_blocks(sessions, execution) and whole
-    return whole
 
 
 def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:
@@ -175,14 +153,6 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
                 f"the plan asks the server {method.server!r}, which this command does not name; if you trust it, add "
                 f"`--server {shlex.quote(method.server)}`."
             )
-
-
-def _say_what_fits(budget: TimeBudget, parts: Sequence[Part], progress: Progress, execution: Execution) -> None:
-    """Say what a time budget has room for, before a server starts. Raises UserError if that is known to be no race."""
-    text = budget.described(parts)
-    if execution.fewer_arms and parts[0].measured and not fitting(budget.left_s, parts[:1], 0.0):
-        raise UserError(f"{text}; give `--time-budget {budget.minutes(parts[:1], FEWEST_ARMS)}m` at least.")
-    progress.note(text)
 
 
 def refuse_engine_options(used: Collection[str], asked: Collection[str], given: Collection[str]) -> None:
@@ -210,12 +180,12 @@ class Stage:
     """One group of cells, block by block."""
 
     def __init__(
-        self, run: Run, plan: Plan, group: Group, failed: set[str], progress: Progress, deadline: float
+        self, run: Run, plan: Plan, group: Group, failed: set[str], progress: Progress, budget: TimeBudget
     ) -> None:
         self.run, self.plan, self.group, self.progress = run, plan, group, progress
         self.failed = failed  # cells of all groups
-        self.deadline = deadline  # by time.monotonic: no block begins later
-        self.block_s, self.may_leave_out = 0.0, False  # of plain decoding; set by `fit`
+        self.budget, self.deadline = budget, budget.until  # by time.monotonic: no block begins later
+        self.may_leave_out = False  # arms for which the time budget has no room
         self.suite: SuitePlan = plan.suite(group.suite)
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
@@ -248,9 +218,10 @@ class Stage:
         """Batches to decode."""
         return sum((cell.cell, round_) not in self.whole for round_, _ in self.todo for cell in self.live())
 
-    def part(self, started: Collection[str] = ()) -> Part:
-        """Return what the live cells have yet to do. started: those whose server runs."""
-        return part_of(self.group, self.live(), len(self.done), started)
+    def part(self, warm: Collection[tuple[str, int]] = (), without: Cell | None = None) -> Part:
+        """Return what the live cells, or all `without` one, have yet to do. warm: of a session."""
+        cells = [cell for cell in self.live() if cell is not without]
+        return part_of(self.group, cells, len(self.done), [name for name, _ in warm])
 
     def recovered(self, session: WorkerSession, cells: Collection[str]) -> list[str]:
         """Return those of the failed `cells` that decode again, tried for a few tokens.
@@ -267,13 +238,17 @@ class Stage:
                 self.progress.note(f"{name} still fails: {outcome.error}")
         return [name for name, outcome in outcomes.items() if isinstance(outcome, Done)]
 
-    def run_blocks(self, sessions: Sequence[WorkerSession], execution: Execution = HERE) -> bool:
+    def run_blocks(
+        self, sessions: Sequence[WorkerSession], execution: Execution = HERE, later: "Sequence[Stage]" = ()
+    ) -> bool:
         """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
 
-        The hooks of `execution` are called. Return False if the deadline left blocks undone.
+        The hooks of `execution` are called. Time is kept for the `later` stages. Return False if the deadline left
+        blocks undone.
         """
         if time.monotonic() > self.deadline:
             return not self.todo
+        self._fit(sessions[0], execution, later)
         self._let_leave(execution)
         if not (todo := self.todo):
             return True
@@ -328,31 +303,41 @@ class Stage:
 
     def _let_leave(self, execution: Execution) -> None:
         """Let the cells leave that the hook names."""
-        if execution.leave is None:
-            return
+        if execution.leave is not None:
+            with self.writing:
+                self._leave(execution.leave(self.group.cells))
+
+    def _leave(self, lines: Iterable[Elimination]) -> None:
+        """Let cells leave."""
+        for line in lines:
+            self.run.add_left([line])
+            self.progress.skip(sum(self.group.rounds) - len(self.run.timings[line.cell]))
+            cell, when = self.plan.cell(line.cell), f"leaves after {line.block} blocks"
+            when = "is left out" if line.unraced else when
+            self.progress.note(f"{cell.arm} at batch size {cell.batch_size} {when}: {line.reason}")
+
+    def _leave_out(self, cells: Sequence[Cell], reason: str) -> None:
+        """Let cells leave before they begin."""
+        gone = partial(Elimination, block=0, lost=False, reason=reason, rival=None, unraced=True)
         with self.writing:
-            for line in execution.leave(self.group.cells):
-                self.run.add_left([line])
-                self.progress.skip(sum(self.group.rounds) - len(self.run.timings[line.cell]))
-                cell = self.plan.cell(line.cell)
-                self.progress.note(
-                    f"{cell.arm} at batch size {cell.batch_size} leaves after {line.block} blocks: {line.reason}"
-                )
+            self._leave(gone(cell=cell.cell) for cell in cells)
 
-    def fit(self, budget: TimeBudget, session: WorkerSession, execution: Execution, later: "Sequence[Stage]") -> None:
-        """Time a block of plain decoding, say what fits, and let the last arms leave if they may.
+    def _fit(self, session: WorkerSession, execution: Execution, later: "Sequence[Stage]") -> None:
+        """Time a block of plain decoding, say what fits in the time budget, and let the last arms of a race leave.
 
-        The deadline leaves time for the decisions of the `later` stages, if all fit.
+        As many arms stay as get a decision at this batch size and at the later ones; time for these is kept.
         """
-        plain, block = self.live()[0], self.todo[0][1]
-        self.may_leave_out = execution.fewer_arms and not self.run.timings[plain.cell]
-        outcome = self._attempt(session, plain, block, self.suite.max_new_tokens)
+        budget, live = self.budget, self.live()
+        if budget.seconds is None or self.plan.request.apart or not self.todo or not is_served(live[0].engine):
+            return
+        outcome = self._attempt(session, live[0], self.todo[0][1], self.suite.max_new_tokens)
         if isinstance(outcome, Failed):
             return
-        budget.block_s = self.block_s = outcome.timing.wall_s
+        self.may_leave_out = execution.fewer_arms and not self.run.timings[live[0].cell]
+        budget.block_s = outcome.timing.wall_s
         stages = [self, *(stage for stage in later if stage.todo)]
-        parts = [stage.part([cell for cell, _ in session.warm]) for stage in stages]
-        takes = f"a block of {plain.arm} at batch size {plain.batch_size} takes {duration(budget.block_s)}"
+        parts = [stage.part(session.warm) for stage in stages]
+        takes = f"a block of {live[0].arm} at batch size {live[0].batch_size} takes {duration(budget.block_s)}"
         self.progress.note(f"{takes}; {budget.described(parts)}")
         arms, reason = budget.room(parts)
         if reason and self.may_leave_out:
@@ -361,32 +346,19 @@ class Stage:
         if arms:
             self.deadline -= needs_s(parts[1:], budget.block_s, arms)
 
-    def _leave_out(self, cells: Sequence[Cell], reason: str) -> None:
-        """Let cells leave before they begin."""
-        gone = partial(Elimination, block=0, lost=False, reason=reason, rival=None, unraced=True)
-        with self.writing:
-            self.run.add_left([gone(cell=cell.cell) for cell in cells])
-            self.progress.skip(len(cells) * sum(self.group.rounds))
-        if cells:
-            self.progress.note(
-                f"left out at batch size {self.group.batch_size}: {listed(cell.arm for cell in cells)}: {reason}"
-            )
-
     def _start(self, session: WorkerSession, cell: Cell, block: int) -> None:
         """Start a cell's server by one call of a few tokens: it prepares no shapes.
 
         If it fails, so does its arm at batch sizes that have not begun. If it is late, the other arms may go on.
         """
-        shapes, live = {(cell.cell, len(rows)) for rows in self.group.blocks}, self.live()
+        shapes = {(cell.cell, len(rows)) for rows in self.group.blocks}
         if shapes <= session.warm and not self.visit:
             return
         self.progress.show(f"starting the server of {cell.arm} b{cell.batch_size}")
-        may_leave = self.may_leave_out and cell is not live[0] and len(live) > FEWEST_ARMS
-        within_s = self.deadline - time.monotonic()
-        if may_leave:  # time for a decision among the others
-            started = [name for name, _ in session.warm]
-            others = [other for other in live if other is not cell]
-            within_s -= needs_s([part_of(self.group, others, len(self.done), started)], self.block_s)
+        others, within_s = self.part(session.warm, without=cell), self.deadline - time.monotonic()
+        may_leave = self.may_leave_out and len(others.starts_s) >= FEWEST_ARMS
+        if may_leave:
+            within_s -= needs_s([others], self.budget.block_s)
         outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True, within_s=max(0.0, within_s))
         if isinstance(outcome, Done):
             session.warm |= shapes

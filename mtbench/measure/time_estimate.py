@@ -10,7 +10,7 @@ from statistics import fmean
 from mtbench.decoding.arms import is_served
 from mtbench.document.formatting import duration
 from mtbench.measure.model_pool import ModelPool, with_dtype
-from mtbench.measure.time_budget import part_of, remember_start, starting_s
+from mtbench.measure.time_budget import part_of, remember_start
 from mtbench.measure.workers import Done, LocalWorker, Task, Worker
 from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
 
@@ -82,7 +82,7 @@ class TimeEstimate:
         if is_served(cell.engine):
             self.starts += visits
             if cell.engine in self.block_of:
-                self.starting_s += visits * starting_s([part_of(group, [cell])])
+                self.starting_s += visits * sum(part_of(group, [cell]).starts_s)
                 return self.block_of[cell.engine]
         suite = self.plan.suite(group.suite)
         few = min(FEW_TOKENS, suite.max_new_tokens)

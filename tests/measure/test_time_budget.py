@@ -62,16 +62,18 @@ def test_what_fits_takes_no_longer_than_the_budget_and_one_arm_more_would(
     if arms < most:
         assert needs_s(parts, block_s, max(arms + 1, FEWEST_ARMS)) > left_s
     if arms == most:
-        assert blocks_within(left_s + 1e-6, parts, block_s) >= min(part.needed for part in parts)
+        beside_s = left_s + 1e-6 - sum(sum(part.starts_s) for part in parts)
+        assert blocks_within(beside_s, parts, block_s) >= min(part.needed for part in parts)
 
 
 def test_the_blocks_that_fit_are_those_beside_all_starts() -> None:
     """Ten minutes less four starts of 90 s leave four minutes: 12 blocks of 5 s in four arms."""
     part = Part([90.0] * 4, blocks=64, needed=6)
-    assert blocks_within(600, [part], 5.0) == 12
-    assert blocks_within(300, [part], 5.0) == 0
-    assert blocks_within(6000, [part], 5.0) == 64
-    assert blocks_within(600, [part._replace(starts_s=[45.0] * 4)] * 2, 5.0) == 6
+    assert blocks_within(600 - 360, [part], 5.0) == 12
+    assert blocks_within(300 - 360, [part], 5.0) == 0
+    assert blocks_within(6000 - 360, [part], 5.0) == 64
+    assert blocks_within(600 - 360, [part] * 2, 5.0) == 6
+    assert fitting(600, [part._replace(starts_s=[90.0])], 5.0) == 1, "plain decoding alone needs no second arm"
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +197,7 @@ def test_a_slow_server_is_left_out_for_a_decision_among_the_others(
     run, notes = raced(tmp_path / "run", 4.0)
     [gone] = run.left
     assert (run.plan.cell(gone.cell).arm, gone.block, gone.lost, gone.unraced) == (FAST, 0, False, True)
-    assert any(note.startswith(f"left out at batch size 1: {FAST}: the server of") for note in notes)
+    assert any(note.startswith(f"{FAST} at batch size 1 is left out: the server of") for note in notes)
     assert blocks(run)[FAST] == 0
 
 
@@ -214,11 +216,11 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     monkeypatch.setattr(executor, "remember_start", lambda *_: None)  # starts count as long as the last ones
     shown = choose(tmp_path / "run", "--time-budget", "45s", "--limit", "6")
     assert shown.exit_code == 0, shown.output
-    assert "time budget 45 s: 3 starts of Scripted take about 45 s, judging 4 s; 0 s are left for blo" in shown.output
+    assert "time budget 45 s: 3 starts of servers take about 45 s, judging 4 s; 0 s are left for blo" in shown.output
     refused = json.loads((tmp_path / "run" / "decision.json").read_text())["refused"]
     reason = refused[f"{SLOW} at batch size 1"]
     assert re.fullmatch(r"the time budget has room for 2 of 3 arms; all need `--time-budget 1m`", reason)
-    assert f"left out at batch size 1: {SLOW}: {reason}" in shown.output
+    assert f"{SLOW} at batch size 1 is left out: {reason}" in shown.output
     assert f"not raced: Prompt lookup ahead=4 (Scripted ngram) at batch size 1: {reason}" in shown.output
     lines = stored_lines(RunDirectory.open(tmp_path / "run"), "eliminated.jsonl")
     assert (lines[0]["block"], lines[0]["unraced"]) == (0, True)
@@ -230,7 +232,7 @@ def test_a_run_leaves_no_arm_out(scripted: dict[str, Any], tmp_path: Path) -> No
     run, notes = raced(tmp_path / "run", 2.0, fewer_arms=False)
     assert run.left == []
     assert notes[0].startswith(
-        "time budget 2 s: 3 starts of Scripted take about 3 min (a guess: none was measured here)"
+        "time budget 2 s: 3 starts of servers take about 3 min (a guess: none was measured here)"
     )
     assert set(blocks(run).values()) <= {0, 1, 2, 3, 4, 5}
     assert notes[-1] == "time budget spent; `--resume` runs what is missing"
@@ -245,7 +247,7 @@ def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
     refused = choose(tmp_path / "run", "--time-budget", "2m").exception
     assert isinstance(refused, UserError)
     assert str(refused) == (
-        "time budget 2 min: 3 starts of Scripted take about 5 min, judging 12 s; 0 s are left for blocks, and a "
+        "time budget 2 min: 3 starts of servers take about 5 min, judging 12 s; 0 s are left for blocks, and a "
         "decision needs 6; give `--time-budget 5m` at least."
     )
     assert not (tmp_path / "run").exists()
@@ -258,7 +260,7 @@ def test_a_dry_run_starts_one_server_and_says_whether_a_decision_fits(
     started = begun(monkeypatch)
     shown = choose(tmp_path / "run", "--dry-run", "--time-budget", "1m").output
     assert started == [PLAIN]
-    assert "time budget 60 s: 3 starts of Scripted take about" in shown
+    assert "time budget 60 s: 3 starts of servers take about" in shown
     assert "12 blocks fit in the rest, and a decision needs 6" in shown
     assert "about" in choose(tmp_path / "run", "--dry-run").output.splitlines()[-2]
 
@@ -266,7 +268,7 @@ def test_a_dry_run_starts_one_server_and_says_whether_a_decision_fits(
 def test_without_a_measured_start_the_outlook_is_a_guess() -> None:
     plan = make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=4, batch_size=(1, 2), rounds=1))
     assert outlook(plan, None, None) == (
-        "2 starts of Scripted take about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
+        "2 starts of servers take about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
         "needs 4 at each batch size"
     )
 

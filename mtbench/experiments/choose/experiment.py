@@ -1,7 +1,6 @@
 """`mtbench choose`: a race of methods that ends with a decision."""
 
 import itertools
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -206,7 +205,6 @@ def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
 
 def finish(run: Run, execution: Execution, progress: RunProgress, deadline: float = float("inf")) -> Decided:
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
-    deadline = time.monotonic() + (float("inf") if execution.time_budget_s is None else execution.time_budget_s)
     racing = Racing(run, execution)
     racing.restore_left()
     results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
