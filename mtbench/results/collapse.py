@@ -45,14 +45,13 @@ Counts = dict[int, tuple[int, int]]  # tokens and forwards by unit of blocks
 def find(data: CellData, group: Iterable[CellData], dtype: str | None) -> Collapse | None:
     """Return how the acceptance of a cell has collapsed; None: it has not, or it is not known.
 
-    group: the cells on the same prompts. dtype: of the run. Drafts copied from the text are often rejected: they are
-    compared with mtbench's own loop only.
+    group: the cells on the same prompts. dtype: of the run. Drafts copied from the text are often rejected, and each
+    engine copies others.
     """
     cell, counts = data.cell, _counts(data)
-    if METHODS[cell.method].reference or cell.simulated is not None or data.error or not counts:
+    if is_untrained(METHODS[cell.method]) or cell.simulated is not None or data.error or not counts:
         return None
-    copies, value = is_untrained(METHODS[cell.method]), _per_forward(counts)
-    twins = [d for d in group if DRAFTS(d.cell) == DRAFTS(cell) and (is_ours(d.cell.engine) or not copies)]
+    value, twins = _per_forward(counts), [d for d in group if DRAFTS(d.cell) == DRAFTS(cell)]
     twins.sort(key=lambda twin: (twin.cell.engine != cell.engine, len(_changed(cell, twin.cell))))
     better = next((twin for twin in twins if SERVER(twin.cell) != SERVER(cell) and _accepts_less(data, twin)), None)
     how = hardly(cell.built, value, data.tokens)
@@ -62,12 +61,7 @@ def find(data: CellData, group: Iterable[CellData], dtype: str | None) -> Collap
     if how is None:
         return None
     cause, words = _cause(cell, better, dtype)
-    return Collapse(
-        tokens_per_forward=value,
-        against=None if better is None else better.cell.arm,
-        cause=cause,
-        text=f"{how}; {'cause' if cause == 'unknown' else 'likely cause:'} {cause}: {words}",
-    )
+    return Collapse(cause=cause, text=f"{how}; {'cause' if cause == 'unknown' else 'likely cause:'} {cause}: {words}")
 
 
 def hardly(method: Method, tokens_per_forward: float, tokens: int) -> str | None:
@@ -108,8 +102,6 @@ def _changed(cell: Cell, other: Cell) -> list[str]:
 
 def _cause(cell: Cell, better: CellData | None, dtype: str | None) -> tuple[Cause, str]:
     """Return the likely cause by the first evidence, and the evidence in words."""
-    if is_untrained(METHODS[cell.method]):
-        return "drafts otherwise", f"see `mtbench ls engines {cell.engine}`"
     changed = [] if better is None else _changed(cell, better.cell)
     for kind, word in OPTIONS.items():
         if options := [option for option in changed if word in option]:

@@ -116,7 +116,6 @@ class ScheduledSize(Record):
 
     batch_size: Size = Field(description="requests decoded side by side")
     arm: str = Field(description="arm that was chosen for this batch size, in a server of its own")
-    tokens_per_s: float | None = Field(description="tokens per second with the schedule; null: not measured")
     ratio: Estimate = Field(description="wall time of that arm over that of the schedule")
     verdict: Verdict = Field(description="verdict on the ratio, adjusted for the batch sizes")
 

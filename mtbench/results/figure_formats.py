@@ -337,31 +337,15 @@ class Floor(Record):
 
 
 Cause = Literal[
-    "cache type",
-    "dtype",
-    "engine option",
-    "template",
-    "draft of another target",
-    "head not tied",
-    "drafts otherwise",
-    "unknown",
+    "cache type", "dtype", "engine option", "template", "draft of another target", "head not tied", "unknown"
 ]
 
 
 class Collapse(Record):
     """An arm whose drafts are hardly ever accepted, or clearly less than those of another arm."""
 
-    tokens_per_forward: NonNegative = Field(description="tokens per forward that drafted; a server's prefill left out")
-    against: str | None = Field(description="arm with the same drafts that accepts more; null: hardly any is accepted")
-    cause: Cause = Field(
-        description="likely cause, by the first evidence; drafts otherwise: the engine copies others from the text"
-    )
-    text: str = Field(description="the same in words, with the evidence")
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether something is likely wrong: an engine may copy other drafts from the text."""
-        return self.cause != "drafts otherwise"
+    cause: Cause = Field(description="likely cause, by the first evidence")
+    text: str = Field(description="how, the likely cause and its evidence, in words")
 
 
 JUDGE = "transformers"  # that an arm of a serving engine is held to where no other arm is

@@ -9,9 +9,10 @@ import itertools
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from mtbench.clients.serving_engine import Setting
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.lineup.planner import write_plan
@@ -88,11 +89,10 @@ def _sizes(run: Stored) -> list[ScheduledSize]:
         ScheduledSize(
             batch_size=own.cell.batch_size,
             arm=own.cell.arm,
-            tokens_per_s=(scheduled.total("tokens") or 0.0) / wall_s if (wall_s := scheduled.total("wall_s")) else None,
             ratio=Estimate(value=ratio.value, ci_low=ratio.ci_low, ci_high=ratio.ci_high),
             verdict=verdict,
         )
-        for (scheduled, own), ratio, verdict in found
+        for (_, own), ratio, verdict in found
     ]
 
 
@@ -100,7 +100,7 @@ def schedule_plan(race: Run, found: Sequence[Recommendation]) -> Plan | None:
     """Return the plan that measures the schedule; None without one."""
     chosen, first = _chosen(race.plan, found), race.plan.groups[0]
     changes = [high for low, high in itertools.pairwise(sorted(chosen)) if chosen[low].arm != chosen[high].arm]
-    if not changes or not _has_schedule(chosen):
+    if not changes:
         return None
     alone = {size: cell.changed(baselines=[], engine_baselines=[]) for size, cell in sorted(chosen.items())}
     follows = [item.follows for item in race.plan.suite(first.suite).items]
@@ -123,17 +123,14 @@ def schedule_plan(race: Run, found: Sequence[Recommendation]) -> Plan | None:
 
 
 def _chosen(plan: Plan, found: Sequence[Recommendation]) -> dict[int, Cell]:
-    """Return by batch size the cell of the arm to use in an engine; nothing if a batch size has no answer."""
+    """Return by batch size the cell of the arm to use; nothing if one has no answer, or no server can have them all."""
     cells = {(cell.batch_size, cell.arm): cell for cell in plan.cells}
     arms = {r.batch_size: r.same_tokens.arm if r.same_tokens else r.word == "plain" and r.baseline for r in found}
-    known = all(arms.values()) and all(is_served(rec.engine) for rec in found)
-    return {size: cells[size, str(arm)] for size, arm in arms.items()} if known else {}
-
-
-def _has_schedule(chosen: Mapping[int, Cell]) -> bool:
-    """Return whether the engine can hold the cells of several batch sizes in one server."""
-    alike = {(str(cell.engine), cell.on, cell.checkpoints[cell.on], *cell.engine_options) for cell in chosen.values()}
-    engine = SERVING_ENGINES[min(alike)[0]]()
+    if not arms or not all(arms.values()) or not all(is_served(rec.engine) for rec in found):
+        return {}
+    chosen = {size: cells[size, str(arm)] for size, arm in arms.items()}
+    servers = {(str(cell.engine), cell.on, cell.checkpoints[cell.on], *cell.engine_options) for cell in chosen.values()}
+    engine = SERVING_ENGINES[min(servers)[0]]()
     settings = {size: engine.setting(cell.built, cell.checkpoints) for size, cell in chosen.items()}
-    has = not any(isinstance(setting, str) for setting in settings.values())
-    return has and len(alike) == 1 and engine.scheduled(settings) is not None
+    known = {size: setting for size, setting in settings.items() if isinstance(setting, Setting)}
+    return chosen if len(servers) == 1 and known == settings and engine.scheduled(known) is not None else {}
