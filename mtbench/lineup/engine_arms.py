@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+from mtbench.clients.serving_engine import Serving, ServingEngine
 from mtbench.decoding.arms import Arm, is_served, parse_arms, reference_arm
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.method import Method
@@ -18,7 +18,10 @@ from mtbench.plan.plan import RunRequest
 def refuse_in_engine(
     arm: Arm, method: Method, family: Family, request: RunRequest, acceptance: Acceptance | None
 ) -> None:
-    """Raise UserError for a method, a dtype, a checkpoint or a simulated acceptance that its engine lacks."""
+    """Raise UserError for a method, a dtype, a checkpoint or a simulated acceptance that its engine lacks.
+
+    Also for options of its server that mtbench sets.
+    """
     engine, checkpoints = _engine(arm), family.checkpoints(arm.roles)
     setting = engine.setting(method, checkpoints)
     if isinstance(setting, str):
@@ -38,13 +41,6 @@ def refuse_in_engine(
     rates = acceptance.rates(method) if acceptance is not None else None
     if rates and isinstance(reason := engine.synthetic(setting, rates), str):
         raise UserError(f"{str(arm)!r}: {reason} Leave that `--method` or `--simulate-acceptance` out.")
-
-
-def refuse_options(arm: Arm, method: Method, family: Family) -> None:
-    """Raise UserError for options of a serving engine that mtbench sets."""
-    engine = _engine(arm)
-    setting = engine.setting(method, family.checkpoints(arm.roles))
-    assert isinstance(setting, Setting), "the engine has the method"
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
     flags = [word for word in engine.own_options(arm.settings) if word.startswith("--")]
     if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:

@@ -15,7 +15,7 @@ from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UnreadableCheckpoint, UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.lineup.engine_arms import refuse_in_engine, refuse_options
+from mtbench.lineup.engine_arms import refuse_in_engine
 from mtbench.lineup.simulation import Acceptance
 from mtbench.models import families, gguf
 from mtbench.models.drafts.loading import inspect_draft
@@ -128,7 +128,6 @@ class Lineup:
             )
         if is_served(arm.engine):
             refuse_in_engine(arm, self.method(arm)[0], family, request, self.acceptance)
-            refuse_options(arm, self.method(arm)[0], family)
             if self._installed:
                 SERVING_ENGINES[arm.engine].python()
         if request.simulate_acceptance is not None and arm.engine is None and arm.decoding:

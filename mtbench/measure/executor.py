@@ -328,7 +328,8 @@ class Stage:
         As many arms stay as get a decision at this batch size and at the later ones; time for these is kept.
         """
         budget, live = self.budget, self.live()
-        if budget.seconds is None or self.plan.request.apart or not self.todo or not is_served(live[0].engine):
+        servers = any(is_served(cell.engine) for cell in live)
+        if budget.seconds is None or not servers or self.plan.request.apart or not self.todo:
             return
         outcome = self._attempt(session, live[0], self.todo[0][1], self.suite.max_new_tokens)
         if isinstance(outcome, Failed):

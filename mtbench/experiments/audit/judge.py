@@ -43,7 +43,6 @@ class Judge:
 
     source: str
     request: AuditRequest
-    _runners: dict[str, ModelRunner | WholeTexts] = field(default_factory=dict)
     _readers: "dict[str, Reader]" = field(default_factory=dict)
 
     @cached_property
@@ -56,23 +55,21 @@ class Judge:
 
         A model that mtbench's loop cannot decode reads whole texts.
         """
-        dtype = dtype or self.request.dtype
-        if dtype not in self._runners:
-            pool = ModelPool(
-                RunRequest().changed(dtype=dtype, device=self.request.device, offline=self.request.offline)
-            )
-            try:
-                self._runners[dtype] = pool.runner("judge", self.source, None)
-            except UserError:
-                self._runners[dtype] = WholeTexts(self.source, pool.dtype, pool.device, offline=pool.offline)
-            use_threads(pool, [self.source])
-        return self._runners[dtype]
+        return self._reader(dtype).runner
 
     def _reader(self, dtype: str | None = None) -> "Reader":
-        dtype = dtype or self.request.dtype
-        if dtype not in self._readers:
-            self._readers[dtype] = Reader(self.runner(dtype))
-        return self._readers[dtype]
+        request = RunRequest().changed(
+            dtype=dtype or self.request.dtype, device=self.request.device, offline=self.request.offline
+        )
+        if request.dtype not in self._readers:
+            pool = ModelPool(request)
+            try:
+                runner: ModelRunner | WholeTexts = pool.runner("judge", self.source, None)
+            except UserError:
+                runner = WholeTexts(self.source, pool.dtype, pool.device, offline=pool.offline)
+            use_threads(pool, [self.source])
+            self._readers[request.dtype] = Reader(runner)
+        return self._readers[request.dtype]
 
     @torch.inference_mode()
     def judge(self, number: int, pair: Pair, item: str) -> JudgedLine:
