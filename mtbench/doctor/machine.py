@@ -1,14 +1,12 @@
 """The checks of every machine: versions, processor, the load of others, steady times, memory."""
 
-import os
 from collections.abc import Sequence
 from statistics import median
 
 import torch
 
-from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.doctor.checks import Figures, Finding, Subject, check
-from mtbench.document.formatting import counted, listed, memory, percent, seconds
+from mtbench.document.formatting import counted, memory, percent, seconds
 from mtbench.evaluation.machine_share import available_memory_bytes, usable_processors
 from mtbench.hardware import machine, probe
 from mtbench.measure.model_pool import computes_bfloat16
@@ -54,10 +52,10 @@ def processor(name: str, cores: int, threads: int, bfloat16: bool) -> Finding:
 
 
 def _load(_: Subject) -> Figures | str:
-    if not os.path.isfile("/proc/stat"):
-        return "the load of others is known on Linux only"
     shares = machine.load_of_others(LOAD_S)
-    return "/proc/stat counts nothing here" if shares is None else dict(zip(("others", "stolen"), shares, strict=True))
+    if shares is None:
+        return "the load of others is known on Linux only, where /proc/stat counts it"
+    return dict(zip(("others", "stolen"), shares, strict=True))
 
 
 @check("other load", _load)
@@ -66,15 +64,13 @@ def load(others: float, stolen: float) -> Finding:
     text = f"others use {percent(others)} % of the cores; {percent(stolen)} % are stolen by other virtual machines"
     if stolen > MOST_STOLEN:
         return Finding("fail", text, "use a machine that shares its cores with nobody")
-    engines = {name: SERVING_ENGINES[name].busy for name in SERVING_ENGINES}
-    options = [f"`--engine-option {name}:{option}`" for name, option in engines.items() if option]
-    return _graded(others, NOTICEABLE_OTHERS, machine.MOST_OTHERS, text, f"{QUIET}; until then give {listed(options)}")
+    return _graded(others, NOTICEABLE_OTHERS, machine.MOST_OTHERS, text)
 
 
-def _graded(share: float, noticeable: float, most: float, text: str, advice: str = QUIET) -> Finding:
+def _graded(share: float, noticeable: float, most: float, text: str) -> Finding:
     if share <= noticeable:
         return Finding("pass", text)
-    return Finding("fail" if share > most else "warn", text, advice)
+    return Finding("fail" if share > most else "warn", text, QUIET)
 
 
 def _laps(subject: Subject) -> Figures:
