@@ -24,9 +24,10 @@ from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.files import cache_home
 from mtbench.models import gguf_config
+from mtbench.models.checkpoint_files import check_sizes
 
 ENDING, PACKAGE = ".gguf", "package:"
-PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+PART = re.compile(r"-\d{5}-of-(?!00000)(\d{5})\.gguf$")
 CONVERSION = "4"  # changes with the output of a conversion, so that a folder of an earlier version is not used
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
 MAGIC = b"GGUF"
@@ -100,10 +101,9 @@ def _header(file: Path, state: tuple[int, int]) -> Header:
         ggml, sizes = (gguf_config.under(of, keys) for of in ("tokenizer.ggml", keys["general.architecture"]))
         if not ggml.get("tokens"):
             raise UserError("it has no tokenizer")
-        config = PretrainedConfig(
-            vocab_size=len(ggml["tokens"]),
-            **{ours: sizes[theirs] for theirs, ours in gguf_config.SIZES.items() if theirs in sizes},
-        )
+        of_model = {ours: sizes[theirs] for theirs, ours in gguf_config.SIZES.items() if theirs in sizes}
+        check_sizes(of_model)
+        config = PretrainedConfig(vocab_size=len(ggml["tokens"]), **of_model)
         config.model_type = keys["general.architecture"]
         return Header(config, gguf_config.tokenizer(file, ggml), gguf_config.end_ids(ggml))
     except Exception as error:  # a file that is damaged, or a tokenizer that transformers does not know

@@ -18,8 +18,11 @@ from mtbench.errors import UserError, printable
 from mtbench.programs import launch
 
 ERROR_LINES = 400  # of the end of a log, in which an exception is searched
-EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:\babove\b|stack trace))")
-REFERS = re.compile(r"\babove\b|stack trace|https?://")
+# llama.cpp: "error loading model", and assertions, behind which it starts gdb.
+EXCEPTION = re.compile(
+    r"\b\w*(?:Error|Exception): (?!.*(?:\babove\b|stack trace|check the input))|error loading model: |GGML_ASSERT\("
+)
+REFERS = re.compile(r"\babove\b|stack trace|https?://|check the input|\(process \d+\) detached")
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
 LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)
@@ -71,8 +74,8 @@ def launched(command: Sequence[str]) -> list[str]:
 def last_line(log: Path) -> str:
     """Return the last line with letters that a process wrote; empty if there is none.
 
-    If it refers elsewhere (engines: to a cause above; pydantic: to an address), the exception before it, with an
-    indented line of detail.
+    If it refers elsewhere (engines: to a cause above; pydantic: to an address; gdb: to its trace), the exception before
+    it, with an indented line of detail.
     """
     try:
         with log.open("rb") as file:

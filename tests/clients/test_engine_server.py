@@ -240,6 +240,15 @@ OF_CORE = "\n".join(
         (OF_CORE, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
         (PYDANTIC, "ValidationError: 1 validation error for SpeculativeConfig Value error, the draft is too long"),
         (REFERS, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
+        (
+            "0.1 E llama_model_load: error loading model: 'a' is not within the file\n0.2 E srv init: exiting\n"
+            "RuntimeError: Failed to init server, please check the input params.\n",
+            "error loading model: 'a' is not within the file",
+        ),
+        (
+            "/a/server.cpp:21: GGML_ASSERT(n > 0) failed\n#1 main () at a.c:5\n[Inferior 1 (process 8) detached]\n",
+            "GGML_ASSERT(n > 0) failed",
+        ),
         ("loading\nFatal: no memory.\n", "Fatal: no memory"),
         ("ImportError: no flash_attn; another is used\nFatal: no memory.\n", "Fatal: no memory"),
         ("", ""),

@@ -118,15 +118,22 @@ def test_the_targets_own_layers_for_drafts_are_known_by_the_header(
         ("tokenizer.ggml.pre", "strange", r"mtbench does not apply tokenizer\.ggml\.pre = 'strange'"),
         ("tokenizer.ggml.model", "rwkv", "rwkv"),
         ("tokenizer.ggml.tokens", None, "it has no tokenizer"),
+        ("qwen2.context_length", "many", "max_position_embeddings is 'many'"),
+        ("qwen2.block_count", 1 << 31, "num_hidden_layers is 2147483648"),
     ],
 )
-def test_a_header_without_a_tokenizer_that_is_known_is_one_line(
-    write: Callable[[str], Path], tmp_path: Path, key: str, value: str | None, said: str
+def test_a_header_of_an_unknown_tokenizer_or_an_absurd_size_is_one_line(
+    write: Callable[[str], Path], tmp_path: Path, key: str, value: Any, said: str
 ) -> None:
     file = written(write("F32"), tmp_path / "other.gguf", keys={key: value})
     with pytest.raises(UserError, match=rf"^the header of '{file}' cannot be read: .*{said}.*; download it") as error:
         inspect(str(file))
     assert "\n" not in str(error.value)
+
+
+def test_a_file_whose_name_counts_no_parts_is_one_file(tmp_path: Path) -> None:
+    (file := tmp_path / "a-00001-of-00000.gguf").touch()
+    assert gguf.file_of(str(file)) == file
 
 
 @has_gguf
