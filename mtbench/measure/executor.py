@@ -125,9 +125,9 @@ def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None
     shares = machine.load_of_others(LOOK_S) if engines else None
     if shares is None or shares[0] < machine.MOST_OTHERS:
         return
-    several = (run.sessions[-1].threads or 1) > 1
-    options = {f"{name}:{SERVING_ENGINES[name].busy}" for name in engines if SERVING_ENGINES[name].busy and several}
-    remedy = "".join(f", or give `--engine-option {o}`" for o in sorted(options - {*run.plan.request.engine_option}))
+    busy = {name: SERVING_ENGINES[name].busy for name in engines if (run.sessions[-1].threads or 1) > 1}
+    options = {f"{name}:{option}" for name, option in busy.items() if option} - {*run.plan.request.engine_option}
+    remedy = "".join(f", or give `--engine-option {option}`" for option in sorted(options))
     progress.note(f"other programs use {percent(shares[0], 0)} % of the cores; stop them{remedy}")
 
 
@@ -312,8 +312,8 @@ class Stage:
         for line in lines:
             self.run.add_left([line])
             self.progress.skip(sum(self.group.rounds) - len(self.run.timings[line.cell]))
-            cell, when = self.plan.cell(line.cell), f"leaves after {line.block} blocks"
-            when = "is left out" if line.unraced else when
+            when = "is left out" if line.unraced else f"leaves after {line.block} blocks"
+            cell = self.plan.cell(line.cell)
             self.progress.note(f"{cell.arm} at batch size {cell.batch_size} {when}: {line.reason}")
 
     def _leave_out(self, cells: Sequence[Cell], reason: str) -> None:
@@ -357,8 +357,8 @@ class Stage:
             return
         self.progress.show(f"starting the server of {cell.arm} b{cell.batch_size}")
         others, within_s = self.part(session.warm, without=cell), self.deadline - time.monotonic()
-        may_leave = self.may_leave_out and len(others.starts_s) >= FEWEST_ARMS
-        if may_leave:
+        may_leave = self.may_leave_out and cell is not self.live()[0] and len(others.starts_s) >= FEWEST_ARMS
+        if may_leave:  # time for a decision among the others
             within_s -= needs_s([others], self.budget.block_s)
         outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True, within_s=max(0.0, within_s))
         if isinstance(outcome, Done):
