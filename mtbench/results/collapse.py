@@ -35,7 +35,6 @@ TOKENS_NEEDED = 100  # to say so
 SAME_ENGINE, OTHER_ENGINE = 0.98, 0.9
 HALF = ("float16", "bfloat16")
 OPTIONS: Mapping[Cause, str] = {"cache type": "cache", "dtype": "dtype", "engine option": ""}  # in an option's name
-SIZES = {"vocab_size": "vocab_size", "target_hidden_size": "hidden_size"}  # in a draft's config.json -> its target's
 DRAFTS = attrgetter("method", "options", "checkpoints")  # cells alike in these have the same drafts
 SERVER = attrgetter("engine", "engine_options")
 
@@ -138,15 +137,13 @@ def _config(source: str) -> dict[str, Any]:
 
 
 def _contradiction(source: str, draft: Mapping[str, Any], target: str) -> tuple[Cause, str] | None:
-    """Return how a draft's config.json contradicts its target, or the draft's own head."""
+    """Return how a draft's config.json contradicts its target, or the draft's own head.
+
+    Other sizes are no evidence: an engine refuses them, but for rows of padding, which differ within a family.
+    """
     verifier = draft.get("speculators_config", {}).get("verifier", {}).get("name_or_path")  # of speculators
     if verifier and Path(verifier).name.lower() != Path(target).name.lower():
         return "draft of another target", f"the draft's config.json names {verifier}"
-    config = _config(target)
-    for name, of_target in SIZES.items():
-        size, other = draft.get(name), config.get("text_config", config).get(of_target)
-        if size and other and size != other:
-            return "draft of another target", f"it has {name} {size:,} in its config.json, and the target {other:,}"
     tied = draft.get("tie_word_embeddings")
     if tied is None or recognised(draft) is not None:  # the head of a feature draft may be the target's
         return None

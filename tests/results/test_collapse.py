@@ -168,13 +168,6 @@ def test_an_engine_may_hide_its_forwards() -> None:
             "the draft is stored in bfloat16, and decodes in float16",
         ),
         (
-            {"vocab_size": 99},
-            True,
-            "float32",
-            "draft of another target",
-            "vocab_size 99 in its config.json, and the target 40",
-        ),
-        (
             {"speculators_config": {"verifier": {"name_or_path": "a/Other"}}},
             True,
             "float32",
@@ -196,6 +189,7 @@ def test_an_engine_may_hide_its_forwards() -> None:
             "tie_word_embeddings=true, and its files a head",
         ),
         ({"tie_word_embeddings": False, "dtype": "bfloat16"}, True, "bfloat16", "unknown", UNKNOWN),
+        ({"vocab_size": 48}, True, "float32", "unknown", UNKNOWN),
         ({"vocab_size": "many", "speculators_config": 7, "dtype": []}, True, "float32", "unknown", UNKNOWN),
         (None, False, "float16", "unknown", UNKNOWN),
     ],
