@@ -42,7 +42,7 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Race
 from mtbench.plan.plan import (
     APART,
-    DRAWN_BY,
+    OTHER_RULE,
     SCHEMA_VERSION,
     Batching,
     Cell,
@@ -185,13 +185,13 @@ class _GroupPlanner:
         arm, method, inspected, fault = entrant.arm, entrant.method, entrant.checkpoints, entrant.fault
         checkpoints = self.family.checkpoints(arm.roles)
         claims: Claims = "lossy" if fault else method.claims
-        drawn = list[str]()
+        sampled = list[str]()
         if claims == "lossless" and self.request.temperature and is_served(arm.engine):
             engine: ServingEngine = SERVING_ENGINES[arm.engine]()
             setting = engine.setting(method, checkpoints)
             # Its random numbers are its own.
             claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
-            drawn = [f"{DRAWN_BY}{engine.title}"] if claims == "lossy" else []
+            sampled = [OTHER_RULE] if claims == "lossy" else []
         lossless_reference = reference_arm(arm, claims, arms)
         if others := other_tokens(arm, arms, self.request.dtype):
             claims = "lossy"
@@ -199,13 +199,8 @@ class _GroupPlanner:
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance has no ends of answers, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
-        flags = [
-            *self.suite.flags,
-            *entrant.target.flags,
-            *entrant.untrained,
-            *_mask_flags(arm, entrant.target),
-            *drawn,
-        ]
+        flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
+        flags += sampled
         if method.translates and fault is None:
             flags += vocabulary_flags(inspected, arm.on)
         if method.token_map is not None and fault is None:

@@ -36,7 +36,7 @@ Length = Literal["natural", "fixed"]
 
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
-DRAWN_BY = "drawn otherwise by "  # begins a flag of cells whose engine does not keep the target's distribution
+OTHER_RULE = "sampled by a rule of its engine that changes the distribution"  # a flag of cells
 APART = "decoded alone, with intervals over rounds"  # a flag of cells
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]

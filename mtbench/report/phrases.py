@@ -9,7 +9,7 @@ from mtbench.document import model
 from mtbench.document.formatting import counted, listed, number, percent
 from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
-from mtbench.plan.plan import DRAWN_BY
+from mtbench.plan.plan import OTHER_RULE
 from mtbench.results.figure_formats import JUDGE, Lossless, SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
 
@@ -176,9 +176,8 @@ def ungraded(cell: ResultCell) -> str:
         return f"other tokens by {listed(cell.other_tokens)}"
     if cell.reference:
         return "baseline"
-    drawn = next((flag for flag in cell.flags if flag.startswith(DRAWN_BY)), "lossy by design")
-    reasons = {"lossless": "not checked", "distribution": "same distribution (promised)", "lossy": drawn}
-    return reasons[cell.claims]
+    lossy = OTHER_RULE if OTHER_RULE in cell.flags else "lossy by design"
+    return {"lossless": "not checked", "distribution": "same distribution (promised)", "lossy": lossy}[cell.claims]
 
 
 def fewer_items(cells: Sequence[ResultCell]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from architectures import save_architecture
 from living import is_alive, until
+from made_records import result_cell
 from mtp_checkpoints import save_headed
 from scripted_engine import PLUGIN, Scripted, install
 from small import save_small
@@ -37,10 +38,11 @@ from mtbench.models.checkpoint_files import Layout
 from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, GenerationLine
-from mtbench.plan.plan import APART, Plan, RunRequest
+from mtbench.plan.plan import APART, OTHER_RULE, Plan, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.report.main_table import main_table, notes_of
+from mtbench.report.phrases import ungraded
 from mtbench.report.summary import warnings
 from mtbench.results.comparisons import OwnSpeedups
 from mtbench.results.figure_formats import JUDGE, Lossless
@@ -147,7 +149,11 @@ def test_sampled_answers_of_an_engine_promise_the_distribution_only() -> None:
 def test_sampled_answers_of_another_distribution_are_lossy(monkeypatch: pytest.MonkeyPatch) -> None:
     biased = {"ar": lambda method, drafts: Setting("", unbiased=False)}
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "methods", biased)
-    assert plan(method=["ar"], engine=[TOOLBOX], temperature=0.7).cells[0].claims == "lossy"
+    [cell] = plan(method=["ar"], engine=[TOOLBOX], temperature=0.7, batch_size=[1]).cells
+    assert (cell.claims, OTHER_RULE in cell.flags) == ("lossy", True)
+    graded = {"claims": "lossy", "reference": False}
+    assert ungraded(result_cell(**graded, flags=[OTHER_RULE])) == OTHER_RULE
+    assert ungraded(result_cell(**graded)) == "lossy by design"
 
 
 @pytest.mark.parametrize(
