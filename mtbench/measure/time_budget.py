@@ -127,7 +127,7 @@ class TimeBudget:
         all_s = [start_s for part in parts for start_s in part.starts_s if start_s]
         guess = " (a guess: none was measured here)" if any(part.guessed for part in parts) else ""
         takes = f"{'takes' if len(all_s) == 1 else 'take'} about {duration(sum(all_s))}{guess}"
-        starts = f"{counted(len(all_s), 'start')} of servers {takes}" if all_s else "no start"
+        starts = f"{counted(len(all_s), 'server start')} {takes}" if all_s else "no start"
         needed = (
             f"a decision needs {max(part.needed for part in parts)}{' at each batch size' if len(parts) > 1 else ''}"
         )

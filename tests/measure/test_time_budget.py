@@ -216,7 +216,7 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     monkeypatch.setattr(executor, "remember_start", lambda *_: None)  # starts count as long as the last ones
     shown = choose(tmp_path / "run", "--time-budget", "45s", "--limit", "6")
     assert shown.exit_code == 0, shown.output
-    assert "time budget 45 s: 3 starts of servers take about 45 s, judging 4 s; 0 s are left for blo" in shown.output
+    assert "time budget 45 s: 3 server starts take about 45 s, judging 4 s; 0 s are left for blo" in shown.output
     refused = json.loads((tmp_path / "run" / "decision.json").read_text())["refused"]
     reason = refused[f"{SLOW} at batch size 1"]
     assert re.fullmatch(r"the time budget has room for 2 of 3 arms; all need `--time-budget 1m`", reason)
@@ -231,9 +231,7 @@ def test_a_run_leaves_no_arm_out(scripted: dict[str, Any], tmp_path: Path) -> No
     scripted[""] = {"takes_s": 0.2}
     run, notes = raced(tmp_path / "run", 2.0, fewer_arms=False)
     assert run.left == []
-    assert notes[0].startswith(
-        "time budget 2 s: 3 starts of servers take about 3 min (a guess: none was measured here)"
-    )
+    assert notes[0].startswith("time budget 2 s: 3 server starts take about 3 min (a guess: none was measured here)")
     assert set(blocks(run).values()) <= {0, 1, 2, 3, 4, 5}
     assert notes[-1] == "time budget spent; `--resume` runs what is missing"
 
@@ -247,7 +245,7 @@ def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
     refused = choose(tmp_path / "run", "--time-budget", "2m").exception
     assert isinstance(refused, UserError)
     assert str(refused) == (
-        "time budget 2 min: 3 starts of servers take about 5 min, judging 12 s; 0 s are left for blocks, and a "
+        "time budget 2 min: 3 server starts take about 5 min, judging 12 s; 0 s are left for blocks, and a "
         "decision needs 6; give `--time-budget 5m` at least."
     )
     assert not (tmp_path / "run").exists()
@@ -260,7 +258,7 @@ def test_a_dry_run_starts_one_server_and_says_whether_a_decision_fits(
     started = begun(monkeypatch)
     shown = choose(tmp_path / "run", "--dry-run", "--time-budget", "1m").output
     assert started == [PLAIN]
-    assert "time budget 60 s: 3 starts of servers take about" in shown
+    assert "time budget 60 s: 3 server starts take about" in shown
     assert "12 blocks fit in the rest, and a decision needs 6" in shown
     assert "about" in choose(tmp_path / "run", "--dry-run").output.splitlines()[-2]
 
@@ -268,7 +266,7 @@ def test_a_dry_run_starts_one_server_and_says_whether_a_decision_fits(
 def test_without_a_measured_start_the_outlook_is_a_guess() -> None:
     plan = make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=4, batch_size=(1, 2), rounds=1))
     assert outlook(plan, None, None) == (
-        "2 starts of servers take about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
+        "2 server starts take about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
         "needs 4 at each batch size"
     )
 
