@@ -34,10 +34,10 @@ from mtbench.clients.serving_engine import (
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.models import families
-from mtbench.models.checkpoint_files import CONFIG, Layout, linked_with
+from mtbench.models.checkpoint_files import CONFIG, Layout, check_settings, check_sizes, linked_with
 from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
 from mtbench.models.drafts.loading import is_parallel, recognised
-from mtbench.models.loading import inspect
+from mtbench.models.loading import explained, inspect
 from mtbench.models.medusa_heads import HEADS, count_heads
 
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
@@ -230,8 +230,12 @@ class VLLM(ServingEngine):
         super().refuse(source)
         file = Path(families.locate(source)) / CONFIG
         if (self.release() or "").startswith(CPU_PACKAGE) and file.is_file():
+            check_settings(file.parent)
             config = json.loads(file.read_text(encoding="utf-8"))
-            config = config.get("text_config") or config  # of a model that reads images
+            with explained(source, "configuration", offline=True):
+                check_sizes(config)
+            if isinstance(config.get("text_config"), dict):  # of a model that reads images
+                config |= config["text_config"]
             size = config.get("head_dim") or config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
             if 0 < size < LEAST_HEAD:
                 raise UserError(

@@ -43,8 +43,14 @@ def refuse_in_engine(
         raise UserError(f"{str(arm)!r}: {reason} Leave that `--method` or `--simulate-acceptance` out.")
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
     flags = [word for word in engine.own_options(arm.settings) if word.startswith("--")]
-    if twice := [flag for flag in flags if flag in ours and flag not in engine.overridable]:
+    taken = set(map(_option, ours)) - set(map(_option, engine.overridable))
+    if twice := [flag for flag in flags if _option(flag) in taken]:
         raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
+
+
+def _option(flag: str) -> str:
+    """Return a flag's option: engines take `--no-a-b`, `--a-b` and `--a_b` as values of one."""
+    return flag.replace("_", "-").replace("--no-", "--")
 
 
 def engine_flags(arm: Arm, source: str) -> list[str]:

@@ -105,6 +105,8 @@ def engine_options(texts: Sequence[str]) -> list[str]:
     """Return the texts if each is ENGINE:OPTION or ENGINE:OPTION=A|B|…. Raises ValueError for other text."""
     if not all(re.fullmatch(r"[\w.-]+:[a-z][\w.-]*(=[^|]+(\|[^|]+)*)?", text) for text in texts):
         raise ValueError("give ENGINE:OPTION=VALUE, such as `--engine-option vllm:tensor-parallel-size=2`")
+    if not all(text.isprintable() for text in texts):  # they are in names of arms and in commands
+        raise ValueError("give a value of one line without control characters")
     return [*texts]
 
 

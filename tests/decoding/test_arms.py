@@ -6,6 +6,7 @@ import pytest
 
 from mtbench.decoding.arms import baselines, cell_id, engine_baselines, parse_arms, reference_arm
 from mtbench.errors import UserError
+from mtbench.options.texts import engine_options
 
 
 @pytest.mark.parametrize(
@@ -137,3 +138,10 @@ def test_the_error_for_a_wrong_value_says_what_is_allowed(spec: str, says: str) 
     """The error names the value, the choices, the default and where to look."""
     with pytest.raises(UserError, match=re.escape(says)):
         parse_arms([spec])
+
+
+@pytest.mark.parametrize("text", ["vllm:a=1\n2", "vllm:a=\x1b[2J", "vllm:a=\0"])
+def test_an_engines_option_has_no_control_characters(text: str) -> None:
+    """It is in the arm's name, in tables and in commands."""
+    with pytest.raises(ValueError, match="without control characters"):
+        engine_options([text])

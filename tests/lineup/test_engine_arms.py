@@ -171,10 +171,13 @@ def test_what_an_engine_lacks_is_said_when_planning(asked: dict[str, Any], messa
     assert message in str(refused.value)
 
 
-def test_an_option_that_mtbench_sets_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", lambda self, *_: ["serve", "--max-num-seqs", "2"])
-    with pytest.raises(UserError, match="--engine-option --max-num-seqs is set by mtbench for Toolbox"):
-        plan(method=["ar"], engine=[TOOLBOX], engine_option=["toolbox:max-num-seqs=64"])
+@pytest.mark.parametrize("option", ["max-num-seqs=64", "max_num_seqs=64", "prefix-caching"])
+def test_an_option_that_mtbench_sets_itself_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each of its forms, as vLLM takes them."""
+    command = ["serve", "--max-num-seqs", "2", "--no-prefix-caching"]
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "launch", lambda self, *_: command)
+    with pytest.raises(UserError, match=f"--engine-option --{option.partition('=')[0]} is set by mtbench for Toolbox"):
+        plan(method=["ar"], engine=[TOOLBOX], engine_option=[f"toolbox:{option}"])
     plan(method=["ar"], engine=[TOOLBOX], engine_option=["toolbox:tensor-parallel-size=2"])  # as much, of another
 
 
@@ -585,6 +588,14 @@ def test_heads_that_vllm_cannot_read_are_refused_when_planning(monkeypatch: pyte
     arms = [cell.arm for cell in plan(family="tiny", engine=["vllm"]).cells]
     assert "ar@ar/vllm" in arms
     assert not any("speculative" in arm for arm in arms)
+
+
+@pytest.mark.parametrize("config", ["[1]", "{", '{"head_dim": "32"}', '{"text_config": {"hidden_size": "64"}}'])
+def test_a_configuration_that_vllm_cannot_read_is_one_line(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UserError) as refused:
+        SERVING_ENGINES["vllm"]().refuse(str(tmp_path))
+    assert "\n" not in str(refused.value)
 
 
 def test_apart_a_dropped_sample_costs_no_other_round(tmp_path: Path) -> None:
