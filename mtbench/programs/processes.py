@@ -19,10 +19,9 @@ from mtbench.programs import launch
 
 ERROR_LINES = 400  # of the end of a log, in which an exception is searched
 # llama.cpp: "error loading model", and assertions, behind which it starts gdb.
-EXCEPTION = re.compile(
-    r"\b\w*(?:Error|Exception): (?!.*(?:\babove\b|stack trace|check the input))|error loading model: |GGML_ASSERT\("
-)
-REFERS = re.compile(r"\babove\b|stack trace|https?://|check the input|\(process \d+\) detached")
+EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): |error loading model: |GGML_ASSERT\(")
+ABOVE = re.compile(r"\babove\b|stack trace|check the (?:input|logs)")  # the cause is elsewhere in the log
+REFERS = re.compile(rf"{ABOVE.pattern}|https?://|\(process \d+\) detached")
 LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
 LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)
@@ -88,7 +87,9 @@ def last_line(log: Path) -> str:
     for place in reversed(range(len(lines) if elsewhere else 0)):
         if found := EXCEPTION.search(lines[place]):
             details = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith(" ")]
-            return printable(" ".join([lines[place][found.start() :], *details]))[:LONGEST_ERROR].rstrip(".")
+            said = " ".join([lines[place][found.start() :], *details])
+            if not ABOVE.search(said):
+                return printable(said)[:LONGEST_ERROR].rstrip(".")
     return printable(lines[-1].strip())[:LONGEST_ERROR].rstrip(".") if lines else ""
 
 

@@ -218,6 +218,9 @@ PYDANTIC = """pydantic_core._pydantic_core.ValidationError: 1 validation error f
   Value error, the draft is too long [type=value_error, input_value=ArgsKwargs(())]
     For further information visit https://errors.pydantic.dev/2.12/v/value_error
 """
+INSPECTED = PYDANTIC.replace(
+    "the draft is too long", "it failed to be inspected. Please check the logs for more details."
+)
 REFERS = """ValueError: 12.5 GiB of cache are needed, 9 GiB are free
 Traceback (most recent call last):
 RuntimeError: Engine core initialization failed. See root cause above.
@@ -238,6 +241,7 @@ OF_CORE = "\n".join(
     ("log", "said"),
     [
         (OF_CORE, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
+        (f"ERROR [registry.py:1120] ImportError: no torchvision\n{INSPECTED}", "ImportError: no torchvision"),
         (PYDANTIC, "ValidationError: 1 validation error for SpeculativeConfig Value error, the draft is too long"),
         (REFERS, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
         (
