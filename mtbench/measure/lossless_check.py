@@ -168,12 +168,15 @@ class Rescoring:
     def _reference_logits(self, cell: Cell, reading: Reading) -> list[float]:
         """Return the logits of tokens that the cell's reference arm emitted, as many as ε needs.
 
-        Of its answers at the batch size with most of them. An arm without a reference arm is its own.
+        Of its answers at the batch size with most of them. An arm without a reference arm is its own. Where whole texts
+        are read and the answers have too few tokens, those of their prompts count, too.
         """
         most = max(self._references(cell) or [cell], key=lambda c: len(self._lines(c)))
         key = (cell.suite, most.arm, reading)
         if key not in self._logits:
-            forced = self._forced(most, self._enough(most), reading)
+            few = sum(len(line.token_ids) for line in self._lines(most)) < EPSILON_POSITIONS_NEEDED
+            whole = few and isinstance(reading.model, WholeTexts)
+            forced = self._forced(most, self._enough(most, prompts=whole), reading, prompts=whole)
             self._logits[key] = [logit for _, emitted, _ in forced for logit in emitted.tolist()]
         return self._logits[key]
 
@@ -204,17 +207,21 @@ class Rescoring:
     def _lines(self, cell: Cell) -> list[GenerationLine]:
         return self.run.answers[cell.cell]
 
-    def _enough(self, cell: Cell) -> list[GenerationLine]:
-        """Return the first answers of a cell that have as many tokens as ε needs; all, if they have fewer."""
-        before = itertools.accumulate((len(line.token_ids) for line in self._lines(cell)), initial=0)
+    def _enough(self, cell: Cell, *, prompts: bool = False) -> list[GenerationLine]:
+        """Return the first answers of a cell that have as many tokens as ε needs; all, if they have fewer.
+
+        `prompts`: with those of their prompts, but for the first.
+        """
+        sizes = (len(line.token_ids) + prompts * (line.prompt_tokens - 1) for line in self._lines(cell))
+        before = itertools.accumulate(sizes, initial=0)
         return [line for n, line in zip(before, self._lines(cell), strict=False) if n < EPSILON_POSITIONS_NEEDED]
 
     def _forced(
-        self, cell: Cell, lines: Sequence[GenerationLine], reading: Reading
+        self, cell: Cell, lines: Sequence[GenerationLine], reading: Reading, *, prompts: bool = False
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield the number of each generation line, and the `forced_logits` of its answer.
 
-        Within the time budget; shows which one is read.
+        Within the time budget; shows which one is read. `prompts`: of its prompt, too, but for the first token.
         """
         model, place = reading.model, f"{self.plan.cells.index(cell) + 1}/{len(self.plan.cells)}"
         suite = self.plan.suite(cell.suite)
@@ -224,6 +231,8 @@ class Rescoring:
             for line in lines
             for i in [number[line.item]]
         ]
+        if prompts:
+            answers = [of._replace(prompt=of.prompt[:1], tokens=[*of.prompt[1:], *of.tokens]) for of in answers]
         groups = [[i] for i in range(len(lines))]
         if isinstance(model, WholeTexts):
             groups = model.groups([len(of.prompt) for of in answers], [len(of.tokens) for of in answers])

@@ -113,7 +113,7 @@ def test_each_architecture_is_served_or_refused_by_vllm_itself(name: str, tmp_pa
         out=tmp_path / "DIR",
     )
     plain, drafted = results.record["cells"]
-    served = "served" if not plain["error"] else re.split(" did not start: | See /", plain["error"])[1]
+    served = "served" if not plain["error"] else re.split(r" did not start: |\. See /", plain["error"])[1]
     graded = drafted["lossless"] or {"identical": "–", "items": "–"}
     row = f"| `{name}` | {served} | {graded['identical']} of {graded['items']} |"
     assert row in DOCS.read_text(encoding="utf-8"), row

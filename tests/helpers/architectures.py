@@ -72,7 +72,9 @@ MODELS: dict[str, dict[str, Any]] = {  # model type -> changes of the shape
     "lfm2": {
         "layer_types": ["conv", "full_attention"] * 2,
         "block_auto_adjust_ff_dim": False,
-        "conv_dim": 128,  # released configurations have it, transformers' default has not
+        "conv_dim": 128,  # released configurations have these three, transformers' default has not
+        "block_dim": 128,
+        "block_ff_dim": 256,
     },
 }
 

@@ -480,12 +480,13 @@ def test_a_hybrid_that_mtbench_cannot_decode_is_judged_and_audited(
 
 
 @pytest.mark.parametrize(
-    ("quantised", "dtype", "alone", "measured"),
+    ("quantised", "dtype", "alone", "measured", "needed"),
     [
-        (False, "bfloat16", None, "bfloat16"),
-        (False, "bfloat16", [1, 4], "bfloat16"),
-        (False, "float32", [1, 4], None),
-        (True, "float32", None, "bfloat16"),
+        (False, "bfloat16", None, "bfloat16", 12),
+        (False, "bfloat16", None, "bfloat16", 14),
+        (False, "bfloat16", [1, 4], "bfloat16", 12),
+        (False, "float32", [1, 4], None, 12),
+        (True, "float32", None, "bfloat16", 12),
     ],
 )
 def test_epsilon_of_an_engine_is_the_rounding_of_its_numbers_or_its_own_noise(
@@ -495,24 +496,30 @@ def test_epsilon_of_an_engine_is_the_rounding_of_its_numbers_or_its_own_noise(
     dtype: str,
     alone: list[int] | None,
     measured: str | None,
+    needed: int,
 ) -> None:
     """The rounding is that of bfloat16 if the engine computes with quantised weights; in float32 ε is a constant.
 
-    The noise is what the judge makes of two tokens that plain decoding chose at two batch sizes.
+    The answers have 12 tokens. Where more are needed, those of their prompts count, too. The noise is what the judge
+    makes of two tokens that plain decoding chose at two batch sizes.
     """
     for module in (lossless_check, statistics):
-        monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", 12)
+        monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", needed)
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "other_weights", lambda *_: "quantised" if quantised else None)
     run, planned, weights = answered(monkeypatch, tmp_path, [1, 3], alone, dtype=dtype, batch_size=(1, 2))
     graded, notes, _ = judged(run, planned, cell=3)
     assert notes == []
     prompt, tokens = planned.suites[0].items[0].prompt_ids, [1, 2] * 3
     texts = [[*planned.suites[0].items[i].prompt_ids, *tokens] for i in (0, 1)]
+    counts = [6 if needed == 12 else len(text) - 1 for text in texts]
+    assert sum(counts) >= needed
     emitted = {
         name: torch.cat(
             [
-                logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-                for logits in WholeTexts(str(weights.parent), name, "cpu").logits(texts, [6, 6])
+                logits.gather(1, torch.tensor(text[-count:])[:, None])[:, 0]
+                for logits, text, count in zip(
+                    WholeTexts(str(weights.parent), name, "cpu").logits(texts, counts), texts, counts, strict=True
+                )
             ]
         )
         for name in ("bfloat16", "float32")
