@@ -24,7 +24,6 @@ from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.files import cache_home
 from mtbench.models import gguf_config
-from mtbench.models.checkpoint_files import check_sizes
 
 ENDING, PACKAGE = ".gguf", "package:"
 PART = re.compile(r"-\d{5}-of-(?!00000)(\d{5})\.gguf$")
@@ -95,6 +94,8 @@ def _header(file: Path, state: tuple[int, int]) -> Header:
     _refuse_other_file(file)
     from transformers import PretrainedConfig
     from transformers.integrations.gguf import read_gguf_metadata
+
+    from mtbench.models.checkpoint_files import check_sizes  # imports torch, which `mtbench ls families` does not need
 
     try:
         keys, _ = read_gguf_metadata(str(file), ("tokenizer.ggml.tokens",))

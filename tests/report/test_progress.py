@@ -54,4 +54,4 @@ def test_a_line_every_ten_seconds_says_what_is_done_and_the_time_that_is_left(cl
 
 def test_the_time_left_is_at_most_that_of_the_budget(clock: Clock) -> None:
     left = [line.split(" | ")[0] for line in lines_of(clock, until=38.0)]
-    assert left[3:5] == ["2/4 batches, 5 s left (budget)", "3/4 batches, 0.0 s left (budget)"]
+    assert left[3:5] == ["2/4 batches, 5 s left (budget)", "3/4 batches, 0 s left (budget)"]
