@@ -1,6 +1,6 @@
 """Do the times of servers of a serving engine compare? Two questions, on the embedded `ar` checkpoint.
 
-    python benchmarks/engine_servers.py ENGINE [--runs 20] [--runs-per-start 10] [--blocks 64] [--turns 40] [--busy]
+    python benchmarks/engine_servers.py ENGINE [--runs 20] [--runs-per-start 10] [--blocks 100] [--turns 40] [--busy]
 
 A/A: plain decoding against plain decoding, in two servers. A run is so many blocks of one request, whose times are
 summed over parts of at least a second, as in a run of mtbench. `--runs-per-start` runs have the same two servers. The
@@ -106,8 +106,8 @@ def main() -> None:
     parser.add_argument("engine")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--runs-per-start", type=int, default=10)
-    parser.add_argument("--blocks", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--blocks", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=40, help="6 or more")
     parser.add_argument("--busy", action="store_true")
     options = parser.parse_args()
     random.seed(0)
