@@ -105,6 +105,7 @@ def test_the_race_s_own_engine_comes_first_with_the_command_that_was_run() -> No
         assert note.startswith("As in the race, it takes 1 request at a time, of up to ")
         assert first[plain][1][0] == "run arithmetic.ar.ar.graph.b2"
         assert [*of_arms[drafted]] == ["vLLM", "llama.cpp"]
+        assert [*deployment([one], results, plan, {})[drafted]] == ["llama.cpp"], "of a race that stored no command"
 
 
 def test_prompt_lookup_is_vllms_ngram_if_it_takes_the_earliest_match() -> None:

@@ -47,8 +47,9 @@ def deployment(
 ) -> dict[str, Commands]:
     """Return the commands for each recommended arm: one more where a batch size has another.
 
-    `servers`: by cell, the command that started its server. The race's own engine comes first, with the command at the
-    largest batch size of the arm. In a serving engine plain decoding is deployed where no arm is better.
+    `servers`: by cell, the command that started its server, where it is stored. The race's own engine comes first, with
+    the command at the largest batch size of the arm. In a serving engine plain decoding is deployed where no arm is
+    better.
     """
     of_arms = dict[str, Commands]()
     for rec in sorted(found, key=lambda rec: rec.word != "use"):
@@ -64,7 +65,8 @@ def deployment(
             if is_served(cell.engine):
                 own = in_engines.pop(SERVING_ENGINES[cell.engine].title)
                 note = f"{limits} {own.setting.differs}".strip()
-                of_arm.setdefault(own.engine.title, (servers[cell.cell], note))
+                if cell.cell in servers:
+                    of_arm.setdefault(own.engine.title, (servers[cell.cell], note))
             else:
                 of_arm.setdefault(MtbenchServe.title, (_serve(cell, result.dtype, plan.request, room), limits))
             for engine, there in in_engines.items():
