@@ -67,6 +67,8 @@ def hardly(method: Method, tokens_per_forward: float, tokens: int) -> str | None
     """Return that an arm's drafts are hardly ever accepted; None: they are, or it need not verify drafts."""
     if is_untrained(type(method)) or method.claims == "lossy" or tokens < TOKENS_NEEDED or tokens_per_forward > HARDLY:
         return None
+    if not isinstance(type(method).claims, str) and not method.variants[-1].window().drafts:
+        return None  # no draft model, and its options decide whether it is lossless: a threshold that accepts nothing
     return f"its drafts are hardly ever accepted ({tokens_per_forward:.2f} tokens per forward)"
 
 

@@ -78,9 +78,11 @@ def test_what_a_server_does_not_tell_is_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "forwards", "flagged"), [("eagle", 24, True), ("eagle", 12, False), ("ar", 24, False)]
+    ("method", "forwards", "flagged"),
+    [("eagle", 24, True), ("eagle", 12, False), ("medusa", 24, True), ("mars", 24, False), ("ar", 24, False)],
 )
 def test_drafts_that_are_hardly_accepted_are_flagged(method: str, forwards: int, flagged: bool) -> None:
+    """MARS accepts nothing at its default threshold: that is its option."""
     points = rounds([line(tokens=24, forwards=forwards)])
     found = cell(Sent("a", 2.0, points, {}, SLO, f"{method}:on=ar,engine=graph"))
     flag = (
