@@ -157,6 +157,7 @@ class LlamaCpp(ServingEngine):
     start = ("llama-server", "-m")
     package = "xllamacpp==2026.10.11549"
     gguf = True
+    caches = True
     overridable = ("--threads", "--threads-batch", "--flash-attn", *CACHE_TYPES)
     same_output = ("threads", "threads-batch", "batch-size", "ubatch-size")
     start_s = 3.0
@@ -210,7 +211,7 @@ class LlamaCpp(ServingEngine):
                 "samplers": ["temperature"],
                 "ignore_eos": ignore_eos,
                 "stop": list(request.stop),
-                **self.fields,
+                "cache_prompt": request.cache is not None and not request.begins,
                 "return_tokens": True,
                 "stream": False,
             }
@@ -224,6 +225,7 @@ class Timings(Received):
     predicted_ms: float = 0.0  # from the first token to the last
     draft_n: Number = 0
     draft_n_accepted: Number = 0
+    cache_n: Number | None = None  # tokens of the prompt that were cached
 
 
 class Answer(Received):
@@ -242,6 +244,7 @@ def add(reply: Reply, data: str) -> None:
     if (timings := answer.timings) is not None:
         reply.first_s = time.perf_counter() - timings.predicted_ms / 1000
         reply.counted = timings.predicted_n
+        reply.cached = timings.cache_n
         reply.speculation = Speculation(
             None, timings.draft_n, timings.draft_n_accepted, None, "llama.cpp's timings of a request"
         )

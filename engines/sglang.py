@@ -88,6 +88,7 @@ class SGLang(ServingEngine):
     start = ("python", "-m", "sglang.launch_server", "--model-path")
     distributions = ("sglang",)
     trims = True
+    caches = True
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "speculative": _speculative,
@@ -104,7 +105,8 @@ class SGLang(ServingEngine):
             *(str(python), "-m", "sglang.launch_server", "--model-path", serving.model),
             *("--host", HOST, "--port", str(port), *self.computing(serving.dtype)),
             *("--context-length", str(serving.positions)),
-            *("--max-running-requests", str(serving.rows), "--disable-radix-cache"),
+            *("--max-running-requests", str(serving.rows), "--enable-cache-report"),
+            *(() if serving.prefix_cache else ("--disable-radix-cache",)),
             *(() if serving.share is None else ("--mem-fraction-static", f"{serving.share:.2f}")),
             *serving.setting.words,
             *serving.options,

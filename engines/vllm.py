@@ -164,6 +164,7 @@ class VLLM(ServingEngine):
     same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", "enforce-eager")
     needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference"}
     parallel = True
+    caches = True
     start_s = 75.0
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -263,7 +264,8 @@ class VLLM(ServingEngine):
             serving.model,
             *("--host", HOST, "--port", str(port), *self.computing(serving.dtype)),
             *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
-            "--no-enable-prefix-caching",
+            f"--{'' if serving.prefix_cache else 'no-'}enable-prefix-caching",
+            "--enable-prompt-tokens-details",
             *(("--per-request-spec-decode-metrics", "summary") if serving.setting.words else ()),
             *(() if serving.share is None else ("--gpu-memory-utilization", f"{serving.share:.2f}")),
             *serving.setting.words,

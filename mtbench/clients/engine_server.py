@@ -124,6 +124,7 @@ class EngineServer:
             dropped="the server was busy" if any(reply.tries > 1 for reply in replies) else None,
             prepared=first,
             forwards=self._forwards(replies),
+            cached_tokens=[reply.cached for reply in replies],
         )
 
     def _forwards(self, replies: Sequence[Reply]) -> list[int] | None:

@@ -89,8 +89,13 @@ class Models(Received):
     data: list[Model]
 
 
+class PromptTokens(Received):
+    cached_tokens: Number | None = None
+
+
 class Usage(Received):
     completion_tokens: Number | None = None
+    prompt_tokens_details: PromptTokens | None = None
 
 
 class Choice(Received):
@@ -137,6 +142,7 @@ class Reply:
     finish: str | None = None  # `stop` or `length`
     stopped_by: int | str | None = None  # the end token or stop string, if the server reports it
     counted: int | None = None  # tokens by the server's count
+    cached: int | None = None  # tokens of the prompt that the server had kept
     speculation: Speculation | None = None  # of this request
     first_s: float | None = None  # time.perf_counter() at the first chunk of the answer
     tries: int = 1  # more than one: the server was busy, and the time is not its speed
@@ -145,6 +151,8 @@ class Reply:
         """Append one chunk of the stream."""
         if event.usage is not None and event.usage.completion_tokens is not None:
             self.counted = event.usage.completion_tokens
+        if event.usage is not None and event.usage.prompt_tokens_details is not None:
+            self.cached = event.usage.prompt_tokens_details.cached_tokens
         self.speculation = event.speculation or self.speculation
         for choice in event.choices or ():
             text, ids = choice.text or "", choice.token_ids or []

@@ -16,8 +16,8 @@ def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]
         "repetition_penalty": 1,
         "return_token_ids": True,
         "return_spec_tokens_details": True,  # by SGLang
-        "cache_salt": uuid4().hex,  # no prefix cache, by vLLM and SGLang; by llama.cpp:
-        "cache_prompt": False,
+        "cache_salt": request.cache or uuid4().hex,  # whose cached prompts it may use, by vLLM and SGLang
+        "cache_prompt": request.cache is not None and not request.begins,  # by llama.cpp
     }
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from mtbench.clients.openai_client import Reply, Server
 from mtbench.clients.openai_wire import body_of
+from mtbench.decoding.arms import PREFIX_CACHE
 from mtbench.decoding.method import Method
 from mtbench.decoding.request import Request
 from mtbench.errors import MissingWeights, UserError
@@ -94,6 +95,7 @@ class Serving:
     threads: int
     options: Sequence[str] = field(default_factory=tuple)  # the engine's own, passed through
     share: float | None = None  # of a GPU's memory that it may take; None: it runs on a CPU
+    prefix_cache: bool = False  # it keeps prompts for later ones that begin alike
 
 
 class ServingEngine:
@@ -119,6 +121,7 @@ class ServingEngine:
     parallel: ClassVar[bool] = False  # it has P-EAGLE
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
     trims: ClassVar[bool] = False  # its drafts may draft the ids of a token map alone
+    caches: ClassVar[bool] = False  # it may keep prompts, and says how many tokens of a prompt it had kept
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
     # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
     methods: ClassVar[Table]
@@ -151,14 +154,14 @@ class ServingEngine:
         >>> ServingEngine.own_options(["enforce-eager", "seed=1"])
         ['--enforce-eager', '--seed', '1']
         """
-        pairs = [setting.partition("=") for setting in settings]
+        pairs = [setting.partition("=") for setting in settings if setting != PREFIX_CACHE]
         return [word for option, equals, value in pairs for word in (f"--{option}", *([value] if equals else ()))]
 
     def may_change_tokens(self, setting: str, dtype: str) -> bool:
         """Return whether an option of its server may change tokens: not one that the dtype or the engine sets alike."""
         option, _, value = setting.partition("=")
         alike = dtype in self.dtypes and (f"--{option}", value) in itertools.pairwise(self.computing(dtype))
-        return not alike and value != "auto" and option not in self.same_output
+        return not alike and value != "auto" and setting != PREFIX_CACHE and option not in self.same_output
 
     def command(self, model: str, setting: Setting) -> str:
         """Return a command that starts a server with a model, as text for a shell."""

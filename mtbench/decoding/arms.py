@@ -21,6 +21,9 @@ from mtbench.options.fields import fields_of, option_of
 from mtbench.options.texts import alternatives, shown
 from mtbench.records import LONGEST_NAME
 
+ANY = "*"  # in place of an engine: an option that every serving engine has
+PREFIX_CACHE = "prefix-cache=on"
+NO_PREFIX_CACHE = "prefix-cache=off"
 ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/engines.py; the default first
 
 
@@ -150,9 +153,10 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
 
 def _with_settings(arm: Arm, engine_option: Sequence[str]) -> list[Arm]:
     """Return an arm with each combination of its engine's options; the first is that of plain decoding."""
-    mark = f"{arm.engine}:"
-    of_engine = [[t.removeprefix(mark) for t in alternatives(o)] for o in engine_option if o.startswith(mark)]
-    return [replace(arm, settings=chosen, alternative=n > 0) for n, chosen in enumerate(itertools.product(*of_engine))]
+    marks = (f"{arm.engine}:", *([f"{ANY}:"] if is_served(arm.engine) else ()))
+    of_engine = [[t.partition(":")[2] for t in alternatives(o)] for o in engine_option if o.startswith(marks)]
+    chosen = (tuple(s for s in some if s != NO_PREFIX_CACHE) for some in itertools.product(*of_engine))
+    return [replace(arm, settings=settings, alternative=n > 0) for n, settings in enumerate(chosen)]
 
 
 def is_ours(engine: str | None) -> bool:

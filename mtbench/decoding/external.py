@@ -62,6 +62,7 @@ class Answers(NamedTuple):
     dropped: str | None = None  # why the time of this batch is not the engine's speed
     prepared: bool = False  # the engine compiled or recorded something in this call
     forwards: list[int] | None = None  # per request, by the engine's own count of tokens and of accepted drafts
+    cached_tokens: Sequence[int | None] = ()  # per request, tokens of its prompt that were cached; (): not known
 
 
 class ExternalEngine(Method):
@@ -147,10 +148,11 @@ def timed(
     started_at = stopwatch.now()
     answers = generate(requests)
     wall_s = stopwatch.now() - started_at
-    counts: Sequence[int | None] = answers.forwards or [None] * len(requests)
+    unknown: Sequence[int | None] = [None] * len(requests)
+    counts, cached = answers.forwards or unknown, answers.cached_tokens or unknown
     generations = [
-        _generation(target, request, ids, end_ids, count)
-        for request, ids, count in zip(requests, answers.token_ids, counts, strict=True)
+        replace(_generation(target, request, ids, end_ids, count), cached_tokens=kept)
+        for request, ids, count, kept in zip(requests, answers.token_ids, counts, cached, strict=True)
     ]
     forwards = [generation.counted for generation in generations if generation.counted is not None]
     return generations, Timing(
@@ -163,6 +165,7 @@ def timed(
         ttft_s=answers.ttft_s,
         preparation_s=wall_s if answers.prepared else 0.0,  # at most: engines do not report it
         counted=answers.counted,
+        cached_tokens=None if None in cached else sum(filter(None, cached)),
         dropped=answers.dropped,
         **(answers.speculation._asdict() if answers.speculation else {}),
     )

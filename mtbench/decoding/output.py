@@ -25,6 +25,7 @@ class Generation:
     finish_reason: FinishReason
     surplus: int | None = None  # tokens that its last forward accepted after the answer's end
     counted: int | None = None  # forwards by an external engine's own count
+    cached_tokens: int | None = None  # tokens of the prompt that an external engine had kept
 
     @property
     def forwards(self) -> int | None:
@@ -59,6 +60,7 @@ class Timing:
     miscounted: int = 0  # forwards counted by hooks on the models minus forwards counted by the runners
     # of external engines only
     counted: int | None = None  # tokens by its own count
+    cached_tokens: int | None = None  # of the prompts, that it had kept
     drafts: int | None = None  # number of drafts
     drafted: int | None = None  # tokens of those drafts
     accepted: int | None = None  # tokens of these that were accepted

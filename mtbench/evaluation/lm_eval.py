@@ -123,7 +123,7 @@ class HarnessSuite(Suite):
         def render(messages: Messages, add_generation_prompt: bool = True) -> str:
             if add_generation_prompt:
                 return template(messages)
-            return template(messages[:-1]) + messages[-1]["content"]  # the task writes the beginning of the answer
+            return f"{template(messages[:-1])}{messages[-1]['content']}"  # the task writes the beginning of the answer
 
         chat = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": render}
         return chat if self.chat_template else {}

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mtbench.errors import UserError, first_line
+from mtbench.evaluation.answer_format import AnswerFormat
 
-Messages = Sequence[Mapping[str, str]]  # [{"role": "user", "content": "..."}]
-Template = Callable[[Messages], str]  # the chat template: a conversation as text, ready for the assistant's answer
+Messages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "..."}]
+
+# The chat template, (messages, tools=()): a conversation as text, ready for the assistant's answer. `tools`: those that
+# it may call, as in OpenAI's API.
+Template = Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class Prompt:
     """One item of a suite: the text that the model reads.
 
     A conversation of several turns has one Prompt for each turn. The model reads a later turn as the prompt that it
-    `follows`, the model's own answer to that prompt, and then this text.
+    `follows`, the model's own answer to that prompt, and then this text; of a `recorded` conversation this text alone.
     """
 
     item: str  # unique id `<task>/<doc id>/<turn>`; does not depend on the limit
@@ -43,6 +47,9 @@ class Prompt:
     stop: tuple[str, ...] = ()  # strings that end the answer, besides the checkpoint's end tokens
     tokens: int | None = None  # cut the prompt to this many tokens; None: keep all
     follows: str | None = None  # the item of the previous turn; None: this is a first turn
+    recorded: bool = False  # `text` is a whole prompt, with recorded answers to the turns before
+    answer_format: AnswerFormat | None = None  # what an answer must be; None: any text
+    think_s: float = 0.0  # between the answer to the previous turn and this prompt, in a load
     scored: bool = True  # False: the item has no answer to compare with, so `score` does not get it
     plain: bool = False  # no template wrote it, so the tokenizer adds its special tokens; set in planning
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench.clients.serving_engine import Serving, ServingEngine
-from mtbench.decoding.arms import Arm, is_served, parse_arms, reference_arm
+from mtbench.decoding.arms import PREFIX_CACHE, Arm, is_served, parse_arms, reference_arm
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
@@ -41,6 +41,12 @@ def refuse_in_engine(
     rates = acceptance.rates(method) if acceptance is not None else None
     if rates and isinstance(reason := engine.synthetic(setting, rates), str):
         raise UserError(f"{str(arm)!r}: {reason} Leave that `--method` or `--simulate-acceptance` out.")
+    if PREFIX_CACHE in arm.settings and not engine.caches:
+        caching = ", ".join(name for name in SERVING_ENGINES if SERVING_ENGINES[name].caches)
+        raise UserError(
+            f"{str(arm)!r}: mtbench has no setting for a prefix cache of {engine.title}; give --engine {caching}, or "
+            "leave `--prefix-cache on` out."
+        )
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
     flags = [word for word in engine.own_options(arm.settings) if word.startswith("--")]
     taken = set(map(_option, ours)) - set(map(_option, engine.overridable))

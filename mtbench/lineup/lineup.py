@@ -246,19 +246,19 @@ def _arms(lineup: Lineup) -> list[Arm]:
         return True
 
     if request.method:
-        arms = parse_arms(request.method, request.engine, request.engine_option)
+        arms = parse_arms(request.method, request.engine, request.settings)
         for arm in arms:
             lineup.refuse(arm)
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     specs = [spec for method in methods for spec in method.default_arms]
-    arms = parse_arms(specs, request.engine, request.engine_option)
+    arms = parse_arms(specs, request.engine, request.settings)
     arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and there(arm)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
         inside = bool(request.temperature or request.simulate_acceptance)  # refused by external engines
         named = {arm.method for arm in arms}
         more = [m.name for m in methods if is_untrained(m) and m.name not in named and not (inside and m.outside)]
-        arms += filter(there, parse_arms(more, request.engine, request.engine_option))
+        arms += filter(there, parse_arms(more, request.engine, request.settings))
     return arms
 
 

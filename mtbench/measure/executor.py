@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
+from uuid import uuid4
 
 from mtbench import kernels
 from mtbench.clients.engine_server import READY_S
-from mtbench.decoding.arms import is_served
+from mtbench.decoding.arms import PREFIX_CACHE, is_served
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.document.formatting import counted, duration, percent
@@ -160,7 +161,8 @@ def refuse_engine_options(used: Collection[str], asked: Collection[str], given: 
 
     `used`: ENGINE:OPTION of a plan. `asked`, `given`: values of `--engine-option` of the plan and of this command.
     """
-    if new := {*used} - {text for option in given for text in alternatives(option)}:
+    unnamed = {text for text in used if text.partition(":")[2] == PREFIX_CACHE}  # names no code
+    if new := {*used} - unnamed - {text for option in given for text in alternatives(option)}:
         texts = [option for option in asked if new & {*alternatives(option)}] or new
         words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(texts))
         raise UserError(f"the plan gives engines options that this command does not; if you trust it, add `{words}`.")
@@ -190,6 +192,7 @@ class Stage:
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
         self.writing = threading.RLock()
+        self.cache = uuid4().hex  # of prompts, by which this stage's requests share it
         self.visit, self.visiting = 0, self.cells  # those that decode now
         self.whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
         self.repeats = 0  # batches that may still be decoded again
@@ -294,12 +297,15 @@ class Stage:
         """Return chains of blocks. One worker runs a chain in order: a later turn right after the one it follows."""
         chains: list[list[int]] = []
         for block in blocks:
-            later = self.suite.items[self.group.blocks[block][0]].follows is not None
-            if later and chains and chains[-1][-1] == block - 1:
+            if self._is_later(block) and chains and chains[-1][-1] == block - 1:
                 chains[-1].append(block)
             else:
                 chains.append([block])
         return chains
+
+    def _is_later(self, block: int) -> bool:
+        """Return whether a block has later turns of conversations."""
+        return self.suite.items[self.group.blocks[block][0]].follows is not None
 
     def _let_leave(self, execution: Execution) -> None:
         """Let the cells leave that the hook names."""
@@ -414,19 +420,24 @@ class Stage:
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if cell.cell not in self.failed and cell.cell not in self.left:  # another worker may have marked it
-                outcome = self._undisturbed(session, cell, block)
+                outcome = self._undisturbed(session, cell, round_, block)
                 with self.writing:
                     self._write(session, cell, round_, block, place, outcome)
 
-    def _undisturbed(self, session: WorkerSession, cell: Cell, block: int) -> Done | Failed:
-        """Decode one block; again, at once and beside the same arms, if the machine was disturbed meanwhile."""
+    def _undisturbed(self, session: WorkerSession, cell: Cell, round_: int, block: int) -> Done | Failed:
+        """Decode one block; again, at once and beside the same arms, if the machine was disturbed meanwhile.
+
+        A later turn whose prompt is cached is not decoded again: then all of it would be.
+        """
         void: list[JsonObject] = []
+        once = cell.prefix_cache and self._is_later(block)
         while True:
-            outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
+            cache = f"{self.cache}/{round_}/{len(void)}" if cell.prefix_cache else None
+            outcome = self._attempt(session, cell, block, self.suite.max_new_tokens, cache=cache)
             if isinstance(outcome, Failed):
                 return outcome
             conditions = outcome.conditions
-            reason, more = conditions["dropped"], len(void) < REPEATS and self.repeats > 0
+            reason, more = conditions["dropped"], not once and len(void) < REPEATS and self.repeats > 0
             if not (reason and more and time.monotonic() <= self.deadline):
                 return outcome._replace(conditions=conditions | {"disturbed": void or None})
             self.repeats -= 1
@@ -447,9 +458,9 @@ class Stage:
         identical = None
         if round_ == 1:
             prompts = [self.suite.prompt(number, self.answered[cell.cell]) for number in numbers]
-            public = self.suite.withheld is None
+            withheld = self.suite.withheld is not None
             lines = [
-                generation_line(item.item, prompt, generation, block, public=public)
+                generation_line(item.item, prompt, generation, block, public=not withheld and item.shared is None)
                 for item, prompt, generation in zip(items, prompts, generations, strict=True)
             ]
             self.run.add_answers(cell.cell, lines)
@@ -471,13 +482,14 @@ class Stage:
         *,
         cold: bool = False,
         within_s: float = READY_S,
+        cache: str | None = None,
     ) -> Done | Failed:
         """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it.
 
-        within_s: time in which its server must be ready; a late cell has not failed.
+        within_s: time in which its server must be ready; a late cell has not failed. cache: as in `Plan.requests`.
         """
         budget = min(budget, self.suite.max_new_tokens)
-        requests = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget)
+        requests = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget, cache)
         task = Task(cell=cell.cell, requests=requests, room=self.room, visit=self.visit, within_s=within_s)
         outcome: Done | Failed = Failed("", late=True)
         for _ in range(ATTEMPTS):
@@ -522,7 +534,8 @@ class Stage:
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live arm has not finished; return the others, (round, block).
 
-        Of arms that decode apart, delete those of rounds that an arm has not finished: a visit has one server.
+        Conversations are kept whole, since a new server has no cached turns. Of arms that decode apart, delete those of
+        rounds that an arm has not finished: a visit has one server.
         """
         finished = {
             cell.cell: {(line.round, line.block) for line in self.run.timings[cell.cell]} for cell in self.live()
@@ -532,6 +545,10 @@ class Stage:
             self.whole = {(name, r) for name, own in finished.items() for r in rounds if rounds[r] <= own}
             finished = {name: set().union(*(rounds[r] for n, r in self.whole if n == name)) for name in finished}
         done = set.intersection(*finished.values()) if finished else set()
+        for round_, blocks in enumerate(self.group.rounds, start=1):
+            for chain in self._chains(range(blocks)):
+                whole = {(round_, block) for block in chain}
+                done = done if whole <= done else done - whole
         for name, own in finished.items():
             self.run.keep_blocks(name, own if self.plan.request.apart else done)
         return done

@@ -206,7 +206,7 @@ class ModelPool:
             own, threads = engine.own_options(cell.engine_options), torch.get_num_threads()
             rows = cell.served_as[-1].batch_size
             share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
-            serving = Serving(model, setting, rows, room, self.dtype, threads, own, share)
+            serving = Serving(model, setting, rows, room, self.dtype, threads, own, share, cell.prefix_cache)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             self.servers[cell.arm] = EngineServer(engine, self.programs[engine.name], serving, cell.arm, log)
         return self.servers[cell.arm]

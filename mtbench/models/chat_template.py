@@ -25,12 +25,18 @@ class _OutOfTimeError(BaseException):
 
 
 def render(
-    tokenizer: Any, messages: Sequence[Any], *, answer_follows: bool = False, options: Options = MappingProxyType({})
+    tokenizer: Any,
+    messages: Sequence[Any],
+    *,
+    answer_follows: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+    options: Options = MappingProxyType({}),
 ) -> str:
     """Return the conversation as the tokenizer's template writes it, with the beginning of an answer if one follows.
 
-    `options`: variables that the template may read, such as Qwen3's `enable_thinking`. Raises jinja2.TemplateError if
-    the template refuses the conversation, and UserError if there is none, or it fails or takes too long.
+    `tools`: as in OpenAI's API. `options`: variables that the template may read, such as Qwen3's `enable_thinking`.
+    Raises jinja2.TemplateError if the template refuses the conversation, and UserError if there is none, or it fails or
+    takes too long.
     """
     if not tokenizer.chat_template:  # an empty one would render nothing
         raise _failed(tokenizer, "is missing (plain text, as for /v1/completions, needs none)")
@@ -39,7 +45,11 @@ def render(
     try:
         with _deadline(LONGEST_S):
             text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=answer_follows, **options
+                messages,
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=answer_follows,
+                **options,
             )
     except (UserError, TemplateError):
         raise

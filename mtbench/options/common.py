@@ -86,6 +86,18 @@ EngineOptions = Annotated[
         parse_all=texts.engine_options,
     ),
 ]
+OffOn = Literal["off", "on"]
+PrefixCaches = Annotated[
+    Sequence[OffOn],
+    option(
+        "Whether serving engines keep the prompt of a conversation for its next turn: off, on, or off,on for every arm "
+        "with each; plain decoding has the first.",
+        COMPARED,
+        min_length=1,
+        parse=lambda text: text.split(","),
+        show=texts.joined,
+    ),
+]
 BatchSize = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 BatchSizes = Annotated[
     Sequence[BatchSize],
@@ -278,3 +290,12 @@ TrainingSeed = Annotated[int, option("Random seed.", TRAINED, ge=0)]
 TrainingDryRun = Annotated[
     bool, option("Check everything that needs no weights, or print a recipe's commands; do not train.", OUTPUT)
 ]
+
+
+def settings(engine_option: Sequence[str], prefix_cache: Sequence[OffOn]) -> list[str]:
+    """Return the options of serving engines that are a part of an arm.
+
+    >>> settings(["vllm:enforce-eager"], ["off", "on"])
+    ['vllm:enforce-eager', '*:prefix-cache=off|on']
+    """
+    return [*engine_option, f"*:prefix-cache={'|'.join(prefix_cache)}"]

@@ -103,6 +103,8 @@ def _check_items(suite: SuitePlan, field: str) -> None:
     turns: list[int] = []  # by item, the number of its turn in the conversation
     for number, item in enumerate(suite.items):
         place = f"{field}.items[{number}]"
+        if item.answer_format is not None and item.answer_format >= len(suite.answer_formats):
+            raise _fault(f"{place}.answer_format", f"the suite has {len(suite.answer_formats)} answer_formats")
         if item.follows is None:
             turns.append(1)
             if not item.prompt_ids and suite.withheld is None:
@@ -110,6 +112,9 @@ def _check_items(suite: SuitePlan, field: str) -> None:
             continue
         if item.follows >= number:
             raise _fault(f"{place}.follows", f"{item.follows} is not an earlier item")
+        before = suite.items[item.follows]
+        if item.shared is not None and item.shared > (before.shared or 0) + len(before.prompt_ids):
+            raise _fault(f"{place}.shared", f"{item.shared} tokens, over those of the turn before")
         turns.append(turns[item.follows] + 1)
         if turns[-1] > MOST_TURNS:
             raise _fault(f"{place}.follows", f"a conversation has at most {MOST_TURNS} turns")

@@ -36,8 +36,9 @@ class GenerationLine(Record):
 
     item: str = Field(description="name of the item: <task>/<doc id>/<turn>")
     prompt_ids: list[TokenId] | None = Field(
-        description="token ids of the prompt; null for a private suite, whose authors ask that its questions are not "
-        "spread: no file of the run holds their text or their tokens"
+        description="token ids of the prompt; null for a later turn of a recorded conversation, which the plan holds, "
+        "and for a private suite, whose authors ask that its questions are not spread: no file of the run holds their "
+        "text or their tokens"
     )
     prompt_tokens: StoredSize = Field(description="number of prompt tokens")
     token_ids: list[TokenId] = Field(
@@ -56,6 +57,9 @@ class GenerationLine(Record):
     )
     surplus: StoredCount | None = Field(
         description="tokens that the last forward accepted after the end of the answer; papers count them"
+    )
+    cached_tokens: StoredCount | None = Field(
+        None, description="tokens of the prompt that the engine had kept, by its own count"
     )
     finish_reason: FinishReason = Field(
         description="end: an end token; stop: a stop string; length: the budget of tokens"
@@ -113,6 +117,9 @@ class TimingLine(Record):
         description="forwards that the models saw less forwards that were counted; 0 is right"
     )
     counted: StoredCount | None = Field(description="tokens by an outside engine's own count")
+    cached_tokens: StoredCount | None = Field(
+        None, description="tokens of the prompts that an outside engine had kept, by its own count"
+    )
     drafts: StoredCount | None = Field(description="times an outside engine drafted, by its own count")
     drafted: StoredCount | None = Field(description="tokens of those drafts, by the engine's own count")
     accepted: StoredCount | None = Field(description="accepted tokens of those drafts, by the engine's own count")

@@ -19,7 +19,7 @@ from mtbench.plan.plan import Group, SuitePlan
 def generation_line(
     item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
 ) -> GenerationLine:
-    """Return the stored line of an answer. For a private suite only the prompt's length is stored."""
+    """Return the stored line of an answer. Of a prompt that is not `public` only the length is stored."""
     fields = dataclasses.asdict(generation)
     return GenerationLine(
         item=item,
@@ -78,8 +78,8 @@ def read_answers(run: RunDirectory, group: Group, suite: SuitePlan, cell: str) -
             raise unplanned(where, f"token_ids has {len(line.token_ids):,} ids, over {suite.max_new_tokens:,}")
         if line.prompt_ids is not None and line.prompt_tokens != len(line.prompt_ids):
             raise unplanned(where, f"prompt_tokens is {line.prompt_tokens}, not the length of prompt_ids")
-        first_turn = suite.items[number].follows is None and suite.withheld is None
-        if first_turn and line.prompt_ids not in (None, suite.items[number].prompt_ids):
+        known = line.prompt_ids is not None and suite.is_fixed(number) and suite.withheld is None
+        if known and line.prompt_ids != suite.prompt(number):
             raise unplanned(where, "prompt_ids is not the prompt of the plan")
         lines.append(line)
     return lines

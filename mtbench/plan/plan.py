@@ -17,10 +17,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from mtbench.decoding.arms import is_served
+from mtbench.decoding.arms import PREFIX_CACHE, is_served
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
+from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
 from mtbench.options.classes import decoding_options
 from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
@@ -30,7 +31,7 @@ from mtbench.plan.formats import Committed
 from mtbench.plan.request import CHECKPOINTS
 from mtbench.plan.request import REFILLS as REFILLS
 from mtbench.plan.request import RunRequest as RunRequest
-from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
+from mtbench.records import CellName, Record, Sha256, Share, StoredCount, StoredSeconds, TokenId, VersionOne
 
 Length = Literal["natural", "fixed"]
 
@@ -49,15 +50,26 @@ class Item(Record):
 
     item: str = Field(description="name of the item: <task>/<doc id>/<turn>")
     prompt_ids: list[TokenId] = Field(
-        description="token ids of the prompt; of a later turn, those that follow the previous answer. Empty in the "
-        "file of a private suite, whose prompts are loaded again when the run decodes"
+        description="token ids of the prompt; of a later turn, those that follow the previous answer, or those behind "
+        "the `shared` ones. Empty in the file of a private suite, whose prompts are loaded again when the run decodes"
     )
     stop: list[str] = Field(description="strings that end the decoding of the item")
     cut: list[str] = Field(default_factory=list, description="strings that cut the text when it is scored")
     follows: StoredCount | None = Field(
         None, description="of a later turn, the index of the item whose answer comes before; null: first turn"
     )
+    shared: StoredCount | None = Field(
+        None,
+        description="of a later turn of a recorded conversation, the leading tokens that its prompt has in common with "
+        "that of the turn before; null: its prompt holds the arm's own answers, or it is a first turn",
+    )
     scored: bool = Field(True, description="false: the item has no answer to compare with, so it has no score")
+    answer_format: StoredCount | None = Field(
+        None, description="index of what its answer must be, in the suite's answer_formats; null: any text"
+    )
+    think_s: StoredSeconds = Field(
+        0.0, description="time between the answer to the previous turn and this prompt, in a load, in seconds"
+    )
 
 
 class SuitePlan(Record):
@@ -70,6 +82,7 @@ class SuitePlan(Record):
     max_new_tokens: Budget = Field(description="most tokens of an answer")
     flags: list[str] = Field(description="remarks that hold for every cell of the suite")
     items: list[Item] = Field(min_length=1, description="items with their prompts")
+    answer_formats: list[AnswerFormat] = Field(default_factory=list, description="what answers must be")
     withheld: str | None = Field(
         None, description="of a private suite, the SHA-256 of the prompts that no file holds; null: not private"
     )
@@ -86,13 +99,32 @@ class SuitePlan(Record):
         item = self.items[index]
         if item.follows is None:
             return item.prompt_ids
-        before = self.items[item.follows].item
-        return [*self.prompt(item.follows, answers), *answers.get(before, ()), *item.prompt_ids]
+        before = self.prompt(item.follows, answers)
+        if item.shared is not None:
+            return [*before[: item.shared], *item.prompt_ids]
+        return [*before, *answers.get(self.items[item.follows].item, ()), *item.prompt_ids]
+
+    def is_fixed(self, index: int) -> bool:
+        """Return whether the prompt of an item does not depend on the arm: a first turn, or of a recorded one."""
+        item = self.items[index]
+        return item.follows is None or (item.shared is not None and self.is_fixed(item.follows))
+
+    def first_turn(self, index: int) -> int:
+        """Return the first turn of an item's conversation."""
+        before = self.items[index].follows
+        return index if before is None else self.first_turn(before)
+
+    def json_schema(self, index: int) -> Mapping[str, Any] | None:
+        """Return the JSON schema that an item's answer must meet; None: it has none."""
+        number = self.items[index].answer_format
+        return None if number is None else self.answer_formats[number].json_schema
 
     def positions(self, index: int) -> int:
         """Most positions an item can take, answers included."""
         item = self.items[index]
-        before = 0 if item.follows is None else self.positions(item.follows)
+        before = item.shared or 0
+        if item.follows is not None and item.shared is None:
+            before = self.positions(item.follows)
         return before + len(item.prompt_ids) + self.max_new_tokens
 
     @property
@@ -193,6 +225,11 @@ class Cell(Record):
         return method
 
     @property
+    def prefix_cache(self) -> bool:
+        """Whether its server keeps the prompts of a conversation."""
+        return PREFIX_CACHE in self.engine_options
+
+    @property
     def is_reference(self) -> bool:
         """Whether it is plain decoding, with which other cells are compared."""
         method = METHODS[self.method]
@@ -258,10 +295,12 @@ class Plan(Record):
         items: Sequence[int],
         answered: Mapping[str, Sequence[int]] = MappingProxyType({}),
         max_new_tokens: int | None = None,
+        cache: str | None = None,
     ) -> list[Request]:
         """Return the requests of some of a suite's items, by number.
 
-        `answered`: by item, the answers that later turns follow. `max_new_tokens`: the suite's by default.
+        `answered`: by item, the answers that later turns follow. `max_new_tokens`: the suite's by default. `cache`: the
+        turns of a conversation may use its cached prompts, those with the same text here; None: no cache.
         """
         return [
             Request(
@@ -270,6 +309,9 @@ class Plan(Record):
                 stop=suite.items[number].stop,
                 seed=self.item_seed(number),
                 item=number,
+                cache=None if cache is None else f"{cache}/{suite.first_turn(number)}",
+                begins=suite.items[number].follows is None,
+                json_schema=suite.json_schema(number),
             )
             for number in items
         ]

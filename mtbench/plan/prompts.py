@@ -3,12 +3,13 @@
 The plan stores the tokens, except of private suites (`Suite.private`): generation gets these prompts from the suite.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mtbench.errors import UserError, unknown
+from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, suite_errors
 from mtbench.models import chat_template
@@ -78,7 +79,7 @@ def plan_suite(
     if not items:
         raise UserError(f"suite {spec!r} has no items.")
     for item in items:
-        if not item.prompt_ids:
+        if not item.prompt_ids and not item.shared:
             raise UserError(f"{item.item} is an empty prompt; there is nothing to continue.")
     whole = [one for one in checkpoints if one.source in readers and not isinstance(one.config, DraftConfig)]
     _refuse_unknown_ids(prompts, items, checkpoints[0].tokenizer, min(whole, key=lambda one: one.vocabulary))
@@ -96,6 +97,7 @@ def plan_suite(
             *_prompt_flags(items, checkpoints[0], request, rendered),
         ],
         items=items,
+        answer_formats=_answer_formats(prompts),
     )
     _refuse_too_long(plan, checkpoints)
     return plan.changed(withheld=plan.digest()) if suite.private else plan
@@ -122,16 +124,17 @@ def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest
     rendered: bool | None = None
     chat_template.refuse_reserved(tokenizer, options, "--chat-template-kwargs")
 
-    def render(messages: Messages) -> str:
+    def render(messages: Messages, /, *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         nonlocal rendered
         rendered = bool(tokenizer.chat_template)  # an empty one would render nothing
         if not rendered:
             return "\n\n".join(message["content"] for message in messages)
-        return chat_template.render(tokenizer, messages, answer_follows=True, options=options)
+        return chat_template.render(tokenizer, messages, answer_follows=True, tools=tools, options=options)
 
     with suite_errors(spec):
         prompts = suite.prompts(render, request.limit)
-    return [replace(prompt, plain=not rendered and prompt.follows is None) for prompt in prompts], rendered
+    whole = [prompt.follows is None or prompt.recorded for prompt in prompts]
+    return [replace(p, plain=not rendered and begins) for p, begins in zip(prompts, whole, strict=True)], rendered
 
 
 def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run: Run) -> SuitePlan:
@@ -173,7 +176,7 @@ def _refuse_unknown_ids(prompts: Sequence[Prompt], items: Sequence[Item], tokeni
     template = str(tokenizer.chat_template).replace("bos_token", str(tokenizer.bos_token))
     template = template.replace("eos_token", str(tokenizer.eos_token))
     for p, item in zip(prompts, items, strict=True):
-        if (largest := max(item.prompt_ids)) >= reader.vocabulary:
+        if (largest := max(item.prompt_ids, default=0)) >= reader.vocabulary:
             token = tokenizer.decode([largest])
             own = p.plain or token not in template
             by = "tokenizer" if token not in p.text else "prompt" if own else "chat template"
@@ -205,9 +208,9 @@ def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None
     """Raise UserError if the longest conversation with its answers exceeds a checkpoint's context."""
     longest = max(range(len(suite.items)), key=suite.positions)
     positions, item = suite.positions(longest), suite.items[longest]
-    turns, before = 1, item.follows
-    while before is not None:
-        turns, before = turns + 1, suite.items[before].follows
+    turns, turn = 1, item
+    while turn.follows is not None and turn.shared is None:
+        turns, turn = turns + 1, suite.items[turn.follows]
     prompt_tokens = positions - turns * suite.max_new_tokens
     for checkpoint in checkpoints:
         if positions > checkpoint.max_positions:
@@ -223,21 +226,45 @@ def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None
 def _tokenise(prompts: Sequence[Prompt], suite: str, checkpoint: Inspected, protocol: str) -> list[Item]:
     """Return the prompts of a suite as tokenised items. Raise UserError if one follows an item that does not exist."""
     index = {prompt.item: i for i, prompt in enumerate(prompts)}
+    formats = _answer_formats(prompts)
     for prompt in prompts:
         if prompt.follows is not None and prompt.follows not in index:
             raise UserError(f"suite {suite!r}: {prompt.item!r} follows {prompt.follows!r}, which does not exist.")
     cut_when_scored = protocol == "paper"
-    return [
-        Item(
-            item=prompt.item,
-            prompt_ids=ids,
-            stop=[] if cut_when_scored else list(prompt.stop),
-            cut=list(prompt.stop) if cut_when_scored else [],
-            follows=None if prompt.follows is None else index[prompt.follows],
-            scored=prompt.scored,
+    token_ids = _token_ids(prompts, checkpoint)
+    items = []
+    for prompt, ids in zip(prompts, token_ids, strict=True):
+        before = None if prompt.follows is None else index[prompt.follows]
+        shared = None if before is None or not prompt.recorded else common_length(token_ids[before], ids)
+        answer_format = prompt.answer_format
+        items.append(
+            Item(
+                item=prompt.item,
+                prompt_ids=ids[shared or 0 :],
+                stop=[] if cut_when_scored else list(prompt.stop),
+                cut=list(prompt.stop) if cut_when_scored else [],
+                follows=before,
+                shared=shared,
+                scored=prompt.scored,
+                answer_format=None if answer_format is None else formats.index(answer_format),
+                think_s=prompt.think_s,
+            )
         )
-        for prompt, ids in zip(prompts, _token_ids(prompts, checkpoint), strict=True)
-    ]
+    return items
+
+
+def _answer_formats(prompts: Sequence[Prompt]) -> list[AnswerFormat]:
+    """Return what the answers to prompts must be, each once."""
+    found: list[AnswerFormat] = []
+    for prompt in prompts:
+        if prompt.answer_format is not None and prompt.answer_format not in found:
+            found.append(prompt.answer_format)
+    return found
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the number of leading tokens that two prompts have in common."""
+    return next((n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 def _token_ids(prompts: Sequence[Prompt], checkpoint: Inspected) -> list[list[int]]:

@@ -31,6 +31,7 @@ class DecodingRequest(Record):
     checkpoint: common.Checkpoints = Field(default_factory=dict)
     engine: common.Engines = ("graph",)
     engine_option: common.EngineOptions = ()
+    prefix_cache: common.PrefixCaches = ("off",)
     batch_size: common.BatchSizes = (1, 8)
     metric: common.Metric = None
     subtask: common.Subtasks = ()
@@ -45,6 +46,11 @@ class DecodingRequest(Record):
     skip_unscorable: common.SkipUnscorable = False
     allow_unsandboxed_code: common.AllowUnsandboxedCode = False
     protocol: common.ProtocolChoice = "own"
+
+    @property
+    def settings(self) -> list[str]:
+        """The options of serving engines that are a part of an arm, as `parse_arms` reads them."""
+        return common.settings(self.engine_option, self.prefix_cache)
 
 
 class PlanRequest(DecodingRequest):

@@ -85,8 +85,10 @@ def disturb(monkeypatch: pytest.MonkeyPatch) -> Disturb:
         decoded: list[str] = []
         attempt = Stage._attempt
 
-        def attempt_disturbed(stage: Stage, session: WorkerSession, cell: Cell, *given: int, cold: bool = False) -> Any:
-            outcome = attempt(stage, session, cell, *given, cold=cold)
+        def attempt_disturbed(
+            stage: Stage, session: WorkerSession, cell: Cell, *given: int, cold: bool = False, **more: Any
+        ) -> Any:
+            outcome = attempt(stage, session, cell, *given, cold=cold, **more)
             if cold:
                 return outcome
             decoded.append(cell.cell)
@@ -135,10 +137,10 @@ def test_nothing_is_decoded_again_behind_the_time_budget(
     run, decoded = start(tmp_path / "run", REQUEST), disturb(lambda n: True)
     undisturbed = Stage._undisturbed
 
-    def behind(stage: Stage, session: WorkerSession, cell: Cell, block: int) -> Any:
+    def behind(stage: Stage, session: WorkerSession, cell: Cell, round_: int, block: int) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(stage, "deadline", 0.0)
-            return undisturbed(stage, session, cell, block)
+            return undisturbed(stage, session, cell, round_, block)
 
     monkeypatch.setattr(Stage, "_undisturbed", behind)
     generate(run, Quiet(), Execution(timed_only=True))

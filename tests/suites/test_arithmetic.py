@@ -19,7 +19,7 @@ def suite(variant: str = "", seed: int = 0) -> Any:
 
 
 def plain(messages: Messages) -> str:
-    return messages[-1]["content"]
+    return str(messages[-1]["content"])
 
 
 def answer(doc: int, wording: int = 0) -> str:

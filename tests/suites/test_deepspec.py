@@ -34,7 +34,7 @@ def plain(messages: Messages) -> str:
     """The template of a chat of one user turn, without marks."""
     ((role, content),) = ((turn["role"], turn["content"]) for turn in messages)
     assert role == "user"
-    return content
+    return str(content)
 
 
 @pytest.fixture(scope="module")

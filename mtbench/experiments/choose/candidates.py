@@ -48,7 +48,7 @@ def candidates(request: RunRequest, *, installed: bool = True) -> Candidates:
     Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
     that no arm has.
     """
-    options = request.engine_option
+    options = request.settings
     named = parse_arms(list(dict.fromkeys(request.method)), request.engine, options) if request.method else []
     methods = [METHODS[name] for name in METHODS]
     specs = [spec for method in methods for spec in method.choices or method.default_arms or (method.name,)]
@@ -110,4 +110,4 @@ def _plain(family: Family, named: Sequence[Arm], request: RunRequest) -> list[Ar
     method = METHODS[plain_decoding()[0]]
     roles = [method.roles[0], *(arm.on for arm in named), *family.roles]
     on = next((role for role in roles if role in family.roles), method.roles[0])
-    return parse_arms([f"{method.name}:on={on},engine={request.engine[0]}"], (), request.engine_option)
+    return parse_arms([f"{method.name}:on={on},engine={request.engine[0]}"], (), request.settings)

@@ -29,7 +29,7 @@ NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
     # With URLs only, plain decoding is not served: its checkpoint has the tokenizer and the template.
-    arms = served_arms(request.method or plain_decoding()[:1], request.engine, request.engine_option)
+    arms = served_arms(request.method or plain_decoding()[:1], request.engine, request.settings)
     chosen = [
         ArmPlan(
             name=_name(arm),
@@ -152,6 +152,7 @@ def run_request(request: LoadRequest, limit: int | None = None) -> RunRequest:
         limit=limit,
         max_new_tokens=request.max_new_tokens,
         engine_option=request.engine_option,
+        prefix_cache=request.prefix_cache,
         dtype=request.dtype,
         device=request.device,
         seed=request.seed,

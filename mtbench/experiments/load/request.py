@@ -61,6 +61,7 @@ class LoadRequest(Record):
         ),
     ] = ("graph",)
     engine_option: common.EngineOptions = ()
+    prefix_cache: common.PrefixCaches = ("off",)
     dtype: common.Dtype = "auto"
     device: common.Device = "auto"
     request_rate: Annotated[
@@ -112,6 +113,11 @@ class LoadRequest(Record):
     offline: common.Offline = False
     allow_unsandboxed_code: common.AllowUnsandboxedCode = False
     max_loss: common.MaxLoss = 2.0
+
+    @property
+    def settings(self) -> list[str]:
+        """The options of serving engines that are a part of an arm, as `parse_arms` reads them."""
+        return common.settings(self.engine_option, self.prefix_cache)
 
     @property
     def levels(self) -> list[float]:

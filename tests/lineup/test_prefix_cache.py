@@ -1,0 +1,21 @@
+"""`--prefix-cache` makes an arm of a serving engine another one, by its name; arms of mtbench's loop have none."""
+
+import pytest
+
+from mtbench.decoding.arms import PREFIX_CACHE, parse_arms
+from mtbench.options import common
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["off"], ["ar@ar/graph", "ar@ar/llamacpp"]),
+        (["on"], ["ar@ar/graph", "ar@ar/llamacpp+prefix-cache=on"]),
+        (["off", "on"], ["ar@ar/graph", "ar@ar/llamacpp", "ar@ar/llamacpp+prefix-cache=on"]),
+    ],
+)
+def test_a_prefix_cache_is_in_the_name_of_an_arm_that_has_one(given: list[common.OffOn], names: list[str]) -> None:
+    arms = parse_arms(["ar"], ["graph", "llamacpp"], common.settings([], given))
+    assert [str(arm) for arm in arms] == names
+    assert [PREFIX_CACHE in arm.settings for arm in arms] == [name.endswith(PREFIX_CACHE) for name in names]
+    assert [arm.alternative for arm in arms] == [len(given) > 1 and name.endswith(PREFIX_CACHE) for name in names]
