@@ -287,7 +287,10 @@ class Stage:
                 chain = queue.popleft()
             except IndexError:
                 return
-            for block in chain:
+            for place, block in enumerate(chain):
+                if place and time.monotonic() > self.deadline:  # later turns: the conversation is decoded anew
+                    queue.appendleft(chain[place:])
+                    return
                 if execution.wait is not None:
                     execution.wait()
                 self._run_block(session, round_, block)
@@ -432,7 +435,7 @@ class Stage:
         void: list[JsonObject] = []
         once = cell.prefix_cache and self._is_later(block)
         while True:
-            cache = f"{self.cache}/{round_}/{len(void)}" if cell.prefix_cache else None
+            cache = f"{self.cache}.{round_}.{len(void)}" if cell.prefix_cache else None
             outcome = self._attempt(session, cell, block, self.suite.max_new_tokens, cache=cache)
             if isinstance(outcome, Failed):
                 return outcome

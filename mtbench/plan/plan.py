@@ -309,7 +309,7 @@ class Plan(Record):
                 stop=suite.items[number].stop,
                 seed=self.item_seed(number),
                 item=number,
-                cache=None if cache is None else f"{cache}/{suite.first_turn(number)}",
+                cache=None if cache is None else f"{cache}.{suite.first_turn(number)}",
                 begins=suite.items[number].follows is None,
                 json_schema=suite.json_schema(number),
             )

@@ -183,7 +183,7 @@ def _prompts(stored: Stored, data: CellData, items: Collection[str]) -> dict[str
         if item.item in wanted:
             before = None if item.follows is None else suite.items[item.follows].item
             if suite.withheld is None:
-                prompts[item.item] = (before, item.prompt_ids)
+                prompts[item.item] = (before, item.shared, item.prompt_ids)
             else:
                 prompts[item.item] = (before, None if before else data.lines[item.item].prompt_tokens)
     return prompts
