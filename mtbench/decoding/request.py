@@ -17,7 +17,7 @@ class Request:
     seed: int = 0  # its random numbers depend only on this seed and the position
     item: int = 0  # number of the suite's item; simulated acceptance has one script per item
     # of serving engines
-    cache: str | None = None  # it may use cached prompts of requests with the same text here; None: of none. No `/`: vLLM
+    cache: str | None = None  # it may use cached prompts of requests with this text, which has no `/`; None: of none
     begins: bool = True  # it is the first of these
     json_schema: Mapping[str, Any] | None = None  # its answer must meet
     # external methods take none of these
