@@ -1,13 +1,12 @@
 """The user's own prompts: `prompts:FILE.jsonl`. Speed, agreement, and accuracy where the file has answers.
 
-Each line of FILE is one prompt, rendered by the checkpoint's chat template; FILE may be a JSON array of these or of
-texts. In `FILE.txt` a line is the prompt itself.
+Each line of FILE is one prompt, rendered by the checkpoint's chat template. FILE may be a JSON array of these or of
+texts, or a folder of .json and .jsonl files. In `FILE.txt` a line is the prompt itself.
 
     {"prompt": "Why is the sky blue?"}
     {"id": "sky-2", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]}
     {"prompt": "What is the capital of France? Answer with its name only.", "answer": "Paris"}
     {"prompt": "How many continents are there?", "reference": [7, "seven"]}
-    {"question": "Natalia sold 48 clips, and then half as many. How many?", "answer": "48 + 24 = 72\\n#### 72"}
 
 Fields that are read, the first one that a line has: `messages`, `conversations` (ShareGPT's), `prompt`, `question`,
 `problem`, `instruction`, `text` for the prompt (a line with two of the first three is refused); `answer`, `reference`,
@@ -39,13 +38,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from mtbench import files
-from mtbench.errors import UserError, printable
+from mtbench.errors import UserError, first_line, printable
 from mtbench.evaluation.dataset_files import RowError, read_json_lines
+from mtbench.evaluation.multi_turn import render_turn
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
+from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 
 NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
 AROUND = string.whitespace + string.punctuation.replace("-", "").replace("+", "")  # a sign belongs to its number
@@ -53,13 +51,16 @@ TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")  # the firs
 ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
 MARKED = re.compile(rf"####\s*\$?({NUMBER.pattern})\s*\.?\s*$")  # the result of an answer that has its reasoning
 NONE = "none"  # of `--metric`: nothing is scored
+LINE = '{"prompt": "…"} or {"messages": […]}'
 ROLES = ("system", "developer", "user", "assistant")
 SHAREGPT = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")}  # its names of roles
 TOOLS = ("tool_calls", "function_call", "tool_call_id")
-TOOL_CALL = "a turn has a tool call or its result, and only texts are read; leave the line out"
+TOOL_CALL = "a turn has a tool call or its result; `--suite conversations:FILE` reads those of OpenAI and ShareGPT"
+SUFFIXES = (".json", ".jsonl")  # of a folder's files
 NAMED = 6  # of the fields that are not read
 METADATA = re.compile(  # fields that no prompt needs
     r"(.*_)?id|.*Id|category|subject|subset|dataset|task|source|difficulty|level|topic|type|language|split|model|stream"
+    r"|context_(chars|tokens_approx)|initial_state|kind|n_messages|reference_(response|trace)|.*_path|target_.*_tokens|verifier"
 )
 # Fields that a server would honour, or that belong to a prompt: they are named first.
 FIRST = re.compile("stop|temperature|top_|seed|tool|token|penalty|format|schema|system|context|history|answer")
@@ -118,51 +119,56 @@ class Prompts(Suite):
     metrics = (*METRICS, NONE)
 
     def __init__(self, variant: str, source: Source) -> None:
-        self.file, self._data = _read_file(variant)
-        sha256 = _digest(self._data)
-        self.task = {"name": "prompts", "chat_template": True, "file": self.file.name, "sha256": sha256}
-        self._chosen = source.metric  # set to a default when the answers are known
+        self.path, found = self._read_files(variant)
+        self.task = {"name": self.name, "chat_template": True, "file": self.path.name, "sha256": _digest(found)}
+        self._chosen = source.metric if self.metrics else NONE  # set to a default when the answers are known
         self._references: dict[str, list[str]] = {}  # item -> answers of which one must match
         self._marked = 0  # items whose answers are all MARKED
-        self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
+        self._conversations: dict[str, tuple[str, Any]] = {}  # id -> file and line, conversation
         ignored: dict[str, Any] = {}
         left_out = 0
-        try:
-            for number, entry in _entries(self.file, self._data):
-                if isinstance(entry, dict) and not _is_asked(entry.get("conversations")):
-                    left_out += 1
-                    continue
-                ignored |= self._add(number, entry)
-        except RowError as error:
-            hint = f"a {self.file.suffix} file is not read: give JSONL, a JSON array, or .txt with a prompt a line"
-            if self.file.suffix.lower() in ("", ".json", ".jsonl", ".ndjson", ".txt"):
-                hint = 'a line is like {"prompt": "…"}'
-            raise self._line_error(error.number, f"{error.reason}; {hint}") from None
+        for file, data in found.items():
+            try:
+                for number, entry in _entries(file, data):
+                    if isinstance(entry, dict) and not _is_asked(entry.get("conversations")):
+                        left_out += 1
+                        continue
+                    default = number if file == self.path else f"{file.stem}-{number}"
+                    ignored |= self._add(f"{file}, line {number}", default, entry)
+            except RowError as error:
+                hint = f"a {file.suffix} file is not read: give JSONL, a JSON array, or .txt with a prompt a line"
+                if file.suffix.lower() in ("", ".ndjson", ".txt", *SUFFIXES):
+                    hint = f"a line is like {LINE}"
+                raise self._line_error(f"{file}, line {error.number}", f"{error.reason}; {hint}") from None
         if not self._conversations:
-            raise UserError(f"suite 'prompts': {self.file} has no prompts")
+            raise UserError(f"suite {self.name!r}: {self.path} has no {self.name.partition('-')[0]}")
         named = sorted((n[:40] for n in ignored if not METADATA.fullmatch(n)), key=lambda n: not FIRST.search(n))
         named[NAMED:] = [f"{len(named) - NAMED:,} more"] if len(named) > NAMED else []
-        self.flags = [f"not read in {self.file.name}: {printable(', '.join(named))}"] if named else []
-        self.flags += [f"left out of {self.file.name}: {left_out:,} without a question"] if left_out else []
+        self.flags = [f"not read in {self.path.name}: {printable(', '.join(named))}"] if named else []
+        self.flags += [f"left out of {self.path.name}: {left_out:,} without a question"] if left_out else []
         if self._references:
             self._chosen = self._chosen or ("number" if self._marked == len(self._references) else "exact")
             self.metric = "exact_match" if self._chosen == "exact" else self._chosen
         elif source.metric not in (None, NONE):
             raise UserError(
-                f"suite 'prompts': {self.file} has no answers, so `--metric {source.metric}` has nothing to compare "
+                f"suite 'prompts': {self.path} has no answers, so `--metric {source.metric}` has nothing to compare "
                 'with; leave it out, or add "answer" to its lines'
             )
 
     @classmethod
     def cell_prefix(cls, variant: str) -> str:
         """Return the file's stem and a hash of its content: an edited file is another benchmark."""
-        file, data = _read_file(variant)
-        return f"prompts-{file.stem}-{_digest(data)[:8]}"
+        path, found = cls._read_files(variant)
+        return f"{cls.name}-{path.stem}-{_digest(found)[:8]}"
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [
-            Prompt(item=_item(name), text=self._render(template, number, messages), scored=self._is_scored(name))
-            for name, (number, messages) in list(self._conversations.items())[:limit]
+            Prompt(
+                item=_item(name),
+                text=render_turn(f"suite {self.name!r}: {place}", messages, template, self.name),
+                scored=not self._references or _item(name) in self._references,
+            )
+            for name, (place, messages) in list(self._conversations.items())[:limit]
         ]
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
@@ -173,52 +179,59 @@ class Prompts(Suite):
             for item, text in answers.items()
         }
 
-    def _is_scored(self, name: str) -> bool:
-        return not self._references or _item(name) in self._references
-
-    def _add(self, number: int, entry: Any) -> dict[str, Any]:
-        """Add the conversation in a line of the file; return the other fields. Raise UserError if there is none."""
+    def _add(self, place: str, default: str | int, entry: Any) -> dict[str, Any]:
+        """Add the conversation in a line of a file; return the other fields. Raise UserError if there is none."""
         if not isinstance(entry, dict):
-            raise self._line_error(number, 'not an object like {"prompt": "…"}')
-        entry = _without_nulls(entry)
-        name = entry.pop("id", number)
+            raise self._line_error(place, f"not an object like {LINE}")
+        entry = without_nulls(entry)
+        name = entry.pop("id", default)
         if type(name) not in (str, int) or not str(name).strip() or "/" in str(name):
-            raise self._line_error(number, f"id {name!r} is not a number or a text without '/'")
+            raise self._line_error(place, f"id {name!r} is not a number or a text without '/'")
         if str(name) in self._conversations:
             first, _ = self._conversations[str(name)]
-            raise self._line_error(number, f"id {name!r} is already that of line {first}")
+            raise self._line_error(place, f"id {name!r} is already that of {first}")
         try:
             str(name).encode()  # half a surrogate pair raises a ValueError: no file of a run could hold it
-            self._conversations[str(name)] = number, conversation(entry)
+            self._conversations[str(name)] = place, self._conversation(entry)
             if self._chosen != NONE and (found := references(entry)):
                 marked = [MARKED.search(answer) for answer in found]
                 self._marked += all(marked)
                 self._references[_item(str(name))] = [m[1] if m else a for m, a in zip(marked, found, strict=True)]
         except ValueError as error:
-            raise self._line_error(number, str(error)) from error
+            raise self._line_error(place, first_line(error)) from error
         return {name: value for name, value in entry.items() if value not in ("", [], {})}
 
-    def _render(self, template: Template, number: int, messages: Messages) -> str:
+    def _conversation(self, entry: dict[str, Any]) -> Any:
+        """Take the turns from one line of a file, up to the user's last one. Raise ValueError if they are not valid."""
+        turns = [text_turn(turn) for turn in given_turns(entry)]
+        while turns and turns[-1]["role"] == "assistant":
+            turns.pop()
+        if not turns or turns[-1]["role"] != "user":
+            raise ValueError("the last turn is not the user's")
+        for turn in turns:
+            if not isinstance(turn["content"], str) or not (turn["content"].strip() or turn is not turns[-1]):
+                raise ValueError("the prompt or a turn's 'content' is not a text, or the last one is empty")
+            turn["content"].encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
+        return turns
+
+    def _line_error(self, place: str, reason: str) -> UserError:
+        return UserError(f"suite {self.name!r}: {place}: {reason}")
+
+    @classmethod
+    def _read_files(cls, variant: str) -> tuple[Path, dict[Path, bytes]]:
+        """Return the path, and the content of the file or of a folder's. Raise UserError if it cannot be read."""
+        if not variant:
+            raise UserError(f"suite {cls.name!r} needs a file: `--suite {cls.name}:FILE.jsonl`, lines like {LINE}")
+        path = Path(variant).expanduser()
         try:
-            return template(messages)
-        except TemplateError as error:  # Gemma's template, for example, rejects a system turn
-            raise self._line_error(number, f"the checkpoint's chat template rejects it ({error})") from error
-
-    def _line_error(self, number: int, reason: str) -> UserError:
-        return UserError(f"suite 'prompts': {self.file}, line {number}: {reason}")
-
-
-def _read_file(variant: str) -> tuple[Path, bytes]:
-    """Return the path and the content of the file. Raise UserError if it cannot be read."""
-    if not variant:
-        raise UserError('suite \'prompts\' needs a file: `--suite prompts:FILE.jsonl`, lines like {"prompt": "…"}')
-    file = Path(variant).expanduser()
-    try:
-        return file, files.read_bytes(file)
-    except FileNotFoundError as error:
-        raise UserError(f"suite 'prompts': cannot read {file}: {error.strerror}") from None
-    except UserError as error:
-        raise UserError(f"suite 'prompts': {error}") from None
+            found = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
+            if not found:
+                raise UserError(f"the folder {path} has no .json or .jsonl file")
+            return path, {file: files.read_bytes(file) for file in found}
+        except OSError as error:
+            raise UserError(f"suite {cls.name!r}: cannot read {path}: {error.strerror}") from None
+        except UserError as error:
+            raise UserError(f"suite {cls.name!r}: {error}") from None
 
 
 def _entries(file: Path, data: bytes) -> Iterator[tuple[int, Any]]:
@@ -231,7 +244,8 @@ def _entries(file: Path, data: bytes) -> Iterator[tuple[int, Any]]:
         if not isinstance(found, list | dict):
             yield from read_json_lines(io.BytesIO(data))
             return
-        found = [found] if isinstance(found, dict) else found
+        if isinstance(found, dict):
+            found = found["cases"] if isinstance(found.get("cases"), list) else [found]
         yield from enumerate(({"prompt": entry} if isinstance(entry, str) else entry for entry in found), 1)
         return
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -247,8 +261,8 @@ def _item(name: str) -> str:
     return f"prompts/{name}/0"
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _digest(found: Mapping[Path, bytes]) -> str:
+    return hashlib.sha256(b"".join(found.values())).hexdigest()
 
 
 def references(entry: dict[str, Any]) -> list[str]:
@@ -265,8 +279,8 @@ def references(entry: dict[str, Any]) -> list[str]:
     return [str(answer) for answer in given]
 
 
-def conversation(entry: dict[str, Any]) -> Messages:
-    """Take the turns from one line of the file, up to the user's last one. Raise ValueError if they are not valid."""
+def given_turns(entry: dict[str, Any]) -> list[Any]:
+    """Take the turns from one line of the file as they are. Raise ValueError if they are no list."""
     keys = [key for key in ("prompt", "messages", "conversations") if key in entry]
     if len(keys) > 1:
         raise ValueError(f"has both {keys[0]!r} and {keys[1]!r}; leave one out")
@@ -275,16 +289,10 @@ def conversation(entry: dict[str, Any]) -> Messages:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise ValueError(f"{', '.join(keys) or 'the prompt'} is not a list of turns")
-    turns = [_turn(turn) for turn in given]
-    while turns and turns[-1]["role"] == "assistant":
-        turns.pop()
-    if not turns or turns[-1]["role"] != "user":
-        raise ValueError("the last turn is not the user's")
-    for turn in turns:
-        if not isinstance(turn["content"], str) or not (turn["content"].strip() or turn is not turns[-1]):
-            raise ValueError("the prompt or a turn's 'content' is not a text, or the last one is empty")
-        turn["content"].encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
-    return turns
+    if not all(isinstance(turn, dict) for turn in given):
+        what = {int: "token ids", str: "texts"}.get(type(given[0]), "other values than turns")
+        raise ValueError(f"a list of {what} is not read; give one text a line")
+    return given
 
 
 def _is_asked(turns: Any) -> bool:
@@ -295,12 +303,9 @@ def _is_asked(turns: Any) -> bool:
     return bool(texts and texts[-1].strip())
 
 
-def _turn(given: Any) -> dict[str, Any]:
+def text_turn(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return role and content of a turn, as OpenAI's API or ShareGPT has it. Raise ValueError for another one."""
-    if not isinstance(given, dict):
-        what = {int: "token ids", str: "texts"}.get(type(given), "other values than turns")
-        raise ValueError(f"a list of {what} is not read; give one text a line")
-    turn = _without_nulls(given)
+    turn = without_nulls(given)
     role = turn.get("role", SHAREGPT.get(str(turn.get("from")), turn.get("from")))
     if role in ("tool", "function", "function_call", "observation") or any(turn.get(name) for name in TOOLS):
         raise ValueError(TOOL_CALL)
@@ -318,7 +323,7 @@ def _turn(given: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def _without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -86,35 +86,12 @@ class QuestionSuite(Suite):
         for turn, text in enumerate(question.turns):
             item = self._item(question, turn)
             messages = [*messages, {"role": "user", "content": text}]
-            yield Prompt(item=item, text=self._render_turn(item, messages, template), follows=previous)
+            yield Prompt(item=item, text=render_turn(item, messages, template, self.name), follows=previous)
             previous = item
             messages = [*messages, {"role": "assistant", "content": ANSWER}]
 
     def _item(self, question: Question, turn: int) -> str:
         return f"{question.subtask}/{question.id}/{turn}"
-
-    def _render_turn(self, item: str, messages: Messages, template: Template) -> str:
-        """Return the first turn as a whole, and of a later turn the text behind the answer to the turn before.
-
-        Raise UserError if the template cannot continue a conversation.
-        """
-        try:
-            whole = template(messages)
-            if len(messages) == 1:
-                return whole
-            previous_prompt = template(messages[:-2])
-        except TemplateError as error:
-            raise UserError(f"{item}: the checkpoint's chat template rejects it ({first_line(error)})") from None
-        before_answer, found, text = whole.rpartition(ANSWER)
-        # A template may write blanks before an answer (without a template: a blank line); the model may omit them.
-        added = before_answer.removeprefix(previous_prompt)
-        if not found or not before_answer.startswith(previous_prompt) or added.strip():
-            raise UserError(
-                f"{item}: the checkpoint's chat template rewrites an earlier turn when a later one follows, so the "
-                f"model would have read other tokens; use a checkpoint with another template, or leave out "
-                f"`--suite {self.name}`."
-            )
-        return text
 
     # --- Questions ------------------------------------------------------------------------------------------------
 
@@ -219,6 +196,31 @@ class QuestionSuite(Suite):
         with suppress(UserError):  # without a cache the next run downloads the file again
             files.write_bytes(cached, data)
         return data
+
+
+def render_turn(place: str, messages: Messages, template: Template, suite: str) -> str:
+    """Return the text of a conversation behind its last ANSWER, or all of it if there is none.
+
+    Raise UserError if the template rejects it, or cannot continue a conversation.
+    """
+    answer = max((n for n, message in enumerate(messages) if message["content"] == ANSWER), default=None)
+    try:
+        whole = template(messages)
+        if answer is None:
+            return whole
+        previous_prompt = template(messages[:answer])
+    except TemplateError as error:
+        raise UserError(f"{place}: the checkpoint's chat template rejects it ({first_line(error)})") from None
+    before_answer, found, text = whole.rpartition(ANSWER)
+    # A template may write blanks before an answer (without a template: a blank line); the model may omit them.
+    added = before_answer.removeprefix(previous_prompt)
+    if not found or not before_answer.startswith(previous_prompt) or added.strip():
+        raise UserError(
+            f"{place}: the checkpoint's chat template rewrites an earlier turn when a later one follows, so the "
+            f"model would have read other tokens; use a checkpoint with another template, or leave out "
+            f"`--suite {suite}`."
+        )
+    return text
 
 
 def interleave(lists: Iterable[Iterable[T]]) -> list[T]:

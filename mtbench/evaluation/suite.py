@@ -69,6 +69,7 @@ class Suite:
     task: Mapping[str, Any] = {}  # describes the task in results.json: name, num_fewshot, chat_template, filter, …
     subtasks: ClassVar[tuple[str, ...]] = ()  # names of the parts, if any; each is the `<task>` of its items
     local: ClassVar[str] = ""  # for a suite that needs no data of others: its name in `--suite`, such as NAME:FILE
+    shortens: ClassVar[bool] = False  # turns that do not fit the context are left out, and not refused
     private: ClassVar[bool] = False  # the authors ask not to publish the text: run directories do not store prompts
 
     def __init__(self, variant: str, source: Source) -> None:

@@ -4,10 +4,11 @@ The sandbox bounds what a template may touch, not how long it runs. Here it has 
 """
 
 import inspect
+import json
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -43,6 +44,8 @@ def render(
     # OpenAI's other name of a role: templates that do not know it write nothing
     messages = [{**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in messages]
     try:
+        if "tool_calls" not in tokenizer.get_chat_template(tools=list(tools) or None):
+            messages = [text_only(turn) for turn in messages]
         with _deadline(LONGEST_S):
             text = tokenizer.apply_chat_template(
                 messages,
@@ -58,6 +61,13 @@ def render(
     except Exception as error:  # a template may raise any
         raise _failed(tokenizer, f"fails: {type(error).__name__}: {first_line(error)}") from None
     return str(text)
+
+
+def text_only(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a turn with its tool calls in its text, as Qwen's and Hermes' templates write them."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in turn.get("tool_calls", ())]
+    texts = [turn["content"], *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]
+    return {**turn, "content": "\n".join(filter(None, texts))} if calls else turn
 
 
 def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
@@ -85,9 +95,9 @@ def refuse_reserved(tokenizer: Any, names: Iterable[str], field: str) -> None:
             )
 
 
-def ignored(tokenizer: Any, names: Iterable[str]) -> list[str]:
+def ignored(tokenizer: Any, names: Collection[str]) -> list[str]:
     """Return the variables that do not occur in the tokenizer's template."""
-    template = tokenizer.get_chat_template()
+    template = tokenizer.get_chat_template(tools=[] if "tools" in names else None)
     return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
 
 

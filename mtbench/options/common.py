@@ -125,6 +125,15 @@ ItemLimit = Annotated[
         parse=texts.item_limit,
     ),
 ]
+MaxContext = Annotated[
+    int | None,
+    option(
+        "Longest prompt with its answer; later turns of a conversation are left out; default: what the checkpoints' "
+        "contexts hold.",
+        BENCHMARK,
+        ge=1,
+    ),
+]
 Subtasks = Annotated[Sequence[str], option("Only this subtask of the suite. Repeatable; default: all.", BENCHMARK)]
 Metric = Annotated[
     str | None, option("How `prompts:FILE` scores its answers: exact (default), contains, number or none.", BENCHMARK)

@@ -22,7 +22,7 @@ from mtbench.plan.formats import Race
 from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
 
 RACE_ADVICE = "restore it, or start another race with `mtbench choose -o DIR`."
-MOST_TURNS = 100  # of a conversation
+MOST_TURNS = 1000  # of a conversation
 ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
 
@@ -117,7 +117,7 @@ def _check_items(suite: SuitePlan, field: str) -> None:
             raise _fault(f"{place}.shared", f"{item.shared} tokens, over those of the turn before")
         turns.append(turns[item.follows] + 1)
         if turns[-1] > MOST_TURNS:
-            raise _fault(f"{place}.follows", f"a conversation has at most {MOST_TURNS} turns")
+            raise _fault(f"{place}.follows", f"a conversation has at most {MOST_TURNS:,} turns")
 
 
 def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:

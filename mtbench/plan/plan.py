@@ -96,41 +96,48 @@ class SuitePlan(Record):
 
     def prompt(self, index: int, answers: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
         """Return the prompt of an item. `answers`: answers to earlier turns, by item; a missing one counts as empty."""
-        item = self.items[index]
-        if item.follows is None:
-            return item.prompt_ids
-        before = self.prompt(item.follows, answers)
-        if item.shared is not None:
-            return [*before[: item.shared], *item.prompt_ids]
-        return [*before, *answers.get(self.items[item.follows].item, ()), *item.prompt_ids]
+        ids: list[int] = []
+        said: Sequence[int] = ()
+        for turn in self._turns(index):
+            item = self.items[turn]
+            ids += said  # a recorded turn does not share it
+            ids[len(ids) if item.shared is None else item.shared :] = item.prompt_ids
+            said = answers.get(item.item, ())
+        return ids
+
+    def _turns(self, index: int) -> list[int]:
+        """Return the turns of an item's conversation up to the item, the first one first."""
+        turns = [index]
+        while (before := self.items[turns[-1]].follows) is not None:
+            turns.append(before)
+        return turns[::-1]
 
     def is_fixed(self, index: int) -> bool:
         """Return whether the prompt of an item does not depend on the arm: a first turn, or of a recorded one."""
-        item = self.items[index]
-        return item.follows is None or (item.shared is not None and self.is_fixed(item.follows))
+        return all(self.items[turn].shared is not None for turn in self._turns(index)[1:])
 
     def first_turn(self, index: int) -> int:
         """Return the first turn of an item's conversation."""
-        before = self.items[index].follows
-        return index if before is None else self.first_turn(before)
+        return self._turns(index)[0]
 
     def json_schema(self, index: int) -> Mapping[str, Any] | None:
         """Return the JSON schema that an item's answer must meet; None: it has none."""
         number = self.items[index].answer_format
         return None if number is None else self.answer_formats[number].json_schema
 
-    def positions(self, index: int) -> int:
-        """Most positions an item can take, answers included."""
-        item = self.items[index]
-        before = item.shared or 0
-        if item.follows is not None and item.shared is None:
-            before = self.positions(item.follows)
-        return before + len(item.prompt_ids) + self.max_new_tokens
+    @property
+    def positions(self) -> list[int]:
+        """Most positions that each item can take, answers included."""
+        taken: list[int] = []
+        for item in self.items:
+            before = 0 if item.follows is None else taken[item.follows] if item.shared is None else item.shared
+            taken.append(before + len(item.prompt_ids) + self.max_new_tokens)
+        return taken
 
     @property
     def room(self) -> int:
         """Positions that any item fits in: batches that have as many have one shape."""
-        return max(map(self.positions, range(len(self.items))))
+        return max(self.positions)
 
     @property
     def scored_items(self) -> set[str]:

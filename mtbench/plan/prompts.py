@@ -3,6 +3,7 @@
 The plan stores the tokens, except of private suites (`Suite.private`): generation gets these prompts from the suite.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from mtbench.models import chat_template
 from mtbench.models.families import Family
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected, inspect
+from mtbench.options.common import MOST_NEW_TOKENS
 from mtbench.plan.plan import Item, Plan, RunRequest, SuitePlan
 from mtbench.plan.run import Run
 
+LEFT_OUT = "{:,} turns of {:,} conversations are left out: over {:,} tokens"  # a flag
 RAW_PROMPTS = "raw prompts: the checkpoint has no chat template"  # a flag
 
 
@@ -49,6 +52,8 @@ def open_suites(request: RunRequest) -> dict[str, Suite]:
     metrics = {name for kind in kinds for name in kind.metrics}
     if request.metric is not None:
         _refuse_unknown("metric", request.metric, metrics, request)
+    if request.max_context is not None and not any(kind.shortens for kind in kinds):
+        raise UserError(f"--max-context: {', '.join(request.suite)} has no conversations to shorten; leave it out.")
     for subtask in request.subtask:
         _refuse_unknown("subtask", subtask, subtasks, request)
     return {spec: open_suite(spec, request) for spec in request.suite}
@@ -75,9 +80,14 @@ def plan_suite(
     Raise UserError if there are none, if the readers tokenise them differently, or if one is too long.
     """
     prompts, rendered = prompt_texts(suite, spec, checkpoints[0], request)
-    items = _tokenise(prompts, spec, checkpoints[0], request.protocol)
+    budget = request.max_new_tokens or suite.max_new_tokens
+    room = min([request.max_context or MOST_NEW_TOKENS, *(one.max_positions for one in checkpoints)])
+    items = _tokenise(prompts, spec, checkpoints[0], request.protocol, (room, budget) if suite.shortens else None)
     if not items:
-        raise UserError(f"suite {spec!r} has no items.")
+        raise UserError(f"suite {spec!r} has no items{f' of at most {room:,} tokens' if suite.shortens else ''}.")
+    kept = {item.item for item in items}
+    lost = Counter(prompt.item.rpartition("/")[0] for prompt in prompts if prompt.item not in kept)
+    prompts = [prompt for prompt in prompts if prompt.item in kept]
     for item in items:
         if not item.prompt_ids and not item.shared:
             raise UserError(f"{item.item} is an empty prompt; there is nothing to continue.")
@@ -85,19 +95,22 @@ def plan_suite(
     _refuse_unknown_ids(prompts, items, checkpoints[0].tokenizer, min(whole, key=lambda one: one.vocabulary))
     for other in [other for other in checkpoints[1:] if other.source in readers]:
         _refuse_other_tokens(checkpoints[0], other, prompts[0], items[0])
+    formats = _answer_formats(prompts)
+    names = [*request.chat_template_kwargs, *(["tools"] if any(one.tools for one in formats) else [])]
     plan = SuitePlan(
         suite=spec,
         family=family.name,
         task=_described(suite, request, rendered),
         metric=suite.metric,
-        max_new_tokens=request.max_new_tokens or suite.max_new_tokens,
+        max_new_tokens=budget,
         flags=[
             *suite.flags,
             *(["out of domain"] if family.domain not in (None, suite.name) else []),
-            *_prompt_flags(items, checkpoints[0], request, rendered),
+            *([LEFT_OUT.format(lost.total(), len(lost), room)] if lost else []),
+            *_prompt_flags(items, checkpoints[0], names, rendered),
         ],
         items=items,
-        answer_formats=_answer_formats(prompts),
+        answer_formats=formats,
     )
     _refuse_too_long(plan, checkpoints)
     return plan.changed(withheld=plan.digest()) if suite.private else plan
@@ -128,7 +141,7 @@ def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest
         nonlocal rendered
         rendered = bool(tokenizer.chat_template)  # an empty one would render nothing
         if not rendered:
-            return "\n\n".join(message["content"] for message in messages)
+            return "\n\n".join(chat_template.text_only(message)["content"] for message in messages)
         return chat_template.render(tokenizer, messages, answer_follows=True, tools=tools, options=options)
 
     with suite_errors(spec):
@@ -161,13 +174,14 @@ def _described(suite: Suite, request: RunRequest, rendered: bool | None) -> dict
     return {**task, "template_options": options} if options and rendered else task
 
 
-def _prompt_flags(items: Sequence[Item], target: Inspected, request: RunRequest, rendered: bool | None) -> list[str]:
-    """Return a remark if there is no chat template, for each option of it that changes nothing, and for end tokens."""
+def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], rendered: bool | None) -> list[str]:
+    """Return a remark if there is no chat template, for each variable that it does not read, and for end tokens."""
     flags = [RAW_PROMPTS] if rendered is False else []
-    names = list(request.chat_template_kwargs)
     names = chat_template.ignored(target.tokenizer, names) if rendered else names
     flags += [f"the chat template does not read {name}" for name in names]
-    ended = sum(item.prompt_ids[-1] in target.end_ids for item in items)  # tokenizers with `add_eos_token` do so
+    ended = sum(
+        last in target.end_ids for item in items for last in item.prompt_ids[-1:]
+    )  # tokenizers with `add_eos_token` do so
     return [*flags, f"{ended} of {len(items)} prompts end with an end token"] if ended else flags
 
 
@@ -206,8 +220,7 @@ def _refuse_other_tokens(first: Inspected, other: Inspected, prompt: Prompt, ite
 
 def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None:
     """Raise UserError if the longest conversation with its answers exceeds a checkpoint's context."""
-    longest = max(range(len(suite.items)), key=suite.positions)
-    positions, item = suite.positions(longest), suite.items[longest]
+    positions, item = max(zip(suite.positions, suite.items, strict=True), key=lambda one: one[0])
     turns, turn = 1, item
     while turn.follows is not None and turn.shared is None:
         turns, turn = turns + 1, suite.items[turn.follows]
@@ -223,34 +236,50 @@ def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None
             )
 
 
-def _tokenise(prompts: Sequence[Prompt], suite: str, checkpoint: Inspected, protocol: str) -> list[Item]:
-    """Return the prompts of a suite as tokenised items. Raise UserError if one follows an item that does not exist."""
-    index = {prompt.item: i for i, prompt in enumerate(prompts)}
-    formats = _answer_formats(prompts)
+def _tokenise(
+    prompts: Sequence[Prompt], suite: str, checkpoint: Inspected, protocol: str, fits: tuple[int, int] | None = None
+) -> list[Item]:
+    """Return the prompts of a suite as tokenised items. Raise UserError if one follows none before it.
+
+    `fits`: most positions of a prompt with its answer, and tokens of an answer. A turn that takes more is left out, as
+    are those behind it, which are never tokenised. None: nothing is left out.
+    """
+    later: dict[str | None, list[Prompt]] = {None: []}
     for prompt in prompts:
-        if prompt.follows is not None and prompt.follows not in index:
+        if prompt.follows not in later:
             raise UserError(f"suite {suite!r}: {prompt.item!r} follows {prompt.follows!r}, which does not exist.")
-    cut_when_scored = protocol == "paper"
-    token_ids = _token_ids(prompts, checkpoint)
-    items = []
-    for prompt, ids in zip(prompts, token_ids, strict=True):
-        before = None if prompt.follows is None else index[prompt.follows]
-        shared = None if before is None or not prompt.recorded else common_length(token_ids[before], ids)
-        answer_format = prompt.answer_format
-        items.append(
-            Item(
-                item=prompt.item,
-                prompt_ids=ids[shared or 0 :],
-                stop=[] if cut_when_scored else list(prompt.stop),
-                cut=list(prompt.stop) if cut_when_scored else [],
-                follows=before,
-                shared=shared,
-                scored=prompt.scored,
-                answer_format=None if answer_format is None else formats.index(answer_format),
-                think_s=prompt.think_s,
-            )
+        later[prompt.follows].append(prompt)
+        later[prompt.item] = []
+    room, budget = fits or (1 << 62, 0)
+    tokens: dict[str, tuple[list[int], int | None]] = {}  # by item: its ids, and those shared with the turn before
+    ends: dict[str | None, tuple[int, list[int]]] = {None: (0, [])}  # turns before: positions, and ids of the prompt
+    while turns := [prompt for before in ends for prompt in later[before]]:
+        here: dict[str | None, tuple[int, list[int]]] = {}
+        for prompt, ids in zip(turns, _token_ids(turns, checkpoint), strict=True):
+            before, of_before = ends[prompt.follows]
+            end = (0 if prompt.recorded else before) + len(ids) + budget
+            if end <= room:
+                shared = common_length(of_before, ids) if prompt.recorded and prompt.follows is not None else None
+                tokens[prompt.item] = ids[shared or 0 :], shared
+                here[prompt.item] = end, ids
+        ends = here
+    kept = [prompt for prompt in prompts if prompt.item in tokens]
+    index = {prompt.item: number for number, prompt in enumerate(kept)}
+    formats, cut_when_scored = _answer_formats(kept), protocol == "paper"
+    return [
+        Item(
+            item=prompt.item,
+            prompt_ids=tokens[prompt.item][0],
+            stop=[] if cut_when_scored else list(prompt.stop),
+            cut=list(prompt.stop) if cut_when_scored else [],
+            follows=None if prompt.follows is None else index[prompt.follows],
+            shared=tokens[prompt.item][1],
+            scored=prompt.scored,
+            answer_format=None if prompt.answer_format is None else formats.index(prompt.answer_format),
+            think_s=prompt.think_s,
         )
-    return items
+        for prompt in kept
+    ]
 
 
 def _answer_formats(prompts: Sequence[Prompt]) -> list[AnswerFormat]:

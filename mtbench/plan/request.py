@@ -36,6 +36,7 @@ class DecodingRequest(Record):
     metric: common.Metric = None
     subtask: common.Subtasks = ()
     max_new_tokens: common.MaxNewTokens = None
+    max_context: common.MaxContext = None
     dtype: common.Dtype = "auto"
     device: common.Device = "auto"
     seed: common.Seed = 0

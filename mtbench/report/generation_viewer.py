@@ -26,6 +26,7 @@ PROMPT_LETTERS = 6000
 BYTES_OF_A_LETTER = 4  # most bytes of a letter in UTF-8, so most tokens that one letter can be split into
 NO_TOKENIZER = "A tokenizer could not be loaded when this page was made, so its texts have no shades."
 LATER_TURNS = "The prompt of a later turn is the first arm's. Every arm continues from its own answers."
+RECORDED_TURNS = "The prompt of a later turn holds recorded answers. All arms have the same."
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -153,18 +154,19 @@ def viewer(run: Run, results: Results, numbers: Mapping[str, int], names: Mappin
     answers = [answer for group in groups for item in group.items for answer in item.answers]
     if any(answer is not None and answer.pieces is None for answer in answers):
         notes.append(NO_TOKENIZER)
-    if any(item.follows is not None for suite in plan.suites for item in suite.items):
-        notes.append(LATER_TURNS)
+    later = {item.shared is None for suite in plan.suites for item in suite.items if item.follows is not None}
+    notes += [note for own, note in ((True, LATER_TURNS), (False, RECORDED_TURNS)) if own in later]
     return Viewer(groups=groups, notes=notes)
 
 
 def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping[str, int]) -> ShownGroup:
     """Return the first items of a group, as many as its share of the page holds."""
-    names = [item.item for item in plan.suite(group.suite).items]
-    answered = [name for name in names if any(name in by_item for by_item in generations.lines.values())]
+    suite = plan.suite(group.suite)
+    numbered = {item.item: number for number, item in enumerate(suite.items)}
+    answered = [name for name in numbered if any(name in by_item for by_item in generations.lines.values())]
     items, letters = [], 0
     for name in answered[:ITEMS]:
-        items.append(_item(name, generations))
+        items.append(_item(name, generations, [] if suite.withheld else suite.prompt(numbered[name])))
         letters += len(json.dumps(dump(items[-1]), ensure_ascii=False))
         if letters > LETTERS / len(plan.groups):
             break
@@ -181,12 +183,12 @@ def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping
     )
 
 
-def _item(name: str, generations: _Generations) -> ShownItem:
-    """Return an item with its prompt, as the first arm with an answer read it, and all answers."""
-    prompts = [by_item[name].prompt_ids for by_item in generations.lines.values() if name in by_item]
+def _item(name: str, generations: _Generations, planned: Sequence[int]) -> ShownItem:
+    """Return an item with its prompt, as the first arm with an answer read it or as planned, and all answers."""
+    prompts = [by_item[name].prompt_ids or planned for by_item in generations.lines.values() if name in by_item]
     decode = _decode(_source(generations.cells[0]))
     prompt = None
-    if prompts[0] is not None and decode is not None:
+    if prompts[0] and decode is not None:
         prompt = _sound(decode(prompts[0]))
         if len(prompt) > PROMPT_LETTERS:
             prompt = f"… {prompt[-PROMPT_LETTERS:]}"

@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(name: str, folder: Path, subtasks: tuple[str, ...] = ()) -> Suite:
     if issubclass(SUITES[name], ProgramSuite) and (reason := unavailable()):
         pytest.skip(reason)
-    variant = str(folder / "mine.jsonl") if name == "prompts" else ""
+    variant = str(folder / "mine.jsonl") if issubclass(SUITES[name], SUITES["prompts"]) else ""
     source = Source(data_dir=folder, offline=True, subtasks=subtasks, skip_unscorable=True)
     suite: Suite = SUITES[name](variant, source)
     return suite
@@ -114,7 +114,7 @@ def test_exactly_the_given_answers_are_scored(name: str, folder: Path) -> None:
     assert suite.score({}) == {}
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "prompts"])
+@pytest.mark.parametrize("name", [n for n in NAMES if not issubclass(SUITES[n], SUITES["prompts"])])
 def test_an_unknown_variant_is_refused(name: str, folder: Path) -> None:
     """A suite without variants refuses any text behind the colon, the others refuse unknown ones."""
     with pytest.raises(UserError, match="nonsense"):
@@ -588,7 +588,7 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ),
         ('{"conversations": [{"from": "human", "value": null}]}', "not a text"),
         ('{"conversations": [{"from": "human"}], "messages": []}', "has both 'messages' and 'conversations'"),
-        ('{"prompt": "Why?", "id": 1}', "id 1 is already that of line 1"),
+        ('{"prompt": "Why?", "id": 1}', "id 1 is already that of "),
         ('{"prompt": "\\ud800"}', "surrogates not allowed"),
     ],
 )
@@ -607,7 +607,7 @@ def test_an_invalid_line_is_named(line: str, reason: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("variant", "reason"),
-    [("", "--suite prompts:FILE.jsonl"), ("{}/none.jsonl", "No such file"), ("{}", "it is not a plain file")],
+    [("", "--suite prompts:FILE.jsonl"), ("{}/none.jsonl", "No such file"), ("{}", "has no .json or .jsonl file")],
 )
 def test_a_file_that_cannot_be_read_is_refused(variant: str, reason: str, tmp_path: Path) -> None:
     """No path, a wrong path and a folder raise the same one-line error from the suite and from its cell id."""
