@@ -1,6 +1,7 @@
 """Arms in llama.cpp, a real engine: its tokens are those of mtbench's loop on the same file."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from transformers.integrations import gguf
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.plan.directory import RunDirectory
+from mtbench.plan.prompts import common_length
+from mtbench.plan.run import Run
 
 pytestmark = pytest.mark.whole
 ARMS = ("ar", "ar:engine=llamacpp", "prompt-lookup:ahead=4,engine=llamacpp", "speculative:ahead=3,engine=llamacpp")
@@ -131,3 +135,50 @@ def test_a_file_of_any_architecture_is_served_as_it_is(architecture: str, tmp_pa
     lines = [json.loads(line) for line in next((tmp_path / "DIR" / "timings").glob("*lookup*")).open()]
     assert sum(line["drafted"] for line in lines) > sum(line["accepted"] for line in lines) > 0
     assert all(0 < line["ttft_s"] < line["wall_s"] for line in lines)
+
+
+def conversations(file: Path) -> str:
+    """Three conversations of four turns; the suite that reads them."""
+    texts = [[f"What is {n + turn} + {turn}?" for turn in range(4)] for n in (3, 20, 41)]
+    lines = [
+        {"messages": [m for text in turns for m in ({"role": "user", "content": text}, answer)]}
+        for turns in texts
+        for answer in [{"role": "assistant", "content": f"It is {len(turns)}, I think."}]
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"conversations:{file}"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_prefix_cache_changes_no_answer_and_keeps_what_a_conversation_had(size: int, tmp_path: Path) -> None:
+    """A conversation begins cold. Later, what its prompt has in common with the last one and its answer is kept."""
+    results = mtbench.run(
+        suite=conversations(tmp_path / "talk.jsonl"),
+        family="tiny",
+        method=("ar", "prompt-lookup:ahead=4"),
+        engine="llamacpp",
+        prefix_cache="off,on",
+        max_new_tokens=8,
+        batch_size=size,
+        rounds=2,
+        dtype="float32",
+        out=tmp_path / "DIR",
+    )
+    run = Run.open(RunDirectory.open(tmp_path / "DIR"))
+    [suite] = run.plan.suites
+    assert len(suite.items) == 12
+    plain = {line.item: line.token_ids for line in run.answers[run.plan.cells[0].cell]}
+    for cell, found in zip(run.plan.cells, results.record["cells"], strict=True):
+        assert found["lossless"]["grade"] == "exact"
+        answers = {line.item: line for line in run.answers[cell.cell]}
+        assert {name: line.token_ids for name, line in answers.items()} == plain
+        for number, item in enumerate(suite.items):
+            kept = 0
+            if cell.prefix_cache and item.follows is not None:
+                before = suite.prompt(item.follows) + plain[suite.items[item.follows].item][:-1]
+                kept = min(common_length(before, suite.prompt(number)), len(suite.prompt(number)) - 1)
+            assert answers[item.item].cached_tokens == kept
+        by_round = Counter[int]()
+        for line in run.timings[cell.cell]:
+            by_round[line.round] += line.cached_tokens or 0
+        assert by_round[1] == by_round[2] == sum(line.cached_tokens or 0 for line in answers.values())
