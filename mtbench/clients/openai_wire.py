@@ -16,8 +16,15 @@ def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]
         "repetition_penalty": 1,
         "return_token_ids": True,
         "return_spec_tokens_details": True,  # by SGLang
-        "cache_salt": request.cache or uuid4().hex,  # whose cached prompts it may use, by vLLM and SGLang
-        "cache_prompt": request.cache is not None and not request.begins,  # by llama.cpp
+        **caching(request.cache, begins=request.begins),
+    }
+
+
+def caching(cache: str | None, *, begins: bool) -> dict[str, Any]:
+    """Return the fields that say whose cached prompts a request may use: those of requests with the same `cache`."""
+    return {
+        "cache_salt": cache or uuid4().hex,  # of vLLM and SGLang
+        "cache_prompt": cache is not None and not begins,  # of llama.cpp
     }
 
 

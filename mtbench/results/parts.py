@@ -1,7 +1,5 @@
 """Names of the parts into which conversations are divided."""
 
-ALONE = 4  # turns that are a part each
-
 
 def turn_part(turn: int) -> str:
     """Return the part of a conversation that a turn is in, from 1: each of the first turns, then twice as many a part.
@@ -9,7 +7,7 @@ def turn_part(turn: int) -> str:
     >>> [turn_part(turn) for turn in (1, 4, 5, 8, 9, 17)]
     ['1', '4', '5–8', '5–8', '9–16', '17–32']
     """
-    if turn <= ALONE:
+    if turn <= 4:
         return str(turn)
     last = 1 << (turn - 1).bit_length()
     return f"{last // 2 + 1}–{last}"

@@ -1,6 +1,6 @@
 """A client for tests that starts in milliseconds: it sends the prompts for real and writes what aiperf 0.13.0 writes.
 
-load_client.py PROMPTS EXPORT URL BODY
+load_client.py PROMPTS EXPORT URL
 """
 
 import json
@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,17 @@ def ask(url: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     }
 
 
-def main(prompts: str, export: str, url: str, body: str) -> None:
+def main(prompts: str, export: str, url: str) -> None:
     Path(export).mkdir()
     records, raws = [], []
+    turns = Counter[str]()
     for number, line in enumerate(Path(prompts).read_text().splitlines()):
-        prompt = json.loads(line)
+        sent = json.loads(line)
         start_ns = time.time_ns()
-        metrics, raw = ask(url, json.loads(body) | {"prompt": prompt["text"]})
-        metadata = {"x_request_id": str(number), "conversation_id": prompt["session_id"]}
+        metrics, raw = ask(url, sent["payload"] | {"stream": False})
+        metadata = {"x_request_id": str(number), "conversation_id": sent["session_id"]}
+        metadata |= {"turn_index": turns[sent["session_id"]]}
+        turns[sent["session_id"]] += 1
         metadata |= {"benchmark_phase": "profiling", "request_start_ns": start_ns}
         records.append({"metadata": metadata, "metrics": metrics})
         raws.append({"metadata": metadata, **raw})

@@ -51,7 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
         tokens = len(text.split())
         told = {"mtbench": {"forwards": 2 * tokens}}
         usage = {"completion_tokens": tokens}
-        content = {"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage, "metrics": told}
+        choice = {"text": text, "finish_reason": "stop"}
+        content = {"object": "text_completion", "choices": [choice], "usage": usage, "metrics": told}
         self._send(code, content, stream=body.get("stream", False))
 
     def _send(self, code: int, content: Any, *, stream: bool = False) -> None:
@@ -85,8 +86,7 @@ class FastClient(Client):
 
     def command(self, python: Path, sending: Sending, folder: Path) -> list[str]:
         write_prompts(sending, folder)
-        body = json.dumps(sending.body | {"model": sending.running.model})
-        return [str(python), "-S", load_client.__file__, PROMPTS, EXPORT, sending.running.server.url, body]
+        return [str(python), "-S", load_client.__file__, PROMPTS, EXPORT, sending.running.server.url]
 
 
 CLIENT = FastClient()

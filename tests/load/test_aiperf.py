@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,9 @@ def test_an_export_that_is_none(plan: LoadPlan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rate", "poisson", "words"),
     [
-        (2.5, False, ["--request-rate 2.5", "--arrival-pattern constant"]),
-        (2.5, True, ["--request-rate 2.5", "--arrival-pattern poisson"]),
-        (None, False, ["--concurrency 5"]),
+        (2.5, False, ["--fixed-schedule"]),
+        (2.5, True, ["--fixed-schedule"]),
+        (None, False, ["--concurrency 5", "--num-conversations 6"]),
     ],
 )
 def test_what_aiperf_is_told(
@@ -122,8 +123,12 @@ def test_what_aiperf_is_told(
     asked = plan.request.changed(request_rate=[rate] if rate else [], poisson=poisson)
     point = plan.points[0].changed(level=rate or 5.0)
     command = " ".join(Client().command(Path("python"), sending(plan.changed(request=asked, points=[point])), tmp_path))
-    assert all(word in command for word in [*words, "--request-count 6", '"max_tokens": 24', '"stop": ["Q:"]'])
-    assert json.loads((tmp_path / aiperf.PROMPTS).read_text().splitlines()[1])["text"] == PROMPTS[1]
+    assert all(word in command for word in words)
+    sent = [json.loads(text) for text in (tmp_path / aiperf.PROMPTS).read_text().splitlines()]
+    assert sent[1]["payload"] | {"prompt": PROMPTS[1], "max_tokens": 24, "stop": ["Q:"]} == sent[1]["payload"]
+    gaps = [b["timestamp"] - a["timestamp"] for a, b in pairwise(sent) if "timestamp" in a]
+    assert len(gaps) == (5 if rate else 0)
+    assert (gaps == pytest.approx([400.0] * len(gaps))) is not poisson
 
 
 @pytest.mark.parametrize("metrics", [None, 3, {}, {"mtbench": 7}, {"mtbench": {"forwards": -1}}])

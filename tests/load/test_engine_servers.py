@@ -10,6 +10,7 @@ from scripted_engine import PLUGIN, Scripted, install
 from whole import forget_plugin_files
 
 from mtbench import plugins
+from mtbench.clients.serving_engine import Serving
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load import planning
@@ -84,6 +85,27 @@ def test_alternatives_of_an_option_are_servers_of_their_own(tmp_path: Path) -> N
     commands = {name: facts.command for name, facts in read_servers(run).items()}
     assert commands.keys() == {"ar:engine=scripted+seed=1", "ar:engine=scripted+seed=2"}
     assert all(command and command[-2:] == ["--seed", name[-1]] for name, command in commands.items())
+
+
+@pytest.mark.usefixtures("scripted")
+def test_an_engine_has_a_prefix_cache_if_its_arm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's field that switches the cache off goes to the other arm only."""
+    install(Scripted, "scripted==1")
+    engine, started, launch = SERVING_ENGINES["scripted"], set[bool](), Scripted.launch
+
+    def launched(self: Scripted, python: Path, serving: Serving, port: int) -> list[str]:
+        self.script = self.script | {"wants": {} if serving.prefix_cache else {"cached": False}}
+        started.add(serving.prefix_cache)
+        return launch(self, python, serving, port)
+
+    monkeypatch.setattr(engine, "caches", True)
+    monkeypatch.setattr(engine, "launch", launched)
+    asked = request(engine=["scripted"], prefix_cache=["off", "on"], request_rate=[50.0], requests=2, rounds=1)
+    run, planned = begun(tmp_path / "load", asked)
+    assert [arm.name for arm in planned.arms] == ["ar:engine=scripted", "ar:engine=scripted+prefix-cache=on"]
+    load_run(run, planned).send(PYTHON)
+    assert all(sent.outcome == "ok" for each in read_points(run, planned) for sent in each.requests)
+    assert started == {False, True}
 
 
 @pytest.mark.usefixtures("scripted")

@@ -2,10 +2,15 @@
 
 The environment is made once in the cache folder. The version is pinned, because exports and formulas change.
 `profile_export.jsonl` has the times of a request by aiperf's formulas, `profile_export_raw.jsonl` every message of its
-answer: the text, the tokens and what the server says about it. Both name the position of the prompt (`session_id`).
+answer: the text, the tokens and what the server says about it. Both name the conversation and the turn.
+A request is a `payload` of its mooncake_trace, sent as it is: of its formats only this one has delays, and turns
+that are whole prompts. Its --request-rate spaces all turns; a schedule spaces the first ones, and later ones follow
+answers. Its --concurrency counts conversations, and --num-conversations ends them whole.
 """
 
+import itertools
 import json
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +19,15 @@ from typing import Any, NamedTuple
 from mtbench import files
 from mtbench.clients.engine_server import forwards_of as of_reply
 from mtbench.clients.openai_client import Event, Reply
+from mtbench.clients.openai_wire import caching
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ClientFacts, LoadItem, LoadPlan, PointPlan, RequestLine
+from mtbench.experiments.load.planning import started_at
 from mtbench.experiments.load.servers import Running
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
 from mtbench.programs.environments import Note, Pip, installed
-from mtbench.results.answers import messages_of, text_of
+from mtbench.results.answers import messages_of, text_of, within
 
 NAME, VERSION = "aiperf", "0.13.0"
 LABEL = f"{NAME} {VERSION}"
@@ -61,14 +68,33 @@ class Sending(NamedTuple):
 
     @property
     def duration_s(self) -> float:
-        """The planned time of sending; 0 with a concurrency."""
-        return len(self.point.items) / self.point.level if self.planned.request.request_rate else 0.0
+        """The planned time of starting conversations; 0 with a concurrency."""
+        request, level = self.planned.request, self.point.level
+        return started_at(request, level) / level if request.request_rate else 0.0
 
     @property
     def body(self) -> dict[str, Any]:
         """The fields of every request."""
         stop = {"stop": list(self.planned.stop)} if self.planned.stop else {}
-        return {"temperature": 0, "max_tokens": self.planned.max_new_tokens, **stop, **self.running.fields}
+        greedy = {"temperature": 0, "max_tokens": self.planned.max_new_tokens, **stop, **self.running.fields}
+        return {"model": self.running.model, "stream": True, "stream_options": {"include_usage": True}, **greedy}
+
+    def requests(self) -> Iterator[dict[str, Any]]:
+        """Yield lines of the client's input. A conversation has the name of its first request's position.
+
+        With a prefix cache it finds no prompts but its own, and none of an earlier point.
+        """
+        first, draw, rate = 0, random.Random(self.point.seed).expovariate, self.point.level
+        gaps_s = (draw(rate) if self.planned.request.poisson else 1 / rate for _ in self.items)  # for all arms alike
+        starts_s = itertools.accumulate(gaps_s)
+        for position, item in enumerate(self.items):
+            when = {"delay": 1e3 * item.think_s}
+            if item.turn == 1:
+                first = position
+                when = {"timestamp": 1e3 * next(starts_s)} if self.planned.request.request_rate else {}
+            salt = f"{self.point.round}.{self.point.level:g}.{first}"  # vLLM takes 128 characters; a server has one arm
+            cache = caching(salt, begins=item.turn == 1) if self.running.prefix_cache else {}
+            yield {"session_id": f"{first:06}", **when, "payload": {**self.body, **cache, "prompt": item.prompt}}
 
 
 class Client:
@@ -90,17 +116,13 @@ class Client:
         """Write the prompts and return the command line."""
         write_prompts(sending, folder)
         request, point, (server, model, *_) = sending.planned.request, sending.point, sending.running
-        load = ["--concurrency", str(int(point.level))]
-        if request.request_rate:
-            pattern = "poisson" if request.poisson else "constant"
-            load = ["--request-rate", f"{point.level:g}", "--arrival-pattern", pattern]
+        load = ["--concurrency", str(int(point.level)), "--num-conversations", str(started_at(request, point.level))]
         return [
             *(str(python), "-m", "aiperf", "profile"),
             *("--model", model, "--url", server.url, "--endpoint-type", "completions", "--streaming"),
-            *("--input-file", PROMPTS, "--custom-dataset-type", "single_turn"),
+            *("--input-file", PROMPTS, "--custom-dataset-type", "mooncake_trace"),
             *("--dataset-sampling-strategy", "sequential"),
-            *("--request-count", str(len(point.items)), *load, "--random-seed", str(point.seed)),
-            *("--extra-inputs", json.dumps(sending.body)),
+            *(["--fixed-schedule"] if request.request_rate else load),
             *("--request-timeout-seconds", f"{request.request_timeout_s:g}"),
             *("--tokenizer", str(sending.tokenizer.resolve()), "--use-server-token-count"),
             *(("--api-key", KEY) if server.key_env else ()),
@@ -121,7 +143,8 @@ class Client:
             command = with_key(command, key_env)
         variables = environments.variables(python) | VARIABLES
         timeout_s = sending.planned.request.request_timeout_s
-        limit_s = sending.duration_s + timeout_s * (1 + len(sending.items) / 8) + BEYOND_S
+        waits_s = sending.duration_s + sum(item.think_s for item in sending.items)
+        limit_s = waits_s + timeout_s * (1 + len(sending.items) / 8) + BEYOND_S
         with processes.started(command, variables, log, folder, grace_s=5.0) as process:
             over = not processes.has_ended(process, limit_s)
         output = processes.last_line(log)
@@ -142,7 +165,8 @@ def read(sending: Sending, folder: Path) -> list[RequestLine]:
     for raw in _lines(folder / EXPORT / RAW):
         metadata = raw["metadata"]
         if metadata.get("benchmark_phase") == "profiling":
-            found[int(metadata["conversation_id"])] = _line(raw, records.get(_request(raw), {}))
+            position = int(metadata["conversation_id"]) + metadata["turn_index"]
+            found[position] = _line(raw, records.get(_request(raw), {}))
     items = sending.items
     missing = [position for position in range(len(items)) if position not in found]
     if missing:
@@ -152,6 +176,8 @@ def read(sending: Sending, folder: Path) -> list[RequestLine]:
         RequestLine(
             position=position,
             item=item.item,
+            turn=item.turn,
+            prompt_tokens=item.prompt_tokens,
             start_s=(found[position].pop("start_ns") - first_ns) / 1e9,
             **found[position],
         )
@@ -164,9 +190,8 @@ def _install(pip: Pip) -> None:
 
 
 def write_prompts(sending: Sending, folder: Path) -> None:
-    """Write the prompts into a folder, in the order in which they are sent."""
-    lines = [{"text": item.prompt, "session_id": f"{place:06}"} for place, item in enumerate(sending.items)]
-    files.write_text(folder / PROMPTS, "".join(json.dumps(line) + "\n" for line in lines))
+    """Write the requests into a folder."""
+    files.write_text(folder / PROMPTS, "".join(json.dumps(line) + "\n" for line in sending.requests()))
 
 
 def with_key(command: Sequence[str], variable: str) -> list[str]:
@@ -213,6 +238,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": tokens,
         "text": "".join(map(text_of, messages)) if answered else None,
         "forwards": forwards_of(measured, tokens),
+        "cached_tokens": within(usage, "prompt_tokens_details", "cached_tokens"),
     }
 
 

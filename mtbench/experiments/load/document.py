@@ -8,6 +8,7 @@ from mtbench.document.formatting import NONE, bounds, count, counted, interval, 
 from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.experiments.load.figures import draw
 from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, ServerFacts
+from mtbench.experiments.load.planning import started_at
 from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
 from mtbench.report.phrases import shown_verdict
@@ -25,12 +26,15 @@ COLUMNS = [
     ("tokens per s", "tokens of all answers per second"),
     ("tokens per forward", "tokens over the forward passes of their rows, as the server counts them"),
     ("J per token", "energy of the GPU over tokens, idle time included"),
+    ("cached", "tokens of the prompts that the server had cached, in percent of their tokens"),
 ]
 COMPARED = [
     ("time", "the other's time to the last token over the arm's, on the requests that both answered; over 1 is faster"),
     ("goodput", "the arm's goodput over the other's"),
     ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
 ]
+BRIEF_TURNS = ("turn", "goodput", "TTFT p95", "cached", "TPOT p95", "answered")
+WAITS = " A later turn is sent when the turn before is answered and its think time is over."
 BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "TPOT p95", "whole p95")
 
 
@@ -59,11 +63,10 @@ def plan_document(planned: LoadPlan) -> Document:
     request = planned.request
     servers = {arm.name: arm.url or f"{arm.engine or 'mtbench serve'}, started by this command" for arm in planned.arms}
     arms = [Row(name, [Entry(server)]) for name, server in servers.items()]
-    of_round = [point for point in planned.points if point.round == 1 and point.arm == planned.arms[0].name]
-    sent = {point.level: len(point.items) for point in of_round}
+    sent = {level: started_at(request, level) for level in request.levels}
     kind = "per second" if request.request_rate else "at a time"
-    each = listed(f"{level:g} {kind}: {counted(sent[level], 'request')}" for level in sorted(sent))
-    every = sum(sent.values()) * len(planned.arms) * request.rounds
+    each = listed(f"{level:g} {kind}: {counted(sent[level], planned.unit)}" for level in sorted(sent))
+    every = sum(len(point.items) for point in planned.points)
     sending_s = sum(size / level for level, size in sent.items()) * len(planned.arms) * request.rounds
     time = f" Sending alone takes {seconds(sending_s)}." if request.request_rate else ""
     return Document(
@@ -77,16 +80,16 @@ def plan_document(planned: LoadPlan) -> Document:
 def _blocks(load: Load, level: float) -> list[Block]:
     """Return the tables of one level."""
     numbers = {arm.name: place for place, arm in enumerate(load.arms, start=1)}
-    found = [
-        Row(cell.arm, _entries(cell), numbers[cell.arm], notes=[("flag", flag) for flag in cell.flags])
-        for cell in load.cells
-        if cell.level == level
-    ]
+    cells = _cells(load, level)
+    found = [Row(c.arm, _entries(c), numbers[c.arm], notes=[("flag", flag) for flag in c.flags]) for c in cells]
+    turns = [Row(c.arm, [Entry(str(c.turn)), *_entries(c)], numbers[c.arm]) for cell in cells for c in cell.turns]
     pairs = [Row(c.arm, [Entry(c.baseline), *_compared(c)]) for c in load.comparisons if c.level == level]
     caption = "Every pair of arms, on the same requests; 95% intervals in brackets"
     compared = Table([("against", ""), *COMPARED], pairs, caption=caption)
     arms = Table(COLUMNS, found, caption="By arm; 95% intervals in brackets", brief=BRIEF).filled()
-    return [arms, *([compared] if pairs else [])]
+    caption = "By turn of a conversation; 95% intervals in brackets"
+    by_turn = Table([("turn", ""), *COLUMNS], turns, caption=caption, brief=BRIEF_TURNS).filled()
+    return [arms, *([by_turn] if turns else []), *([compared] if pairs else [])]
 
 
 def subject(load: Load) -> str:
@@ -129,6 +132,7 @@ def _entries(cell: LoadCell) -> list[Entry]:
         _entry(cell.tokens_per_s),
         _entry(cell.tokens_per_forward),
         _entry(cell.j_per_token),
+        _entry(cell.cached_share, 100, 1),
     ]
 
 
@@ -168,7 +172,7 @@ def _levels(load: Load) -> list[float]:
 
 
 def _level(load: Load, level: float) -> str:
-    noun = "request" if level == 1 else "requests"
+    noun = load.unit if level == 1 else f"{load.unit}s"
     return f"{level:g} {noun} per second" if load.request.request_rate else f"{level:g} {noun} at a time"
 
 
@@ -216,7 +220,8 @@ def reading(load: Load) -> list[tuple[str, str]]:
         (
             "Round",
             "Every arm runs at every level once in a round, and gets a server of its own for it. The order of arms "
-            "and levels is drawn in each round. In a round all arms get the same requests at a level.",
+            "and levels is drawn in each round. In a round all arms get the same requests at a level."
+            f"{WAITS if load.unit == 'conversation' else ''}",
         ),
         (
             "Rates",

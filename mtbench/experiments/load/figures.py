@@ -34,11 +34,11 @@ def _figure(load: Load, value: Value, scale: float, name: str, title: str, y_lab
     numbers = {arm: place for place, arm in enumerate(lines, start=1) if lines[arm]}
     if not numbers:
         return None
-    offered = "requests per second offered" if load.request.request_rate else "requests at a time"
+    offered = f"{load.unit}s per second offered" if load.request.request_rate else f"{load.unit}s at a time"
     key = [plots.label(place, arm) for arm, place in numbers.items()]
     figure, axes = plots.canvas(f"{title} under load", y_label, 210, key, right=26)
     levels = sorted({level for points in lines.values() for level, *_ in points})
-    ideal = name == "goodput" and bool(load.request.request_rate)
+    ideal = name == "goodput" and bool(load.request.request_rate) and load.unit == "request"
     if ideal:
         axes.plot(levels, levels, color=RULE, lw=1.2, zorder=1)
     for arm, place in numbers.items():

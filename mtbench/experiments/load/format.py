@@ -25,6 +25,9 @@ from mtbench.results.figure_formats import Estimate, Verdict
 SCHEMA_VERSION: Literal[2] = 2  # of plan.json
 
 Outcome = Literal["ok", "rejected", "failed"]
+Unit = Literal["request", "conversation"]
+UNIT = "what a level and --requests count: a conversation is all requests of its turns, in order"
+LEVEL = "requests (or conversations) per second, or at a time"
 
 
 class ArmPlan(Record):
@@ -48,6 +51,8 @@ class LoadItem(Record):
     prompt_tokens: Size = Field(description="its tokens")
     cut: list[str] = Field(description="strings that cut the answer when it is scored")
     scored: bool = Field(True, description="false: the item has no answer to compare with, so it has no score")
+    turn: Size = Field(1, description="its turn in its conversation, from 1")
+    think_s: StoredSeconds = Field(0.0, description="time from the answer to the turn before until it is sent")
 
 
 class PointPlan(Record):
@@ -56,7 +61,7 @@ class PointPlan(Record):
     point: Text = Field(description="name of the point")
     round: Count = Field(description="round, from 1")
     arm: Text = Field(description="name of the arm")
-    level: Positive = Field(description="requests per second, or requests at a time")
+    level: Positive = Field(description=LEVEL)
     seed: int = Field(description="seed of the arrivals; the same for all arms")
     items: list[Count] = Field(min_length=1, description="items in the order in which they are sent, as indices")
 
@@ -78,6 +83,7 @@ class LoadPlan(Record):
     fields: dict[str, bool] = Field(default_factory=dict, description="what every request has beside prompt and budget")
     flags: list[str] = Field(default_factory=list, description="remarks that hold for every arm")
     points: list[PointPlan] = Field(min_length=1, description="the points")
+    unit: Unit = Field("request", description=UNIT)
     plugins: dict[str, Sha256] = Field(
         default_factory=dict, description="SHA-256 of each file that registered a method or the suite, by path"
     )
@@ -101,6 +107,9 @@ class RequestLine(Record):
     tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not reported")
     text: str | None = Field(description="the answer; null: not answered")
     forwards: Count | None = Field(description="forward passes in which the request had a row; null: not reported")
+    turn: Size = Field(1, description="its turn in its conversation, from 1")
+    prompt_tokens: Count | None = Field(None, description="tokens of its prompt, as the plan has them")
+    cached_tokens: Count | None = Field(None, description="of these, those that were cached; null: not reported")
 
 
 class PointLine(Record):
@@ -109,7 +118,7 @@ class PointLine(Record):
     point: Text = Field(description="name of the point")
     round: Count = Field(description="round, from 1")
     arm: Text = Field(description="name of the arm")
-    level: Positive = Field(description="requests per second, or requests at a time")
+    level: Positive = Field(description=LEVEL)
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     window_s: StoredSeconds = Field(
         description="from the first request to the last answer, or requests / rate where that is longer"
@@ -130,7 +139,7 @@ class LoadCell(Record):
     """One arm at one level: counts over all rounds, and estimates."""
 
     arm: Text = Field(description="name of the arm")
-    level: Positive = Field(description="requests per second, or requests at a time")
+    level: Positive = Field(description=LEVEL)
     rounds: Count = Field(description="rounds that were run")
     sent: Count = Field(description="requests that were sent")
     ok: Count = Field(description="requests that were answered")
@@ -152,12 +161,15 @@ class LoadCell(Record):
     )
     j_per_token: Estimate | None = Field(description="energy per token of an answer; null: not measured")
     flags: list[str] = Field(description="remarks")
+    cached_share: Estimate | None = Field(None, description="cached tokens of the prompts over all; null: not reported")
+    turn: str | None = Field(None, description="turns of conversations whose requests these are; null: all")
+    turns: list["LoadCell"] = Field(default_factory=list, description="the same by turn; empty: of single prompts")
 
 
 class Comparison(Record):
     """An arm against an earlier one at a level. Ratios over 1 favour the arm."""
 
-    level: Positive = Field(description="requests per second, or requests at a time")
+    level: Positive = Field(description=LEVEL)
     baseline: Text = Field(description="arm that is compared with")
     arm: Text = Field(description="arm that is compared")
     speedup: Estimate = Field(
@@ -198,6 +210,7 @@ class Load(Record):
     environment: Environment = Field(description="machine, versions and command")
     request: LoadRequest = Field(description="the request")
     metric: str | None = Field(description="metric of the score; null: the suite is not scored")
+    unit: Unit = Field("request", description=UNIT)
     max_new_tokens: Size = Field(description="most tokens of an answer")
     client: ClientFacts = Field(description="the program that sent the requests")
     arms: list[ServerFacts] = Field(description="what answered")

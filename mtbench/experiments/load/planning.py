@@ -1,10 +1,11 @@
 """Plan a load: prompts, arms, and points in rounds.
 
-The items have one seeded order. In round r a point of N requests sends the r-th N items of it, so every arm gets the
-same requests at a level, and an item comes again only when all have been sent. Every round runs every arm once, in a
-seeded order; during its turn an arm's levels come in a seeded order, too.
+A single prompt is a conversation of one turn. The conversations have one seeded order. In round r a point of N sends
+the r-th N of it, so all arms get the same requests at a level, and one comes again only when all have been sent. Every
+round runs every arm once, in a seeded order; during its turn an arm's levels come in a seeded order, too.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from contextlib import suppress
@@ -47,13 +48,13 @@ def plan(request: LoadRequest) -> LoadPlan:
             "no arm is given; add `--method METHOD`, such as `--method mars:tau=0.95`, `--server ENGINE` or "
             "`--url NAME=URL`."
         )
+    _refuse_prefix_cache(request, chosen)
     names = [arm.name for arm in chosen]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two arms have the name {name!r}; give each arm once.")
     _refuse_levels(request)
-    sizes = {level: requests_at(request, level) for level in request.levels}
-    needed = request.rounds * max(sizes.values())
+    needed = request.rounds * max(started_at(request, level) for level in request.levels)
     asked = run_request(request, min(needed, request.limit or needed))
     opened = open_suites(asked)
     lineup = Lineup(family_of(asked, request.suite), asked, arms)
@@ -63,6 +64,7 @@ def plan(request: LoadRequest) -> LoadPlan:
     prompts, _ = prompt_texts(suite, request.suite, checkpoint, asked)
     texts, fields = _sent(suite_plan, prompts, checkpoint)
     stops = {tuple(item.stop) for item in suite_plan.items}
+    conversations = _conversations(suite_plan)
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
         request=request,
@@ -74,20 +76,33 @@ def plan(request: LoadRequest) -> LoadPlan:
         room=suite_plan.room,
         stop=list(next(iter(stops))) if len(stops) == 1 else [],
         arms=chosen,
-        items=[
-            LoadItem(item=i.item, prompt=text, prompt_tokens=len(i.prompt_ids), cut=i.stop, scored=i.scored)
-            for i, text in zip(suite_plan.items, texts, strict=True)
-        ],
+        items=_items(suite_plan, texts, conversations),
         fields=fields,
         flags=[*suite_plan.flags, *checkpoint.flags, *([NO_SPECIAL] if fields else [])],
-        points=_points(request, chosen, sizes, len(suite_plan.items)),
+        points=_points(request, chosen, conversations),
+        unit="request" if len(conversations) == len(suite_plan.items) else "conversation",
         plugins=planned.plugins,
     )
 
 
+def _conversations(planned: SuitePlan) -> list[list[int]]:
+    """Return the items of each conversation, in the order of its turns."""
+    numbers, first = range(len(planned.items)), planned.first_turn
+    return [[*found] for _, found in itertools.groupby(sorted(numbers, key=first), first)]
+
+
+def _items(planned: SuitePlan, texts: Sequence[str], conversations: Sequence[list[int]]) -> list[LoadItem]:
+    turns = {number: turn for one in conversations for turn, number in enumerate(one, start=1)}
+    sizes = [len(planned.prompt(number)) for number in sorted(turns)]
+    return [
+        LoadItem(item=i.item, prompt=text, prompt_tokens=n, cut=i.stop, scored=i.scored, turn=turn, think_s=i.think_s)
+        for i, text, n, (_, turn) in zip(planned.items, texts, sizes, sorted(turns.items()), strict=True)
+    ]
+
+
 def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) -> tuple[list[str], dict[str, bool]]:
     """Return the text of each item of which a server makes its tokens, and the fields of requests that it needs."""
-    texts = [(item.prompt_ids, checkpoint, [prompt.text]) for item, prompt in zip(planned.items, prompts, strict=True)]
+    texts = [(planned.prompt(number), checkpoint, [prompt.text]) for number, prompt in enumerate(prompts)]
     for fields in ({}, {"add_special_tokens": False}):
         with suppress(ServerError):
             return [text_for(*each, special=not fields) for each in texts], fields
@@ -135,8 +150,8 @@ def _served(arm: Arm) -> str:
     return f"{arm.method}:{','.join([*_changed(arm), f'on={arm.on}', f'engine={arm.engine}'])}"
 
 
-def requests_at(request: LoadRequest, level: float) -> int:
-    """Return the number of requests of a point: as given, or as many as a rate sends in the duration."""
+def started_at(request: LoadRequest, level: float) -> int:
+    """Return how many conversations a point starts: as given, or as many as a rate starts in the duration."""
     return request.requests or max(1, round(level * request.duration_s))
 
 
@@ -176,9 +191,9 @@ def _refuse_levels(request: LoadRequest) -> None:
     if request.concurrency and request.requests is None:
         raise UserError("--concurrency needs --requests N: how many requests a point sends.")
     for level in request.levels:
-        if requests_at(request, level) > MOST_REQUESTS:
+        if started_at(request, level) > MOST_REQUESTS:
             raise UserError(
-                f"a point of {requests_at(request, level):,} requests is not allowed; at most {MOST_REQUESTS:,} are. "
+                f"a point of {started_at(request, level):,} requests is not allowed; at most {MOST_REQUESTS:,} are. "
                 "Lower --request-rate, --duration or --requests."
             )
 
@@ -189,24 +204,32 @@ def _refuse_suite(suite: Suite, planned: SuitePlan) -> None:
             f"suite {planned.suite!r} is private: its prompts may not be stored, and a load stores them for its "
             "client; use another suite."
         )
-    if any(item.follows is not None for item in planned.items):
+    if not all(map(planned.is_fixed, range(len(planned.items)))):
         raise UserError(
-            f"suite {planned.suite!r} has conversations of several turns, and a load sends single prompts; use "
-            "another suite. See `mtbench ls suites`."
+            f"suite {planned.suite!r} has turns that follow an arm's own answers, and all arms of a load get the same "
+            "prompts; give recorded conversations: `--suite conversations:FILE`."
         )
 
 
-def _points(request: LoadRequest, chosen: Sequence[ArmPlan], sizes: dict[float, int], items: int) -> list[PointPlan]:
-    """Return the points in the order in which they are run."""
-    order = list(range(items))
+def _refuse_prefix_cache(request: LoadRequest, chosen: Sequence[ArmPlan]) -> None:
+    if "on" in request.prefix_cache and None in ([arm.engine for arm in chosen if arm.url is None] or [None]):
+        caching = ", ".join(name for name in SERVING_ENGINES if SERVING_ENGINES[name].caches)
+        raise UserError(
+            "--prefix-cache on is for engines that this command starts: mtbench's own server has no such cache, and a "
+            f"URL keeps its settings; give `--server` one of {caching}, or leave it out."
+        )
+
+
+def _points(request: LoadRequest, chosen: Sequence[ArmPlan], order: list[list[int]]) -> list[PointPlan]:
+    """Return the points in the order in which they are run. `order`: the items of each conversation; it is shuffled."""
     random.Random(f"{request.seed}/items").shuffle(order)
     points = []
     for number in range(1, request.rounds + 1):
         rng = random.Random(f"{request.seed}/round {number}")
         for arm in rng.sample(list(chosen), len(chosen)):
-            for level in rng.sample(list(sizes), len(sizes)):
-                size = sizes[level]
-                sent = [order[place % items] for place in range((number - 1) * size, number * size)]
+            for level in rng.sample(request.levels, len(request.levels)):
+                size = started_at(request, level)
+                started = (order[place % len(order)] for place in range((number - 1) * size, number * size))
                 points.append(
                     PointPlan(
                         point=f"{number:02}.{safe(arm.name)}.{level:g}",
@@ -214,7 +237,7 @@ def _points(request: LoadRequest, chosen: Sequence[ArmPlan], sizes: dict[float, 
                         arm=arm.name,
                         level=level,
                         seed=random.Random(f"{request.seed}/{number}/{level:g}").randrange(1 << 31),
-                        items=sent,
+                        items=[item for conversation in started for item in conversation],
                     )
                 )
     return points

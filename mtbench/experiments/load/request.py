@@ -66,12 +66,12 @@ class LoadRequest(Record):
     device: common.Device = "auto"
     request_rate: Annotated[
         Sequence[Positive],
-        option("Requests per second, such as 1,2,4.", LOAD, parse=texts.numbers(float), show=texts.joined),
+        option("New requests (or conversations) a second: 1,2,4.", LOAD, parse=texts.numbers(float), show=texts.joined),
     ] = ()
     concurrency: Annotated[
         Sequence[Size],
         option(
-            "Requests at a time, such as 1,4,16; instead of --request-rate.",
+            "Requests (or conversations) at a time, such as 1,4,16; instead of --request-rate.",
             LOAD,
             parse=texts.numbers(int),
             show=texts.joined,
@@ -88,7 +88,7 @@ class LoadRequest(Record):
             show=texts.shown_seconds,
         ),
     ] = 30.0
-    requests: Annotated[Size | None, option("Requests of a point; default: rate times duration.", LOAD)] = None
+    requests: Annotated[Size | None, option("Requests (or conversations) a point; default: rate × time.", LOAD)] = None
     rounds: Annotated[common.Rounds, Field(description="How often every point is run; intervals of times need 5.")] = 5
     slo: Annotated[
         Limits,

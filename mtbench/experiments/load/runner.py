@@ -88,13 +88,10 @@ class LoadRun:
 
     @contextmanager
     def _served(self, arm: str) -> Iterator[Running]:
-        items = self.planned.items
         with servers.running(self.planned, self.planned.arm(arm), self.run.path / WORK / "server") as running:
             self._write_server(arm, running)
             running = running._replace(fields={**running.fields, **self.planned.fields})
-            body = {"temperature": 0, "max_tokens": self.planned.max_new_tokens}
-            prompts = [items[place % len(items)].prompt for place in range(self.planned.request.max_num_seqs)]
-            servers.warm_up(running, prompts, body)
+            servers.warm_up(running, self.planned)
             yield running
 
     def _point(self, point: PointPlan, running: Running, python: Path) -> PointLine:
@@ -102,6 +99,8 @@ class LoadRun:
         sending = Sending(self.planned, point, running, self.run.path / TOKENIZER)
         folder = self.run.path / WORK / point.point
         shutil.rmtree(folder, ignore_errors=True)
+        if running.prefix_cache:
+            servers.warm_up(running, self.planned)
         started, gpu = utc_now(), machine.gpu() if running.command is not None else None
         before_j = None if gpu is None else gpu.energy_j()
         requests = self.client.send(python, sending, folder)

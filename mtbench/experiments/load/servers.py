@@ -4,7 +4,7 @@ A server is warm before it is loaded. A third-party client sends text, so the se
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from mtbench import files, plugins
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.openai_client import Server, ServerError
+from mtbench.clients.openai_wire import caching
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
-from mtbench.decoding.arms import is_served, parse_arms
+from mtbench.decoding.arms import PREFIX_CACHE, is_served, parse_arms
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
@@ -35,6 +36,7 @@ class Running(NamedTuple):
     command: list[str] | None  # that starts it; None: a given URL
     engine: str | None = None  # what serves, with its release; None: a given URL
     fields: Mapping[str, Any] = {}  # that a request needs, so that it is decoded as in a run
+    prefix_cache: bool = False  # it keeps the prompts of a conversation
 
 
 @contextmanager
@@ -63,7 +65,8 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
         server = Server(started.url, None, timeout_s, timeout_s)
         command = [*engine.start, serving.model, *serving.setting.words, *engine.computing(serving.dtype)]
         release = f"{engine.title}, {engine.release()}"
-        yield Running(server, started.model, [*command, *serving.options], release, engine.fields)
+        fields = caching(None, begins=True) if serving.prefix_cache else engine.fields
+        yield Running(server, started.model, [*command, *serving.options], release, fields, serving.prefix_cache)
 
 
 def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
@@ -97,16 +100,19 @@ def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
         dtype=dtype,
         threads=threads_for(resolve_device(request.device), sizes),
         options=more,
+        prefix_cache=PREFIX_CACHE in arm.engine_options,
     )
 
 
-def warm_up(running: Running, prompts: Sequence[str], body: Mapping[str, Any]) -> None:
-    """Send prompts at once and wait for their answers, so that nothing is compiled while it is measured.
+def warm_up(running: Running, planned: LoadPlan) -> None:
+    """Send first turns at once and wait for their answers: nothing is compiled later, and rows hold no later turns.
 
     Raises UserError if the server does not answer.
     """
+    firsts = [item.prompt for item in planned.items if item.turn == 1]
+    prompts = [firsts[place % len(firsts)] for place in range(planned.request.max_num_seqs)]
+    common = {"temperature": 0, "max_tokens": planned.max_new_tokens, **running.fields, "model": running.model}
     with _server_errors(""):
-        common = {**body, **running.fields, "model": running.model}
         running.server.complete([{**common, "prompt": prompt} for prompt in prompts])
 
 

@@ -7,14 +7,16 @@ with its first answer.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 
 import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import counted
 from mtbench.experiments.load.aiperf import FACTS
 from mtbench.experiments.load.format import (
     Comparison,
@@ -31,6 +33,7 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Environment
 from mtbench.results import collapse, verdicts
 from mtbench.results.figure_formats import Estimate, Reason
+from mtbench.results.parts import turn_part
 
 CORRECT = 0.5  # least score of an answer that counts as correct
 REJECTED_SHARE = 0.01  # more rejected or failed requests than this share are flagged
@@ -52,6 +55,13 @@ class Sent:
     def requests(self) -> list[RequestLine]:
         """All requests."""
         return [line for point in self.points for line in point.requests]
+
+    def of(self, turn: str) -> "Sent":
+        """Return the requests of some turns. The energy is that of all turns."""
+        kept = {p.point: [turn_part(line.turn) == turn for line in p.requests] for p in self.points}
+        points = [p.changed(requests=[*compress(p.requests, kept[p.point])], energy_j=None) for p in self.points]
+        scores = {p: [*compress(self.scores[p], kept[p])] for p in kept.keys() & self.scores.keys()}
+        return replace(self, points=points, scores=scores)
 
     @cached_property
     def is_scored(self) -> bool:
@@ -100,6 +110,7 @@ def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
         environment=environment,
         request=planned.request,
         metric=planned.metric,
+        unit=planned.unit,
         max_new_tokens=planned.max_new_tokens,
         client=FACTS,
         arms=[known[arm.name] for arm in planned.arms if arm.name in known],
@@ -119,8 +130,9 @@ def is_good(line: RequestLine, slo: Limits) -> bool:
     return line.outcome == "ok" and all((measured[name] or 0.0) <= limit for name, limit in slo.items())
 
 
-def cell(sent: Sent, flags: Sequence[str] = ()) -> LoadCell:
-    """Return the figures of an arm at a level. `flags`: remarks that hold for every arm."""
+def cell(sent: Sent, flags: Sequence[str] = (), turn: str | None = None) -> LoadCell:
+    """Return the figures of an arm at a level. `flags`: remarks that hold for every arm; `turn`: name of its turns."""
+    turns = list(dict.fromkeys(map(turn_part, sorted(line.turn for line in sent.requests))))
     outcomes = Counter(line.outcome for line in sent.requests)
     sizes = {"ok": outcomes["ok"], "rejected": outcomes["rejected"], "failed": outcomes["failed"]}
     scored = sent.is_scored
@@ -143,9 +155,12 @@ def cell(sent: Sent, flags: Sequence[str] = ()) -> LoadCell:
         e2e=_latency(sent, lambda line: line.e2e_s),
         accuracy=_accuracy(sent) if scored else None,
         items=len(items),
-        tokens_per_forward=_tokens_per_forward(sent),
+        tokens_per_forward=_share(sent, lambda line: line.tokens, lambda line: line.forwards),
         j_per_token=_energy(sent),
         flags=[*flags, *_flags(sent, sizes)],
+        cached_share=_share(sent, lambda line: line.cached_tokens, lambda line: line.prompt_tokens),
+        turn=turn,
+        turns=[cell(sent.of(name), turn=name) for name in turns] if len(turns) > 1 else [],
     )
 
 
@@ -181,6 +196,7 @@ def compare(baseline: Sent, others: Sequence[Sent], max_loss: float) -> list[Com
     ]
 
 
+Counted = Callable[[RequestLine], int | None]
 SharedRound = tuple[PointLine, PointLine]
 
 
@@ -236,17 +252,17 @@ def _accuracy(sent: Sent) -> Estimate:
     return Estimate.of(statistics.wilson(round(sum(scores)), len(scores)))
 
 
-def _tokens_per_forward(sent: Sent) -> Estimate | None:
-    """Return tokens over the forward passes of their rows; None if the server does not tell them."""
+def _share(sent: Sent, above: Counted, below: Counted) -> Estimate | None:
+    """Return a ratio of two counts of answered requests; None if the server does not tell one of them."""
     sums = []
     for point in sent.points:
-        counts = [(line.tokens, line.forwards) for line in point.requests if line.outcome == "ok"]
-        known = [(tokens, forwards) for tokens, forwards in counts if tokens is not None and forwards is not None]
+        counts = [(above(line), below(line)) for line in point.requests if line.outcome == "ok"]
+        known = [(a, b) for a, b in counts if a is not None and b is not None]
         if len(known) < len(counts):
             return None
         if known:
-            sums.append((sum(tokens for tokens, _ in known), sum(forwards for _, forwards in known)))
-    return _ratio([tokens for tokens, _ in sums], [forwards for _, forwards in sums]) if sums else None
+            sums.append((sum(a for a, _ in known), sum(b for _, b in known)))
+    return _ratio([a for a, _ in sums], [b for _, b in sums]) if sums else None
 
 
 def _energy(sent: Sent) -> Estimate | None:
@@ -269,6 +285,8 @@ def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
     errors = [line.error for line in sent.requests if line.outcome == "failed" and line.error]
     if errors:
         flags.append(f"first failure: {errors[0]}")
+    if warm := sum(bool(line.cached_tokens) and line.turn == 1 for line in sent.requests):
+        flags.append(f"the server had cached tokens of {counted(warm, 'first turn')}, by other prompts or sent before")
     if reason := verdicts.too_few(len(sent.points), "round"):
         flags.append(f"no intervals of times: {reason.text}")
     return [*flags, *_collapse(sent)]
@@ -276,7 +294,7 @@ def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
 
 def _collapse(sent: Sent) -> list[str]:
     """Return a flag if an arm's drafts are hardly ever accepted."""
-    found = _tokens_per_forward(sent)
+    found = _share(sent, lambda line: line.tokens, lambda line: line.forwards)
     if sent.method is None or found is None or not found.value:
         return []
     [arm] = parse_arms([sent.method])
