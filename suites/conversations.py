@@ -1,4 +1,4 @@
-"""The user's own conversations: `conversations:FILE`, each turn behind the recorded ones. Speed and agreement only.
+"""The user's own conversations: `conversations:FILE`, and `conversations-own:FILE` with each arm's own answers.
 
 A line of FILE is a conversation, OpenAI's `messages` (and `tools`) or ShareGPT's `conversations`. FILE may be a JSON
 array of these, an object with such a list in `cases`, or a folder of .json and .jsonl files.
@@ -8,7 +8,7 @@ array of these, an object with such a list in `cases`, or a folder of .json and 
 
 Each answer of the assistant is a turn, and its prompt is all that stands before it. What follows the last answer is a
 turn, too; an answer before the first question is none. `conversations:FILE` keeps the recorded answers, so that all
-arms get the same tokens. In `conversations-own:FILE` each arm's own answers take their place.
+arms get the same tokens. Nothing is scored.
 
 Also read: `id` (default: the line number), `response_format` of OpenAI or `json_schema` (what each answer must be), and
 in a message `think_s`, the seconds before it is sent, or `delay`, in milliseconds. Of a conversation that does not fit
@@ -89,8 +89,6 @@ class Conversations(Prompts):
 
 @SUITES.register("conversations-own")
 class OwnConversations(Conversations):
-    """The user's own conversations: `conversations-own:FILE`, each turn behind the arm's own answers."""
-
     local = "conversations-own:FILE"
     recorded = False
 
@@ -128,7 +126,9 @@ def _json(value: Any) -> Any:
 def _answer_format(entry: dict[str, Any]) -> AnswerFormat | None:
     """Take what each answer must be from one line of the file."""
     schema, wanted = entry.pop("json_schema", None), entry.pop("response_format", {})
-    tools = [t if "function" in t else {"type": "function", "function": t} for t in _json(entry.pop("tools", []))]
+    tools = [t if t.get("function") else {"type": "function", "function": t} for t in _json(entry.pop("tools", []))]
     if (kind := wanted.get("type", "text")) != "text":
         schema = {"type": "object"} if kind == "json_object" else wanted[kind]["schema"]
+    if not isinstance(schema, dict | None):
+        raise ValueError("'json_schema' is not an object")
     return AnswerFormat(json_schema=schema, tools=tools) if tools or schema is not None else None

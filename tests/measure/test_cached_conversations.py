@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stages import generate
@@ -53,7 +54,7 @@ def test_a_time_budget_ends_between_turns(
     """It does not wait for the end of a conversation, which is decoded anew."""
     run = start(tmp_path / "run", request_)
 
-    def spent(stage: executor.Stage, *given: object) -> None:
+    def spent(stage: executor.Stage, *given: Any) -> None:
         write(stage, *given)
         stage.deadline = 0.0
 
