@@ -67,22 +67,24 @@ def canvas(
     left: float = 46,
     right: float = 10,
     axis: float = 44,
+    panels: int = 1,
 ) -> tuple[Canvas, Axes]:
-    """Return a figure of the common width whose plot is `height` points high, and its axes.
+    """Return a figure of the common width with plots above each other, `height` points high, and the axes of the last.
 
-    Under the plot are `axis` points for labels, then a line for every entry of the key.
+    Under each plot are `axis` points for labels, then a line for every entry of the key.
     """
     top, below = 46, axis + 15.5 * len(key) + 16
-    total = height + top + below
+    total = height * panels + axis * (panels - 1) + top + below
     figure = Canvas(figsize=(WIDTH / 72, total / 72))
-    axes = figure.add_axes((left / WIDTH, below / total, (WIDTH - left - right) / WIDTH, height / total))
+    for panel in reversed(range(panels)):
+        low = below + (height + axis) * panel
+        axes = figure.add_axes((left / WIDTH, low / total, (WIDTH - left - right) / WIDTH, height / total))
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(length=0, pad=5)
     figure.text(4 / WIDTH, 1 - 14 / total, title, fontsize=13, fontweight="bold", va="baseline")
     figure.text(4 / WIDTH, 1 - 31 / total, subtitle, fontsize=10.5, color=MUTED, va="baseline")
     for line, text in enumerate(key):
         figure.text(14 / WIDTH, (below - axis - 8 - 15.5 * line) / total, text, fontsize=10.5, va="baseline")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(length=0, pad=5)
     return figure, axes
 
 

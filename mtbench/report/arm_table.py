@@ -55,9 +55,10 @@ def named(table: Table, names: Mapping[str, str]) -> Table:
         verdict = entry.judged and entry.judged._replace(word=in_words(entry.judged.word, names))
         return replace(entry, verdict=verdict, against=words(entry.against), detail=words(entry.detail))
 
+    grouped = [replace(row, group=in_words(row.group, names)) for row in table.rows]
     rows = [
         replace(row, name=names.get(row.name, row.name), about=row.name if row.number else "")
-        for row in (replace(row, entries=[*map(named_entry, row.entries)]) for row in table.rows)
+        for row in (replace(row, entries=[*map(named_entry, row.entries)]) for row in grouped)
     ]
     columns = [(in_words(heading, names), in_words(meaning, names)) for heading, meaning in table.columns]
     brief = [in_words(heading, names) for heading in table.brief]

@@ -1,6 +1,6 @@
 """The tables behind the main table of a page: accuracy, tasks, acceptance, speed, its factors, what answers took."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mtbench import statistics
@@ -25,7 +25,9 @@ from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import (
     OWNERS,
     Accuracy,
+    Estimate,
     Percentiles,
+    RangeFigures,
     RequestLatency,
     Speedup,
     TaskFigures,
@@ -48,6 +50,8 @@ def detail_tables(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: 
     tables = {
         "Accuracy compared": accuracy_table(cells, numbers),
         "By task": task_table(cells, numbers, own),
+        "By turn": range_table(cells, numbers, own, "turns"),
+        "By context": range_table(cells, numbers, own, "contexts"),
         "Acceptance": acceptance_table(cells, numbers),
         "Speed": speed_table(cells, numbers, own),
         "Factors of the speedup": factor_table(cells, numbers, own),
@@ -83,23 +87,19 @@ def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> T
 
 def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
     """Return a row per task and a column per arm if the suite has several tasks; then all items together."""
-    items: dict[str, int] = {}
-    for part in (part for cell in cells for part in cell.tasks):
-        items[part.task] = max(part.items, items.get(part.task, 0))
     shown = [cell for cell in cells if cell.status != "failed"]
-    if not items or not shown:
+    tasks = [*zip(*(cell.tasks for cell in shown), strict=True)]  # each of all arms
+    items = {task[0].task: max(part.items for part in task) for task in tasks}
+    if not items:
         return Table([], [], of="task")
     baselines = {cell.arm: own.headline[cell.arm].baseline for cell in shown if cell.arm in own.headline}
-    columns = []
-    for cell in shown:
-        over = f"speedup over {baselines[cell.arm]}" if cell.arm in baselines else "a baseline"
-        columns.append((f"{numbers[cell.arm]}. {cell.arm}", over))
+    over = {arm: f"speedup over {baseline}" for arm, baseline in baselines.items()}
+    columns = [(f"{numbers[cell.arm]}. {cell.arm}", over.get(cell.arm, "a baseline")) for cell in shown]
     tags = ["simulated"] if any(cell.simulated for cell in shown) else []
     rows = []
-    for task, n in items.items():
-        parts = {cell.arm: part for cell in shown for part in cell.tasks if part.task == task}
-        entries = [_task_entry(parts.get(cell.arm), baselines.get(cell.arm)) for cell in shown]
-        rows.append(Row(f"{task} ({n:,})", entries, tags=tags))
+    for task in tasks:
+        entries = [_task_entry(part, baselines.get(cell.arm)) for part, cell in zip(task, shown, strict=True)]
+        rows.append(Row(f"{task[0].task} ({items[task[0].task]:,})", entries, tags=tags))
     whole = [_task_entry(cell, baselines.get(cell.arm)) for cell in shown]
     rows.append(Row(f"all items ({sum(items.values()):,})", whole, tags=tags))
     if any(cell.accuracy_macro for cell in shown):
@@ -112,10 +112,8 @@ def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
     return Table(columns, rows, of="task", caption=caption)
 
 
-def _task_entry(part: TaskFigures | ResultCell | None, baseline: str | None) -> Entry:
+def _task_entry(part: TaskFigures | ResultCell, baseline: str | None) -> Entry:
     """Return the accuracy of a task with the other figures as its detail; if it is not scored, the speedup."""
-    if part is None:
-        return Entry()
     details = []
     if part.tokens_per_forward:
         details.append(f"{number(part.tokens_per_forward)} per forward")
@@ -133,6 +131,34 @@ def _task_entry(part: TaskFigures | ResultCell | None, baseline: str | None) -> 
     if speed.value != NONE and (speedup is None or speedup.ci_low is not None):
         details.insert(0, speed.value)
     return replace(percent_entry(part.accuracy), detail=listed(details) or None)
+
+
+def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups, name: str) -> Table:
+    """Return a row for each arm and range. name: the field of a cell with the ranges, `turns` or `contexts`."""
+    columns: list[tuple[str, str, Callable[[RangeFigures], Entry]]] = [
+        ("answers", "", lambda p: Entry(count(p.items))),
+        ("tokens per forward", "", lambda p: Entry(number(p.tokens_per_forward), interval(p.tokens_per_forward_ci))),
+        ("acceptance rate, %", "accepted guesses over offered ones", lambda p: _estimate(p.acceptance_rate, 100)),
+        ("tokens/s", "tokens per second of wall time, prefill included", lambda p: _estimate(p.tokens_per_s)),
+        ("first token, ms", "time to the first token, mean over blocks", lambda p: _estimate(p.ttft_s, 1e3)),
+        ("later token, ms", "time per token of a request after its first", lambda p: _estimate(p.tpot_s, 1e3)),
+        ("cached, %", "tokens of the prompts that the engine had kept", lambda p: _estimate(p.cached_share, 100)),
+    ]
+    rows = []
+    for cell in (cell for cell in cells if cell.status != "failed"):
+        baseline = own.headline[cell.arm].baseline if cell.arm in own.headline else None
+        for part in getattr(cell, name):
+            over = [(s, shown_verdict(s.verdict)) for s in part.speedup if s.baseline == baseline]
+            speedups = [Entry(times(s.value), interval(bounds(s)), verdict) for s, verdict in over]
+            row = arm_row(cell, numbers, [*(entry(part) for *_, entry in columns), *(speedups or [Entry()])])
+            rows.append(replace(row, name=part.part, number=None, group=f"{numbers[cell.arm]}. {cell.arm}"))
+    headings = [*((heading, meaning) for heading, meaning, _ in columns), ("speedup", "as in the main table")]
+    caption = "Means of blocks of conversations; intervals are over conversations"
+    return Table(headings, rows, of={"turns": "turn", "contexts": "prompt tokens"}[name], caption=caption).filled()
+
+
+def _estimate(found: Estimate, scale: float = 1.0) -> Entry:
+    return Entry(number(found.value and found.value * scale), interval(bounds(found), scale))
 
 
 def percent_entry(accuracy: Accuracy | None) -> Entry:
@@ -192,7 +218,7 @@ def speed_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
         Column(
             "tokens/s",
             "tokens per second of wall time, prefill included",
-            lambda cell: Entry(number(cell.tokens_per_s.value), interval(bounds(cell.tokens_per_s))),
+            lambda cell: _estimate(cell.tokens_per_s),
         ),
         Column(
             "speedup, same checkpoint",

@@ -3,7 +3,8 @@
 The numbers of the tables tell the arms apart, not the hue (mtbench/document/plots.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,19 @@ from mtbench.document import plots
 from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
 from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, WIDTH
-from mtbench.results.figure_formats import Speedup
+from mtbench.results.figure_formats import Speedup, TaskSpeedup
 from mtbench.results.format import BreakEven, ResultCell
 
 SPEEDUPS = "speedups"  # name of the figure that a page starts with
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
 MOST_ROWS = 12  # arms of the figure that a page starts with
 ROW = 26  # points of an arm in a figure with two lines for its name
+Curves = Sequence[tuple[str, Mapping[int, TaskSpeedup]]]  # arm, and its speedups by their place on the axis
+CURVES = (
+    "Filled points are faster by their verdict; hollow points are not shown to be faster. Lines through points are 95% "
+    "intervals."
+)
+RANGES = {"turns": "turn", "contexts": "prompt tokens of a request, mean over a block"}  # field of a cell, and its axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Scene:
 
 def draw(scene: Scene) -> list[Figure]:
     """Return the figures of one suite and batch size that have data."""
-    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier]
+    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _conversations]
     with plots.style():
         drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
@@ -130,7 +137,7 @@ def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
     axes.plot([speedup.value or 1.0], [row], "o", ms=7, mew=1.6, mec=edge, mfc=fill, zorder=4)
 
 
-def _in_words(speedup: Speedup, digits: int | None = None) -> str:
+def _in_words(speedup: TaskSpeedup, digits: int | None = None) -> str:
     """Return a speedup with its interval, where measurements suffice for a verdict."""
     ends = interval(bounds(speedup), digits=digits)
     return "no verdict" if ends is None or speedup.verdict.reason else f"{times(speedup.value, digits)} {ends}"
@@ -198,47 +205,62 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - space, high + space
 
 
+def _conversations(scene: Scene) -> Figure | None:
+    """Draw speedup by turn and by context, a panel each, if conversations have later turns."""
+    title, subtitle, texts = "Speedup by turn and by context", "over plain decoding, on the same prompts", list[str]()
+    shown = [cell for cell in scene.cells if cell.arm in scene.headline and cell.turns]
+    if not shown:
+        return None
+    figure, _ = plots.canvas(title, subtitle, 150, scene.key(shown), panels=2)
+    for axes, (name, label) in zip(figure.axes, RANGES.items(), strict=True):
+        ticks = [re.sub(r"^.*(?=–.{5,})", "", part.part) for part in getattr(shown[0], name)]
+        speedups = {cell.arm: [(x, part.speedup) for x, part in enumerate(getattr(cell, name))] for cell in shown}
+        curves = [(arm, _over(scene.headline[arm].baseline, found)) for arm, found in speedups.items()]
+        axes.set_xlim(-0.5, len(ticks) - 0.5)
+        texts.append(_curves(axes, scene, curves, dict(enumerate(ticks)), label, apart=0.02 * len(ticks)))
+    alt = f"{title}, {subtitle}. {'. '.join(texts)}."
+    return plots.finish(figure, scene.note, name="by-turn", title=title, caption=CURVES, alt=alt)
+
+
 def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
-    """Draw speedup over batch size, both axes logarithmic. Filled points are `faster` by their verdicts.
+    """Draw speedup over batch size, both axes logarithmic.
 
     entries: the arms that are drawn, and the baseline of each. The cells of `scene` are those of all batch sizes.
     """
     title, subtitle = "Speedup over batch size", "over the baseline on the same checkpoint"
-    reach, texts, ends = [1.0], [], []
+    sizes = sorted({size for entry in entries for size in entry.swept})
     with plots.style():
         key = [plots.label(scene.numbers[arm], scene.name(arm)) for arm in dict.fromkeys(e.arm for e in entries)]
         figure, axes = plots.canvas(title, subtitle, 220, key)
-        for entry in entries:
-            curve = _curve(scene.cells, entry)
-            axes.plot(list(curve), [s.value or 1.0 for s in curve.values()], color=ACCENT, lw=1, alpha=0.6, zorder=2)
-            for size, speedup in curve.items():
-                plots.whisker(axes, size, bounds(speedup), color=MUTED, lw=1, zorder=1)
-                fill = ACCENT if speedup.verdict.word == "faster" else PAPER
-                axes.plot([size], [speedup.value or 1.0], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
-                reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
-            ends += [(size, s.value or 1.0, str(scene.numbers[entry.arm]), INK) for size, s in [*curve.items()][-1:]]
-            points = (f"{_in_words(speedup)} at {size}" for size, speedup in curve.items())
-            texts.append(f"{scene.name(entry.arm)}: {listed(points)}")
-        ticks = sorted({size for entry in entries for size in entry.swept})
         axes.set_xscale("log", base=2)
-        axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.35)
-        plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set_xlabel("batch size")
-        plots.label_ends(axes, ends)
-        return plots.finish(
-            figure,
-            scene.note,
-            name=name,
-            title=title,
-            caption="Filled points are faster by their verdict; hollow points are not shown to be faster. Lines "
-            "through points are 95% intervals.",
-            alt=f"{title}, {subtitle}. {'; '.join(texts)}.",
-        )
+        axes.set_xlim(sizes[0] / 1.2, sizes[-1] * 1.35)
+        by_size = {e.arm: sorted((c.batch_size, c.speedup) for c in scene.cells if c.arm == e.arm) for e in entries}
+        curves = [(entry.arm, _over(entry.baseline, by_size[entry.arm])) for entry in entries]
+        text = _curves(axes, scene, curves, {size: str(size) for size in sizes}, "batch size")
+        alt = f"{title}, {subtitle}. {text}."
+        return plots.finish(figure, scene.note, name=name, title=title, caption=CURVES, alt=alt)
 
 
-def _curve(cells: Sequence[ResultCell], entry: BreakEven) -> dict[int, Speedup]:
-    """Return the measured speedups of an entry, by batch size."""
-    by_size = {cell.batch_size: cell.speedup for cell in cells if cell.arm == entry.arm}
-    found = ((size, speedup) for size in entry.swept for speedup in by_size[size])
-    return {size: speedup for size, speedup in found if speedup.baseline == entry.baseline and speedup.value}
+def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], label: str, apart: float = 0.0) -> str:
+    """Draw a line of speedups for each arm, `apart` from the others at each tick, and return the points in words."""
+    reach, texts, ends, half = [1.0], [], [], apart * (len(curves) - 1) / 2
+    for place, (arm, curve) in enumerate(curves):
+        drawn = [(x - half + apart * place, speedup) for x, speedup in curve.items()]
+        axes.plot([x for x, _ in drawn], [s.value or 1.0 for _, s in drawn], color=ACCENT, lw=1, alpha=0.6, zorder=2)
+        for x, speedup in drawn:
+            plots.whisker(axes, x, bounds(speedup), color=MUTED, lw=1, zorder=1)
+            fill = ACCENT if speedup.verdict.word == "faster" else PAPER
+            axes.plot([x], [speedup.value or 1.0], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
+            reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
+        ends += [(x + half, s.value or 1.0, str(scene.numbers[arm]), INK) for x, s in [*curve.items()][-1:]]
+        texts.append(f"{scene.name(arm)}: {listed(f'{_in_words(s)} at {ticks[x]}' for x, s in curve.items())}")
+    plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
+    axes.set_xticks([*ticks], [*ticks.values()])
+    axes.set_xlabel(label)
+    plots.label_ends(axes, ends)
+    return "; ".join(texts)
+
+
+def _over(baseline: str, found: Iterable[tuple[int, Sequence[TaskSpeedup]]]) -> dict[int, TaskSpeedup]:
+    """Return the measured speedups over a baseline by their place on the axis. found: place, and an arm's speedups."""
+    return {x: speedup for x, of in found for speedup in of if speedup.baseline == baseline and speedup.value}

@@ -61,6 +61,15 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
     )
 
 
+def accepted_and_offered(data: CellData) -> tuple[list[int], list[int]] | None:
+    """Return a cell's accepted guesses and the offered ones per unit of blocks; None if they are not known."""
+    lines = data.lines.values()
+    counts = [(t.block, t.accepted, t.drafted) for t in data.timings if t.round == 1]
+    if all(line.commits is not None for line in lines):
+        counts = [(line.block, sum(step - 1 for step in _steps([line.commits or ()])), line.drafted) for line in lines]
+    return data.sums(counts)
+
+
 def _at_least(histograms: Sequence[Sequence[int] | None]) -> list[float] | None:
     """Return, for n = 1, 2, …, the share of drafts of which at least n tokens were accepted; None if one is missing.
 

@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,6 @@ from mtbench.results.figure_formats import (
     RequestLatency,
     Samples,
     SpeedParts,
-    TaskFigures,
 )
 from mtbench.results.flags import (
     disturbances,
@@ -59,7 +58,7 @@ from mtbench.results.format import (
 )
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
-from mtbench.results.subtasks import by_task, summarize, tokens_per_forward_spread, with_spreads
+from mtbench.results.subtasks import by_part, summarize, tokens_per_forward_spread, with_spreads
 
 STATISTICS = (
     "ratios of totals over blocks, a block's time being its median over rounds, t interval on the log scale; Wilson; "
@@ -171,9 +170,9 @@ def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     lossless = {arm: _lossless(stored, data) for arm, data in of_arm.items()}
     not_trusted = {arm for arm, data in of_arm.items() if void_reasons_of(data, lossless[arm])}
     looks = stored.looks(group)
-    comparisons = compare(of_arm, synchronisation_s, max_loss, not_trusted, looks)
-    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, max_loss, not_trusted, looks)
-    return [_cell(stored, group, data, comparisons[arm], tasks[arm], lossless[arm]) for arm, data in of_arm.items()]
+    judged = partial(compare, synchronisation_s=synchronisation_s, max_loss=max_loss, void=not_trusted, looks=looks)
+    comparisons, parts = judged(of_arm), by_part(of_arm, suite.items, group.blocks, suite.metric, judged)
+    return [_cell(stored, group, data, comparisons[arm], parts[arm], lossless[arm]) for arm, data in of_arm.items()]
 
 
 def _cell(
@@ -181,7 +180,7 @@ def _cell(
     group: Group,
     data: CellData,
     compared: Comparisons,
-    tasks: list[TaskFigures],
+    parts: dict[str, Any],
     lossless: Lossless | None,
 ) -> ResultCell:
     """Return one cell of results.json."""
@@ -202,8 +201,8 @@ def _cell(
         blocks=len({t.block for t in data.samples}),
         rounds=len(group.rounds),
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
-        **summary._asdict(),
-        tokens_per_forward_spread=tokens_per_forward_spread(tasks),
+        **dict(summary),
+        tokens_per_forward_spread=tokens_per_forward_spread(parts["tasks"]),
         accuracy_same_items=None
         if summary.accuracy is None
         else same_items(data, _of_arm(stored, cell.suite, cell.arm)),
@@ -231,10 +230,10 @@ def _cell(
         **energy.of(stored.energy, cell.cell, data.error).model_dump(include=ENERGY),
         roofline_fraction=roofline.value,
         roofline_reason=roofline.reason,
-        speedup=with_spreads(compared.speedup, tasks),
+        speedup=with_spreads(compared.speedup, parts["tasks"]),
         accuracy_vs=compared.accuracy_vs,
         agreement=compared.agreement,
-        tasks=tasks,
+        **parts,
     )
 
 

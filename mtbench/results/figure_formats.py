@@ -276,10 +276,9 @@ class AcceptanceFigures(Sparse):
     derived: DerivedAcceptance = Field(description="acceptance as other projects compute it, by owner")
 
 
-class TaskFigures(Sparse):
-    """One task of a suite that has several: its items, and the blocks that hold items of this task only."""
+class Summary(Sparse):
+    """Quality, acceptance and speed of a cell, or of a part of it, without a comparison."""
 
-    task: str = Field(description="name of the task")
     items: Count = Field(description="answered items")
     accuracy: Accuracy | None = Field(description="mean score of the items; null: not scored")
     accuracy_macro: Accuracy | None = Field(None, description="unweighted mean over tasks; null: one task")
@@ -287,6 +286,24 @@ class TaskFigures(Sparse):
     tokens_per_forward_ci: Interval | None = Field(description="low and high; null: too few items")
     acceptance: AcceptanceFigures | None = Field(description="accepted guesses; null: an engine hides them")
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")
+
+
+class TaskFigures(Summary):
+    """One task of a suite that has several: its items, and the blocks that hold items of this task only."""
+
+    task: str = Field(description="name of the task")
+    speedup: list[TaskSpeedup] = Field(description="speed over each baseline by the same engine")
+
+
+class RangeFigures(Summary):
+    """Turns of conversations in a range. Intervals are over conversations, or over those side by side in a block."""
+
+    part: str = Field(description="range of turn numbers, or of prompt tokens of a request, mean of a block")
+    tokens: Count = Field(description="tokens of the answers")
+    acceptance_rate: Estimate = Field(description="accepted guesses over guesses offered")
+    ttft_s: Estimate = Field(description="time to the first token, in seconds, mean over blocks")
+    tpot_s: Estimate = Field(description="time per token of a request after its first, in seconds")
+    cached_share: Estimate = Field(description="share of the prompts that the engine had kept, by its own count")
     speedup: list[TaskSpeedup] = Field(description="speed over each baseline by the same engine")
 
 

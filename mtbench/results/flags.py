@@ -11,9 +11,8 @@ from mtbench.plan.formats import Disturbed, SessionRecord, TimingLine
 from mtbench.plan.plan import Cell, SuitePlan
 from mtbench.results import verdicts
 from mtbench.results.comparisons import Comparisons
-from mtbench.results.figure_formats import Finish, Lossless
+from mtbench.results.figure_formats import Finish, Lossless, Summary
 from mtbench.results.samples import CellData, FarOff
-from mtbench.results.subtasks import Summary
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
 FEW_DROPPED = 0.05  # share of samples that may be dropped without a warning above the decision

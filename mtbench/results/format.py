@@ -36,6 +36,7 @@ from mtbench.results.figure_formats import (
     Finish,
     Lossless,
     Percentiles,
+    RangeFigures,
     RequestLatency,
     SameItems,
     Samples,
@@ -161,6 +162,8 @@ class ResultCell(Sparse):
     accuracy_vs: list[AccuracyComparison] = Field(description="accuracy against each baseline by the same engine")
     agreement: list[Agreement] = Field(description="agreement of tokens with each baseline by the same engine")
     tasks: list[TaskFigures] = Field(description="figures of each task; empty: all items are of one task")
+    turns: list[RangeFigures] = Field(default_factory=list, description="figures by turn; absent: no later turns")
+    contexts: list[RangeFigures] = Field(default_factory=list, description="figures by length of the prompts; the same")
 
 
 class BreakEven(Record):

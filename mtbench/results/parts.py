@@ -11,3 +11,15 @@ def turn_part(turn: int) -> str:
         return str(turn)
     last = 1 << (turn - 1).bit_length()
     return f"{last // 2 + 1}–{last}"
+
+
+def context_part(tokens: int) -> str:
+    """Return the part of conversations that prompts of so many tokens are in: up to 512, then up to twice as many.
+
+    >>> [context_part(tokens) for tokens in (3, 512, 513, 2048)]
+    ['≤ 512', '≤ 512', '513–1,024', '1,025–2,048']
+    """
+    if tokens <= 512:
+        return "≤ 512"
+    last = 1 << (tokens - 1).bit_length()
+    return f"{last // 2 + 1:,}–{last:,}"

@@ -11,7 +11,7 @@ engine hides one of its values.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -25,7 +25,9 @@ from mtbench.plan.formats import Elimination, GenerationLine, Scores, TimingLine
 from mtbench.plan.plan import Cell, Group, Item
 from mtbench.plan.run import Run
 from mtbench.results import verdicts
-from mtbench.statistics import Totals, Unit
+from mtbench.statistics import Ratio, Totals, Unit
+
+Value = Callable[[TimingLine], float | None]
 
 STRETCHED = 1.1  # ratio of two arms' stretches above which their times are not compared
 SERVED_UNIT_S = 1.0  # least time of a unit of servers' times (`statistics.units_of`)
@@ -78,21 +80,26 @@ class CellData:
         """Timing lines that no arm may use, because a line of this block and round is missing or dropped."""
         return sum((t.round, t.block) not in self.valid for t in self.timings)
 
-    def per_unit(self, name: str) -> npt.NDArray[np.float64]:
-        """Return the field `name` of the timing lines per unit of the intervals of times.
+    def per_unit(self, of: str | Value) -> npt.NDArray[np.float64]:
+        """Return a field of the timing lines, or another value of them, per unit of the intervals of times.
 
-        A round has its own samples: arms that are compared have the same.
+        A round has its own samples: arms that are compared have the same. A hidden value is NaN.
         """
+        values = np.array([getattr(t, of) if isinstance(of, str) else of(t) for t in self.samples], float)
         if self.unit != "round":
-            return self.by_block(name)
+            return self._by_unit(values)
         rounds = np.unique([t.round for t in self.samples], return_inverse=True)[1]
-        return np.bincount(rounds, weights=[getattr(t, name) for t in self.samples]).astype(np.float64)
+        return np.bincount(rounds, weights=values).astype(np.float64)
+
+    def ratio(self, above: str | Value, below: str | Value) -> Ratio:
+        """Return Σ above / Σ below over these units; no value without a sample, or if an engine hides one."""
+        return statistics.ratio_of_totals([self.per_unit(above)], [self.per_unit(below)], unit=self.unit)
 
     def by_block(self, name: str) -> npt.NDArray[np.float64]:
         """Return the field `name` of the timing lines per unit of blocks, (K,). No engine may hide it."""
         return self._by_unit([getattr(t, name) for t in self.samples])
 
-    def _by_unit(self, values: Sequence[float]) -> npt.NDArray[np.float64]:
+    def _by_unit(self, values: statistics.Values) -> npt.NDArray[np.float64]:
         """Return the sum over each unit's blocks of the block's median; values: one per sample."""
         medians = statistics.median_by([t.block for t in self.samples], values)
         units = [self.timed_unit_of[block] for block in sorted({t.block for t in self.samples})]
@@ -103,28 +110,32 @@ class CellData:
 
         `with_surplus`: with the tokens that a last forward accepted behind the answer's end.
         """
-        tokens, forwards = Counter[int](), Counter[int]()
-        for line in self.lines.values():
-            if line.forwards is None:
-                return None
-            surplus = line.surplus or 0 if with_surplus else 0
-            tokens[self.unit_of[line.block]] += len(line.token_ids) + surplus
-            forwards[self.unit_of[line.block]] += line.forwards
-        return [tokens[unit] for unit in sorted(tokens)], [forwards[unit] for unit in sorted(tokens)]
+        return self.sums(
+            (line.block, len(line.token_ids) + (line.surplus or 0 if with_surplus else 0), line.forwards)
+            for line in self.lines.values()
+        )
 
     def tokens_and_steps(self) -> tuple[list[int], list[int]] | None:
         """Return the tokens of the answers and the forwards that committed any, per unit; None if they are hidden.
 
         Tokens that a last forward accepted beyond the budget count, as in DeepSpec.
         """
-        tokens, steps = Counter[int](), Counter[int]()
+        counts = list[tuple[int, int, int | None]]()
         for line in self.lines.values():
-            if line.commits is None:
-                return None
             beyond = line.surplus or 0 if line.finish_reason == "length" else 0
-            tokens[self.unit_of[line.block]] += sum(line.commits) + beyond
-            steps[self.unit_of[line.block]] += sum(commit > 0 for commit in line.commits)
-        return [tokens[unit] for unit in sorted(tokens)], [steps[unit] for unit in sorted(tokens)]
+            steps = None if line.commits is None else sum(commit > 0 for commit in line.commits)
+            counts.append((line.block, sum(line.commits or ()) + beyond, steps))
+        return self.sums(counts)
+
+    def sums(self, counts: Iterable[tuple[int, int | None, int | None]]) -> tuple[list[int], list[int]] | None:
+        """Return two sums per unit of blocks; None if a count is hidden. counts: block, and its part of either sum."""
+        first, second = Counter[int](), Counter[int]()
+        for block, one, other in counts:
+            if one is None or other is None:
+                return None
+            first[self.unit_of[block]] += one
+            second[self.unit_of[block]] += other
+        return [first[unit] for unit in sorted(first)], [second[unit] for unit in sorted(first)]
 
     def total(self, name: str) -> float | None:
         """Return the field `name` summed over blocks; None without a sample, or if a line hides it."""

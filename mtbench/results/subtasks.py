@@ -1,41 +1,35 @@
-"""The figures of a cell over all its items, and of each task alone if the suite has several.
+"""The figures of a cell over all its items, and of its parts alone: tasks; turns and contexts of conversations.
 
 An item's id is `<task>/<doc id>/<turn>`. Tasks that differ in kind, as the six of Spec-Bench (arXiv 2401.07851), hide
 behind one mean, so the worst and the best of them stand next to it. The planner puts items of one task only in a block,
-so every task has times of its own.
+and turns of one number, so every part has times of its own.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+from math import ceil
+from typing import Any
 
 from mtbench import statistics
 from mtbench.plan.plan import Item
 from mtbench.results import acceptance
-from mtbench.results.comparisons import bounds, compare
+from mtbench.results.comparisons import Comparisons, bounds
 from mtbench.results.figure_formats import (
-    AcceptanceFigures,
     Accuracy,
     Estimate,
+    RangeFigures,
     Speedup,
     Spread,
+    Summary,
     TaskFigures,
     TaskSpeedup,
     TaskValue,
 )
+from mtbench.results.parts import context_part, turn_part
 from mtbench.results.samples import CellData
-
-
-class Summary(NamedTuple):
-    """Quality, acceptance and speed of a cell, or of one of its tasks. The names are those of the records."""
-
-    items: int
-    accuracy: Accuracy | None
-    accuracy_macro: Accuracy | None
-    tokens_per_forward: float | None
-    tokens_per_forward_ci: list[float] | None
-    acceptance: AcceptanceFigures | None
-    tokens_per_s: Estimate
+from mtbench.statistics import Unit
 
 
 def task_of(item: str) -> str:
@@ -44,54 +38,89 @@ def task_of(item: str) -> str:
 
 
 def summarize(data: CellData, metric: str | None) -> Summary:
-    """Return what holds for a cell, or for one task of it, without a comparison."""
-    lines = list(data.lines.values())
+    """Return what holds for a cell, or for a part of it, without a comparison."""
     counts = data.tokens_and_forwards()
-    per_forward = rate = None
-    if counts is not None:
-        per_forward = statistics.ratio_of_totals([counts[0]], [counts[1]])
-    if data.samples:
-        rate = statistics.ratio_of_totals([data.per_unit("tokens")], [data.per_unit("wall_s")], unit=data.unit)
+    per_forward = None if counts is None else statistics.ratio_of_totals([counts[0]], [counts[1]])
     return Summary(
-        items=len(lines),
+        items=len(data.lines),
         accuracy=_accuracy(metric, data.scores),
         accuracy_macro=_macro_accuracy(metric, data.scores),
         tokens_per_forward=None if per_forward is None else per_forward.value,
         tokens_per_forward_ci=None if per_forward is None else bounds(per_forward),
         acceptance=acceptance.of_cell(data),
-        tokens_per_s=Estimate.of(rate),
+        tokens_per_s=Estimate.of(data.ratio("tokens", "wall_s")),
     )
 
 
-def by_task(
+def by_part(
     group: Mapping[str, CellData],
     items: Sequence[Item],
     blocks: Sequence[Sequence[int]],
     metric: str | None,
-    synchronisation_s: float,
-    max_loss: float,
-    void: Collection[str] = (),
-    looks: int = 1,
-) -> dict[str, list[TaskFigures]]:
-    """Return the `tasks` of every arm of a group; empty lists if all items are of one task.
+    compare: Callable[[Mapping[str, CellData]], Mapping[str, Comparisons]],
+) -> dict[str, dict[str, Any]]:
+    """Return the `tasks` of every arm of a group, and its `turns` and `contexts` if an item follows another.
 
-    blocks: the group's blocks, as indices into `items`. The time of a block that mixes tasks counts for none of them.
-    The verdicts of one task and baseline are decided over all arms together, as for a whole suite.
+    blocks: the group's blocks, as indices into `items`. The time of a block that mixes parts counts for none of them.
+    The verdicts of one part and baseline are decided over all arms together, as for a whole suite.
     """
-    tasks_of_block = [{task_of(items[i].item) for i in block} for block in blocks]
-    indices = sorted(i for block in blocks for i in block)
-    tasks = list(dict.fromkeys(task_of(items[i].item) for i in indices))
-    found: dict[str, list[TaskFigures]] = {arm: [] for arm in group}
-    if len(tasks) < 2:
-        return found
-    for task in tasks:
-        own_blocks = {block for block, of_block in enumerate(tasks_of_block) if of_block == {task}}
-        parts = {arm: _part(data, task, own_blocks) for arm, data in group.items()}
-        comparisons = compare(parts, synchronisation_s, max_loss, void, looks)
-        for arm, data in parts.items():
-            speedups = [_task_speedup(s) for s in comparisons[arm].speedup if not s.includes_engine]
-            found[arm].append(TaskFigures(task=task, **summarize(data, metric)._asdict(), speedup=speedups))
+    tasks = {i: task_of(items[i].item) for i in sorted(chain(*blocks))}
+    keys: dict[str, Mapping[int, str]] = {"tasks": tasks if len({*tasks.values()}) > 1 else {}}
+    if any(items[i].follows is not None for i in tasks):
+        keys |= _ranges(group, items, blocks)
+    found: dict[str, dict[str, Any]] = {arm: {name: [] for name in keys} for arm in group}
+    for name, key_of in keys.items():
+        for key in dict.fromkeys(key_of.values()):
+            own_items = {items[i].item for i, of_item in key_of.items() if of_item == key}
+            own_blocks = {block for block, of_block in enumerate(blocks) if {key_of.get(i) for i in of_block} == {key}}
+            parts = {arm: _part(data, own_items, own_blocks, name == "tasks") for arm, data in group.items()}
+            compared = compare(parts)
+            for arm, data in parts.items():
+                own = [s for s in compared[arm].speedup if not s.includes_engine]
+                found[arm][name].append(_figures(name, key, data, metric, own))
     return found
+
+
+def _ranges(
+    group: Mapping[str, CellData], items: Sequence[Item], blocks: Sequence[Sequence[int]]
+) -> dict[str, Mapping[int, str]]:
+    """Return by item the range of turns that it is in, and that of contexts: its block's mean prompt, over all arms."""
+    turns, prompts, requests = list[int](), Counter[int](), Counter[int]()
+    for item in items:
+        turns.append(1 if item.follows is None else turns[item.follows] + 1)
+    for timing in chain.from_iterable(data.timings for data in group.values()):
+        prompts[timing.block] += timing.prompt_tokens
+        requests[timing.block] += timing.items
+    means = sorted((ceil(prompts[block] / requests[block]), block) for block in requests)
+    turn_of = {i: turn_part(turns[i]) for i in chain(*blocks)}
+    return {"turns": turn_of, "contexts": {i: context_part(n) for n, block in means for i in blocks[block]}}
+
+
+def _figures(
+    of: str, part: str, data: CellData, metric: str | None, speedups: Sequence[Speedup]
+) -> TaskFigures | RangeFigures:
+    """Return the figures of a task, or of a range of turns or contexts."""
+    figures: dict[str, Any] = dict(summarize(data, metric))
+    figures["speedup"] = [TaskSpeedup(**{f: getattr(s, f) for f in TaskSpeedup.model_fields}) for s in speedups]
+    if of == "tasks":
+        return TaskFigures(task=part, **figures)
+    later_s = data.ratio(lambda t: t.ttft_s and (t.wall_s - t.ttft_s) * t.rows, lambda t: t.tokens - t.items)
+    guesses = acceptance.accepted_and_offered(data)
+    return RangeFigures(
+        part=part,
+        **figures,
+        tokens=data.tokens,
+        acceptance_rate=Estimate.of(None) if guesses is None else _share(*guesses),
+        ttft_s=Estimate.of(data.ratio("ttft_s", lambda t: 1)),
+        tpot_s=Estimate.of(later_s),
+        cached_share=_share(data.per_unit("cached_tokens"), data.per_unit("prompt_tokens"), data.unit),
+    )
+
+
+def _share(part: statistics.Values, whole: statistics.Values, unit: Unit = "block") -> Estimate:
+    """Return Σ part / Σ whole, each per unit. A share of 0 has no interval, since its scale is that of logs."""
+    found = Estimate.of(statistics.ratio_of_totals([part], [whole], unit=unit))
+    return found.changed(value=0.0) if sum(part) == 0 < sum(whole) else found
 
 
 def with_spreads(speedups: Sequence[Speedup], tasks: Sequence[TaskFigures]) -> list[Speedup]:
@@ -107,13 +136,9 @@ def tokens_per_forward_spread(tasks: Sequence[TaskFigures]) -> Spread | None:
 
 def _speedup_spread(tasks: Sequence[TaskFigures], baseline: str) -> Spread | None:
     """Return the spread over the tasks that were measured enough for a verdict."""
-    figures = [
-        (part.task, speedup.value, speedup.ci_low, speedup.ci_high)
-        for part in tasks
-        for speedup in part.speedup
-        if speedup.baseline == baseline and speedup.verdict.reason is None
-    ]
-    return _spread(figures, len(tasks))
+    found = [(part.task, s) for part in tasks for s in part.speedup if s.baseline == baseline]
+    judged = [(task, s.value, s.ci_low, s.ci_high) for task, s in found if s.verdict.reason is None]
+    return _spread(judged, len(tasks))
 
 
 def _spread(figures: Sequence[tuple[str, float | None, float | None, float | None]], tasks: int) -> Spread | None:
@@ -132,18 +157,19 @@ def _spread(figures: Sequence[tuple[str, float | None, float | None, float | Non
     return Spread(worst=worst, best=best, compared=len(values), tasks=tasks)
 
 
-def _part(data: CellData, task: str, blocks: set[int]) -> CellData:
-    """Return the data of one task. blocks: those that hold items of this task only."""
+def _part(data: CellData, items: Collection[str], blocks: Collection[int], in_seconds: bool) -> CellData:
+    """Return the data of one part. blocks: those that hold items of this part only.
+
+    in_seconds: units of servers' times last a second. Else they are conversations: equal turns are far apart in time.
+    """
     return dataclasses.replace(
         data,
-        lines={item: line for item, line in data.lines.items() if task_of(item) == task},
+        lines={item: line for item, line in data.lines.items() if item in items},
         timings=[t for t in data.timings if t.block in blocks],
-        scores={item: score for item, score in data.scores.items() if task_of(item) == task},
+        scores={item: score for item, score in data.scores.items() if item in items},
+        timed_unit_of=data.timed_unit_of if in_seconds else data.unit_of,
+        unit=data.unit if in_seconds or data.unit == "round" else "block",
     )
-
-
-def _task_speedup(speedup: Speedup) -> TaskSpeedup:
-    return TaskSpeedup(**{name: getattr(speedup, name) for name in TaskSpeedup.model_fields})
 
 
 def _accuracy(metric: str | None, scores: Mapping[str, float]) -> Accuracy | None:

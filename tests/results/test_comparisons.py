@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from mtbench.report.arm_names import arm_names
 from mtbench.report.progress import RunProgress
 from mtbench.report.summary import over_batch_sizes
 from mtbench.report.terminal import results_tables
-from mtbench.results.comparisons import floor, stops_paying
+from mtbench.results.comparisons import compare, floor, stops_paying
 from mtbench.results.figure_formats import Alone, Floor, Percentiles, Verdict
 from mtbench.results.format import BreakEven, ResultCell, Results
 from mtbench.results.samples import CellData
-from mtbench.results.subtasks import by_task
+from mtbench.results.subtasks import by_part
 
 pytestmark = pytest.mark.whole
 
@@ -224,10 +225,10 @@ def test_a_task_is_compared_with_the_same_engine_alone(run: RunDirectory) -> Non
     items = list(plan.suites[0].items)
     for i in group.blocks[0]:
         items[i] = items[i].changed(item=f"other/{i}/0")
-    apart = by_task(of_group, items, group.blocks, None, 0.0, 0.02)
-    compared = [entry for tasks in apart.values() for task in tasks for entry in task.speedup]
+    apart = by_part(of_group, items, group.blocks, None, partial(compare, synchronisation_s=0.0, max_loss=0.02))
+    compared = [entry for parts in apart.values() for task in parts["tasks"] for entry in task.speedup]
     assert {entry.baseline for entry in compared} == {"ar@mars/graph", "ar@ar/graph"}
-    assert {task.task for task in apart["mars:tau=0.3@mars/graph"]} == {"other", "arithmetic"}
+    assert {task.task for task in apart["mars:tau=0.3@mars/graph"]["tasks"]} == {"other", "arithmetic"}
 
 
 def test_where_arms_stop_paying_is_reported_for_the_same_engine_only(results: Results) -> None:

@@ -1,6 +1,7 @@
 """The worst and the best task of a headline figure: which tasks count, and where the spread is shown."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from mtbench.records import dump
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import Speedup, Spread, TaskFigures
 from mtbench.results.samples import CellData
-from mtbench.results.subtasks import by_task, tokens_per_forward_spread, with_spreads
+from mtbench.results.subtasks import by_part, tokens_per_forward_spread, with_spreads
 
 AR, ARM = "ar@ar/graph", "mars@ar/graph"
 BLOCKS = 6
@@ -40,8 +41,9 @@ def figures(
         return cell_data(lines, timings, arm=arm, baselines=[AR] if arm == ARM else [])
 
     group = {AR: cell(AR, dict.fromkeys(speeds, 1.0)), ARM: cell(ARM, speeds)}
-    tasks = by_task(group, items, [[i] for i in range(len(items))], None, 0.0, 0.02)[ARM]
-    return with_spreads(compare(group, 0.0, 0.02)[ARM].speedup, tasks), tasks
+    judged = partial(compare, synchronisation_s=0.0, max_loss=0.02)
+    tasks = by_part(group, items, [[i] for i in range(len(items))], None, judged)[ARM]["tasks"]
+    return with_spreads(judged(group)[ARM].speedup, tasks), tasks
 
 
 def ends(spread: Spread | None) -> tuple[Any, ...] | None:
