@@ -115,7 +115,6 @@ METRICS: Mapping[str, Callable[[str, str], bool]] = {"exact": exact, "contains":
 @SUITES.register("prompts")
 class Prompts(Suite):
     local = "prompts:FILE"
-    metric = None  # of a file without answers
     metrics = (*METRICS, NONE)
 
     def __init__(self, variant: str, source: Source) -> None:

@@ -1,5 +1,6 @@
 """The plan of a load: the same requests for every arm, points in rounds, and what is refused before anything starts."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,19 @@ def test_conversations_are_refused(tmp_path: Any) -> None:
     (folder / "question.jsonl").write_text(question)
     with pytest.raises(UserError, match=r"follow an arm's own answers.*`--suite conversations:FILE`"):
         planning.plan(request(url=URLS, suite="mt-bench", family="tiny", data_dir=str(tmp_path / "data")))
+
+
+def test_texts_are_those_of_the_turns_that_fit(tmp_path: Any) -> None:
+    """A plan leaves out the turns of a conversation that do not fit the context; other items keep their texts."""
+    said = [
+        {"role": role, "content": text} for role, text in (("user", "1+1"), ("assistant", "2"), ("user", "1+" * 9000))
+    ]
+    (tmp_path / "mine.json").write_text(json.dumps([{"messages": said}, {"prompt": "2+2"}]))
+    planned = planning.plan(request(url=URLS, suite=f"conversations:{tmp_path}/mine.json", family="tiny"))
+    assert [(item.item, item.prompt.count("2+2")) for item in planned.items] == [
+        ("conversations/1/0", 0),
+        ("conversations/2/0", 1),
+    ]
 
 
 @pytest.mark.parametrize("text", ["x", "=http://a", "a=ftp://b/v1", "a=http://", "a=http://[", "a=http://u:p@h/v1"])

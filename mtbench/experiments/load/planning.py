@@ -102,7 +102,8 @@ def _items(planned: SuitePlan, texts: Sequence[str], conversations: Sequence[lis
 
 def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) -> tuple[list[str], dict[str, bool]]:
     """Return the text of each item of which a server makes its tokens, and the fields of requests that it needs."""
-    texts = [(planned.prompt(number), checkpoint, [prompt.text]) for number, prompt in enumerate(prompts)]
+    text_of = {prompt.item: prompt.text for prompt in prompts}  # also of turns that the plan leaves out
+    texts = [(planned.prompt(number), checkpoint, [text_of[i.item]]) for number, i in enumerate(planned.items)]
     for fields in ({}, {"add_special_tokens": False}):
         with suppress(ServerError):
             return [text_for(*each, special=not fields) for each in texts], fields
