@@ -20,7 +20,7 @@ class Request:
     cache: str | None = None  # it may use cached prompts of requests with this text, which has no `/`; None: of none
     begins: bool = True  # it is the first of these
     json_schema: Mapping[str, Any] | None = None  # its answer must meet
-    # external methods take none of these
+    # external methods take none of these, and serving engines the first request's temperature
     temperature: float | None = None  # 0: greedy; None: the batch's
     ignore_eos: bool = False  # its end tokens do not end it
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those declared `per_request`

@@ -21,10 +21,13 @@ from mtbench import kernels
 from mtbench.clients.engine_server import READY_S
 from mtbench.decoding.arms import PREFIX_CACHE, is_served
 from mtbench.decoding.external import ExternalEngine
+from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.request import Request
 from mtbench.document.formatting import counted, duration, percent
 from mtbench.errors import UserError
 from mtbench.hardware import machine
+from mtbench.measure import cache_probe
 from mtbench.measure.model_pool import ModelPool, with_dtype
 from mtbench.measure.time_budget import FEWEST_ARMS, Part, TimeBudget, needs_s, part_of, remember_start
 from mtbench.measure.untimed import UntimedPasses
@@ -78,7 +81,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     failed, may_pass = _failed_cells(run, plan)
     stages = [Stage(run, plan, group, failed, progress, budget) for group in plan.groups]
     work = sum(stage.work for stage in stages)
-    if not work and not may_pass:
+    if not work and not may_pass and not any(stage.unprobed for stage in stages):
         progress.begin(len(plan.cells), 0, budget.until)
     else:
         due = [cell for stage in stages if stage.todo for cell in stage.live()]
@@ -254,6 +257,9 @@ class Stage:
         self._fit(sessions[0], execution, later)
         self._let_leave(execution)
         if not (todo := self.todo):
+            for cell in self.cells:
+                self.visit -= 1  # each server alone: nothing else decodes
+                self._probe(sessions[0], [cell])
             return True
         self.repeats = max(2 * REPEATS, round(REPEATED_SHARE * self.work))
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
@@ -266,6 +272,8 @@ class Stage:
                 queue = deque(self._chains(blocks))
                 run_queue = partial(self._run_queue, round_=round_, queue=queue, execution=execution)
                 in_parallel(sessions, run_queue)
+                if queue or round_ == todo[-1][0]:
+                    self._probe(sessions[0], cells)
                 if queue:
                     return False
         return True
@@ -295,6 +303,30 @@ class Stage:
                     execution.wait()
                 self._run_block(session, round_, block)
                 self._let_leave(execution)
+
+    @property
+    def unprobed(self) -> list[Cell]:
+        """The cells whose prefix cache has no probe yet. Of a private suite no file may hold prompts."""
+        gone = self.failed.union(line.cell for line in self.run.left if line.lost or line.unraced)
+        due = [c for c in self.cells if c.prefix_cache and not (c.simulated or self.suite.withheld or c.cell in gone)]
+        return [c for c in due if self.budget.judged and not cache_probe.read(self.run.directory, c.cell).checks]
+
+    def _probe(self, session: WorkerSession, cells: Collection[Cell]) -> None:
+        """Probe the prefix caches of cells, on their own servers. If that fails, it costs the probe alone."""
+        for cell in (cell for cell in self.unprobed if cell in cells):
+            self.progress.show(f"probing the prefix cache of {cell.arm} b{cell.batch_size}")
+            record = cache_probe.probe(self.plan, cell, self.answered[cell.cell], partial(self._ask, session, cell))
+            self.run.directory.write_json(cache_probe.FILE.format(cell.cell), dump(record))
+
+    def _ask(self, session: WorkerSession, cell: Cell, request: Request) -> Generation:
+        """Return the answer of a cell's server to a probe. Raises UserError and TimeoutError."""
+        if (within_s := self.budget.deadline - time.monotonic()) < 0:
+            raise TimeoutError("the time budget is spent; `--resume` does it")
+        task = Task(cell=cell.cell, requests=[request], room=self.room, visit=self.visit, within_s=within_s)
+        outcome = session.worker.decode(task)
+        if isinstance(outcome, Failed):
+            raise UserError(outcome.error)
+        return outcome.generations[0]
 
     def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
         """Return chains of blocks. One worker runs a chain in order: a later turn right after the one it follows."""

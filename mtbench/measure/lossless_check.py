@@ -94,7 +94,7 @@ class Rescoring:
             return
         try:
             self._refuse_late()
-            files.write_json(name, dump(self._rescored(cell, lines)))
+            files.write_json(name, dump(self.rescored(cell, lines)))
         except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
             kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
             why = f"{kind}{first_line(error).rstrip('.')}"
@@ -111,14 +111,14 @@ class Rescoring:
         repeated = {(line.item, *line.token_ids) for line in plain}
         return [line for line in self._lines(cell) if (line.item, *line.token_ids) not in repeated]
 
-    def _rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
+    def rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
         """Return the shortfalls of answers, and ε: between two readings of the reference arm's answers.
 
         By the judge at width 1 and the arm's own engine; of a serving engine by the judge in two number types.
         """
         source, own, rounding = cell.checkpoints[cell.on], self.pool.dtype, None
         if is_served(cell.engine):
-            model, engine = self._whole(source, own), SERVING_ENGINES[cell.engine]()
+            model, engine = self.whole(source, own), SERVING_ENGINES[cell.engine]()
             packed = model.packed or engine.other_weights(source) is not None
             rounding = COARSE if packed and own in EXACT_EPSILON else None
             judge = plain = Reading(model)
@@ -129,7 +129,7 @@ class Rescoring:
         epsilon, why = EXACT_EPSILON.get(rounding or own), None
         if epsilon is None:
             try:
-                rounded = self._whole(source, rounding or "float32") if is_served(cell.engine) else None
+                rounded = self.whole(source, rounding or "float32") if is_served(cell.engine) else None
                 other = judge._replace(model=rounded or self.pool.runner(cell.on, source, cell.engine))
                 both = self._reference_logits(cell, plain), self._reference_logits(cell, other)
                 epsilon = near_tie_epsilon([a - b for a, b in zip(*both, strict=True)], rounding or own)
@@ -140,7 +140,7 @@ class Rescoring:
         items = self._shortfalls(cell, lines, judge)
         return RescoringRecord(epsilon=epsilon, items=items, why=why, rounding=rounding)
 
-    def _whole(self, source: str, dtype: str) -> WholeTexts:
+    def whole(self, source: str, dtype: str) -> WholeTexts:
         """Return the judge of a serving engine's answers in a number type, loaded at the first call."""
         if (source, dtype) not in self._texts:
             self._refuse_late()

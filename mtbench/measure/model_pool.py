@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from mtbench.clients.engine_server import READY_S, EngineServer
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.decoding.engines import ENGINES, Engine
-from mtbench.decoding.external import Answers, ExternalEngine, run_outside, timed
+from mtbench.decoding.external import ExternalEngine, run_outside, timed
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
@@ -180,10 +180,8 @@ class ModelPool:
         refuse_unknown_ids(requests, target.vocabulary, cell.on)
         server = self._server_of(cell, method, room)
         server.within_s = self.within_s
-
-        def generate(requests: Sequence[Request]) -> Answers:
-            return server.generate(requests, ignore_eos=ignore_eos, temperature=self.temperature)
-
+        temperature = next((r.temperature for r in requests if r.temperature is not None), self.temperature)
+        generate = partial(server.generate, ignore_eos=ignore_eos, temperature=temperature)
         return timed(target, requests, generate, ignore_eos=ignore_eos)
 
     def _end_servers_except(self, rows: int, visit: int) -> None:

@@ -96,7 +96,7 @@ class TimeBudget:
     """The time budget of a call, which begins now. `seconds`: None: there is none. `judged`: it covers judging, too."""
 
     def __init__(self, seconds: float | None, *, judged: bool = True, block_s: float | None = None) -> None:
-        self.seconds = seconds
+        self.seconds, self.judged = seconds, judged
         self.judging_s = JUDGED_SHARE * seconds if seconds is not None and judged else 0.0
         self.deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
         self.until = self.deadline - self.judging_s  # no block begins later

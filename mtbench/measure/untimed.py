@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from mtbench.measure import energy, peak_memory
+from mtbench.measure import cache_probe, energy, peak_memory
 from mtbench.measure.lossless_check import Rescoring
 from mtbench.measure.model_pool import ModelPool, resolve_device
 from mtbench.measure.workers import interrupts_blocked
@@ -33,6 +33,7 @@ class UntimedPasses:
         for cell in plan.cells:
             if cell.cell not in failed:
                 rescoring.check(cell)
+                cache_probe.judge(rescoring, cell)
         del rescoring  # its models
         left_out = failed | self.lost
         show("measuring energy and peak memory")

@@ -8,7 +8,7 @@
     failures.jsonl     cells that failed, and why
     race.json          of a race: its looks
     eliminated.jsonl   of a race: cells that left before the last block, and why
-    memory.json, energy.json, lossless/<cell>.json   untimed passes
+    memory.json, energy.json, lossless/<cell>.json, prefix_cache/<cell>.json   untimed passes
     scores.json, results.json, report.md, report.html, tables/, figures/
     .lock              locked by the command that works on the run
 

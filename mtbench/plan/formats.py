@@ -327,6 +327,34 @@ class RescoringRecord(Record):
     )
 
 
+class CacheCheck(Record):
+    """A prompt that was asked with a prefix cache, and twice without: three answers in this order."""
+
+    item: str = Field(description="name of the item")
+    turn: StoredSize = Field(description="number of its turn in the conversation, from 1")
+    prompt_ids: list[TokenId] = Field(min_length=1, description="token ids of the prompt")
+    known: StoredCount = Field(description="most leading tokens of it that can be cached")
+    answers: list[list[TokenId]] = Field(min_length=3, max_length=3, description="token ids of each answer")
+    cached: list[StoredCount | None] = Field(min_length=3, max_length=3, description="cached tokens by its own counts")
+    apart: StoredQuantity | None = Field(None, description="distance, in the judge's logits, of tokens that differ")
+
+    @property
+    def differs(self) -> bool:
+        return self.answers[0] not in self.answers[1:]
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.answers[1] != self.answers[2]
+
+
+class CacheRecord(Record):
+    """prefix_cache/<cell>.json: whether the prefix cache of an arm's server changes answers."""
+
+    checks: list[CacheCheck] = Field(description="the checks of each item; empty: none could be made")
+    epsilon: StoredQuantity | None = Field(None, description="distance that rounding explains; null: not judged")
+    why: str | None = Field(None, description="why there is no check, or no judge; null: there is, or none is needed")
+
+
 class MemoryRecord(RootModel[dict[str, StoredCount | None]]):
     """memory.json: peak memory of every cell, in bytes; null where the pass failed or the models are elsewhere."""
 

@@ -33,7 +33,6 @@ from mtbench.results import acceptance, collapse, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
     JUDGE,
-    Collapse,
     Finish,
     Lossless,
     Percentiles,
@@ -44,6 +43,7 @@ from mtbench.results.figure_formats import (
 from mtbench.results.flags import (
     disturbances,
     measurement_flags,
+    prefix_cache,
     result_flags,
     scoring_flags,
     void_reasons_of,
@@ -188,12 +188,13 @@ def _cell(
     summary, finish = summarize(data, suite.metric), _finish(data)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
+    cached = prefix_cache(data.cache) if cell.prefix_cache else None
     collapsed = collapse.find(data, [stored.cells[name] for name in group.cells], session.dtype)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_given(data, collapsed),
+        **_given(data, collapse=collapsed, prefix_cache=cached),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -223,7 +224,7 @@ def _cell(
             *scoring_flags(data, suite),
             *result_flags(cell, summary, finish, compared),
             *degenerate.flags(loops, summary.tokens_per_forward),
-            *([] if collapsed is None else [collapsed.text]),
+            *(found.text for found in (collapsed, cached) if found is not None),
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
@@ -247,10 +248,10 @@ def _status(data: CellData, group: Group) -> Status:
     return "ok" if len(ran) == sum(group.rounds) else "partial"
 
 
-def _given(data: CellData, collapsed: Collapse | None) -> dict[str, Any]:
+def _given(data: CellData, **found: Any) -> dict[str, Any]:
     """Return the fields that only some cells have; others lack the keys."""
     fields = {name: getattr(data.cell, name) for name in ("engine_options", "other_tokens")}
-    return {name: value for name, value in {**fields, "left": data.left, "collapse": collapsed}.items() if value}
+    return {name: value for name, value in {**fields, "left": data.left, **found}.items() if value}
 
 
 def _finish(data: CellData) -> Finish:

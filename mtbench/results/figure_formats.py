@@ -368,6 +368,16 @@ class Collapse(Record):
 JUDGE = "transformers"  # that an arm of a serving engine is held to where no other arm is
 
 
+class PrefixCache(Record):
+    """Whether an arm's prefix cache changes answers."""
+
+    probes: Count = Field(description="prompts that were asked with the cache, and twice without")
+    equal: Count = Field(description="of these, those with the same answers")
+    noise: Count = Field(description="of these, those whose two answers without the cache differ")
+    faults: list[str] = Field(description="answers that it changes, and counts of cached tokens that cannot be")
+    text: str = Field(description="the result in words")
+
+
 class Lossless(Record):
     """How an arm keeps its promise of another arm's tokens."""
 

@@ -7,11 +7,12 @@ import numpy as np
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
-from mtbench.plan.formats import Disturbed, SessionRecord, TimingLine
+from mtbench.measure import cache_probe
+from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine
 from mtbench.plan.plan import Cell, SuitePlan
 from mtbench.results import verdicts
 from mtbench.results.comparisons import Comparisons
-from mtbench.results.figure_formats import Finish, Lossless, Summary
+from mtbench.results.figure_formats import Finish, Lossless, PrefixCache, Summary
 from mtbench.results.samples import CellData, FarOff
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
@@ -26,6 +27,7 @@ def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
     promised = data.cell.claims == "lossless" and data.cell.lossless_reference is not None
     if promised and lossless is not None and lossless.grade == "divergent":
         reasons.append(f"claims to be lossless, and its tokens are not those of {lossless.against}")
+    reasons += cache_probe.faults(data.cache)
     for line in data.lines.values():
         counted = (line.forwards, len(line.token_ids))
         if line.commits is not None and (len(line.commits), sum(line.commits)) != counted:
@@ -41,6 +43,16 @@ def void_reasons_of(data: CellData, lossless: Lossless | None) -> list[str]:
         if few:
             reasons.append(few)
     return reasons
+
+
+def prefix_cache(record: CacheRecord) -> PrefixCache:
+    """Return what the probes of a prefix cache found."""
+    items, checks = {check.item for check in record.checks}, record.checks
+    equal = len(items - {check.item for check in checks if check.differs})
+    noise = len({check.item for check in checks if check.is_noisy})
+    text = f"{equal} of {len(items)} probes of the prefix cache give the same answers"
+    text += f": {record.why}" if record.why else ""
+    return PrefixCache(probes=len(items), equal=equal, noise=noise, faults=cache_probe.faults(record), text=text)
 
 
 def _other_tokens(data: CellData) -> int:

@@ -36,6 +36,7 @@ from mtbench.results.figure_formats import (
     Finish,
     Lossless,
     Percentiles,
+    PrefixCache,
     RangeFigures,
     RequestLatency,
     SameItems,
@@ -146,6 +147,7 @@ class ResultCell(Sparse):
     claims: Claims = Field(description="lossless, distribution or lossy: what the method promises")
     reference: bool = Field(description="true: the plain loop, which commits one token per forward")
     lossless: Lossless | None = Field(description="how it keeps its promise of another arm's tokens; null: no promise")
+    prefix_cache: PrefixCache | None = Field(None, description="probes of its prefix cache; absent: it has none")
     collapse: Collapse | None = Field(
         None, description="how the acceptance of its drafts has collapsed; absent: it has not, or it is not known"
     )

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_served
-from mtbench.plan.formats import Elimination, GenerationLine, Scores, TimingLine
+from mtbench.measure import cache_probe
+from mtbench.plan.formats import CacheRecord, Elimination, GenerationLine, Scores, TimingLine
 from mtbench.plan.plan import Cell, Group, Item
 from mtbench.plan.run import Run
 from mtbench.results import verdicts
@@ -48,6 +49,7 @@ class CellData:
     scores: Mapping[str, float]  # by item
     error: str | None
     left: Elimination | None = None
+    cache: CacheRecord = cache_probe.UNPROBED  # probes of its prefix cache
     unit: Unit = "block"  # of the intervals of times; round: arms decoded one after the other
 
     def beside(self, other: "CellData") -> tuple["CellData", "CellData"] | None:
@@ -215,6 +217,7 @@ def read(run: Run) -> dict[str, CellData]:
                 scores=scores.get(name, {}),
                 error=errors.get(name),
                 left=left.get(name),
+                cache=cache_probe.read(files, name),
                 unit=unit,
             )
     return data

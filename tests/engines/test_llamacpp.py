@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from transformers.integrations import gguf
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.measure import cache_probe
 from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import CacheCheck
 from mtbench.plan.prompts import common_length
 from mtbench.plan.run import Run
 
@@ -182,3 +185,37 @@ def test_a_prefix_cache_changes_no_answer_and_keeps_what_a_conversation_had(size
         for line in run.timings[cell.cell]:
             by_round[line.round] += line.cached_tokens or 0
         assert by_round[1] == by_round[2] == sum(line.cached_tokens or 0 for line in answers.values())
+        probed = found.get("prefix_cache", {"probes": 0, "equal": 0, "faults": []})
+        assert (probed["probes"], probed["equal"], probed["faults"]) == (*[3 * cell.prefix_cache] * 2, [])
+        for again, longer, last in batched(cache_probe.read(run.directory, cell.cell).checks):
+            assert again.cached[1:] == longer.cached[1:] == last.cached[1:] == [0, 0]
+            assert longer.cached[0] in (longer.known - 1, longer.known), "the answer's last token was never fed"
+            assert last.cached[0] == last.known == len(again.prompt_ids) - 1
+
+
+def batched(checks: list[CacheCheck]) -> Iterator[tuple[CacheCheck, ...]]:
+    """The three checks of each probe."""
+    return zip(*[iter(checks)] * 3, strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_200_probes_of_an_honest_prefix_cache_find_no_fault(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_probe, "PROBES", 100)
+    results = mtbench.run(
+        suite="arithmetic",
+        family="tiny",
+        method=("ar", "prompt-lookup:ahead=4"),
+        engine="llamacpp",
+        prefix_cache="on",
+        limit=100,
+        max_new_tokens=64,
+        batch_size=2,
+        rounds=1,
+        dtype=dtype,
+        out=tmp_path / "DIR",
+    )
+    for cell in results.record["cells"]:
+        assert (cell["prefix_cache"]["probes"], cell["prefix_cache"]["faults"]) == (100, []), cell["prefix_cache"]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from mtbench.document.formatting import counted
 from mtbench.experiments.gate.format import Finding, Kind, Level
+from mtbench.measure import cache_probe
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
 
@@ -33,6 +34,7 @@ class Read(NamedTuple):
     blocks: dict[int, TimingLine]  # of round 1, by block
     error: str | None
     memory_bytes: int | None
+    cache: Sequence[str] = ()  # faults of its prefix cache
 
 
 def read(run: RunDirectory, cell: str) -> Read:
@@ -44,6 +46,7 @@ def read(run: RunDirectory, cell: str) -> Read:
         {line.block: line for line in run.read_lines(f"timings/{cell}.jsonl", TimingLine) if line.round == 1},
         errors.get(cell),
         memory.get(cell),
+        cache_probe.faults(cache_probe.read(run, cell)),
     )
 
 
@@ -95,6 +98,8 @@ def compare(
     if not changed and not unstable:
         findings += [finding(*found) for found in _work(base, head)]
     findings += [finding(*found) for found in _memory(base, again, head)]
+    also = "; so does base" if base.cache or again.cache else ""
+    findings += [finding("prefix cache", "note" if also else "fail", f"{text}{also}") for text in head.cache]
     return ExactCell(findings, bool(changed))
 
 

@@ -32,6 +32,7 @@ Kind = Literal[
     "changed",  # other tokens
     "more work",  # the same tokens from more forwards or positions
     "less work",  # the same tokens from fewer forwards or positions
+    "prefix cache",  # it changes answers, or counts what cannot be
     "memory",  # peak memory, or the bytes of the keys and values
     "unstable",  # base disagrees with itself
     "vanished",  # head plans no such cell
