@@ -148,8 +148,8 @@ def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
     for cell in (cell for cell in cells if cell.status != "failed"):
         baseline = own.headline[cell.arm].baseline if cell.arm in own.headline else None
         for part in getattr(cell, name):
-            over = [(s, shown_verdict(s.verdict)) for s in part.speedup if s.baseline == baseline]
-            speedups = [Entry(times(s.value), interval(bounds(s)), verdict) for s, verdict in over]
+            over = [s for s in part.speedup if s.baseline == baseline]
+            speedups = [Entry(times(s.value), interval(bounds(s)), s.verdict.word) for s in over]
             row = arm_row(cell, numbers, [*(entry(part) for *_, entry in columns), *(speedups or [Entry()])])
             rows.append(replace(row, name=part.part, number=None, group=f"{numbers[cell.arm]}. {cell.arm}"))
     headings = [*((heading, meaning) for heading, meaning, _ in columns), ("speedup", "as in the main table")]

@@ -228,16 +228,15 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
     entries: the arms that are drawn, and the baseline of each. The cells of `scene` are those of all batch sizes.
     """
     title, subtitle = "Speedup over batch size", "over the baseline on the same checkpoint"
-    sizes = sorted({size for entry in entries for size in entry.swept})
+    ticks = {size: str(size) for size in sorted({size for entry in entries for size in entry.swept})}
     with plots.style():
         key = [plots.label(scene.numbers[arm], scene.name(arm)) for arm in dict.fromkeys(e.arm for e in entries)]
         figure, axes = plots.canvas(title, subtitle, 220, key)
         axes.set_xscale("log", base=2)
-        axes.set_xlim(sizes[0] / 1.2, sizes[-1] * 1.35)
+        axes.set_xlim(min(ticks) / 1.2, max(ticks) * 1.35)
         by_size = {e.arm: sorted((c.batch_size, c.speedup) for c in scene.cells if c.arm == e.arm) for e in entries}
         curves = [(entry.arm, _over(entry.baseline, by_size[entry.arm])) for entry in entries]
-        text = _curves(axes, scene, curves, {size: str(size) for size in sizes}, "batch size")
-        alt = f"{title}, {subtitle}. {text}."
+        alt = f"{title}, {subtitle}. {_curves(axes, scene, curves, ticks, 'batch size')}."
         return plots.finish(figure, scene.note, name=name, title=title, caption=CURVES, alt=alt)
 
 

@@ -288,10 +288,15 @@ class Summary(Sparse):
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")
 
 
-class TaskFigures(Summary):
-    """One task of a suite that has several: its items, and the blocks that hold items of this task only."""
+class TaskName(Record):
+    """The key that comes first in the figures of a task."""
 
     task: str = Field(description="name of the task")
+
+
+class TaskFigures(Summary, TaskName):
+    """One task of a suite that has several: its items, and the blocks that hold items of this task only."""
+
     speedup: list[TaskSpeedup] = Field(description="speed over each baseline by the same engine")
 
 

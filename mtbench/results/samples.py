@@ -29,7 +29,6 @@ from mtbench.results import verdicts
 from mtbench.statistics import Ratio, Totals, Unit
 
 Value = Callable[[TimingLine], float | None]
-
 STRETCHED = 1.1  # ratio of two arms' stretches above which their times are not compared
 SERVED_UNIT_S = 1.0  # least time of a unit of servers' times (`statistics.units_of`)
 FAR_OFF = 4.0  # times its usual time, above which a block's time is not the arm's speed
@@ -112,10 +111,8 @@ class CellData:
 
         `with_surplus`: with the tokens that a last forward accepted behind the answer's end.
         """
-        return self.sums(
-            (line.block, len(line.token_ids) + (line.surplus or 0 if with_surplus else 0), line.forwards)
-            for line in self.lines.values()
-        )
+        lines = self.lines.values()
+        return self.sums((g.block, len(g.token_ids) + (g.surplus or 0) * with_surplus, g.forwards) for g in lines)
 
     def tokens_and_steps(self) -> tuple[list[int], list[int]] | None:
         """Return the tokens of the answers and the forwards that committed any, per unit; None if they are hidden.

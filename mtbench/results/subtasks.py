@@ -118,9 +118,11 @@ def _figures(
 
 
 def _share(part: statistics.Values, whole: statistics.Values, unit: Unit = "block") -> Estimate:
-    """Return Σ part / Σ whole, each per unit. A share of 0 has no interval, since its scale is that of logs."""
+    """Return Σ part / Σ whole, each per unit, at most 1. One of 0 has no interval on a scale of logs."""
     found = Estimate.of(statistics.ratio_of_totals([part], [whole], unit=unit))
-    return found.changed(value=0.0) if sum(part) == 0 < sum(whole) else found
+    if sum(part) == 0 < sum(whole):
+        return found.changed(value=0.0)
+    return found if found.ci_high is None else found.changed(ci_high=min(1.0, found.ci_high))
 
 
 def with_spreads(speedups: Sequence[Speedup], tasks: Sequence[TaskFigures]) -> list[Speedup]:
