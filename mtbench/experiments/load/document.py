@@ -33,7 +33,7 @@ COMPARED = [
     ("goodput", "the arm's goodput over the other's"),
     ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
 ]
-BRIEF_TURNS = ("turn", "goodput", "TTFT p95", "cached", "TPOT p95", "answered")
+BRIEF_TURNS = ("goodput", "TTFT p95", "cached", "TPOT p95", "answered")
 WAITS = " A later turn is sent when the turn before is answered and its think time is over."
 BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "TPOT p95", "whole p95")
 
@@ -82,13 +82,13 @@ def _blocks(load: Load, level: float) -> list[Block]:
     numbers = {arm.name: place for place, arm in enumerate(load.arms, start=1)}
     cells = _cells(load, level)
     found = [Row(c.arm, _entries(c), numbers[c.arm], notes=[("flag", flag) for flag in c.flags]) for c in cells]
-    turns = [Row(c.arm, [Entry(str(c.turn)), *_entries(c)], numbers[c.arm]) for cell in cells for c in cell.turns]
+    turns = [Row(f"turn {part.turn}", _entries(part), group=cell.arm) for cell in cells for part in cell.turns]
     pairs = [Row(c.arm, [Entry(c.baseline), *_compared(c)]) for c in load.comparisons if c.level == level]
     caption = "Every pair of arms, on the same requests; 95% intervals in brackets"
     compared = Table([("against", ""), *COMPARED], pairs, caption=caption)
     arms = Table(COLUMNS, found, caption="By arm; 95% intervals in brackets", brief=BRIEF).filled()
     caption = "By turn of a conversation; 95% intervals in brackets"
-    by_turn = Table([("turn", ""), *COLUMNS], turns, caption=caption, brief=BRIEF_TURNS).filled()
+    by_turn = Table(COLUMNS, turns, "turn", caption, brief=BRIEF_TURNS).filled()
     return [arms, *([by_turn] if turns else []), *([compared] if pairs else [])]
 
 
