@@ -158,6 +158,7 @@ class LlamaCpp(ServingEngine):
     package = "xllamacpp==2026.10.11549"
     gguf = True
     caches = True
+    constraint = staticmethod(lambda schema: {"json_schema": schema})
     overridable = ("--threads", "--threads-batch", "--flash-attn", *CACHE_TYPES)
     same_output = ("threads", "threads-batch", "batch-size", "ubatch-size")
     start_s = 3.0
@@ -214,6 +215,7 @@ class LlamaCpp(ServingEngine):
                 "cache_prompt": request.cache is not None and not request.begins,
                 "return_tokens": True,
                 "stream": False,
+                **self.constrained(request),
             }
             for request in requests
         ]

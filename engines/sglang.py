@@ -7,6 +7,7 @@ With a token map (FR-Spec, arXiv 2502.14856) its algorithm EAGLE (also NEXTN) ta
 head. EAGLE3 ignores a map. STANDALONE maps what it drafts and leaves the draft's LM head whole, so it drafts wrong ids.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,6 +90,7 @@ class SGLang(ServingEngine):
     distributions = ("sglang",)
     trims = True
     caches = True
+    constraint = staticmethod(lambda schema: {"json_schema": json.dumps(schema)})
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "speculative": _speculative,

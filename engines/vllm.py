@@ -165,6 +165,7 @@ class VLLM(ServingEngine):
     needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference"}
     parallel = True
     caches = True
+    constraint = staticmethod(lambda schema: {"structured_outputs": {"json": schema}})
     start_s = 75.0
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",

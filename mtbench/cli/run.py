@@ -109,6 +109,7 @@ def score(
 
     with Run.locked(RunDirectory.open(directory)) as run:
         scoring.score(run, data_dir, unsandboxed=allow_unsandboxed_code)
+        scoring.validate(run)
 
 
 @app.command()

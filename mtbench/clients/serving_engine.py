@@ -122,6 +122,7 @@ class ServingEngine:
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
     trims: ClassVar[bool] = False  # its drafts may draft the ids of a token map alone
     caches: ClassVar[bool] = False  # it may keep prompts, and says how many tokens of a prompt it had kept
+    constraint: ClassVar[Any] = None  # JSON schema -> fields of a request that hold its answer to it; None: it has none
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
     # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
     methods: ClassVar[Table]
@@ -297,11 +298,15 @@ class ServingEngine:
         """Return the server's name for the model."""
         return server.models()[0]
 
+    def constrained(self, request: Request) -> Mapping[str, Any]:
+        """Return the fields that hold the answer to a request to its JSON schema; none if it has no schema."""
+        return {} if self.constraint is None or request.json_schema is None else self.constraint(request.json_schema)
+
     def complete(
         self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float
     ) -> list[Reply]:
         """Send requests at once; return the replies, with their token ids. Raises ServerError."""
-        own = [{"temperature": temperature, "seed": request.seed} for request in requests]
+        own = [{"temperature": temperature, "seed": r.seed, **self.constrained(r)} for r in requests]
         bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
         return server.complete([body | settings for body, settings in zip(bodies, own, strict=True)])
 

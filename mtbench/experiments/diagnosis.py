@@ -11,11 +11,12 @@ from pathlib import Path
 from mtbench.document.console import Terminal
 from mtbench.experiments.experiment import begin, carry_out
 from mtbench.experiments.registry import experiment_of
+from mtbench.measure.score import faults
 from mtbench.plan.formats import RescoringRecord
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.report.phrases import breaks_promise
-from mtbench.results.format import Results
+from mtbench.results.format import ResultCell, Results
 
 FOLDER = "audits"  # of a run or a gate; an audit for each cell
 
@@ -40,20 +41,35 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
 def explain(run: Run, results: Results, note: Callable[[str], None], deadline: float = float("inf")) -> bool:
     """Audit the complete cells that break their promise and are not audited yet; return whether there were any.
 
+    A lossless arm with an invalid answer where plain decoding has a valid one is audited, too.
+
     deadline: by time.monotonic; no audit begins later.
     """
     audited, files, request = False, run.directory, run.plan.request
     for cell in results.cells:
         name = f"lossless/{cell.cell}.json"
-        if not breaks_promise(cell) or cell.lossless is None or cell.lossless.why or cell.status == "partial":
+        invalid = _invalid(run, cell)
+        if cell.lossless is None or cell.lossless.why or cell.status == "partial":
+            continue
+        if not (invalid or breaks_promise(cell)):
             continue
         if not files.has(name) or time.monotonic() > deadline:
             continue  # it was not rescored, or there is no time
-        note(f"{cell.cell} is divergent; `mtbench audit` looks for the reason")
+        note(f"{cell.cell}: {invalid or 'divergent: '}`mtbench audit` looks for the reason")
         sides = f"{files.path}:{cell.lossless.against}", f"{files.path}:{cell.cell}"
         out = files.path / FOLDER / cell.cell
         shutil.rmtree(out, ignore_errors=True)  # of answers that the run has decoded again
-        found = why(*sides, out, device=request.device, offline=request.offline)
+        found = invalid + why(*sides, out, device=request.device, offline=request.offline)
         files.write_json(name, dump(files.read(name, RescoringRecord).changed(why=found)))
         audited = True
     return audited
+
+
+def _invalid(run: Run, cell: ResultCell) -> str:
+    """Return which answer of a lossless arm is not valid while plain decoding's is, and why; empty: there is none."""
+    lost = [versus.baseline for versus in cell.valid_vs if versus.lost and cell.claims == "lossless"]
+    beside = map(run.plan.cell, run.plan.group(cell.cell).cells)
+    found = {other.arm: faults(run, other) for other in beside if other.arm in (cell.arm, *lost[:1]) and lost}
+    wrong = [(item, fault) for item, fault in found.get(cell.arm, {}).items() if fault]
+    wrong = [(item, fault) for item, fault in wrong if found[lost[0]].get(item, fault) is None]
+    return f"{wrong[0][0]} is not valid ({wrong[0][1]}), and plain decoding's answer is: " if wrong else ""

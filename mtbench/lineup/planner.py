@@ -42,6 +42,7 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Race
 from mtbench.plan.plan import (
     APART,
+    FREE,
     OTHER_RULE,
     SCHEMA_VERSION,
     Batching,
@@ -206,6 +207,7 @@ class _GroupPlanner:
         if method.token_map is not None and fault is None:
             flags += token_map.flags(method.token_map, inspected, arm.on)
         flags += [APART] if self.request.apart else []
+        flags += [FREE] if self.suite.schemas and not self.suite.constrained(arm.engine) else []
         flags += engine_flags(arm, checkpoints[arm.on])
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),

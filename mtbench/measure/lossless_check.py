@@ -4,7 +4,9 @@ One forward pass of the same checkpoint over the finished text rescores every em
 is the argmax, or if its logit is within ε of the largest. So one flipped near-tie does not condemn the tokens after it.
 The judge is always transformers' modules (the engine `eager`), whichever engine the arm ran on: no engine judges
 itself. It judges the answers of the reference arm, too: both arms could run on the same wrong engine. An answer in a
-serving engine that repeats plain decoding there needs no judge. Where the run has no arm of ours that plain decoding of
+serving engine that repeats plain decoding there needs no judge. One that the engine holds to a JSON schema has tokens
+far below the judge's largest: the first difference from plain decoding there is judged, between the two tokens, both of
+which the schema allows; without plain decoding there, none is. Where the run has no arm of ours that plain decoding of
 an engine is held to, it is held to the judge itself, on as many tokens as ε needs.
 
 ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
@@ -104,12 +106,12 @@ class Rescoring:
 
     def _judged(self, cell: Cell) -> list[GenerationLine]:
         """Return the answers of a cell that need a judge."""
+        lines, plain = self._lines(cell), self._plain(cell)
         if cell.lossless_reference is None:  # an arm of an engine is held to the judge itself
-            return self._enough(cell) if is_served(cell.engine) and cell.simulated is None else []
-        there = [c for c in self._references(cell) if is_served(c.engine) and c.engine == cell.engine]
-        plain = [line for c in there if c.batch_size == cell.batch_size for line in self._lines(c)]
+            lines = self._enough(cell) if is_served(cell.engine) and cell.simulated is None else []
         repeated = {(line.item, *line.token_ids) for line in plain}
-        return [line for line in self._lines(cell) if (line.item, *line.token_ids) not in repeated]
+        forced = self.plan.suite(cell.suite).constrained(cell.engine) - {line.item for line in plain}
+        return [line for line in lines if line.item not in forced and (line.item, *line.token_ids) not in repeated]
 
     def rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
         """Return the shortfalls of answers, and ε: between two readings of the reference arm's answers.
@@ -154,6 +156,11 @@ class Rescoring:
 
     def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], judge: Reading) -> dict[str, dict[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
+        held = self.plan.suite(cell.suite).constrained(cell.engine)
+        pairs = [(a, b) for a in lines for b in self._plain(cell) if a.item == b.item and a.item in held]
+        forced: dict[str, dict[str, float]] = {a.item: {} for a, _ in pairs}
+        forced |= {item: {str(place): gap} for item, place, gap in self._gaps(cell, pairs, judge) if gap}
+        lines = [line for line in lines if line.item not in held]
         given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
         among = judge.model, cell.suite, cell.lossless_reference
         keys = [(*among, line.item, tuple(line.token_ids)) for line in lines]
@@ -163,7 +170,7 @@ class Rescoring:
             found[due[n]] = short = shortfalls(emitted, largest)
             if keys[due[n]][-2:] in given:
                 self._repeated[keys[due[n]]] = short
-        return {line.item: short or {} for line, short in zip(lines, found, strict=True)}
+        return forced | {line.item: short or {} for line, short in zip(lines, found, strict=True)}
 
     def _reference_logits(self, cell: Cell, reading: Reading) -> list[float]:
         """Return the logits of tokens that the cell's reference arm emitted, as many as ε needs.
@@ -189,16 +196,29 @@ class Rescoring:
         plain = [c for c in self.plan.cells if c.is_reference and (c.suite, c.engine, c.checkpoints) == key]
         for other in plain[1:]:
             pairs = [(a, b) for a in self._lines(plain[0]) for b in self._lines(other) if a.item == b.item]
-            cut = [
-                line.changed(token_ids=line.token_ids[:end])
-                for a, b in pairs
-                for end in [first_difference(a.token_ids, b.token_ids) + 1]
-                for line in (a, b)
-                if end <= min(len(a.token_ids), len(b.token_ids))
-            ]
-            for _, emitted, largest in self._forced(other, cut, judge):
-                noise = max(noise, float(largest[-1] - emitted[-1]))
+            noise = max([noise, *(gap for _, _, gap in self._gaps(other, pairs, judge))])
         return min(EPSILON_CAP, noise)
+
+    def _gaps(
+        self, cell: Cell, pairs: Sequence[tuple[GenerationLine, GenerationLine]], judge: Reading
+    ) -> Iterator[tuple[str, int, float]]:
+        """Yield item, place and size of the first difference of two answers: how far the judge holds its tokens apart.
+
+        From its largest logit, and if a schema holds the answers, from each other.
+        """
+        found = [(a, b, first_difference(a.token_ids, b.token_ids)) for a, b in pairs if a.prompt_ids == b.prompt_ids]
+        found = [(a, b, place) for a, b, place in found if place < min(len(a.token_ids), len(b.token_ids))]
+        cut = [line.changed(token_ids=line.token_ids[: place + 1]) for a, b, place in found for line in (a, b)]
+        last = {n: (float(own[-1]), float(most[-1])) for n, own, most in self._forced(cell, cut, judge)}
+        for n, (a, _, place) in enumerate(found):
+            (own, most), (other, _) = last[2 * n], last[2 * n + 1]
+            forced = a.item in self.plan.suite(cell.suite).constrained(cell.engine)
+            yield a.item, place, round(abs(own - other) if forced else most - min(own, other), 9)
+
+    def _plain(self, cell: Cell) -> list[GenerationLine]:
+        """Return the answers of plain decoding in a cell's serving engine, at its batch size."""
+        there = [c for c in self._references(cell) if is_served(c.engine) and c.engine == cell.engine]
+        return [line for c in there if c.batch_size == cell.batch_size for line in self._lines(c)]
 
     def _references(self, cell: Cell) -> list[Cell]:
         """Return the cells of the arm that a cell is held to, at all batch sizes."""

@@ -47,6 +47,24 @@ def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -
     run.keep_failures(failures)
 
 
+def validate(run: Run) -> None:
+    """Write valid.json: cell -> item -> 1.0 if the answer is what it must be, else 0.0; nothing if all may be any."""
+    cells = [cell for cell in run.plan.cells if cell.length == "natural"]
+    valid = {cell.cell: {item: float(wrong is None) for item, wrong in faults(run, cell).items()} for cell in cells}
+    if any(valid.values()):
+        run.directory.write_json("valid.json", valid)
+
+
+def faults(run: Run, cell: Cell) -> dict[str, str | None]:
+    """Return by item what is wrong with each answer that must have a format; None: nothing."""
+    suite = run.plan.suite(cell.suite)
+    wanted = {
+        i.item: (i.cut, suite.answer_formats[i.answer_format]) for i in suite.items if i.answer_format is not None
+    }
+    answers = [(line, *wanted[line.item]) for line in run.answers[cell.cell] if line.item in wanted]
+    return {line.item: of.fault(before(line.text, cut)) for line, cut, of in answers}
+
+
 def scores_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, float]:
     """Return the scores by item of the answers that get one. Raises the suite's errors."""
     cuts = {item.item: item.cut for item in plan.items if item.cut}

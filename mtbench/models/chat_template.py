@@ -6,23 +6,17 @@ The sandbox bounds what a template may touch, not how long it runs. Here it has 
 import inspect
 import json
 import re
-import signal
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType, MappingProxyType
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
 
+from mtbench.deadline import OutOfTimeError, deadline
 from mtbench.errors import UserError, first_line
 
 LONGEST_S = 5.0
 Options = Mapping[str, bool | int | float | str]
-
-
-class _OutOfTimeError(BaseException):
-    """The template took too long. A template cannot catch it."""
 
 
 def render(
@@ -46,7 +40,7 @@ def render(
     try:
         if "tool_calls" not in tokenizer.get_chat_template(tools=list(tools) or None):
             messages = [text_only(turn) for turn in messages]
-        with _deadline(LONGEST_S):
+        with deadline(LONGEST_S):
             text = tokenizer.apply_chat_template(
                 messages,
                 tools=list(tools) or None,
@@ -56,7 +50,7 @@ def render(
             )
     except (UserError, TemplateError):
         raise
-    except _OutOfTimeError:
+    except OutOfTimeError:
         raise _failed(tokenizer, f"takes more than {LONGEST_S:g} s") from None
     except Exception as error:  # a template may raise any
         raise _failed(tokenizer, f"fails: {type(error).__name__}: {first_line(error)}") from None
@@ -106,22 +100,3 @@ def _failed(tokenizer: Any, reason: str) -> UserError:
         f"the chat template of checkpoint {tokenizer.name_or_path!r} {reason}; give another checkpoint or correct its "
         "template."
     )
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise _OutOfTimeError after some seconds. Only the main thread can be interrupted: others have no deadline."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise _OutOfTimeError
-
-    handler = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)

@@ -362,6 +362,6 @@ class MemoryRecord(RootModel[dict[str, StoredCount | None]]):
 
 
 class Scores(RootModel[dict[str, dict[str, Annotated[float, Field(ge=0, le=1, strict=False)]]]]):
-    """scores.json: per cell and item, a score from 0 to 1. A suite may answer true and false for 1 and 0."""
+    """scores.json: per cell and item, a score from 0 to 1. In valid.json: 1 for an answer in its format, else 0."""
 
     model_config = ROOT

@@ -19,7 +19,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from mtbench.decoding.arms import PREFIX_CACHE, is_served
 from mtbench.decoding.method import Claims, Method
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
@@ -38,6 +38,7 @@ Length = Literal["natural", "fixed"]
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
 OTHER_RULE = "sampled by a rule of its engine that changes the distribution"  # a flag of cells
+FREE = "answers are not constrained: its engine takes no JSON schema"  # a flag of cells
 APART = "decoded alone, with intervals over rounds"  # a flag of cells
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
@@ -120,10 +121,15 @@ class SuitePlan(Record):
         """Return the first turn of an item's conversation."""
         return self._turns(index)[0]
 
-    def json_schema(self, index: int) -> Mapping[str, Any] | None:
-        """Return the JSON schema that an item's answer must meet; None: it has none."""
-        number = self.items[index].answer_format
-        return None if number is None else self.answer_formats[number].json_schema
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The JSON schemas of items whose answers must meet one."""
+        formats = {i.item: self.answer_formats[i.answer_format] for i in self.items if i.answer_format is not None}
+        return {item: wanted.json_schema for item, wanted in formats.items() if wanted.json_schema is not None}
+
+    def constrained(self, engine: str | None) -> set[str]:
+        """Return the items whose answers an engine holds to a JSON schema, whatever the model prefers."""
+        return set(self.schemas if is_served(engine) and SERVING_ENGINES[engine].constraint is not None else ())
 
     @property
     def positions(self) -> list[int]:
@@ -309,6 +315,7 @@ class Plan(Record):
         `answered`: by item, the answers that later turns follow. `max_new_tokens`: the suite's by default. `cache`: the
         turns of a conversation may use its cached prompts, those with the same text here; None: no cache.
         """
+        schemas = suite.schemas
         return [
             Request(
                 prompt_ids=suite.prompt(number, answered),
@@ -318,7 +325,7 @@ class Plan(Record):
                 item=number,
                 cache=None if cache is None else f"{cache}.{suite.first_turn(number)}",
                 begins=suite.items[number].follows is None,
-                json_schema=suite.json_schema(number),
+                json_schema=schemas.get(suite.items[number].item),
             )
             for number in items
         ]

@@ -80,6 +80,9 @@ def plan_suite(
     Raise UserError if there are none, if the readers tokenise them differently, or if one is too long.
     """
     prompts, rendered = prompt_texts(suite, spec, checkpoints[0], request)
+    named = {id(one.answer_format): (one.answer_format, one.item) for one in prompts if one.answer_format is not None}
+    for wanted, name in named.values():
+        wanted.refuse_faulty(name)
     budget = request.max_new_tokens or suite.max_new_tokens
     room = min([request.max_context or MOST_NEW_TOKENS, *(one.max_positions for one in checkpoints)])
     items = _tokenise(prompts, spec, checkpoints[0], request.protocol, (room, budget) if suite.shortens else None)

@@ -49,6 +49,7 @@ def detail_tables(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: 
     """Return the tables by heading, in the order of the page. Those that a run lacks are left out."""
     tables = {
         "Accuracy compared": accuracy_table(cells, numbers),
+        "Valid answers compared": accuracy_table(cells, numbers, "valid"),
         "By task": task_table(cells, numbers, own),
         "By turn": range_table(cells, numbers, own, "turns"),
         "By context": range_table(cells, numbers, own, "contexts"),
@@ -61,18 +62,19 @@ def detail_tables(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: 
     return {heading: table for heading, table in tables.items() if table.rows}
 
 
-def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
-    """Return every paired comparison of accuracy, one row each."""
+def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], right: str = "correct") -> Table:
+    """Return every paired comparison of accuracy, or of `valid` answers, one row each."""
+    what, field = ("accuracy", "accuracy_vs") if right == "correct" else ("share of valid answers", "valid_vs")
     columns = [
-        ("difference, points", "accuracy less the baseline's, on the same items"),
-        ("only arm correct", "items that only the arm answers correctly"),
-        ("only baseline correct", "items that only the baseline answers correctly"),
+        ("difference, points", f"{what} less the baseline's, on the same items"),
+        (f"only arm {right}", f"items that only the arm answers {right}ly"),
+        (f"only baseline {right}", f"items that only the baseline answers {right}ly"),
         ("same answers", "items with the baseline's tokens"),
     ]
     rows = []
     for cell in cells:
         same = {a.baseline: f"{a.identical:,} of {a.items:,}" for a in cell.agreement}
-        for versus in cell.accuracy_vs:
+        for versus in getattr(cell, field):
             difference = interval(bounds(versus), 100, 1)
             entries = [
                 Entry(points(versus.difference), difference, shown_verdict(versus.verdict), versus.baseline),

@@ -18,11 +18,11 @@ from mtbench.report.phrases import (
     ungraded,
 )
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
-from mtbench.results.figure_formats import Speedup, Spread
+from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Speedup, Spread
 from mtbench.results.format import ResultCell
 
 CAPTION = "95% intervals in brackets. Bars: speedup on a log scale; the upright line is 1."
-IMPORTANT = ("speedup", "cost", "accuracy", "lossless", "tokens per forward")  # of the headings, for a terminal
+IMPORTANT = ("speedup", "cost", "accuracy", "valid", "lossless", "tokens per forward")  # of headings, in a terminal
 LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
 
 
@@ -41,7 +41,12 @@ def main_table(
         Column(
             "accuracy, %",
             "share of items answered correctly; the verdict compares it with the baseline's, on the same items",
-            lambda cell: _accuracy_entry(cell, own.headline.get(cell.arm)),
+            lambda cell: _share_entry(cell.accuracy, cell.accuracy_vs, own.headline.get(cell.arm)),
+        ),
+        Column(
+            "valid, %",
+            "share of answers that are JSON of their schema, or whose calls fit the tools; the verdict as of accuracy",
+            lambda cell: _share_entry(cell.valid, cell.valid_vs, own.headline.get(cell.arm)),
         ),
         Column(
             f"speedup over {common}" if common else "speedup",
@@ -93,11 +98,11 @@ def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
     return bar
 
 
-def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
-    """Return the accuracy, with the verdict against the arm's baseline if there is one."""
-    entry = percent_entry(cell.accuracy)
-    words = {comparison.baseline: comparison.verdict.word for comparison in cell.accuracy_vs}
-    if cell.accuracy is None or cell.accuracy.value is None or not words:
+def _share_entry(share: Accuracy | None, compared: Sequence[AccuracyComparison], own: Speedup | None) -> Entry:
+    """Return an accuracy or the share of valid answers, with the verdict against the arm's baseline if there is one."""
+    entry = percent_entry(share)
+    words = {comparison.baseline: comparison.verdict.word for comparison in compared}
+    if share is None or share.value is None or not words:
         return entry
     baseline = own.baseline if own is not None and own.baseline in words else next(iter(words))
     return replace(entry, verdict=words[baseline], against=None if own else baseline)

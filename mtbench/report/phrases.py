@@ -160,6 +160,8 @@ def grade_note(graded: Lossless) -> str | None:
     differ += f"{graded.first_divergence}"
     if graded.against == JUDGE and graded.grade == "divergent":
         return f"Its tokens are not the choices of {JUDGE} {differ}: the engine computes otherwise, or another model."
+    if graded.grade == "near-tie" and graded.why is not None:  # audited, since an answer is not valid
+        return graded.why
     if graded.grade != "inconclusive" or graded.why is None:
         return None
     what = (

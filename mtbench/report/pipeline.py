@@ -4,7 +4,7 @@ The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 """
 
 from mtbench.measure.executor import Progress, generate
-from mtbench.measure.score import due, score
+from mtbench.measure.score import due, score, validate
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.results.aggregate import assemble
@@ -16,6 +16,7 @@ def finish(run: Run, execution: Execution, progress: Progress, *, pages: bool = 
     generate(run, progress, execution)
     if due(run):
         score(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)
+    validate(run)
     return report(run) if pages else assemble(run)
 
 

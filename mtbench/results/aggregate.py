@@ -58,7 +58,7 @@ from mtbench.results.format import (
 )
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
-from mtbench.results.subtasks import by_part, summarize, tokens_per_forward_spread, with_spreads
+from mtbench.results.subtasks import accuracy_of, by_part, summarize, tokens_per_forward_spread, with_spreads
 
 STATISTICS = (
     "ratios of totals over blocks, a block's time being its median over rounds, t interval on the log scale; Wilson; "
@@ -194,7 +194,7 @@ def _cell(
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_given(data, collapse=collapsed, prefix_cache=cached),
+        **_given(data, collapse=collapsed, prefix_cache=cached, valid_vs=compared.valid_vs),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -251,6 +251,7 @@ def _status(data: CellData, group: Group) -> Status:
 def _given(data: CellData, **found: Any) -> dict[str, Any]:
     """Return the fields that only some cells have; others lack the keys."""
     fields = {name: getattr(data.cell, name) for name in ("engine_options", "other_tokens")}
+    fields["valid"] = accuracy_of("valid", data.validity)
     return {name: value for name, value in {**fields, "left": data.left, **found}.items() if value}
 
 
@@ -375,6 +376,9 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
         if not same:
             return None
         against = same[-1].lines
+        if same[-1].cell.engine != cell.engine:
+            forced = stored.plan.suite(cell.suite).constrained(cell.engine)
+            against = {item: line for item, line in against.items() if item not in forced}
     graded = lossless_check.grade(data.lines, against, rescored, stored.last_session.dtype or "float32")
     return (
         None

@@ -7,7 +7,7 @@ that baseline: the part of the ratio that is the engine's gain and not the metho
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mtbench import statistics
@@ -37,6 +37,7 @@ class Comparisons:
 
     speedup: list[Speedup] = field(default_factory=list)
     accuracy_vs: list[AccuracyComparison] = field(default_factory=list)
+    valid_vs: list[AccuracyComparison] = field(default_factory=list)  # of the shares of valid answers
     agreement: list[Agreement] = field(default_factory=list)
     far_off: FarOff | None = None  # a block of the arm
 
@@ -116,6 +117,9 @@ def compare(
             found[data.cell.arm].agreement.append(agreement(data, baseline))
         for arm, accuracy in accuracies(arms, baseline, max_loss, doubts, looks).items():
             found[arm].accuracy_vs.append(accuracy)
+        *valid, base = (replace(data, scores=data.validity) for data in (*arms, baseline))
+        for arm, accuracy in accuracies(valid, base, max_loss, doubts, looks).items():
+            found[arm].valid_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
         doubts = [_void_doubt(data, baseline, void) or _disturbed(data, baseline, disturbed) for data in arms]
         for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts, looks):
@@ -229,6 +233,7 @@ def _in_order(found: Comparisons, data: CellData) -> Comparisons:
     return Comparisons(
         sorted(found.speedup, key=lambda c: order.index(c.baseline)),
         sorted(found.accuracy_vs, key=lambda c: order.index(c.baseline)),
+        sorted(found.valid_vs, key=lambda c: order.index(c.baseline)),
         sorted(found.agreement, key=lambda c: order.index(c.baseline)),
         found.far_off,
     )

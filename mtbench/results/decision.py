@@ -128,6 +128,7 @@ class _Arm(NamedTuple):
     no_faster: bool  # than plain decoding
     lost: bool  # it left because another arm, or plain decoding, is surely better
     misses_slo: bool  # a latency is over its limit
+    invalid: bool  # it is shown to have too few valid answers
 
     @property
     def value(self) -> float:
@@ -145,12 +146,12 @@ class _Arm(NamedTuple):
     def allowed(self) -> bool:
         """Whether it may be used if it is faster."""
         accurate = self.same_tokens or (self.accuracy is not None and self.accuracy.found.verdict.word in NOT_WORSE)
-        return accurate and not self.misses_slo
+        return accurate and not self.invalid and not self.misses_slo
 
     @property
     def out(self) -> bool:
         """Whether it is shown that the arm is no faster, loses too much or is over a limit."""
-        if self.lost or self.no_faster or self.misses_slo:
+        if self.lost or self.no_faster or self.misses_slo or self.invalid:
             return True
         worse = self.accuracy is not None and self.accuracy.found.verdict.word == SURELY_WORSE
         return worse and not self.same_tokens
@@ -232,7 +233,9 @@ def _arms(
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
         slow = cell.cell in misses_slo
         bounds = _bounds(cell, speedup, plain, pairs)
-        arms.append(_Arm(cell, speedup, bounds, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost, slow))
+        invalid = any(v.baseline == plain.arm and v.verdict.word == SURELY_WORSE for v in cell.valid_vs)
+        kept, accuracy = _kept(cell, plain), accuracies.get(cell.arm)
+        arms.append(_Arm(cell, speedup, bounds, kept, accuracy, no_faster, lost, slow, invalid))
     return arms
 
 

@@ -96,6 +96,7 @@ class ResultCell(Sparse):
     accuracy_macro: Accuracy | None = Field(
         None, description="unweighted mean over the suite's tasks; null: the suite has one task"
     )
+    valid: Accuracy | None = Field(None, description="share of valid answers; absent: all may be any text")
     accuracy_same_items: SameItems | None = Field(
         None,
         description="accuracy of the arm at a larger batch size on the items of this cell; null: not scored, or no "
@@ -162,6 +163,7 @@ class ResultCell(Sparse):
     roofline_reason: str | None = Field(description="why roofline_fraction is null")
     speedup: list[Speedup] = Field(description="speed over each baseline, those by the same engine first")
     accuracy_vs: list[AccuracyComparison] = Field(description="accuracy against each baseline by the same engine")
+    valid_vs: list[AccuracyComparison] = Field(default_factory=list, description="the same of valid answers")
     agreement: list[Agreement] = Field(description="agreement of tokens with each baseline by the same engine")
     tasks: list[TaskFigures] = Field(description="figures of each task; empty: all items are of one task")
     turns: list[RangeFigures] = Field(default_factory=list, description="figures by turn; absent: no later turns")

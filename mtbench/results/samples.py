@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class CellData:
     left: Elimination | None = None
     cache: CacheRecord = cache_probe.UNPROBED  # probes of its prefix cache
     unit: Unit = "block"  # of the intervals of times; round: arms decoded one after the other
+    validity: Mapping[str, float] = field(default_factory=dict)  # by item: 1 if the answer is what it must be
 
     def beside(self, other: "CellData") -> tuple["CellData", "CellData"] | None:
         """Return both with the samples that count for both; None if they differ and have none in common."""
@@ -193,12 +194,13 @@ def read(run: Run) -> dict[str, CellData]:
     errors = {failure.cell: failure.error for failure in run.failures}
     left = {line.cell: line for line in run.left}
     scores = files.read("scores.json", Scores).root if files.has("scores.json") else {}
+    valid = files.read("valid.json", Scores).root if files.has("valid.json") else {}
     data = {}
     for group in plan.groups:
         suite = plan.suite(group.suite)
         order = {item.item: number for number, item in enumerate(suite.items)}
         unit_of = _units(group, suite.items)
-        valid = _valid(group, run.timings, errors, left)
+        clean = _valid(group, run.timings, errors, left)
         served = any(is_served(plan.cell(name).engine) for name in group.cells)
         timed = _timed_units(unit_of, [t for n in group.cells for t in run.timings[n]]) if served else unit_of
         unit: Unit = "round" if plan.request.apart else "block" if timed == unit_of else "second"
@@ -207,7 +209,7 @@ def read(run: Run) -> dict[str, CellData]:
                 cell=plan.cell(name),
                 lines={line.item: line for line in sorted(run.answers[name], key=lambda line: order[line.item])},
                 timings=run.timings[name],
-                valid=valid.get(name, set()),
+                valid=clean.get(name, set()),
                 repeated_blocks=min(group.rounds),
                 unit_of=unit_of,
                 timed_unit_of=timed,
@@ -216,6 +218,7 @@ def read(run: Run) -> dict[str, CellData]:
                 left=left.get(name),
                 cache=cache_probe.read(files, name),
                 unit=unit,
+                validity=valid.get(name, {}),
             )
     return data
 

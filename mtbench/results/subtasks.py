@@ -43,7 +43,7 @@ def summarize(data: CellData, metric: str | None) -> Summary:
     per_forward = None if counts is None else statistics.ratio_of_totals([counts[0]], [counts[1]])
     return Summary(
         items=len(data.lines),
-        accuracy=_accuracy(metric, data.scores),
+        accuracy=accuracy_of(metric, data.scores),
         accuracy_macro=_macro_accuracy(metric, data.scores),
         tokens_per_forward=None if per_forward is None else per_forward.value,
         tokens_per_forward_ci=None if per_forward is None else bounds(per_forward),
@@ -171,10 +171,12 @@ def _part(data: CellData, items: Collection[str], blocks: Collection[int], in_se
         scores={item: score for item, score in data.scores.items() if item in items},
         timed_unit_of=data.timed_unit_of if in_seconds else data.unit_of,
         unit=data.unit if in_seconds or data.unit == "round" else "block",
+        validity={},
     )
 
 
-def _accuracy(metric: str | None, scores: Mapping[str, float]) -> Accuracy | None:
+def accuracy_of(metric: str | None, scores: Mapping[str, float]) -> Accuracy | None:
+    """Return the mean of scores; None without any."""
     if metric is None or not scores:
         return None
     return Accuracy(metric=metric, **statistics.wilson(round(sum(scores.values())), len(scores))._asdict())

@@ -219,3 +219,26 @@ def test_200_probes_of_an_honest_prefix_cache_find_no_fault(
     )
     for cell in results.record["cells"]:
         assert (cell["prefix_cache"]["probes"], cell["prefix_cache"]["faults"]) == (100, []), cell["prefix_cache"]
+
+
+def test_answers_meet_their_schema(tmp_path: Path) -> None:
+    """The model would write anything else. Drafts change nothing, and no token that a schema forces is a fault."""
+    schemas = [{"const": "ok"}, {"enum": ["a", "b"]}, {"type": "boolean"}, {"type": "string", "maxLength": 3}]
+    asked = [{"messages": [{"role": "user", "content": "Which?"}], "json_schema": schema} for schema in schemas]
+    (file := tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    results = mtbench.run(
+        suite=f"conversations:{file}",
+        family="tiny",
+        method=("ar", "prompt-lookup:ahead=4"),
+        engine="llamacpp",
+        max_new_tokens=12,
+        batch_size=2,
+        rounds=1,
+        dtype="float32",
+        out=tmp_path / "DIR",
+    )
+    plain, drafted = results.record["cells"]
+    assert [cell["valid"]["value"] for cell in (plain, drafted)] == [1, 1]
+    assert drafted["valid_vs"][0]["verdict"]["word"] == "not worse"
+    assert (plain["lossless"], drafted["lossless"]["grade"]) == (None, "exact")
+    assert not any("not constrained" in flag for cell in (plain, drafted) for flag in cell["flags"])

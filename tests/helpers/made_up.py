@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from mtbench.evaluation.suite import Messages, Prompt
 
+bfcl: Any = importlib.import_module("mtbench.suites.bfcl")
 bbh: Any = importlib.import_module("mtbench.suites.bbh")
 mmlu_pro: Any = importlib.import_module("mtbench.suites.mmlu_pro")
 speed_bench: Any = importlib.import_module("mtbench.suites.speed_bench")
@@ -20,10 +21,11 @@ spec_bench: Any = importlib.import_module("mtbench.suites.spec_bench")
 mt_bench: Any = importlib.import_module("mtbench.suites.mt_bench")
 
 COUNT = 12  # of each subtask
+FUNCTION = [{"name": "add", "parameters": {"type": "dict", "properties": {"x": {"type": "integer"}}}}]
 Rows = list[dict[str, Any]]
 
 
-def chat(messages: Messages) -> str:
+def chat(messages: Messages, *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """Render a conversation with a minimal chat template."""
     return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
 
@@ -157,6 +159,12 @@ def write_all(folder: Path) -> Path:
     write_lines(folder / "arena_hard/question.jsonl", ARENA_HARD)
     write_lines(folder / "spec_bench/question.jsonl", questions(["stem", "writing", "qa", "rag"], 1))
     write_lines(folder / "mt_bench/question.jsonl", questions(mt_bench.MTBench.subtasks, 2))
+    for task in bfcl.Bfcl.subtasks:
+        rows = [{"id": f"{task}_{n}", "function": FUNCTION, "question": [[{"role": "user", "content": f"{n} + 1?"}]]}
+                for n in range(COUNT)]  # fmt: skip
+        write_lines(folder / f"bfcl/BFCL_v4_{task}.json", rows)
+        expected = [{"id": row["id"], "ground_truth": [{"add": {"x": [n]}}]} for n, row in enumerate(rows)]
+        write_lines(folder / f"bfcl/possible_answer/BFCL_v4_{task}.json", expected)
     write_parquet(folder / "speed_bench/speed/qualitative/test.parquet", questions(speed_bench.CATEGORIES, 2))
     return folder
 

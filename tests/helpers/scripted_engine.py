@@ -64,6 +64,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         tokens = [sum(prompt) % 50 + i for i in range(body["max_tokens"])]
         if script.get("says"):
             tokens = [script["says"][i % len(script["says"])] for i in range(body["max_tokens"])]
+        if script["name"] and sum(prompt) % 2 and script.get("loses") in tokens:  # where a draft is accepted across it
+            del tokens[len(tokens) - 1 - tokens[::-1].index(script["loses"])]
         usage = {"completion_tokens": script.get("counted", len(tokens))}
         told = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": script.get("accepted", 0)}
         told |= {"acceptance_histogram": [0, 2], "mean_acceptance_length": 1.0}

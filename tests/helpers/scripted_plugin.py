@@ -18,6 +18,7 @@ class Installed(Scripted):
     """An engine that reads its script where it is installed."""
 
     package = "scripted==1"
+    constraint = staticmethod(lambda schema: {"schema": schema})
     fields: ClassVar[Mapping[str, Any]] = {"cached": False}
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),

@@ -1,5 +1,6 @@
 """Who judges an arm's tokens, and in which words: an engine that computes something else does not excuse itself."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +25,7 @@ from mtbench.measure.model_pool import ModelPool
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.formats import RescoringRecord
+from mtbench.plan.formats import GenerationLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan, RunRequest
 from mtbench.records import dump
 from mtbench.report.text import method_notes
@@ -144,7 +145,8 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     ]
     other = [*lines[:2], lines[2].changed(token_ids=[*lines[2].token_ids[:-1], lines[2].token_ids[-1] ^ 1])]
     stored = {"r.b1": lines[:1], "r.b8": lines, "c": lines, "d": other}
-    suite = SimpleNamespace(items=[SimpleNamespace(item=line.item) for line in lines])
+    items = [SimpleNamespace(item=line.item) for line in lines]
+    suite = SimpleNamespace(items=items, constrained=lambda _: set())
     plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite, item_seed=lambda _: 0))
     opened = cast("Any", SimpleNamespace(directory=run, answers=stored))
     rescoring = lossless_check.Rescoring(opened, plan, pool, pytest.fail)
@@ -165,6 +167,37 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     assert last["epsilon"] == found["epsilon"]
     assert [len(last["items"][item]) for item in "012"] == [0, 0, 1]
     assert fed == [(plain, width)]  # the answer that is not among them
+
+
+def test_what_a_schema_forces_is_judged_between_the_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding has such tokens, too, so it is not judged. The judge's largest logit, 9, may not be allowed."""
+    cells = [
+        SimpleNamespace(
+            cell=name, suite="s", arm=arm, claims="lossless", engine="vllm", batch_size=size, simulated=None,
+            is_reference=arm == "ar", checkpoints={"ar": "model"}, lossless_reference="ar" if arm != "ar" else None,
+        )
+        for name, arm, size in (("plain", "ar", 2), ("c", "drafting", 2), ("plain.b1", "ar", 1))
+    ]  # fmt: skip
+    plain = [generation_line(item=item, token_ids=[4, 5, 6]) for item in ("forced", "free", "same", "shorter")]
+    other = [line.changed(token_ids=[4, 7, 8]) for line in plain[:2]] + [plain[2], plain[3].changed(token_ids=[4, 5])]
+    noisy = [plain[0].changed(token_ids=[4, 6, 6])]
+    suite = SimpleNamespace(constrained=lambda engine: {"forced", "shorter"} if engine == "vllm" else set())
+    plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite))
+    opened = cast("Any", SimpleNamespace(answers={"plain": plain, "c": other, "plain.b1": noisy}))
+    rescoring = lossless_check.Rescoring(opened, plan, cast("Any", None), pytest.fail)
+
+    def forced(_: object, cell: Cell, lines: list[GenerationLine], *args: Any) -> Iterator[tuple[int, Any, Any]]:
+        for n, line in reversed([*enumerate(lines)]):
+            yield n, torch.tensor(line.token_ids).float() / 2, torch.full((len(line.token_ids),), 9.0)
+
+    monkeypatch.setattr(lossless_check.Rescoring, "_forced", forced)
+    judged = rescoring._judged(cast("Cell", cells[1]))
+    assert [line.item for line in judged] == ["forced", "free", "shorter"]
+    assert [line.item for line in rescoring._judged(cast("Cell", cells[0]))] == ["free", "same"]
+    reading = lossless_check.Reading(cast("Any", None))
+    found = rescoring._shortfalls(cast("Cell", cells[1]), judged, reading)
+    assert found == {"forced": {"1": 1.0}, "free": {"0": 7.0, "1": 5.5, "2": 5.0}, "shorter": {}}
+    assert rescoring._noise(cast("Cell", cells[1]), reading) == 0.5
 
 
 @pytest.mark.parametrize(

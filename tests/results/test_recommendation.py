@@ -127,6 +127,16 @@ def test_heads_beside_frozen_weights_have_the_same_tokens_if_all_answers_agree()
     assert names(one([plain(), arm("a", 2.0, **own, **differing)])) == [None] * 2
 
 
+@pytest.mark.parametrize("claims", ["lossless", "lossy"])
+def test_an_arm_with_too_few_valid_answers_is_not_used(claims: Any) -> None:
+    """Whatever it promises, and whatever its grade: an agent's program stops at such an answer."""
+    values: dict[str, Any] = {"claims": claims, "accuracy_vs": [lost(verdict="not worse")]}
+    for word, chosen in (("worse than margin", None), ("inconclusive", "b"), ("not worse", "b")):
+        found = one([plain(), arm("b", 2.0, valid_vs=[lost(verdict=word)], **values)])
+        assert [*filter(None, names(found)), None][0] == chosen
+        assert found.word == ("use" if chosen else "plain")
+
+
 def test_each_serving_engine_has_an_answer_of_its_own() -> None:
     """A gain in one engine is none in another. An engine with plain decoding only has no answer."""
     there = "ar@ar/vllm"
