@@ -211,12 +211,13 @@ def _conversations(scene: Scene) -> Figure | None:
     shown = [cell for cell in scene.cells if cell.arm in scene.headline and cell.turns]
     if not shown:
         return None
-    figure, _ = plots.canvas(title, subtitle, 150, scene.key(shown), panels=2)
+    figure, _ = plots.canvas(title, subtitle, 150, scene.key(shown), panels=2, right=24)
     for axes, (name, label) in zip(figure.axes, RANGES.items(), strict=True):
         ticks = [re.sub(r"^.*(?=–.{5,})", "", part.part) for part in getattr(shown[0], name)]
         speedups = {cell.arm: [(x, part.speedup) for x, part in enumerate(getattr(cell, name))] for cell in shown}
         curves = [(arm, _over(scene.headline[arm].baseline, found)) for arm, found in speedups.items()]
         axes.set_xlim(-0.5, len(ticks) - 0.5)
+        axes.tick_params(axis="x", labelsize=min(10.5, 72 / len(ticks)))  # so that labels have room
         texts.append(_curves(axes, scene, curves, dict(enumerate(ticks)), label, apart=0.02 * len(ticks)))
     alt = f"{title}, {subtitle}. {'. '.join(texts)}."
     return plots.finish(figure, scene.note, name="by-turn", title=title, caption=CURVES, alt=alt)
@@ -254,8 +255,7 @@ def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], 
         ends += [(x + half, s.value or 1.0, str(scene.numbers[arm]), INK) for x, s in [*curve.items()][-1:]]
         texts.append(f"{scene.name(arm)}: {listed(f'{_in_words(s)} at {ticks[x]}' for x, s in curve.items())}")
     plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
-    axes.set_xticks([*ticks], [*ticks.values()])
-    axes.set_xlabel(label)
+    axes.set(xticks=[*ticks], xticklabels=[*ticks.values()], xlabel=label)
     plots.label_ends(axes, ends)
     return "; ".join(texts)
 
