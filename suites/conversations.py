@@ -25,7 +25,7 @@ from mtbench.errors import first_line
 from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.multi_turn import ANSWER, render_turn
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Prompt, Template
+from mtbench.evaluation.suite import Prompt, Source, Template
 
 from .prompts import Prompts, given_turns, text_turn, without_nulls
 
@@ -40,6 +40,13 @@ class Conversations(Prompts):
     metrics = ()
     shortens = True
     recorded: ClassVar[bool] = True
+
+    def __init__(self, variant: str, source: Source) -> None:
+        super().__init__(variant, source)
+        begun = {json.dumps([turns[0][0], turns[0][2]]) for _, (turns, _) in self._conversations.values()}
+        if again := len(self._conversations) - len(begun):
+            flag = f"{again} of {len(self._conversations)} conversations in {self.path.name} begin as another one does"
+            self.flags = [*self.flags, f"{flag}: intervals take them for independent"]
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         chosen = list(self._conversations.items())[:limit]

@@ -123,6 +123,16 @@ def test_a_file_an_array_cases_and_a_folder_are_read(tmp_path: Path) -> None:
     assert SUITES["conversations-own"].cell_prefix(str(tmp_path)) != before
 
 
+def test_cuts_of_one_conversation_are_named(tmp_path: Path) -> None:
+    """They are no independent samples, as intervals over conversations take them for."""
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}, {"role": "user", "content": "?"}]
+    other = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hum"}]
+    file = tmp_path / "talk.jsonl"
+    file.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (said, said[:2], other)))
+    [flag] = SUITES["conversations"](str(file), Source()).flags
+    assert flag.startswith("1 of 3 conversations in talk.jsonl begin as another one does")
+
+
 def test_an_arms_own_answer_takes_the_place_of_a_recorded_one(tmp_path: Path) -> None:
     """The text behind it is what the template writes there: here a tool's results, with a call it did not make."""
     found = prompts(write_lines(tmp_path / "a.jsonl", [{"messages": SAID}]), "conversations-own")
