@@ -185,7 +185,7 @@ def _cell(
 ) -> ResultCell:
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
-    summary, finish = summarize(data, suite.metric), _finish(data)
+    summary, finish, of_arm = summarize(data, suite.metric), _finish(data), _of_arm(stored, cell.suite, cell.arm)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
     cached = prefix_cache(data.cache) if cell.prefix_cache else None
@@ -204,9 +204,7 @@ def _cell(
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **dict(summary),
         tokens_per_forward_spread=tokens_per_forward_spread(parts["tasks"]),
-        accuracy_same_items=None
-        if summary.accuracy is None
-        else same_items(data, _of_arm(stored, cell.suite, cell.arm)),
+        accuracy_same_items=None if summary.accuracy is None else same_items(data, of_arm),
         finish=finish,
         **_counts(data),
         degenerate=loops,
