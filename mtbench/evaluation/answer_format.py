@@ -33,10 +33,7 @@ class AnswerFormat(Record):
     )
 
     def fault(self, text: str) -> str | None:
-        """Return what is wrong with an answer, such as `not JSON at character 31`; None: it is valid.
-
-        With tools alone, a text without calls is valid.
-        """
+        """Return what is wrong with an answer; None: it is valid. With tools alone, a text without calls is."""
         try:
             with deadline(CHECK_S):
                 if self.json_schema is not None:

@@ -58,11 +58,9 @@ def validate(run: Run) -> None:
 def faults(run: Run, cell: Cell) -> dict[str, str | None]:
     """Return by item what is wrong with each answer that must have a format; None: nothing."""
     suite = run.plan.suite(cell.suite)
-    wanted = {
-        i.item: (i.cut, suite.answer_formats[i.answer_format]) for i in suite.items if i.answer_format is not None
-    }
-    answers = [(line, *wanted[line.item]) for line in run.answers[cell.cell] if line.item in wanted]
-    return {line.item: of.fault(before(line.text, cut)) for line, cut, of in answers}
+    of = {i.item: (i.cut, suite.answer_formats[i.answer_format]) for i in suite.items if i.answer_format is not None}
+    answers = [(line, *of[line.item]) for line in run.answers[cell.cell] if line.item in of]
+    return {line.item: wanted.fault(before(line.text, cut)) for line, cut, wanted in answers}
 
 
 def scores_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, float]:

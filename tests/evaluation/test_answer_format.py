@@ -100,6 +100,7 @@ def test_what_is_wrong_is_said() -> None:
     assert wanted.fault('{"city": "Rome", "days": NaN}') == "not readable (ValueError)"
     assert wanted.fault("[" * 100_000) == "not readable (RecursionError)"
     assert wanted.fault("1" * 5000) == "not readable (ValueError)"
+    assert AnswerFormat(json_schema={"$ref": "http://example.org/schema.json"}).fault("1"), "nothing is fetched"
 
 
 def test_a_pattern_that_backtracks_ends() -> None:
