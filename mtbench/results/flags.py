@@ -50,7 +50,8 @@ def prefix_cache(record: CacheRecord) -> PrefixCache:
     items, checks = {check.item for check in record.checks}, record.checks
     equal = len(items - {check.item for check in checks if check.differs})
     noise = len({check.item for check in checks if check.is_noisy})
-    text = f"{equal} of {len(items)} probes of the prefix cache give the same answers"
+    warm = len({check.item for check in checks if check.cached[0]})
+    text = f"{equal} of {len(items)} probes of the prefix cache give the same answers, {warm} with cached tokens"
     text += f": {record.why}" if record.why else ""
     return PrefixCache(probes=len(items), equal=equal, noise=noise, faults=cache_probe.faults(record), text=text)
 

@@ -32,7 +32,7 @@ def made_plan(seed: int, conversations: int = 8) -> Plan:
             follows = len(items) - 1 if turn else None
             items.append(Item(item=f"made/{name}/{turn}", prompt_ids=ids, stop=[], follows=follows))
     suite = SuitePlan(
-        suite="made", family="made", task={}, metric=None, max_new_tokens=drawn.randint(1, 80), flags=[], items=items
+        suite="made", family="made", task={}, metric=None, max_new_tokens=drawn.randint(2, 80), flags=[], items=items
     )
     group = SimpleNamespace(blocks=[[n] for n in range(len(items))])
     return cast("Plan", SimpleNamespace(suite=lambda name: suite, group=lambda cell: group))
@@ -65,6 +65,7 @@ def test_no_probe_of_honest_caches_is_a_fault() -> None:
         for again, more, last in zip(*[iter(record.checks)] * 3, strict=True):
             whole = again.known // BLOCK * BLOCK
             assert again.cached == last.cached == [whole, 0, 0]
+            assert len(more.prompt_ids) > len(again.prompt_ids)
             assert more.cached[0] in range(whole, more.known + 1)
 
 
@@ -190,7 +191,7 @@ def test_a_poisoned_arm_is_void_and_a_resumed_run_does_not_probe_again(
     try:
         results = finish(run)
         plain, drafted = results["cells"]
-        said = "4 of 4 probes of the prefix cache give the same answers"
+        said = "4 of 4 probes of the prefix cache give the same answers, 4 with cached tokens"
         assert plain["prefix_cache"] == {"probes": 4, "equal": 4, "noise": 0, "faults": [], "text": said}
         assert said in plain["flags"]
         assert not plain["void"]
