@@ -51,8 +51,8 @@ def prefix_cache(record: CacheRecord) -> PrefixCache:
     equal = len(items - {check.item for check in checks if check.differs})
     noise = len({check.item for check in checks if check.is_noisy})
     warm = len({check.item for check in checks if check.cached[0]})
-    text = f"{equal} of {len(items)} probes of the prefix cache give the same answers, {warm} with cached tokens"
-    text += f": {record.why}" if record.why else ""
+    same = f"{equal} of {len(items)} probes of the prefix cache give the same answers, {warm} with cached tokens"
+    text = ": ".join(filter(None, (same if items else "no probe of the prefix cache was made", record.why)))
     return PrefixCache(probes=len(items), equal=equal, noise=noise, faults=cache_probe.faults(record), text=text)
 
 

@@ -14,11 +14,14 @@ from whole import finish, forget_plugin_files, start
 from mtbench import plugins
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request
+from mtbench.errors import UserError
 from mtbench.experiments.gate import exact
 from mtbench.measure import cache_probe
+from mtbench.measure.workers import Died
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import CacheCheck, CacheRecord, RescoringRecord
 from mtbench.plan.plan import Cell, Item, Plan, RunRequest, SuitePlan
+from mtbench.results import flags
 
 PLUGIN = Path(__file__).parents[1] / "helpers" / "block_cache_plugin.py"
 
@@ -95,6 +98,18 @@ def test_each_fault_is_named_with_its_turn_and_length(fault: str, said: str) -> 
         if "answers" in said:
             assert found[0].endswith("; without the cache it is the same twice")
     assert cache_probe.faults(probed(BlockCache("poisoned", drafts=False))) == []
+
+
+@pytest.mark.parametrize("error", [UserError("the server ended."), TimeoutError("late"), Died("killed")])
+def test_a_probe_that_fails_says_why_and_costs_nothing_else(error: Exception) -> None:
+    def ask(request: Request) -> Generation:
+        raise error
+
+    record = cache_probe.probe(made_plan(0), cast("Cell", SimpleNamespace(suite="made", cell="made")), {}, ask)
+    why = f"{error}".rstrip(".")
+    assert record == CacheRecord(checks=[], why=why)
+    assert flags.prefix_cache(record).text == f"no probe of the prefix cache was made: {why}"
+    assert cache_probe.faults(record) == []
 
 
 def check(*answers: list[int], **given: Any) -> CacheCheck:
@@ -202,7 +217,7 @@ def test_a_poisoned_arm_is_void_and_a_resumed_run_does_not_probe_again(
         assert reason.endswith(" logits apart); without the cache it is the same twice")
         first, second = sorted((run.path / "prefix_cache").iterdir())
         before = first.stat().st_mtime_ns
-        second.unlink()
+        second.write_text(CacheRecord(checks=[], why="the time budget is spent").model_dump_json())
         assert finish(run)["cells"][1]["void"], "a new server is probed"
         assert first.stat().st_mtime_ns == before
     finally:
