@@ -210,10 +210,10 @@ class Rescoring:
         found = [(a, b, place) for a, b, place in found if place < min(len(a.token_ids), len(b.token_ids))]
         cut = [line.changed(token_ids=line.token_ids[: place + 1]) for a, b, place in found for line in (a, b)]
         last = {n: (float(own[-1]), float(most[-1])) for n, own, most in self._forced(cell, cut, judge)}
+        held = self.plan.suite(cell.suite).constrained(cell.engine)
         for n, (a, _, place) in enumerate(found):
             (own, most), (other, _) = last[2 * n], last[2 * n + 1]
-            forced = a.item in self.plan.suite(cell.suite).constrained(cell.engine)
-            yield a.item, place, round(abs(own - other) if forced else most - min(own, other), 9)
+            yield a.item, place, round(abs(own - other) if a.item in held else most - min(own, other), 9)
 
     def _plain(self, cell: Cell) -> list[GenerationLine]:
         """Return the answers of plain decoding in a cell's serving engine, at its batch size."""

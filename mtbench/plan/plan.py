@@ -129,7 +129,8 @@ class SuitePlan(Record):
 
     def constrained(self, engine: str | None) -> set[str]:
         """Return the items whose answers an engine holds to a JSON schema, whatever the model prefers."""
-        return set(self.schemas if is_served(engine) and SERVING_ENGINES[engine].constraint is not None else ())
+        found = set(self.schemas)  # first: a stored run without any needs no plugin of its engine
+        return found if found and is_served(engine) and SERVING_ENGINES[engine].constraint is not None else set()
 
     @property
     def positions(self) -> list[int]:
