@@ -29,11 +29,8 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in keep or unicodedata.category(c) not in NEVER_PRINTED else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    never = {c for c in text if c not in keep and unicodedata.category(c) in NEVER_PRINTED}
+    return "".join(c.encode("unicode_escape").decode("ascii") if c in never else c for c in text)
 
 
 class UserError(ValueError):

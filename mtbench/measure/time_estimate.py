@@ -42,7 +42,8 @@ class TimeEstimate:
         self.whose: dict[str, str] = {}  # suite -> arm that gave them
         self.prefill_s: dict[tuple[str, str], float] = {}  # suite, arm -> per prompt, in the smallest batch
         self.begun = 0
-        self.blocks_s = [self._block_s(group) for group in plan.groups]  # one block in all cells of a group
+        each = [[self._cell_s(group, plan.cell(name)) for name in group.cells] for group in plan.groups]
+        self.blocks_s = [*map(sum, each)]  # one block in all cells of a group
 
     @property
     def timed_s(self) -> float:
@@ -68,10 +69,6 @@ class TimeEstimate:
             return "if every answer takes its whole token budget"
         arms = " and ".join(dict.fromkeys(self.whose.values()))
         return f"if answers are as long as those of {arms} in one block"
-
-    def _block_s(self, group: Group) -> float:
-        """Return the seconds of a block in all cells of a group."""
-        return sum(self._cell_s(group, self.plan.cell(name)) for name in group.cells)
 
     def _cell_s(self, group: Group, cell: Cell) -> float:
         self.show(self.begun, len(self.plan.cells), cell.arm)

@@ -299,12 +299,3 @@ TrainingSeed = Annotated[int, option("Random seed.", TRAINED, ge=0)]
 TrainingDryRun = Annotated[
     bool, option("Check everything that needs no weights, or print a recipe's commands; do not train.", OUTPUT)
 ]
-
-
-def settings(engine_option: Sequence[str], prefix_cache: Sequence[OffOn]) -> list[str]:
-    """Return the options of serving engines that are a part of an arm.
-
-    >>> settings(["vllm:enforce-eager"], ["off", "on"])
-    ['vllm:enforce-eager', '*:prefix-cache=off|on']
-    """
-    return [*engine_option, f"*:prefix-cache={'|'.join(prefix_cache)}"]

@@ -51,7 +51,7 @@ class DecodingRequest(Record):
     @property
     def settings(self) -> list[str]:
         """The options of serving engines that are a part of an arm, as `parse_arms` reads them."""
-        return common.settings(self.engine_option, self.prefix_cache)
+        return [*self.engine_option, f"*:prefix-cache={'|'.join(self.prefix_cache)}"]
 
 
 class PlanRequest(DecodingRequest):

@@ -64,7 +64,7 @@ def facts(cells: Sequence[ResultCell]) -> list[str]:
 
 def environment(results: Results) -> list[tuple[str, str]]:
     """Return machine, software and settings of the run in pairs; unknown values are left out."""
-    stored = results.environment
+    stored, command = results.environment, results.command
     session = stored.sessions[-1] if stored.sessions else SessionRecord()
     used: Machine = stored.sessions[-1] if stored.sessions else stored
     starts = [start for start in (stored.started, *(s.started for s in stored.sessions)) if start]
@@ -82,7 +82,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("Code", used.git),
         ("Checkpoints", _checkpoints_text(results.cells)),
         ("Weights", listed(weights(results))),
-        ("Command", _command_text(results.command)),
+        ("Command", shlex.join([Path(word).name for word in command[:1]] + [*command[1:]]) or NONE),
         ("Seed", results.seed),
         ("Price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
         ("Started", listed(dict.fromkeys(starts))),
@@ -135,10 +135,6 @@ def _checkpoints_text(cells: Sequence[ResultCell]) -> str:
             name = role if is_overridden(cell.family, role, source) else f"{cell.family} {role}"
             sources[name] = _tail(source)
     return "; ".join(f"{name}: {source}" for name, source in sources.items())
-
-
-def _command_text(command: Sequence[str]) -> str:
-    return shlex.join([Path(command[0]).name, *command[1:]]) if command else NONE
 
 
 def _tail(source: str) -> str:

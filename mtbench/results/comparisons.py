@@ -230,13 +230,9 @@ def bounds(ratio: Ratio) -> list[float] | None:
 def _in_order(found: Comparisons, data: CellData) -> Comparisons:
     """Return the same comparisons in the order of the cell's baselines."""
     order = [*data.cell.baselines, *data.cell.engine_baselines]
-    return Comparisons(
-        sorted(found.speedup, key=lambda c: order.index(c.baseline)),
-        sorted(found.accuracy_vs, key=lambda c: order.index(c.baseline)),
-        sorted(found.valid_vs, key=lambda c: order.index(c.baseline)),
-        sorted(found.agreement, key=lambda c: order.index(c.baseline)),
-        found.far_off,
-    )
+    for compared in (found.speedup, found.accuracy_vs, found.valid_vs, found.agreement):
+        compared.sort(key=lambda c: order.index(c.baseline))
+    return found
 
 
 def _compared(

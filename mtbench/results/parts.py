@@ -7,10 +7,7 @@ def turn_part(turn: int) -> str:
     >>> [turn_part(turn) for turn in (1, 4, 5, 8, 9, 17)]
     ['1', '4', '5–8', '5–8', '9–16', '17–32']
     """
-    if turn <= 4:
-        return str(turn)
-    last = 1 << (turn - 1).bit_length()
-    return f"{last // 2 + 1}–{last}"
+    return str(turn) if turn <= 4 else _doubled(turn)
 
 
 def context_part(tokens: int) -> str:
@@ -19,7 +16,9 @@ def context_part(tokens: int) -> str:
     >>> [context_part(tokens) for tokens in (3, 512, 513, 2048)]
     ['≤ 512', '≤ 512', '513–1,024', '1,025–2,048']
     """
-    if tokens <= 512:
-        return "≤ 512"
-    last = 1 << (tokens - 1).bit_length()
+    return "≤ 512" if tokens <= 512 else _doubled(tokens)
+
+
+def _doubled(number: int) -> str:
+    last = 1 << (number - 1).bit_length()
     return f"{last // 2 + 1:,}–{last:,}"

@@ -58,18 +58,13 @@ class Schedule(Dataset[dict[str, Tensor]]):
         """Forward passes per step, of all processes together: as many as the fullest step needs."""
         return math.ceil(self._max_rows / self.rows / self.processes) * self.processes
 
-    @cached_property
-    def _rows_per_forward(self) -> int:
-        """The limit `rows`, or fewer if the fullest step's rows are distributed evenly over its forward passes."""
-        return math.ceil(self._max_rows / self.forwards)
-
     def __len__(self) -> int:
         return self.steps * self.forwards
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         """Return the batch of forward pass `number`, its weights divided by the divisor of its step."""
         step, forward = divmod(number, self.forwards)
-        most = self._rows_per_forward
+        most = math.ceil(self._max_rows / self.forwards)  # of a forward pass: the fullest step's rows, evenly
         rows = self._rows(step)[forward * most : (forward + 1) * most]  # none if the step's rows do not reach it
         if self.packed:  # every forward pass has the same shape, also at the end of a short step
             rows = rows + [[]] * (most - len(rows))
@@ -79,7 +74,8 @@ class Schedule(Dataset[dict[str, Tensor]]):
             longest = max(1, max(sum(len(sequence.ids) for sequence in row) for row in sequences))
             length = math.ceil(longest / TILE) * TILE
         batch = pack(sequences, length, len(self.objective.parts))
-        return batch._replace(weight=batch.weight / self._divisor(step))._asdict()
+        divisor = sum(self.objective.divisor_share(*self._length(sample)) for sample in self._samples(step))
+        return batch._replace(weight=batch.weight / divisor)._asdict()
 
     def conversations(self, step: int) -> list[int]:
         """Return the indices of the examples of step `step` (from 0)."""
@@ -94,9 +90,6 @@ class Schedule(Dataset[dict[str, Tensor]]):
 
     def _build(self, sample: int) -> TrainingSequence:
         return self.objective.build(self.examples[self._example(sample)], self.special, generator(self.seed, sample))
-
-    def _divisor(self, step: int) -> float:
-        return sum(self.objective.divisor_share(*self._length(sample)) for sample in self._samples(step))
 
     def _length(self, sample: int) -> tuple[int, int]:
         return self._lengths[self._example(sample)]

@@ -197,7 +197,7 @@ def _set_steps(args: TrainingArguments, schedule: Schedule, settings: Settings) 
 def _run(trainer: "ObjectiveTrainer", job: TrainingJob, schedule: Schedule) -> None:
     """Train from the last checkpoint to the end. Raises UserError if memory runs out."""
     shutil.rmtree(job.resume_folder / "writing", ignore_errors=True)
-    checkpoint = _last_checkpoint(job.resume_folder)
+    checkpoint = max(job.resume_folder.glob("checkpoint-*"), key=_step_of, default=None)
     progress = job.progress if trainer.is_world_process_zero() else None
     if progress:
         progress.begin(schedule.steps, 0 if checkpoint is None else _step_of(checkpoint))
@@ -217,10 +217,6 @@ def _run(trainer: "ObjectiveTrainer", job: TrainingJob, schedule: Schedule) -> N
 
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    return max(folder.glob("checkpoint-*"), key=_step_of, default=None)
 
 
 class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not type-checked here

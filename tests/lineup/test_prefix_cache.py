@@ -4,6 +4,7 @@ import pytest
 
 from mtbench.decoding.arms import PREFIX_CACHE, parse_arms
 from mtbench.options import common
+from mtbench.plan.request import PlanRequest
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from mtbench.options import common
     ],
 )
 def test_a_prefix_cache_is_in_the_name_of_an_arm_that_has_one(given: list[common.OffOn], names: list[str]) -> None:
-    arms = parse_arms(["ar"], ["graph", "llamacpp"], common.settings([], given))
+    arms = parse_arms(["ar"], ["graph", "llamacpp"], PlanRequest(prefix_cache=given).settings)
     assert [str(arm) for arm in arms] == names
     assert [PREFIX_CACHE in arm.settings for arm in arms] == [name.endswith(PREFIX_CACHE) for name in names]
     assert [arm.alternative for arm in arms] == [len(given) > 1 and name.endswith(PREFIX_CACHE) for name in names]

@@ -164,13 +164,10 @@ def _from_pip(env: str, engine: str | None, note: Note) -> Build:
             "See `mtbench ls engines`."
         )
     if not PACKAGE.fullmatch(package):
-        raise UserError(f"{env!r} names no release; give {PIP}NAME==VERSION, such as {PIP}{_pinned(engine)}.")
+        pinned = SERVING_ENGINES[engine].package or "NAME==VERSION"
+        raise UserError(f"{env!r} names no release; give {PIP}NAME==VERSION, such as {PIP}{pinned}.")
     SERVING_ENGINES[engine].fetch(note, package)
     return Build(env, package, Path(sys.executable), release=f"{engine}={package}")
-
-
-def _pinned(engine: str) -> str:
-    return SERVING_ENGINES[engine].package or "NAME==VERSION"
 
 
 def _from_git(env: str, revision: str, note: Note) -> Build:

@@ -42,7 +42,7 @@ class GateExperiment(Experiment[GateOptions, GateSession, GatePlan, Gate]):
             raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")
         same = {name: getattr(request, name) for name in GateRequest.model_fields if name in GateOptions.model_fields}
         of_base = [read_file(file).path for file in request.base_plugin] or [*session.plugin]
-        same["engine"] = _serving_engine(request)
+        same["engine"] = next(filter(is_served, request.engine), None)
         resolved = GateRequest(
             **same, plan_arguments=_plan_arguments(request), plugins=[*session.plugin], base_plugins=of_base
         )
@@ -77,11 +77,6 @@ class GateExperiment(Experiment[GateOptions, GateSession, GatePlan, Gate]):
     def exit_code(self, found: Gate, session: GateSession) -> int:
         """Return that of the verdict."""
         return EXIT_CODES[found.word]
-
-
-def _serving_engine(request: GateOptions) -> str | None:
-    """Return the serving engine of --engine; None if it names engines of ours only."""
-    return next((engine for engine in request.engine if is_served(engine)), None)
 
 
 def _plan_arguments(request: GateOptions) -> list[str]:

@@ -30,7 +30,7 @@ NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
     # With URLs only, plain decoding is not served: its checkpoint has the tokenizer and the template.
-    arms = served_arms(request.method or plain_decoding()[:1], request.engine, request.settings)
+    arms = served_arms(request.method or plain_decoding()[:1], request.engine, run_request(request).settings)
     chosen = [
         ArmPlan(
             name=_name(arm),

@@ -115,11 +115,6 @@ class LoadRequest(Record):
     max_loss: common.MaxLoss = 2.0
 
     @property
-    def settings(self) -> list[str]:
-        """The options of serving engines that are a part of an arm, as `parse_arms` reads them."""
-        return common.settings(self.engine_option, self.prefix_cache)
-
-    @property
     def levels(self) -> list[float]:
         """The rates, or the concurrency levels, in their order."""
         return list(self.request_rate or map(float, self.concurrency))

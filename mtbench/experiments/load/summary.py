@@ -135,7 +135,7 @@ def cell(sent: Sent, flags: Sequence[str] = (), turn: str | None = None) -> Load
     turns = list(dict.fromkeys(map(turn_part, sorted(line.turn for line in sent.requests))))
     outcomes = Counter(line.outcome for line in sent.requests)
     sizes = {"ok": outcomes["ok"], "rejected": outcomes["rejected"], "failed": outcomes["failed"]}
-    scored = sent.is_scored
+    scored, answers = sent.is_scored, sent.first_scores.values() if sent.is_scored else ()
     correct = sum(sent.good_and_correct(point) for point in sent.points) if scored else None
     items = {line.item for line in sent.requests if line.outcome == "ok"}
     return LoadCell(
@@ -153,7 +153,7 @@ def cell(sent: Sent, flags: Sequence[str] = (), turn: str | None = None) -> Load
         ttft=_latency(sent, lambda line: line.ttft_s),
         tpot=_latency(sent, lambda line: line.tpot_s),
         e2e=_latency(sent, lambda line: line.e2e_s),
-        accuracy=_accuracy(sent) if scored else None,
+        accuracy=Estimate.of(statistics.wilson(round(sum(answers)), len(answers))) if scored else None,
         items=len(items),
         tokens_per_forward=_share(sent, lambda line: line.tokens, lambda line: line.forwards),
         j_per_token=_energy(sent),
@@ -245,11 +245,6 @@ def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latenc
     measured = [values for values in known if values]
     each = {p: [float(np.percentile(values, p)) for values in measured] for p in PERCENTILES}
     return Latency(**{f"p{p}": _ratio(values, [1.0] * len(values)) for p, values in each.items()})
-
-
-def _accuracy(sent: Sent) -> Estimate:
-    scores = sent.first_scores.values()
-    return Estimate.of(statistics.wilson(round(sum(scores)), len(scores)))
 
 
 def _share(sent: Sent, above: Counted, below: Counted) -> Estimate | None:
