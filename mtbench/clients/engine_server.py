@@ -80,7 +80,8 @@ class EngineServer:
             group.unlink(missing_ok=True)
 
     def _refuse_too_large(self) -> None:
-        weights, free = _size(Path(self.serving.model)), available_memory_bytes()
+        path, free = Path(self.serving.model), available_memory_bytes()
+        weights = sum(file.stat().st_size for file in (path, *path.glob("*.safetensors")) if file.is_file())
         if self.serving.share is None and weights > free:
             raise ServerError(
                 f"the server of {self.arm!r} needs {weights / GIB:.1f} GiB for its weights, and {free / GIB:.1f} GiB "
@@ -174,11 +175,6 @@ def forwards_of(reply: Reply) -> int | None:
         return None
     own = reply.counted - reported.accepted
     return max(own, 1 + reported.drafts) if reported.drafts else own
-
-
-def _size(checkpoint: Path) -> int:
-    """Return the bytes of a checkpoint's weights."""
-    return sum(file.stat().st_size for file in (checkpoint, *checkpoint.glob("*.safetensors")) if file.is_file())
 
 
 def _free_port() -> int:

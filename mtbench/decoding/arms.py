@@ -233,13 +233,10 @@ def reference_arm(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
         return None
     plain = [a for a in _references(arms) if a.engine and a.on == arm.on]
     if arm in plain:
-        plain = [a for a in plain if a.engine != arm.engine and (a.engine == "eager" or _serves_for(a, arm))]
+        judges = [a for a in plain if is_ours(a.engine) and (a.engine == "eager" or not is_ours(arm.engine))]
+        plain = [a for a in judges if a.engine != arm.engine]
     nearest = sorted(plain, key=lambda a: (a.engine != arm.engine, a.engine != "eager"))
     return str(nearest[0]) if nearest else None
-
-
-def _serves_for(reference: Arm, arm: Arm) -> bool:
-    return is_ours(reference.engine) and not is_ours(arm.engine)
 
 
 def safe(text: str) -> str:

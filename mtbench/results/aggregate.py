@@ -185,7 +185,9 @@ def _cell(
 ) -> ResultCell:
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
-    summary, finish, of_arm = summarize(data, suite.metric), _finish(data), _of_arm(stored, cell.suite, cell.arm)
+    summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
+    ends = Counter(line.finish_reason for line in data.lines.values())
+    finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
     cached = prefix_cache(data.cache) if cell.prefix_cache else None
@@ -251,11 +253,6 @@ def _given(data: CellData, **found: Any) -> dict[str, Any]:
     fields = {name: getattr(data.cell, name) for name in ("engine_options", "other_tokens")}
     fields["valid"] = accuracy_of("valid", data.validity)
     return {name: value for name, value in {**fields, "left": data.left, **found}.items() if value}
-
-
-def _finish(data: CellData) -> Finish:
-    reasons = Counter(line.finish_reason for line in data.lines.values())
-    return Finish(end=reasons["end"], stop=reasons["stop"], length=reasons["length"])
 
 
 def _counts(data: CellData) -> dict[str, Any]:

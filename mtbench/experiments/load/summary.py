@@ -63,11 +63,6 @@ class Sent:
         scores = {p: [*compress(self.scores[p], kept[p])] for p in kept.keys() & self.scores.keys()}
         return replace(self, points=points, scores=scores)
 
-    @cached_property
-    def is_scored(self) -> bool:
-        """Whether the answers have scores."""
-        return bool(self.points) and all(point.point in self.scores for point in self.points)
-
     def good(self, point: PointLine) -> list[bool]:
         """Return for each request of a round whether it was answered within all limits."""
         return [is_good(line, self.slo) for line in point.requests]
@@ -135,7 +130,7 @@ def cell(sent: Sent, flags: Sequence[str] = (), turn: str | None = None) -> Load
     turns = list(dict.fromkeys(map(turn_part, sorted(line.turn for line in sent.requests))))
     outcomes = Counter(line.outcome for line in sent.requests)
     sizes = {"ok": outcomes["ok"], "rejected": outcomes["rejected"], "failed": outcomes["failed"]}
-    scored, answers = sent.is_scored, sent.first_scores.values() if sent.is_scored else ()
+    scored, answers = bool(sent.points) and all(p.point in sent.scores for p in sent.points), sent.first_scores.values()
     correct = sum(sent.good_and_correct(point) for point in sent.points) if scored else None
     items = {line.item for line in sent.requests if line.outcome == "ok"}
     return LoadCell(
