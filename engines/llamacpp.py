@@ -164,6 +164,7 @@ class LlamaCpp(ServingEngine):
     same_output = ("threads", "threads-batch", "batch-size", "ubatch-size")
     start_s = 3.0
     busy = "threads=1"  # its threads spin while they wait for each other: 0 to 4 tokens/s of 18 beside one program
+    fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False}
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "prompt-lookup": _ngram,

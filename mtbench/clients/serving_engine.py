@@ -123,6 +123,7 @@ class ServingEngine:
     trims: ClassVar[bool] = False  # its drafts may draft the ids of a token map alone
     caches: ClassVar[bool] = False  # it may keep prompts, and says how many tokens of a prompt it had kept
     constraint: ClassVar[Any] = None  # JSON schema -> fields of a request that hold its answer to it; None: it has none
+    fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
     # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
     methods: ClassVar[Table]
 

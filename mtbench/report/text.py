@@ -73,7 +73,10 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("GPU", "none" if used.gpu is None else _gpu_text(used.gpu)),
         ("Roofline probe", _probe_text(session, used.gpu)),
         ("Idle power", None if stored.idle_power_w is None else f"{number(stored.idle_power_w)} W"),
-        ("Device and type", _device_text(results.cells)),
+        (
+            "Device and type",
+            listed(value for cell in results.cells[:1] for value in (cell.device, cell.dtype) if value),
+        ),
         ("Layers", listed(dict.fromkeys((session.layers or {}).values()))),
         ("mtbench's kernels", session.kernels_off and f"off: {session.kernels_off}"),
         ("Threads", session.threads),
@@ -117,10 +120,6 @@ def _probe_text(session: SessionRecord, gpu: GpuInfo | None) -> str | None:
     read = session.probe.read_bytes_per_s
     reads = "" if read is None else f"{number(read / 1e12)} TB/s read, "
     return f"{reads}{number(copied)} TB/s copied on the device, {number(multiplied)} TFLOP/s multiplied in this type"
-
-
-def _device_text(cells: Sequence[ResultCell]) -> str:
-    return listed(value for value in (cells[0].device, cells[0].dtype) if value) if cells else ""
 
 
 def _versions_text(machine: Machine) -> str:

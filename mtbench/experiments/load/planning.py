@@ -92,11 +92,11 @@ def _conversations(planned: SuitePlan) -> list[list[int]]:
 
 
 def _items(planned: SuitePlan, texts: Sequence[str], conversations: Sequence[list[int]]) -> list[LoadItem]:
-    turns = {number: turn for one in conversations for turn, number in enumerate(one, start=1)}
-    sizes = [len(planned.prompt(number)) for number in sorted(turns)]
+    turns = sorted((number, turn) for one in conversations for turn, number in enumerate(one, start=1))
+    sizes = [len(planned.prompt(number)) for number, _ in turns]
     return [
         LoadItem(item=i.item, prompt=text, prompt_tokens=n, cut=i.stop, scored=i.scored, turn=turn, think_s=i.think_s)
-        for i, text, n, (_, turn) in zip(planned.items, texts, sizes, sorted(turns.items()), strict=True)
+        for i, text, n, (_, turn) in zip(planned.items, texts, sizes, turns, strict=True)
     ]
 
 

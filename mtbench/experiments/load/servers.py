@@ -65,7 +65,7 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
         server = Server(started.url, None, timeout_s, timeout_s)
         command = [*engine.start, serving.model, *serving.setting.words, *engine.computing(serving.dtype)]
         release = f"{engine.title}, {engine.release()}"
-        fields = caching(None, begins=True) if engine.caches else {}
+        fields = caching(None, begins=True) if serving.prefix_cache else engine.fields
         yield Running(server, started.model, [*command, *serving.options], release, fields, serving.prefix_cache)
 
 
