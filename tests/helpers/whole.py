@@ -84,7 +84,7 @@ def figures(value: Any) -> Any:
     if isinstance(value, dict):
         if "flags" in value:
             value = value | {"flags": [flag for flag in value["flags"] if not flag.startswith("shared processor")]}
-        timed = TIMES | (SPEEDUPS if "length_ratio" in value else set())
+        timed = TIMES | (SPEEDUPS if "verdict" in value and "difference" not in value else set())  # not of accuracies
         return {k: figures(v) for k, v in value.items() if k not in timed and not k.endswith("_s")}
     return [figures(v) for v in value] if isinstance(value, list) else value
 
