@@ -85,13 +85,15 @@ class Conversations(Prompts):
                 if asked and message["role"] == "assistant":
                     turns.append((said[:-1], think_s, message))
                     said, think_s = [], 0.0
-            answer_format = _answer_format(entry)
-        except (TypeError, LookupError, AttributeError) as error:
+            wanted = _answer_format(entry)
+        except (TypeError, LookupError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a conversation ({type(error).__name__}: {first_line(error)})") from None
         if not asked:
             raise ValueError("no turn is the user's or the result of a tool, so there is nothing to answer")
-        json.dumps([turns, said, answer_format and answer_format.tools], ensure_ascii=False).encode()  # as in Prompts
-        return [*turns, *([(said, think_s, {})] if said else [])], answer_format
+        if len(turns) > 1000:  # the texts of all prompts take memory by the square of it
+            raise ValueError(f"{len(turns):,} answers, and at most 1,000 are read; cut the conversation")
+        json.dumps([turns, said, wanted and wanted.model_dump()], ensure_ascii=False).encode()  # as in Prompts
+        return [*turns, *([(said, think_s, {})] if said else [])], wanted
 
 
 @SUITES.register("conversations-own")

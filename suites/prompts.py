@@ -184,18 +184,17 @@ class Prompts(Suite):
             raise self._line_error(place, f"not an object like {LINE}")
         entry = without_nulls(entry)
         name = entry.pop("id", default)
-        if type(name) not in (str, int) or not str(name).strip() or "/" in str(name):
-            raise self._line_error(place, f"id {name!r} is not a number or a text without '/'")
-        if str(name) in self._conversations:
-            first, _ = self._conversations[str(name)]
-            raise self._line_error(place, f"id {name!r} is already that of {first}")
+        text = str(name)  # no half of a surrogate pair, which no file holds, and no control
+        if type(name) not in (str, int) or printable(text) != text or "/" in text or not 0 < len(text.strip()) <= 200:
+            raise self._line_error(place, f"id {name!r:.60} is not a number or 1 to 200 printed characters without '/'")
+        if text in self._conversations:
+            raise self._line_error(place, f"id {name!r} is already that of {self._conversations[text][0]}")
         try:
-            str(name).encode()  # half a surrogate pair raises a ValueError: no file of a run could hold it
-            self._conversations[str(name)] = place, self._conversation(entry)
+            self._conversations[text] = place, self._conversation(entry)
             if self._chosen != NONE and (found := references(entry)):
                 marked = [MARKED.search(answer) for answer in found]
                 self._marked += all(marked)
-                self._references[_item(str(name))] = [m[1] if m else a for m, a in zip(marked, found, strict=True)]
+                self._references[_item(text)] = [m[1] if m else a for m, a in zip(marked, found, strict=True)]
         except ValueError as error:
             raise self._line_error(place, first_line(error)) from error
         return {name: value for name, value in entry.items() if value not in ("", [], {})}

@@ -69,7 +69,9 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
     opened: the suites of the request, if they are open already. lineup: its arms, if they are resolved already.
     """
     _refuse_two_sources(request)
-    _refuse_unknown_engines(request)
+    for name in (text.partition(":")[0] for text in request.engine_option):
+        if name not in list(SERVING_ENGINES):
+            raise unknown("engine of --engine-option", name, SERVING_ENGINES, "mtbench ls engines")
     if request.apart and request.rounds < UNITS_NEEDED["round"]:
         raise UserError(
             f"--apart has intervals over rounds, and {request.rounds} are too few; give `--rounds "
@@ -98,6 +100,8 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
             "--batching refill leaves nothing to run: it needs a batch size of at least 2 and a method that runs in "
             "mtbench's loop; add `--batching static,refill` or `--batch-size 8`."
         )
+    if "on" in request.prefix_cache and not any(cell.prefix_cache for cell in cells):
+        raise UserError("--prefix-cache on: no arm has one; give `--engine` (`mtbench ls engines`), or leave it out.")
     used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in lineups]
     used += [SERVING_ENGINES[cell.engine] for cell in cells if cell.engine in list(SERVING_ENGINES)]
     plan = Plan(
@@ -127,12 +131,6 @@ def write_plan(run: RunDirectory, plan: Plan, command: Sequence[str], race: Race
     if race is not None:
         run.write_json("race.json", dump(race))
     run.write_json("plan.json", dump(plan), indent=None)
-
-
-def _refuse_unknown_engines(request: RunRequest) -> None:
-    for text in request.engine_option:
-        if (name := text.partition(":")[0]) not in list(SERVING_ENGINES):
-            raise unknown("engine of --engine-option", name, SERVING_ENGINES, "mtbench ls engines")
 
 
 def _refuse_two_sources(request: RunRequest) -> None:

@@ -3,8 +3,10 @@
 import pytest
 
 from mtbench.decoding.arms import PREFIX_CACHE, parse_arms
+from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
 from mtbench.options import common
-from mtbench.plan.request import PlanRequest
+from mtbench.plan.request import PlanRequest, RunRequest
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,9 @@ def test_a_prefix_cache_is_in_the_name_of_an_arm_that_has_one(given: list[common
     assert [str(arm) for arm in arms] == names
     assert [PREFIX_CACHE in arm.settings for arm in arms] == [name.endswith(PREFIX_CACHE) for name in names]
     assert [arm.alternative for arm in arms] == [len(given) > 1 and name.endswith(PREFIX_CACHE) for name in names]
+
+
+def test_a_prefix_cache_that_no_arm_has_is_refused() -> None:
+    request = RunRequest(suite=("arithmetic",), family="tiny", method=("ar",), limit=2, prefix_cache=("off", "on"))
+    with pytest.raises(UserError, match="--prefix-cache on: no arm has one"):
+        make_plan(request)
