@@ -1,11 +1,11 @@
 """Arms in llama.cpp, a real engine: its tokens are those of mtbench's loop on the same file."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cached_conversations import check_conversations, run_conversations
 from gguf_architectures import KEYS, write_architecture
 from gguf_files import written
 from printed_commands import answer_of
@@ -14,10 +14,7 @@ from transformers.integrations import gguf
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.measure import cache_probe
-from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import CacheCheck
-from mtbench.plan.prompts import common_length
-from mtbench.plan.run import Run
 
 pytestmark = pytest.mark.whole
 ARMS = ("ar", "ar:engine=llamacpp", "prompt-lookup:ahead=4,engine=llamacpp", "speculative:ahead=3,engine=llamacpp")
@@ -140,53 +137,12 @@ def test_a_file_of_any_architecture_is_served_as_it_is(architecture: str, tmp_pa
     assert all(0 < line["ttft_s"] < line["wall_s"] for line in lines)
 
 
-def conversations(file: Path) -> str:
-    """Three conversations of four turns; the suite that reads them."""
-    texts = [[f"What is {n + turn} + {turn}?" for turn in range(4)] for n in (3, 20, 41)]
-    lines = [
-        {"messages": [m for text in turns for m in ({"role": "user", "content": text}, answer)]}
-        for turns in texts
-        for answer in [{"role": "assistant", "content": f"It is {len(turns)}, I think."}]
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return f"conversations:{file}"
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_prefix_cache_changes_no_answer_and_keeps_what_a_conversation_had(size: int, tmp_path: Path) -> None:
     """A conversation begins cold. Later, what its prompt has in common with the last one and its answer is kept."""
-    results = mtbench.run(
-        suite=conversations(tmp_path / "talk.jsonl"),
-        family="tiny",
-        method=("ar", "prompt-lookup:ahead=4"),
-        engine="llamacpp",
-        prefix_cache="off,on",
-        max_new_tokens=8,
-        batch_size=size,
-        rounds=2,
-        dtype="float32",
-        out=tmp_path / "DIR",
-    )
-    run = Run.open(RunDirectory.open(tmp_path / "DIR"))
-    [suite] = run.plan.suites
-    assert len(suite.items) == 12
-    plain = {line.item: line.token_ids for line in run.answers[run.plan.cells[0].cell]}
-    for cell, found in zip(run.plan.cells, results.record["cells"], strict=True):
-        assert found["lossless"]["grade"] == "exact"
-        answers = {line.item: line for line in run.answers[cell.cell]}
-        assert {name: line.token_ids for name, line in answers.items()} == plain
-        for number, item in enumerate(suite.items):
-            kept = 0
-            if cell.prefix_cache and item.follows is not None:
-                before = suite.prompt(item.follows) + plain[suite.items[item.follows].item][:-1]
-                kept = min(common_length(before, suite.prompt(number)), len(suite.prompt(number)) - 1)
-            assert answers[item.item].cached_tokens == kept
-        by_round = Counter[int]()
-        for line in run.timings[cell.cell]:
-            by_round[line.round] += line.cached_tokens or 0
-        assert by_round[1] == by_round[2] == sum(line.cached_tokens or 0 for line in answers.values())
-        probed = found.get("prefix_cache", {"probes": 0, "equal": 0, "faults": []})
-        assert (probed["probes"], probed["equal"], probed["faults"]) == (*[3 * cell.prefix_cache] * 2, [])
+    run, cells = run_conversations("llamacpp", size, tmp_path, "prompt-lookup:ahead=4")
+    check_conversations(run, cells, block=1)
+    for cell in run.plan.cells:
         for again, longer, last in batched(cache_probe.read(run.directory, cell.cell).checks):
             assert again.cached[1:] == longer.cached[1:] == last.cached[1:] == [0, 0]
             assert longer.cached[0] in (longer.known - 1, longer.known), "the answer's last token was never fed"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from architectures import ARCHITECTURES, save_architecture
+from cached_conversations import check_conversations, run_conversations
 from printed_commands import answer_of
 
 import mtbench
@@ -52,6 +53,13 @@ def test_arms_have_the_tokens_and_the_acceptance_of_mtbench(tmp_path: Path) -> N
         assert forwards[0] < 0.6 * cells[0]["tokens"]
         assert abs(forwards[0] - forwards[1]) <= 24
     assert all("each request" in cell["acceptance"]["reported_by"] for cell in theirs[1:])
+
+
+def test_a_prefix_cache_changes_no_answer_and_keeps_blocks_of_128(tmp_path: Path) -> None:
+    """Its cache on a CPU has blocks of 128 tokens; each conversation of each round begins cold."""
+    lookup = "prompt-lookup:match=earliest,ahead=4"
+    run, cells = run_conversations("vllm", 2, tmp_path, lookup, times=16)
+    check_conversations(run, cells, block=128)
 
 
 def test_ngrams_on_a_hybrid_have_other_tokens_and_are_not_offered(tmp_path: Path) -> None:
