@@ -37,7 +37,7 @@ GGUF = ".gguf"
 RELEASE_S = 60.0  # time in which an installation must print its release
 PRINT_RELEASE = """
 import importlib.metadata as metadata, sys
-there = {found.metadata["name"]: found.version for found in metadata.distributions()}
+there = {found.metadata["name"].lower().replace("_", "-"): found.version for found in metadata.distributions()}
 [first, *_] = [f"{name}=={there[name]}" for name in sys.argv[1:] if name in there]
 print(first)
 """

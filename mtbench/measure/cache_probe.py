@@ -5,6 +5,7 @@ without the cache; in one cache A, B, A; A+, which is A, its answer and B; and A
 and of rejected drafts. In a server with one slot, A+ and the last A are warm. Known faults: vLLM issues 43559, 54893.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from mtbench.records import dump
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 
 PROBES = 8  # conversations
+PROBING_S = 60.0  # in which the probes of a cell begin: each reads long prompts five times or more
 TOKENS = 32  # most of an answer
 FILE = "prefix_cache/{}.json"  # of a cell
 UNPROBED = CacheRecord(checks=[])
@@ -36,10 +38,12 @@ def probe(plan: Plan, cell: Cell, answered: Mapping[str, Sequence[int]], ask: As
     """Probe a cell's server on the last turns of conversations spread over the suite. `answered`: as in a run."""
     suite, items = plan.suite(cell.suite), sorted(item for block in plan.group(cell.cell).blocks for item in block)
     last = [*{suite.first_turn(item): item for item in items}.items()]
-    n, checks = min(PROBES, len(last)), list[CacheCheck]()
+    n, checks, began_at = min(PROBES, len(last)), list[CacheCheck](), time.monotonic()
     chosen = [last[k * len(last) // n] for k in range(n)]
     try:
         for k, (first, item) in enumerate(chosen):
+            if time.monotonic() - began_at > PROBING_S:
+                break
             turn = [suite.first_turn(number) for number in items].count(first)
             prompt, other = (suite.prompt(number, answered) for number in (item, chosen[k - 1][0]))
             checks += _checks(suite, suite.items[item].item, turn, prompt, other, ask)

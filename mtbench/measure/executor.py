@@ -314,12 +314,12 @@ class Stage:
     def _probe(self, session: WorkerSession, cells: Collection[Cell]) -> None:
         """Probe the prefix caches of cells, on their own servers. If that fails, it costs the probe alone."""
         for cell in (cell for cell in self.unprobed if cell in cells):
-            self.progress.show(f"probing the prefix cache of {cell.arm} b{cell.batch_size}")
             record = cache_probe.probe(self.plan, cell, self.answered[cell.cell], partial(self._ask, session, cell))
             self.run.directory.write_json(cache_probe.FILE.format(cell.cell), dump(record))
 
     def _ask(self, session: WorkerSession, cell: Cell, request: Request) -> Generation:
         """Return the answer of a cell's server to a probe. Raises UserError and TimeoutError."""
+        self.progress.show(f"probing the prefix cache of {cell.arm} b{cell.batch_size}")
         if (within_s := self.budget.deadline - time.monotonic()) < 0:
             raise TimeoutError("the time budget is spent; `--resume` does it")
         task = Task(cell=cell.cell, requests=[request], room=self.room, visit=self.visit, within_s=within_s)

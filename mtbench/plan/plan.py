@@ -21,6 +21,7 @@ from mtbench.decoding.arms import PREFIX_CACHE, is_served
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
+from mtbench.document.formatting import counted
 from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
 from mtbench.options.classes import decoding_options
@@ -337,7 +338,7 @@ class Plan(Record):
 
     def warnings(self) -> list[str]:
         """The parts that cannot get a verdict."""
-        few = [] if self.request.apart else [group for group in self.groups if len(group.blocks) < MIN_BLOCKS]
+        few = [] if self.request.apart else [group for group in self.groups if self._begun(group) < MIN_BLOCKS]
         sentences = [self._too_few_blocks(group) for group in few]
         sentences += [f"{suite.suite}: {flag}" for suite in self.suites for flag in suite.flags]
         sentences += [
@@ -358,14 +359,21 @@ class Plan(Record):
             sentences.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
         return sentences
 
+    def _begun(self, group: Group) -> int:
+        """Return the blocks of first turns of a group: those of later turns are of the same conversations."""
+        items = self.suite(group.suite).items
+        return sum(items[block[0]].follows is None for block in group.blocks)
+
     def _too_few_blocks(self, group: Group) -> str:
         """Return a warning on a group with too few blocks for an interval, and the remedy."""
         batching = "" if group.batching == "static" else f", {group.batching}"
-        blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
-        suite, needed = self.suite(group.suite), f"{_items_needed(group)} items"
+        suite, begun = self.suite(group.suite), self._begun(group)
+        what, of = ("item", "") if begun == len(group.blocks) else ("conversation", " of conversations")
+        blocks, needed = f"{counted(begun, 'block')}{of}", f"{_items_needed(group)} {what}s"
         remedy = f"which takes {needed}; raise `--limit`"
         if suite.is_whole(self.request.limit):
-            remedy = f"which takes {needed}, and there are {len(suite.items)}; add prompts, or lower `--batch-size`"
+            there = sum(item.follows is None for item in suite.items)
+            remedy = f"which takes {needed}, and there are {there}; add prompts, or lower `--batch-size`"
         return (
             f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
             f"for an interval, {remedy}"

@@ -52,7 +52,8 @@ def prefix_cache(record: CacheRecord) -> PrefixCache:
     noise = len({check.item for check in checks if check.is_noisy})
     warm = len({check.item for check in checks if check.cached[0]})
     same = f"{equal} of {len(items)} probes of the prefix cache give the same answers, {warm} with cached tokens"
-    text = ": ".join(filter(None, (same if items else "no probe of the prefix cache was made", record.why)))
+    why = record.why if items or record.why else "`--resume` makes it"
+    text = ": ".join(filter(None, (same if items else "no probe of the prefix cache was made", why)))
     return PrefixCache(probes=len(items), equal=equal, noise=noise, faults=cache_probe.faults(record), text=text)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from mtbench.document.formatting import counted
 from mtbench.results.figure_formats import Alone, NeededItems, Reason, Verdict
 from mtbench.statistics import (
     ACCURACY_MARGIN,
@@ -34,9 +35,10 @@ def too_few(units: int, unit: Unit = "block") -> Reason | None:
     needed = UNITS_NEEDED[unit]
     if units >= needed:
         return None
-    lasting = " of at least a second" if unit == "second" else ""
-    what = "part" if lasting else unit
-    return Reason(kind="too few", text=f"{units} {what}{'' if units == 1 else 's'}{lasting}, {needed} needed")
+    what, of = {"second": ("part", " of at least a second"), "conversations": ("block", " of conversations")}.get(
+        unit, (unit, "")
+    )
+    return Reason(kind="too few", text=f"{counted(units, what)}{of}, {needed} needed")
 
 
 def too_short(windows_s: Sequence[float], synchronisation_s: float) -> Reason | None:

@@ -8,6 +8,7 @@ import pytest
 
 from mtbench.clients.serving_engine import RELEASE, ServingEngine
 from mtbench.errors import UserError
+from mtbench.programs import environments
 
 
 class Mine(ServingEngine):
@@ -57,3 +58,19 @@ def test_a_program_that_has_gone_is_named(tmp_path: Path) -> None:
     program.unlink()
     with pytest.raises(UserError, match=f"'{program}' is not there; run `mtbench fetch engine mine`"):
         Mine.python()
+
+
+def test_a_package_is_found_however_its_name_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index writes my-drafts, and the package itself my_drafts, as arctic_inference does."""
+    Mine.use(Path(sys.executable))
+    monkeypatch.setattr(Mine, "needs", {"suffix": "my-drafts"})
+    with pytest.raises(UserError, match="Mine needs the package 'my-drafts' for suffix"):
+        Mine.refuse_missing("suffix")
+    installed = environments.run
+    path = {"PYTHONPATH": str(tmp_path)}
+    monkeypatch.setattr(
+        environments, "run", lambda command, variables, **how: installed(command, variables | path, **how)
+    )
+    (info := tmp_path / "my_drafts-1.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_drafts\nVersion: 1\n")
+    Mine.refuse_missing("suffix")
