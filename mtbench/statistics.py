@@ -30,13 +30,13 @@ import numpy as np
 import numpy.typing as npt
 
 Values = Sequence[float] | npt.NDArray[np.float64]
-# conversations: the blocks of conversations side by side; second: blocks in a row that last a second
-Unit = Literal["block", "conversations", "second", "round", "session"]
+# conversation: the blocks of conversations side by side; second: blocks in a row that last a second
+Unit = Literal["block", "conversation", "second", "round", "session"]
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
 AccuracyWord = Literal["not worse", "worse by less than the margin", "worse", "worse than margin", "inconclusive"]
 Word = Literal[SpeedWord, AccuracyWord]
 
-UNITS_NEEDED: dict[Unit, int] = {"block": 6, "conversations": 6, "second": 6, "round": 5, "session": 5}
+UNITS_NEEDED: dict[Unit, int] = {"block": 6, "conversation": 6, "second": 6, "round": 5, "session": 5}
 WINDOW_NEEDED_S = 1.0
 WINDOW_NEEDED_SYNCHRONISATIONS = 10
 SAMPLES_NEEDED_SHARE = 0.8

@@ -189,7 +189,6 @@ def _cell(
     ends = Counter(line.finish_reason for line in data.lines.values())
     finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
-    identical, repeated = data.repeated
     cached = prefix_cache(data.cache) if cell.prefix_cache else None
     collapsed = collapse.find(data, [stored.cells[name] for name in group.cells], session.dtype)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
@@ -213,7 +212,7 @@ def _cell(
         **_times(data),
         preparation_s=sum(prepared_s) if prepared_s else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
-        repeated_identical=identical / repeated if repeated else None,
+        repeated_identical=_over(*data.repeated),
         reference=cell.is_reference,
         lossless=lossless,
         void=void_reasons_of(data, lossless),

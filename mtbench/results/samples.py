@@ -203,7 +203,7 @@ def read(run: Run) -> dict[str, CellData]:
         clean = _valid(group, run.timings, errors, left)
         served = any(is_served(plan.cell(name).engine) for name in group.cells)
         timed = _timed_units(unit_of, [t for n in group.cells for t in run.timings[n]]) if served else unit_of
-        alone: Unit = "block" if len({*unit_of.values()}) == len(unit_of) else "conversations"
+        alone: Unit = "block" if len({*unit_of.values()}) == len(unit_of) else "conversation"
         unit: Unit = "round" if plan.request.apart else alone if timed == unit_of else "second"
         for name in group.cells:
             data[name] = CellData(

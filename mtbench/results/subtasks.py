@@ -170,7 +170,7 @@ def _part(data: CellData, items: Collection[str], blocks: Collection[int], in_se
         timings=[t for t in data.timings if t.block in blocks],
         scores={item: score for item, score in data.scores.items() if item in items},
         timed_unit_of=data.timed_unit_of if in_seconds else data.unit_of,
-        unit=data.unit if in_seconds or data.unit == "round" else "conversations",
+        unit=data.unit if in_seconds or data.unit == "round" else "conversation",
         validity={},
     )
 

@@ -35,7 +35,7 @@ def too_few(units: int, unit: Unit = "block") -> Reason | None:
     needed = UNITS_NEEDED[unit]
     if units >= needed:
         return None
-    what, of = {"second": ("part", " of at least a second"), "conversations": ("block", " of conversations")}.get(
+    what, of = {"second": ("part", " of at least a second"), "conversation": ("block", " of conversations")}.get(
         unit, (unit, "")
     )
     return Reason(kind="too few", text=f"{counted(units, what)}{of}, {needed} needed")
