@@ -30,8 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 Values = Sequence[float] | npt.NDArray[np.float64]
-# conversation: the blocks of conversations side by side; second: blocks in a row that last a second
-Unit = Literal["block", "conversation", "second", "round", "session"]
+Unit = Literal["block", "conversation", "second", "round", "session"]  # second: blocks in a row that last a second
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
 AccuracyWord = Literal["not worse", "worse by less than the margin", "worse", "worse than margin", "inconclusive"]
 Word = Literal[SpeedWord, AccuracyWord]

@@ -255,8 +255,8 @@ def _arms(lineup: Lineup) -> list[Arm]:
     arms = parse_arms(specs, request.engine, request.settings)
     arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and there(arm)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
-        inside = bool(request.temperature or request.simulate_acceptance)  # refused by external engines
-        inside |= all(map(is_served, request.engine))  # only these are asked for
+        # An external engine refuses these, and has no place beside serving engines.
+        inside = request.temperature or request.simulate_acceptance or all(map(is_served, request.engine))
         named = {arm.method for arm in arms}
         more = [m.name for m in methods if is_untrained(m) and m.name not in named and not (inside and m.outside)]
         arms += filter(there, parse_arms(more, request.engine, request.settings))

@@ -130,18 +130,19 @@ def processor_times(group: int) -> tuple[float, dict[str, tuple[int, int]]]:
         with suppress(OSError):  # it has ended
             used_s += time.clock_gettime(~pid << 3 | 2)  # the id of its clock: clock_getcpuclockid(3)
             used_s += sum(map(int, stat[13:15])) / os.sysconf("SC_CLK_TCK")  # of children that have ended
-            for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                computed, waited, _ = map(int, file.read_text().split())
-                threads[file.parent.name] = computed, waited
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(OSError):
+                    computed, waited, _ = map(int, (thread / "schedstat").read_text().split())
+                    threads[thread.name] = computed, waited
     return used_s, threads
 
 
 def _members(group: int) -> dict[int, list[str]]:
     """Return the processes of a group and their children, with the fields of proc_pid_stat(5) from the third on."""
     stats = dict[int, list[str]]()
-    for file in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            stats[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
+            stats[int(process.name)] = (process / "stat").read_text().rpartition(")")[2].split()
     found = {pid: stat for pid, stat in stats.items() if int(stat[2]) == group}
     while children := {pid: stat for pid, stat in stats.items() if int(stat[1]) in found and pid not in found}:
         found |= children

@@ -35,9 +35,8 @@ def too_few(units: int, unit: Unit = "block") -> Reason | None:
     needed = UNITS_NEEDED[unit]
     if units >= needed:
         return None
-    what, of = {"second": ("part", " of at least a second"), "conversation": ("block", " of conversations")}.get(
-        unit, (unit, "")
-    )
+    what = {"second": "part", "conversation": "block"}.get(unit, unit)
+    of = {"second": " of at least a second", "conversation": " of conversations"}.get(unit, "")
     return Reason(kind="too few", text=f"{counted(units, what)}{of}, {needed} needed")
 
 
