@@ -45,8 +45,7 @@ class Conversations(Prompts):
         super().__init__(variant, source)
         begun = {json.dumps([turns[0][0], turns[0][2]]) for _, (turns, _) in self._conversations.values()}
         if again := len(self._conversations) - len(begun):
-            flag = f"{again} of {len(self._conversations)} conversations in {self.path.name} begin as another one does"
-            self.flags = [*self.flags, f"{flag}: intervals take them for independent"]
+            self.flags = [*self.flags, f"{again} conversations begin as another one, so they are not independent"]
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         chosen = list(self._conversations.items())[:limit]
