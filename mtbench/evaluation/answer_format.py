@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import Field
 
-from mtbench.deadline import OutOfTimeError, deadline
 from mtbench.errors import UserError, first_line
+from mtbench.programs.deadline import OutOfTimeError, deadline
 from mtbench.records import Record
 
 CHECK_S = 2.0

@@ -12,8 +12,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mtbench.deadline import OutOfTimeError, deadline
 from mtbench.errors import UserError, first_line
+from mtbench.programs.deadline import OutOfTimeError, deadline
 
 LONGEST_S = 5.0
 Options = Mapping[str, bool | int | float | str]

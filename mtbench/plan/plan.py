@@ -99,12 +99,12 @@ class SuitePlan(Record):
     def prompt(self, index: int, answers: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
         """Return the prompt of an item. `answers`: answers to earlier turns, by item; a missing one counts as empty."""
         ids: list[int] = []
-        said: Sequence[int] = ()
+        answer: Sequence[int] = ()
         for turn in self._turns(index):
             item = self.items[turn]
-            ids += said  # a recorded turn does not share it
+            ids += answer  # a recorded turn shares the prompt only
             ids[len(ids) if item.shared is None else item.shared :] = item.prompt_ids
-            said = answers.get(item.item, ())
+            answer = answers.get(item.item, ())
         return ids
 
     def _turns(self, index: int) -> list[int]:
