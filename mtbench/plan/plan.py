@@ -32,6 +32,7 @@ from mtbench.plan.formats import Committed
 from mtbench.plan.request import CHECKPOINTS
 from mtbench.plan.request import REFILLS as REFILLS
 from mtbench.plan.request import RunRequest as RunRequest
+from mtbench.plan.thinking import Thinking
 from mtbench.records import CellName, Record, Sha256, Share, StoredCount, StoredSeconds, TokenId, VersionOne
 
 Length = Literal["natural", "fixed"]
@@ -85,6 +86,7 @@ class SuitePlan(Record):
     flags: list[str] = Field(description="remarks that hold for every cell of the suite")
     items: list[Item] = Field(min_length=1, description="items with their prompts")
     answer_formats: list[AnswerFormat] = Field(default_factory=list, description="what answers must be")
+    thinking: Thinking | None = Field(None, description="tokens between which the model thinks; null: it has none")
     withheld: str | None = Field(
         None, description="of a private suite, the SHA-256 of the prompts that no file holds; null: not private"
     )

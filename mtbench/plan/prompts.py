@@ -20,6 +20,7 @@ from mtbench.models.loading import Inspected, inspect
 from mtbench.options.common import MOST_NEW_TOKENS
 from mtbench.plan.plan import Item, Plan, RunRequest, SuitePlan
 from mtbench.plan.run import Run
+from mtbench.plan.thinking import Thinking
 
 LEFT_OUT = "{:,} turns of {:,} conversations are left out: over {:,} tokens"  # a flag
 RAW_PROMPTS = "raw prompts: the checkpoint has no chat template"  # a flag
@@ -114,6 +115,7 @@ def plan_suite(
         ],
         items=items,
         answer_formats=formats,
+        thinking=Thinking.find(checkpoints[0].tokenizer.get_vocab(), (item.prompt_ids for item in items)),
     )
     _refuse_too_long(plan, checkpoints)
     return plan.changed(withheld=plan.digest()) if suite.private else plan

@@ -1,0 +1,52 @@
+"""The tokens between which a model thinks, found in its tokenizer when a run is planned.
+
+The marks were read in vLLM 0.32 (vllm/reasoning, vllm/parser) in November 2026. Marks of texts that a tokenizer splits
+in several ways, such as those of Olmo 3 and Kimi-VL, are not among them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pydantic import Field
+
+from mtbench.records import Record, TokenId
+
+MARKS = (  # the tokens that open, and those that close
+    (("<|open|>", "think", "<|sep|>"), ("<|close|>", "think", "<|sep|>")),  # Kimi K3
+    (("<|channel|>", "analysis", "<|message|>"), ("<|end|>",)),  # GPT-OSS
+    (("<|channel>",), ("<channel|>",)),  # Gemma 4
+    (("[THINK]",), ("[/THINK]",)),  # Mistral
+    (("<seed:think>",), ("</seed:think>",)),  # Seed-OSS
+    (("<|START_THINKING|>",), ("<|END_THINKING|>",)),  # Command A
+    (("<think>",), ("</think>",)),  # Qwen3, DeepSeek-R1, GLM-4.5, Kimi K2, MiniMax-M2
+)
+LAST = 8  # tokens of a prompt in which a template opens the thinking; text of a user before them may hold any mark
+
+
+class Thinking(Record):
+    """How the answers of a suite mark what is thinking."""
+
+    opening: list[TokenId] = Field(min_length=1, description="token ids that open it, in this order")
+    closing: list[TokenId] = Field(min_length=1, description="token ids that close it, in this order")
+    opened: bool = Field(description="true: the chat template opens it at the end of every prompt")
+
+    @classmethod
+    def find(cls, vocabulary: Mapping[str, int], prompts: Iterable[Sequence[int]]) -> "Thinking | None":
+        """Return the marks that a vocabulary has, each token whole; None: it has none. `prompts`: token ids."""
+        for opening, closing in MARKS:
+            if vocabulary.keys() >= {*opening, *closing}:
+                opens, closes = ([vocabulary[token] for token in mark] for mark in (opening, closing))
+                marks = cls(opening=opens, closing=closes, opened=False)
+                return marks.changed(opened=all(any([*marks._inside(ids[-LAST:])][-1:]) for ids in prompts))
+        return None
+
+    def places(self, token_ids: Sequence[int]) -> set[int]:
+        """Return the indices of an answer's tokens that are thinking: those from an opening to the next closing."""
+        return {place for place, inside in enumerate(self._inside(token_ids)) if inside}
+
+    def _inside(self, token_ids: Sequence[int]) -> Iterator[bool]:
+        inside = self.opened
+        for place in range(len(token_ids)):
+            mark = self.closing if inside else self.opening
+            if token_ids[place] == mark[0] and [*token_ids[place : place + len(mark)]] == mark:
+                inside = not inside
+            yield inside
