@@ -1,13 +1,14 @@
-"""DFlash and DSpark: a draft on the target's hidden states predicts a block of tokens in one forward.
+"""DFlash, DFlash 2 and DSpark: a draft on the target's hidden states predicts a block of tokens in one forward.
 
 Chen, Liang, Liu: "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv 2602.06036; DSpark: arXiv 2607.05147.
 The forward caches the entries that are not final yet, and reads the block: the last decided token and masks
 (mtbench/models/drafts/dflash.py). The block is as long as the draft was trained with, also if fewer drafts are wanted:
-its positions attend to each other. DSpark chooses the tokens of the block one after the other, by a term of the logits
-that depends on the token before: name it by `draft=dspark`. It may also estimate a draft's chance of acceptance.
+its positions attend to each other. DSpark and DFlash 2 choose the tokens of the block one after the other, by logits
+that depend on the token before: name them by `draft=dspark` and `draft=dflash2`. DSpark adds a term; DFlash 2 scores
+the likeliest tokens (mtbench/models/drafts/block_heads.py). DSpark may estimate a draft's chance of acceptance, too.
 
 A tree takes each position's best choices. No hidden state of a block knows its tokens, so the tree is the product of
-these choices; with DSpark's Markov head each guess has children of its own.
+these choices; with a head that reads the token before each guess has children of its own.
 
 Domino (Huang et al., arXiv 2605.29707) has a GRU over the embeddings of the tokens before as its head. JetSpec (Hu et
 al., arXiv 2606.18394) has blocks with causal attention; its authors verify the likeliest paths, not a product.
@@ -21,7 +22,7 @@ R = rows, K = drafts, D = depth of a tree, B = positions of a block, V = vocabul
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -67,7 +68,7 @@ class DFlash(TreeMethod):
 
     title = "DFlash"
     roles = ("ar",)
-    choices = ("dflash:draft=dflash|dspark,ahead=3|7", "dflash:draft=dflash|dspark,tree=3x2")
+    choices = ("dflash:draft=dflash|dflash2|dspark,ahead=3|7", "dflash:draft=dflash|dflash2|dspark,tree=3x2")
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=False)
@@ -78,6 +79,11 @@ class DFlash(TreeMethod):
             raise UserError(
                 f"ahead={self.ahead}, but {named} predicts {config.predicts} tokens in a block; use "
                 f"`ahead={config.predicts}` or less."
+            )
+        if config.candidates and max(self.branches) > config.candidates:
+            raise UserError(
+                f"tree={self.tree} takes {max(self.branches)} choices at a depth, and {named} has {config.candidates} "
+                "candidates; take fewer."
             )
         if self.confidence and not config.confidence:
             raise UserError(
@@ -110,8 +116,7 @@ class DFlash(TreeMethod):
         slots = torch.cat((context, anchor + torch.arange(size, device=base.device)), 1)
         last = rows.tokens.gather(1, anchor)
         ids = torch.cat((last, torch.full_like(last, mask).expand(-1, size - 1)), 1)
-        sees = seen(size, base.device, causal=draft.format.causal)
-        metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room, sees=sees)
+        metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room)
         out = runner.step(ids, entries.features, metadata, judged=self.ahead)
         assert out.feature is not None
         choose = partial(self._chosen, draft, rows, out.logits, out.feature, last)
@@ -120,17 +125,19 @@ class DFlash(TreeMethod):
     def _chosen(self, draft: BlockDraft, rows: Rows, logits: Tensor, hidden: Tensor, last: Tensor) -> Block:
         """Choose tokens from logits (R, D, V) and hidden states (R, D, C), after the `last` token (R, 1).
 
-        With a Markov head each is chosen with its term by the token before it: in a tree, by its own parent.
+        A head that reads the token before each gives the logits to choose from: in a tree, those behind a parent.
         """
         places = rows.known[:, None] + torch.arange(self.ahead, device=logits.device)
-        if draft.format.markov is None:
+        head = draft.choosing_head
+        if head is None:
             tokens = trees.same_children(rows.best(logits, places, max(self.branches)), self.branches)
         else:
-            before, chosen, judged, state = last, [], [], draft.markov_head.start(hidden)[:, None]
+            before, chosen, judged, state = last, [], [], head.start(hidden)[:, None]
             for k, children in enumerate(self.branches):
                 parents = before.shape[1]
-                term, state = draft.markov_head(before, hidden[:, k, None].expand(-1, parents, -1), state)
-                judged.append(logits[:, k, None] + term * (k >= draft.format.uncorrected))
+                place, read = (x[:, k, None].expand(-1, parents, -1) for x in (logits, hidden))
+                behind, state = head(place, before, read, state)
+                judged.append(behind if k >= draft.format.uncorrected else place)
                 before = rows.best(judged[-1], places[:, k, None].expand(-1, parents), children).flatten(1)
                 chosen.append(before)
                 state = state.repeat_interleave(children, 1)
@@ -140,10 +147,3 @@ class DFlash(TreeMethod):
             before = torch.cat((last, tokens[:, :-1]), 1)
             sure = sampling.prefix_length(draft.chances(hidden, before) >= self.confidence)
         return Block(tokens, logits, sure)
-
-
-@cache
-def seen(size: int, device: torch.device, *, causal: bool) -> Tensor:
-    """Return which positions of a block each one sees. Made once, as tensors of windows are."""
-    whole = torch.ones(size, size, dtype=torch.bool, device=device)
-    return whole.tril() if causal else whole

@@ -9,7 +9,7 @@ H = query heads, K = key heads, d = head size.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -51,9 +51,14 @@ class AttentionMetadata:
         """Number of slots up to the last one fed, (R,)."""
         return self.slots[:, -1] + 1
 
-    def last(self, count: int) -> "AttentionMetadata":
-        """Return the metadata of the last `count` positions alone, which attend as they do among all."""
-        return replace(self, slots=self.slots[:, -count:], positions=self.positions[:, -count:], _masks={}, _biases={})
+    def of_block(self, count: int, causal: bool, sliding_window: int | None = None) -> "AttentionMetadata":
+        """Return the metadata of the last `count` positions alone, a block of draft tokens.
+
+        It attends to the slots before it and to itself: to all of it within a sliding window, or causally.
+        """
+        sees = block_sees(count, causal, sliding_window, self.slots.device)
+        slots, positions = self.slots[:, -count:], self.positions[:, -count:]
+        return replace(self, slots=slots, positions=positions, sees=sees, _masks={}, _biases={})
 
     def mask(self, sliding_window: int | None = None) -> Tensor:
         """Return which slot each query may attend to, (R, W, V) bool."""
@@ -132,6 +137,15 @@ class AttentionMetadata:
             return kernels.attend(query, key, value, self.mask(sliding_window), self.length, scale, softcap)
         bias = self.bias(query.shape[1] // key.shape[1], sliding_window, query.dtype)
         return kernels.attend_plain(query, key, value, bias, scale, softcap)
+
+
+@cache
+def block_sees(count: int, causal: bool, sliding_window: int | None, device: torch.device) -> Tensor:
+    """Return which positions of a block each one sees, (count, count) bool. Made once, as tensors of windows are."""
+    place = torch.arange(count, device=device)
+    back = place[:, None] - place
+    near = back.abs() < (sliding_window or count)
+    return near & (back >= 0) if causal else near
 
 
 def windowed_attention(

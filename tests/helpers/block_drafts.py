@@ -1,7 +1,7 @@
 """Block drafts in each published format, with random weights, and what they draft by plain torch without a cache."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,49 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "dflash_config": {"causal_head": True, "target_layer_ids": [0, 2], "mask_token_id": MASK},
     },
 }
+SECOND: dict[str, Any] = {
+    "conv_kernel_size": 3,
+    "conv_group_size": 8,
+    "selector_rank": RANK,
+    "selector_top_k": 4,
+    "input_embedding_scale": 1.5,
+    "output_multiplier": 0.7,
+    "final_logit_softcapping": 4.0,
+}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 3}
+ZLAB = {"target_layer_ids": [0, 2], "mask_token_id": MASK}
+CONFIGS |= {
+    "dflash2": {
+        **SHAPE,
+        **SLIDING,
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**SECOND, **ZLAB},
+        "selector_rank": 99,  # the nested entry has precedence
+    },
+    "dflash2 flat": {
+        **SHAPE,
+        **SLIDING,
+        **SECOND,
+        **ZLAB,
+        "architectures": ["DFlash2DraftModel"],
+        "is_causal": False,
+        "conv_kernel_size": BLOCK + 1,
+    },
+    "sliding": {**CONFIGS["z-lab"], **SLIDING},
+}
+CODEBOOKS = [f"candidate_selector.{name}_codebook" for name in ("predecessor", "successor")]
+
+
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a format; nested ones have precedence."""
+    return {**config, **config.get("dflash_config", {})}
 
 
 def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of a draft by the names of its format, without embedding and LM head."""
     torch.manual_seed(0)
-    taps = len(config.get("dflash_config", config)["target_layer_ids"])
+    settings = settings_of(config)
+    taps = len(settings["target_layer_ids"])
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (WIDTH, taps * WIDTH), "hidden_norm.weight": (WIDTH,)}
     shapes["norm.weight"] = (WIDTH,)
     for layer in range(config["num_hidden_layers"]):
@@ -108,6 +145,14 @@ def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         inner = config["dflash_config"]["emb_dim"]
         shapes |= {"prefix_gru.weight_ih_l0": (3 * size, WIDTH), "prefix_gru.weight_hh_l0": (3 * size, size)}
         shapes |= {"embed_proj.0.weight": (inner, WIDTH + size), "embed_proj.2.weight": (VOCABULARY, inner)}
+    if taps_of_block := settings.get("conv_kernel_size"):
+        groups = WIDTH // settings["conv_group_size"]
+        for name in [f"layers.{layer}.{part}" for layer in range(2) for part in ("attention_conv", "mlp_conv")]:
+            shapes[f"{name}.base_kernel"] = (2, taps_of_block, WIDTH)
+            shapes[f"{name}.kernel_projection.weight"] = (2 * taps_of_block * groups, WIDTH)
+        stored = ".weight" if "dflash_config" in config else ""
+        shapes |= {f"{name}{stored}": (VOCABULARY, RANK) for name in CODEBOOKS}
+        shapes["candidate_selector.hidden_projection.weight"] = (RANK, WIDTH)
     if config.get("enable_confidence_head"):
         read = WIDTH + RANK * config["confidence_head_with_markov"]
         shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
@@ -132,11 +177,10 @@ class Reference:
         self.config = json.loads((folder / "config.json").read_text())
         self.tensors = load_file(folder / "model.safetensors")
         self.target = target
-        nested = self.config.get("dflash_config")
-        settings = nested or self.config
+        self.settings = settings = settings_of(self.config)
         self.layer_ids, self.mask = settings["target_layer_ids"], settings["mask_token_id"]
-        self.first = int(nested is not None and not nested.get("shift_label"))  # z-lab's block predicts its own masks
-        self.causal = "causal_head" in settings
+        z_lab = self.config["architectures"] != DEEPSPEC["architectures"]
+        self.first = int(z_lab and not settings.get("shift_label"))  # z-lab's block predicts its own masks
         self.features = cache(self._features)
         self.hidden = cache(self._hidden)
         self.greedy = cache(lambda text, count: self.draft(text, count)[0])
@@ -159,11 +203,13 @@ class Reference:
             context = norm(linear(self.features(text[:-1]), t["fc.weight"]), t["hidden_norm.weight"], eps)
         table = t.get("embed_tokens.weight", self.target.model.get_input_embeddings().weight)
         block = table[[text[-1], *[self.mask] * (self.config["block_size"] - 1)]]
+        block = block * self.settings.get("input_embedding_scale", 1)
         for layer in range(self.config["num_hidden_layers"]):
             w = {
                 name.removeprefix(f"layers.{layer}."): x for name, x in t.items() if name.startswith(f"layers.{layer}.")
             }
             normed = norm(block, w["input_layernorm.weight"], eps)
+            normed, convolve = self.convolved(normed, w, "attention_conv")
             q = norm(
                 linear(normed, w["self_attn.q_proj.weight"]).view(-1, HEADS, SIZE), w["self_attn.q_norm.weight"], eps
             )
@@ -175,16 +221,53 @@ class Reference:
             q, k = turned(q, before, self.config["rope_theta"]), turned(k, 0, self.config["rope_theta"])
             k, v = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k).div(SIZE**0.5)
-            if self.causal:
-                later = torch.ones(len(q), len(k)).triu(before + 1).bool()
-                scores = scores.masked_fill(later, float("-inf"))
-            weights = scores.softmax(-1)
+            weights = scores.masked_fill(self.hidden_keys(layer, before, len(q)), float("-inf")).softmax(-1)
             heads = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
-            block = block + linear(heads, w["self_attn.o_proj.weight"])
+            block = block + convolve(linear(heads, w["self_attn.o_proj.weight"]))
             normed = norm(block, w["post_attention_layernorm.weight"], eps)
+            normed, convolve = self.convolved(normed, w, "mlp_conv")
             gate, up = (linear(normed, w[f"mlp.{name}_proj.weight"]) for name in ("gate", "up"))
-            block = block + linear(silu(gate) * up, w["mlp.down_proj.weight"])
+            block = block + convolve(linear(silu(gate) * up, w["mlp.down_proj.weight"]))
         return norm(block, t["norm.weight"], eps)[self.first :]
+
+    def hidden_keys(self, layer: int, before: int, size: int) -> Tensor:
+        """Which keys a layer does not see from each position of the block, (B, keys)."""
+        sliding = self.config.get("layer_types", {layer: ""})[layer] == "sliding_attention"
+        causal = self.config.get("is_causal", "causal_head" in self.settings or sliding)
+        back = torch.arange(before, before + size)[:, None] - torch.arange(before + size)
+        hidden = back < 0 if causal else torch.zeros_like(back, dtype=torch.bool)
+        return hidden | (back.abs() >= self.config["sliding_window"]) if sliding else hidden
+
+    def convolved(self, x: Tensor, w: dict[str, Tensor], name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The block (B, C) convolved, and the convolution of what comes of it; their weights depend on the block."""
+        if f"{name}.base_kernel" not in w:
+            return x, lambda y: y
+        group = self.settings["conv_group_size"]
+        base, dynamic = w[f"{name}.base_kernel"], linear(x, w[f"{name}.kernel_projection.weight"])
+        dynamic = dynamic.view(len(x), *base.shape[:2], WIDTH // group)
+
+        def convolve(y: Tensor, which: int) -> Tensor:
+            out = torch.zeros_like(y)
+            for place in range(len(y)):
+                for back in range(min(place + 1, base.shape[1])):
+                    weight = base[which, back] + dynamic[place, which, back].repeat_interleave(group)
+                    out[place] += weight * y[place - back]
+            return out
+
+        return convolve(x, 0), lambda y: convolve(y, 1)
+
+    def selected(self, logits: Tensor, before: int, hidden: Tensor) -> Tensor:
+        """The selector's scores of the tokens with the largest logits; −∞ for the others."""
+        if "candidate_selector.hidden_projection.weight" not in self.tensors:
+            return logits
+        first, second = (self.tensors.get(f"{name}.weight", self.tensors.get(name)) for name in CODEBOOKS)
+        assert first is not None
+        assert second is not None
+        code = first[before] * (self.tensors["candidate_selector.hidden_projection.weight"] @ hidden)
+        scores = torch.full_like(logits, float("-inf"))
+        for token in sorted(range(VOCABULARY), key=lambda token: -float(logits[token]))[: SECOND["selector_top_k"]]:
+            scores[token] = logits[token] + code @ second[token]
+        return scores
 
     @torch.no_grad()
     def draft(self, text: Sequence[int], count: int, forced: Sequence[int] | None = None) -> tuple[list[int], Tensor]:
@@ -194,7 +277,11 @@ class Reference:
         state = torch.zeros(RANK).double()
         for k, h in enumerate(hidden):
             term, state = self.term(tokens[-1], h, state)
-            logits = (head @ h + term).index_fill(0, self.target.checkpoint.suppressed, float("-inf"))
+            logits = (head @ h) * self.settings.get("output_multiplier", 1)
+            if cap := self.settings.get("final_logit_softcapping"):
+                logits = cap * torch.tanh(logits / cap)
+            logits = (logits + term).index_fill(0, self.target.checkpoint.suppressed, float("-inf"))
+            logits = self.selected(logits, tokens[-1], h)
             judged.append(logits)
             tokens.append(int(logits.argmax()) if forced is None else forced[k])
         return tokens[1:], torch.stack(judged)

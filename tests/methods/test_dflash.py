@@ -33,7 +33,7 @@ from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
 
 MOST = {"z-lab": BLOCK - 1, **dict.fromkeys(("dflash", "vanilla", "gated", "rnn", "domino"), BLOCK)}
-MOST["jetspec"] = BLOCK - 1  # tokens of a block
+MOST |= dict.fromkeys(("jetspec", "sliding", "dflash2", "dflash2 flat"), BLOCK - 1)  # tokens of a block
 Said = tuple[list[int], list[int]]  # tokens, commits
 Drafted = list[tuple[list[int], list[int], int]]  # text, drafts, how many are sure
 
@@ -118,6 +118,7 @@ TREES = {
     "gated": [2, 1, 2],
     "rnn": [3, 2, 2],
     "domino": [3, 2, 2],
+    "dflash2": [3, 2],
 }
 
 

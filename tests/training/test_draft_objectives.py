@@ -251,8 +251,8 @@ def test_steps_of_training_are_decoding_with_the_right_tokens(
 def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: BlockDraft) -> Tensor:
     """Each anchor by itself: the block after a text, as in decoding, with the right tokens before each place."""
     reference: Any = object.__new__(block_drafts.Reference)
-    reference.causal = False
     reference.config = runner.model.draft.format.raw | {"rope_theta": THETA}
+    reference.settings = block_drafts.settings_of(reference.config)
     reference.tensors, reference.target = tensors, runner
     reference.layer_ids, reference.mask, reference.first = tapped_layers(4), MASK, 0
     reference.features = reference._features

@@ -1,38 +1,42 @@
-"""DFlash, DSpark, Domino and JetSpec: drafts that predict a block of tokens in one forward.
+"""DFlash, DFlash 2, DSpark, Domino and JetSpec: drafts that predict a block of tokens in one forward.
 
 Chen, Liang, Liu: "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv 2602.06036; DSpark: arXiv 2607.05147;
-Domino: Huang et al., arXiv 2605.29707; JetSpec: Hu et al., arXiv 2606.18394.
+Domino: Huang et al., arXiv 2605.29707; JetSpec: Hu et al., arXiv 2606.18394. DFlash 2: the owners' package `dflash`
+0.1.0, model.py, `DFlash2DraftModel`.
 
 A context entry is made of the target's hidden states at one position, by one product and one norm. Every layer projects
 the same entries to keys and values; entries do not attend, and no layer changes them. A block is the last decided token
-and masks. Its positions attend to the entries of all positions before it and to the whole block, not causally. Its keys
-and values are of no use afterwards; the next step overwrites them.
+and masks. Its positions attend to the entries of all positions before it and to the whole block, not causally (in
+layers of sliding attention, causally). Its keys and values are of no use afterwards; the next step overwrites them.
 
 Two formats have this architecture. Both number a tap by the layer whose output it is, so that layer 0's is
 `hidden_states[1]`; −1 is the embedding.
 
-- z-lab (github.com/z-lab/dflash): `dflash_config` in config.json. The first position of a block predicts nothing: the
-  position of a mask predicts the token at that position. So B positions predict B − 1 tokens. Domino and JetSpec name
-  what differs there: `projector_type` with `shift_label`, by which each position predicts the token after it, and
-  `causal_head`, by which a position attends to the block's earlier positions only.
+- z-lab (github.com/z-lab/dflash): `DFlashDraftModel`, `DFlash2DraftModel`. Entries are in `dflash_config` of
+  config.json or beside it. The first position of a block predicts nothing: the position of a mask predicts the token
+  at that position. So B positions predict B − 1 tokens. `is_causal` holds for all layers. Domino and JetSpec name what
+  differs in `dflash_config`: `projector_type` with `shift_label`, by which each position predicts the token after it,
+  and `causal_head`, by which a position attends to the block's earlier positions only.
 - DeepSpec (github.com/deepseek-ai/DeepSpec): `Qwen3DSparkModel`, of which DFlash is the case without heads. Each
   position predicts the token after it, the last decided token's position too. So B positions predict B tokens.
 
-The hidden states of a block are computed together, so none of them knows which tokens the block has. DSpark's Markov
-head adds that: the tokens are chosen one after the other, and each changes the logits of the next. Domino's head reads
-all tokens before, by a GRU over their embeddings, and leaves the first predictions as they are. DSpark's confidence
-head estimates the chance that a draft is accepted, given those before.
+The hidden states of a block are computed together, so none of them knows which tokens the block has. A head adds that
+(block_heads.py): the tokens are chosen one after the other, and each changes the logits of the next. Domino's head
+leaves the first predictions as they are. DSpark's confidence head estimates the chance that a draft is accepted, given
+those before. DFlash 2 has a convolution along the block around each attention and each MLP.
 
-R = rows, P = context entries, B = positions of a block, N = drafts, D = rank of the Markov head, V = vocabulary,
-H = query heads, K = key heads, d = head size, C = hidden size.
+R = rows, P = context entries, B = positions of a block, N = drafts, V = vocabulary, H = query heads, K = key heads,
+d = head size, C = hidden size, t = taps of a convolution, g = its groups.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
@@ -43,93 +47,21 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from mtbench.models.attention import AttentionMetadata
+from mtbench.models.drafts.block_heads import MARKOV_HEADS, CandidateSelector, DominoHead
 from mtbench.models.feature_draft import LAYER, DraftConfig, FeatureDraft, layers_of
 from mtbench.models.kv_cache import KVCache
 
 DEEPSPEC, ITS_GEMMA = "Qwen3DSparkModel", "Gemma4DSparkModel"
+Z_LAB, SECOND = "DFlashDraftModel", "DFlash2DraftModel"
 NESTED = "dflash_config"
-READ = {"target_layer_ids", "mask_token_id", "block_size"}  # the entries that are read
+SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 0.0}  # and defaults
+READ = {"target_layer_ids", "mask_token_id", "block_size", *SCALES}  # the entries that are read
+DFLASH2 = {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}  # and of DFlash 2
 DOMINO_FIRST = "pure_draft_prefix_len"  # predictions before the first with a term
 DOMINO = {"shift_label", DOMINO_FIRST, "gru_hidden_dim", "emb_dim"}  # and with this projector_type
 CAUSAL = ("causal_head", "causal")  # JetSpec's own name and vLLM's
+MOST_POSITIONS, SLIDING = 256, "sliding_attention"
 NEEDED = (*LAYER[:6], "max_position_embeddings", "rms_norm_eps")
-
-
-class MarkovHead(nn.Module):
-    """The term of the logits by the token before: an embedding of rank D, and a product to the vocabulary."""
-
-    def __init__(self, vocabulary: int, rank: int, width: int) -> None:
-        super().__init__()
-        self.markov_w1 = nn.Embedding(vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
-
-    def start(self, hidden: Tensor) -> Tensor:
-        """Return the state before the first draft, (R, D), for hidden states (R, N, C)."""
-        return hidden.new_zeros(len(hidden), self.markov_w1.embedding_dim)
-
-    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the term (…, V) and the next state, by the token before (…,), the hidden state (…, C), the state."""
-        term: Tensor = self.markov_w2(self.markov_w1(before))
-        return term, state
-
-
-class GatedMarkovHead(MarkovHead):
-    """The hidden state gates the embedding of the token before."""
-
-    def __init__(self, vocabulary: int, rank: int, width: int) -> None:
-        super().__init__(vocabulary, rank, width)
-        self.gate_proj = nn.Linear(width + rank, rank)
-
-    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = self.markov_w1(before)
-        gate = self.gate_proj(torch.cat((hidden, embedded), -1)).sigmoid()
-        return self.markov_w2(gate * embedded), state
-
-
-class RecurrentMarkovHead(MarkovHead):
-    """A recurrent state carries all tokens of the block before."""
-
-    def __init__(self, vocabulary: int, rank: int, width: int) -> None:
-        super().__init__(vocabulary, rank, width)
-        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
-
-    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        read = torch.cat((state, self.markov_w1(before), hidden), -1)
-        gate, candidate, output = self.joint_proj(read).chunk(3, -1)
-        gate = gate.sigmoid()
-        return self.markov_w2(output.tanh()), gate * state + (1 - gate) * candidate.tanh()
-
-
-class DominoHead(nn.Module):
-    """Domino's term: a GRU reads the embeddings of the tokens before, and two products its state and the hidden state.
-
-    It is called as a `MarkovHead`. `embedding` returns the embedding that the draft reads.
-    """
-
-    def __init__(
-        self, embedding: Callable[[], nn.Embedding], vocabulary: int, rank: int, width: int, state: int
-    ) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.prefix_gru = nn.GRUCell(width, state, bias=False)
-        self.embed_proj = nn.Sequential(
-            nn.Linear(width + state, rank, bias=False), nn.SiLU(), nn.Linear(rank, vocabulary, bias=False)
-        )
-
-    def start(self, hidden: Tensor) -> Tensor:
-        return hidden.new_zeros(len(hidden), self.prefix_gru.hidden_size)
-
-    def forward(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        state = self.prefix_gru(self.embedding()(before).flatten(0, -2), state.flatten(0, -2)).view_as(state)
-        term: Tensor = self.embed_proj(torch.cat((hidden, state), -1))
-        return term, state
-
-
-MARKOV_HEADS: dict[str, type[MarkovHead]] = {
-    "vanilla": MarkovHead,
-    "gated": GatedMarkovHead,
-    "rnn": RecurrentMarkovHead,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +80,26 @@ class BlockDraftConfig(DraftConfig):
     confidence_reads_token: bool = False
     uncorrected: int = 0  # leading predictions without the term of the token before
     state: int = 0  # size of a Domino head's recurrent state
-    causal: bool = False  # a position of the block attends to its earlier positions only
+    candidates: int = 0  # k: tokens that its selector chooses among; 0: it has none
+    kernel: int = 0  # t: positions that a convolution reads; 0: it has none
+    group: int = 0  # channels with the same dynamic term of a convolution
+    causal: bool | None = None  # a block's position attends to its earlier ones only; None: in sliding layers
+    embedding_scale: float = 1.0  # of the embedding's rows
+    multiplier: float = 1.0  # of the logits, before the soft cap
+    softcap: float = 0.0  # of the logits; 0: none
 
     @property
     def served(self) -> bool:
         return self.markov != "domino" and not self.causal
 
     def rename(self, name: str) -> str | None:
-        """Return the name of a stored tensor in the module, where Domino's head takes the place of the Markov head."""
-        own = name.startswith(("prefix_gru.", "embed_proj."))
-        return f"markov_head.{name.removesuffix('_l0')}" if own else name
+        """Return the name of a stored tensor in the module, where Domino's head takes the place of the Markov head.
+
+        Codebooks of a selector are stored as parameters or as embeddings.
+        """
+        if name.startswith(("prefix_gru.", "embed_proj.")):
+            return f"markov_head.{name.removesuffix('_l0')}"
+        return f"{name}.weight" if name.endswith("_codebook") else name
 
     @property
     def predicts(self) -> int:
@@ -167,7 +109,7 @@ class BlockDraftConfig(DraftConfig):
     @property
     def heads(self) -> bool:
         """Whether it has a head beside the LM head."""
-        return self.markov is not None or self.confidence
+        return self.markov is not None or self.candidates > 0 or self.confidence
 
     @property
     def room(self) -> int:
@@ -194,7 +136,7 @@ class BlockDraft(FeatureDraft):
         width, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(format.taps) * width, width, bias=False)
         self.hidden_norm = Qwen3RMSNorm(width, eps)
-        self.layers = nn.ModuleList(BlockLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(BlockLayer(format, index) for index in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(width, eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         self.markov_head: Any
@@ -203,6 +145,8 @@ class BlockDraft(FeatureDraft):
             self.markov_head = DominoHead(embedding, config.vocab_size, format.rank, width, format.state)
         elif format.markov is not None:
             self.markov_head = MARKOV_HEADS[format.markov](config.vocab_size, format.rank, width)
+        if format.candidates:
+            self.candidate_selector = CandidateSelector(config.vocab_size, format.rank, width, format.candidates)
         if format.confidence:
             reads = width + format.rank if format.confidence_reads_token else width
             self.confidence_head = nn.ModuleDict({"proj": nn.Linear(reads, 1)})
@@ -220,16 +164,29 @@ class BlockDraft(FeatureDraft):
         assert not own, "a block draft makes no features"
         first = 0 if self.format.from_anchor else 1
         hidden = self.norm(self.read_block(ids, features, metadata, cache)[:, first : first + judged])
-        return self.get_output_embeddings()(hidden), hidden
+        return self.logits(hidden), hidden
+
+    @property
+    def choosing_head(self) -> Any:
+        """The head that reads the token before (block_heads.py), if it has one."""
+        return getattr(self, "candidate_selector", None) or getattr(self, "markov_head", None)
+
+    def logits(self, read: Tensor) -> Tensor:
+        logits, cap = super().logits(read), self.format.softcap
+        if self.format.multiplier != 1:
+            logits = logits * self.format.multiplier
+        return (logits / cap).tanh() * cap if cap > 0 else logits
 
     def read_block(self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache) -> Tensor:
         """Cache the entries of the features; return the last layer's output at the block `ids`, (R, B, C)."""
         context = self.hidden_norm(self.fc(features))
         rotary = self.rotary_emb(context, metadata.positions)
-        hidden: Tensor = self.get_input_embeddings()(ids)
-        alone = metadata.last(ids.shape[1])
-        for layer in self.layers:
-            hidden = layer(context, hidden, rotary, alone, cache)
+        # The rows as they are: an embedding of Gemma scales them when it is called.
+        hidden = functional.embedding(ids, self.get_input_embeddings().weight) * self.format.embedding_scale
+        layers: Any = self.layers
+        alone = {kind: metadata.of_block(ids.shape[1], *kind) for kind in {layer.self_attn.sees for layer in layers}}
+        for layer in layers:
+            hidden = layer(context, hidden, rotary, alone[layer.self_attn.sees], cache)
         return hidden
 
     def chances(self, hidden: Tensor, before: Tensor) -> Tensor:
@@ -241,14 +198,17 @@ class BlockDraft(FeatureDraft):
 
 
 class BlockLayer(nn.Module):
-    """A layer of Qwen3 whose attention also reads the context."""
+    """A layer of Qwen3 whose attention also reads the context; with convolutions around attention and MLP."""
 
-    def __init__(self, config: Qwen3Config, index: int) -> None:
+    def __init__(self, format: BlockDraftConfig, index: int) -> None:
         super().__init__()
-        self.self_attn = BlockAttention(config, index)
+        config = format.layers
+        self.self_attn = BlockAttention(format, index)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention_conv = BlockConvolution(format) if format.kernel else None
+        self.mlp_conv = BlockConvolution(format) if format.kernel else None
 
     def forward(
         self,
@@ -259,16 +219,56 @@ class BlockLayer(nn.Module):
         cache: KVCache,
     ) -> Tensor:
         """Cache the context (R, P, C), return the block (R, B, C); `rotary` is of both, `metadata` of the block."""
-        attended = self.self_attn(context, self.input_layernorm(hidden), rotary, metadata, cache)
+
+        def attend(normed: Tensor) -> Tensor:
+            attended: Tensor = self.self_attn(context, normed, rotary, metadata, cache)
+            return attended
+
         if not hidden.shape[1]:
-            return hidden
-        hidden = hidden + attended
-        mixed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
-        return hidden + mixed
+            return attend(hidden)
+        hidden = hidden + _between(self.attention_conv, attend, self.input_layernorm(hidden))
+        return hidden + _between(self.mlp_conv, self.mlp, self.post_attention_layernorm(hidden))
+
+
+def _between(convolution: "BlockConvolution | None", inner: Callable[[Tensor], Tensor], normed: Tensor) -> Tensor:
+    return inner(normed) if convolution is None else convolution(normed, inner)
+
+
+class BlockConvolution(nn.Module):
+    """DFlash 2's pair of causal convolutions along a block, before and after what it is wrapped around.
+
+    A weight has a part for each channel, and a dynamic part for each group of channels, projected from the input of the
+    first convolution. Zeros lie before a block's first position. Tap i reads the position i places before.
+    """
+
+    def __init__(self, format: BlockDraftConfig) -> None:
+        super().__init__()
+        width = format.layers.hidden_size
+        self.group, self.block = format.group, format.block
+        self.base_kernel = nn.Parameter(torch.empty(2, format.kernel, width))
+        self.kernel_projection = nn.Linear(width, 2 * format.kernel * (width // format.group), bias=False)
+
+    def forward(self, hidden: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return hidden states (R, n·B, C) of whole blocks: convolved, through `inner`, and convolved again."""
+        dynamic = self.kernel_projection(hidden).unflatten(-1, (2, self.base_kernel.shape[1], -1))
+        before, after = (self.base_kernel + dynamic.repeat_interleave(self.group, -1)).unbind(2)
+        return self._convolved(inner(self._convolved(hidden, before)), after)
+
+    def _convolved(self, hidden: Tensor, weights: Tensor) -> Tensor:
+        """Return hidden states (R, n·B, C) convolved by weights (R, n·B, t, C)."""
+        blocks = hidden.unflatten(1, (-1, self.block))
+        padded = functional.pad(blocks, (0, 0, weights.shape[2] - 1, 0))
+        earlier = padded.unfold(2, weights.shape[2], 1).flip(-1).flatten(1, 2)  # (R, n·B, C, t)
+        return (earlier.mT * weights).sum(2)
 
 
 class BlockAttention(Qwen3Attention):  # type: ignore[misc]
-    """Attention of a block to the context and to itself."""
+    """Attention of a block to the context and to itself. `sees`: whether it is causal, and its sliding window."""
+
+    def __init__(self, format: BlockDraftConfig, index: int) -> None:
+        super().__init__(format.layers, index)
+        sliding = format.layers.layer_types[index] == SLIDING
+        self.sees = (sliding if format.causal is None else format.causal, self.sliding_window)
 
     def forward(
         self,
@@ -288,7 +288,8 @@ class BlockAttention(Qwen3Attention):  # type: ignore[misc]
         query = self.q_norm(self._heads(self.q_proj(hidden))).transpose(1, 2)
         cos, sin = rotary
         query = rotated(query, (cos[:, -count:], sin[:, -count:]))
-        attended: Tensor = self.o_proj(metadata.attend(query, keys, values, self.scaling).flatten(2))
+        read = metadata.attend(query, keys, values, self.scaling, self.sliding_window)
+        attended: Tensor = self.o_proj(read.flatten(2))
         return attended
 
     def _heads(self, projected: Tensor) -> Tensor:
@@ -312,7 +313,7 @@ def recognise(raw: Mapping[str, Any], part: str) -> BlockDraftConfig | None:
         raise ValueError(f"drafts for Gemma 4 ({ITS_GEMMA}) are not supported")
     if DEEPSPEC in architectures:
         return _deepspec(raw)
-    return _z_lab(raw) if NESTED in raw else None
+    return _z_lab(raw) if NESTED in raw or Z_LAB in architectures or SECOND in architectures else None
 
 
 def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
@@ -320,6 +321,7 @@ def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
     if rank and kind not in MARKOV_HEADS:
         raise ValueError(f"markov_head_type is {kind!r:.60}; supported: {', '.join(MARKOV_HEADS)}")
     confidence = raw.get("enable_confidence_head") is True
+    _refuse_sliding(raw)
     reads_token = confidence and raw.get("confidence_head_with_markov") is True
     if reads_token and not rank:
         raise ValueError("its confidence head reads the Markov head, and markov_rank is 0")
@@ -340,36 +342,64 @@ def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
 
 
 def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:
-    nested = raw[NESTED]
+    nested = raw.get(NESTED, {})
     if not isinstance(nested, Mapping):
         raise ValueError(f"{NESTED} is {nested!r:.60}, not an object")
-    kind, known = dict[str, Any](), READ | {*CAUSAL}
+    second = SECOND in (raw.get("architectures") or ())
+    known = READ | {*CAUSAL} | (DFLASH2 if second else set())
+    settings = {name: raw[name] for name in known if name in raw} | dict(nested)
+    name, kind = "DFlash of z-lab", dict[str, Any]()
     if nested.get("projector_type") == "domino":
         known |= DOMINO | {"projector_type"}
+        name = "Domino"
         kind = {"markov": "domino", "uncorrected": _whole({DOMINO_FIRST: 0, **nested}, DOMINO_FIRST, least=0)}
         kind |= {"rank": _whole(nested, "emb_dim", least=1), "state": _whole(nested, "gru_hidden_dim", least=1)}
+        _refuse_sliding(raw)
+    elif second:
+        name, kind = "DFlash 2", _second(raw, settings)
+    elif any(map(nested.get, CAUSAL)):
+        name = "JetSpec"
     if other := sorted(name for name, value in nested.items() if value and name not in known):
         raise ValueError(f"{NESTED} has {other[0]!r:.60}, which is not supported")
-    settings = {name: raw[name] for name in READ if name in raw} | dict(nested)
     settings.setdefault("target_layer_ids", _spread(raw))
-    causal = any(nested.get(name) is True for name in CAUSAL)
-    name = "Domino" if kind else "JetSpec" if causal else "DFlash of z-lab"
+    given = (raw.get("is_causal"), *map(nested.get, CAUSAL))
+    causal = next((bool(value) for value in given if value is not None), None)
     return _config(name, raw, settings, from_anchor=nested.get("shift_label") is True, causal=causal, **kind)
+
+
+def _second(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what DFlash 2 adds to DFlash."""
+    width = _whole(raw, "hidden_size", least=1)
+    group = _whole(settings, "conv_group_size", least=1, most=width)
+    if width % group:
+        raise ValueError(f"conv_group_size is {group}, which does not divide hidden_size, {width}")
+    return {
+        "rank": _whole(settings, "selector_rank", least=1),
+        "candidates": _whole(settings, "selector_top_k", least=1, most=_whole(raw, "vocab_size", least=1)),
+        "kernel": _whole(settings, "conv_kernel_size", least=1, most=MOST_POSITIONS),
+        "group": group,
+    }
+
+
+def _refuse_sliding(raw: Mapping[str, Any]) -> None:
+    if raw.get("use_sliding_window") or SLIDING in (raw.get("layer_types") or ()):
+        raise ValueError("it has layers of sliding attention, which are not supported: is a block causal in them?")
 
 
 def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **kind: Any) -> BlockDraftConfig:
     """Return the configuration; `settings` holds what is in READ."""
     if raw.get("model_type", "qwen3") != "qwen3":
         raise ValueError(f"its layers are of {raw['model_type']!r:.60}; supported: qwen3")
-    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
-        raise ValueError("it has layers of sliding attention, which are not supported: is a block causal in them?")
     for needed in NEEDED:
         if raw.get(needed) is None:
             raise ValueError(f"config.json has no {needed}")
     layers = layers_of(Qwen3Config, raw)
+    if other := sorted({*layers.layer_types} - {"full_attention", SLIDING}):
+        raise ValueError(f"layer_types has {other[0]!r:.60}; supported: full_attention, {SLIDING}")
     taps = settings.get("target_layer_ids")
     if not isinstance(taps, list | tuple) or not taps or any(type(tap) is not int or tap < -1 for tap in taps):
         raise ValueError(f"target_layer_ids is {taps!r:.60}, not a list of layers")
+    scales = {name: _number(settings, name, default) for name, default in SCALES.items()}
     return BlockDraftConfig(
         name=name,
         raw=raw,
@@ -379,7 +409,10 @@ def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **ki
         max_position_embeddings=layers.max_position_embeddings,
         mask_id=_whole(settings, "mask_token_id", least=0, most=layers.vocab_size - 1),
         layers=layers,
-        block=_whole(settings, "block_size", least=1 if kind["from_anchor"] else 2, most=256),
+        block=_whole(settings, "block_size", least=1 if kind["from_anchor"] else 2, most=MOST_POSITIONS),
+        embedding_scale=scales["input_embedding_scale"],
+        multiplier=scales["output_multiplier"],
+        softcap=scales["final_logit_softcapping"],
         **kind,
     )
 
@@ -397,3 +430,10 @@ def _whole(settings: Mapping[str, Any], name: str, *, least: int, most: int = 1 
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.60}, not a whole number from {least} to {most:,}")
     return value
+
+
+def _number(settings: Mapping[str, Any], name: str, default: float) -> float:
+    value = default if settings.get(name) is None else settings[name]
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r:.60}, not a number")
+    return float(value)
