@@ -205,6 +205,8 @@ class VLLM(ServingEngine):
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
         if setting.name in FROM_TEXT:
             return NOT_ALWAYS
+        if (self.release() or "").startswith(CPU_PACKAGE):
+            return "vLLM makes up no acceptance on a CPU."
         flag, config = setting.words[0], json.loads(setting.words[1])
         chances = list(rates)[: config[DRAFTS]]  # of its drafts, and of nothing that mtbench feeds behind them
         made = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": chances}

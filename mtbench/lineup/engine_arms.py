@@ -38,7 +38,7 @@ def refuse_in_engine(
             raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")
         if not role.startswith(families.PART):
             engine.refuse(source)
-    rates = acceptance.rates(method) if acceptance is not None else None
+    rates = acceptance.of_arm(arm, method).rates(method) if acceptance is not None else None
     if rates and isinstance(reason := engine.synthetic(setting, rates), str):
         raise UserError(f"{str(arm)!r}: {reason} Leave that `--method` or `--simulate-acceptance` out.")
     if PREFIX_CACHE in arm.settings and not engine.caches:

@@ -77,7 +77,8 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
             f"--apart has intervals over rounds, and {request.rounds} are too few; give `--rounds "
             f"{UNITS_NEEDED['round']}` or more."
         )
-    acceptance = None if request.simulate_acceptance is None else Acceptance.of(request.simulate_acceptance)
+    text, variables = request.simulate_acceptance, request.chat_template_kwargs
+    acceptance = None if text is None else Acceptance.of(text, variables)
     known: dict[str, Inspected] = {}
     lineups = {spec: lineup or line_up(spec, request, acceptance, known) for spec in request.suite}
     opened = opened or open_suites(request)
@@ -255,8 +256,9 @@ class _GroupPlanner:
             return None, simulated
         refuse_unscriptable(arm, method)
         items, budget = len(self.suite.items), self.suite.max_new_tokens
-        script = self.acceptance.script(arm, method, items, budget, self.request.seed)
-        return script, simulated.changed(note=self.acceptance.note)
+        acceptance = self.acceptance.of_arm(arm, method)
+        script = acceptance.script(arm, method, items, budget, self.request.seed)
+        return script, simulated.changed(accept=acceptance.source, note=acceptance.note)
 
 
 def _mask_flags(arm: Arm, target: Inspected) -> list[str]:

