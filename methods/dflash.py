@@ -96,7 +96,7 @@ class DFlash(TreeMethod):
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft's final entries."""
-        return {"cached": first_entries(rows), **super().start(rows, runners)}
+        return {"cached": first_entries(rows, runners[self.draft]), **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         block = self.draft_block(self.drawing(rows), runners, state["cached"])

@@ -51,7 +51,7 @@ class Eagle(TreeMethod):
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft's final entries."""
         levels(tuple(self.branches), rows.known.device)  # a step must not copy them from the host
-        return {"cached": first_entries(rows), **super().start(rows, runners)}
+        return {"cached": first_entries(rows, runners[self.draft]), **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         drafted = draft_tree(runners, self.draft, self.drawing(rows), state["cached"], self.branches)

@@ -2,7 +2,9 @@
 
 DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, sections 2.2 and 5.4.3. The layer reads the target's last
 hidden state at a position, with the token after it, and predicts the token after that; for more tokens it reads its own
-output with the token it drafted. Checkpoints are trained to predict one token (mtbench/models/drafts/mtp.py).
+output with the token it drafted. Most checkpoints have one layer, trained to predict one token. Of several, each drafts
+the token after that of the layer before, whose output it reads at every position; after the last layer it is the turn
+of the first (mtbench/models/drafts/mtp.py).
 """
 
 from collections.abc import Mapping
@@ -18,13 +20,15 @@ from mtbench.models.loading import Inspected
 from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
 
+AHEAD = "K: tokens drafted for each forward, one by each layer of the checkpoint in turn; most checkpoints have 1 layer"
+
 
 @METHODS.register("mtp")
 @dataclass(frozen=True, kw_only=True)
 class Mtp(VerifiedMethod):
     """The target's own multi-token-prediction layer drafts; the target accepts drafts that it would have chosen."""
 
-    ahead: int = option(1, "K: tokens drafted for each forward; checkpoints are trained for 1", low=1, widths=(1, 2, 3))
+    ahead: int = option(1, AHEAD, low=1, widths=(1, 2, 3))
     draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     token_map: str | None = option(None, TOKEN_MAP)
@@ -42,7 +46,7 @@ class Mtp(VerifiedMethod):
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft's final entries."""
-        return {"cached": first_entries(rows), **super().start(rows, runners)}
+        return {"cached": first_entries(rows, runners[self.draft]), **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         drafted = draft_tree(runners, self.draft, self.drawing(rows), state["cached"], [1] * self.ahead)

@@ -26,6 +26,7 @@ from mtbench.errors import UnreadableCheckpoint
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.feature_draft import DraftConfig, DraftRunner
 from mtbench.models.loading import Inspected
+from mtbench.models.runner import ModelRunner
 
 
 def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequential: bool) -> None:
@@ -48,9 +49,9 @@ def draft_runner(runners: ModelRunners, role: str) -> DraftRunner:
     return runner
 
 
-def first_entries(rows: Rows) -> Tensor:
-    """Return the number of final entries after a prefill, (R,): the start of the cursor `cached`."""
-    return (rows.known - DraftRunner.behind).clamp(min=0)
+def first_entries(rows: Rows, runner: ModelRunner) -> Tensor:
+    """Return the number of a draft's final entries after a prefill, (R,): the start of the cursor `cached`."""
+    return (rows.known - runner.behind).clamp(min=0)
 
 
 class Entries(NamedTuple):
@@ -62,15 +63,16 @@ class Entries(NamedTuple):
 
 
 def new_entries(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor) -> Entries:
-    """Return the entries between `cached` (R,) and the last decided token; move the cursor behind them.
+    """Return the entries between `cached` (R,) and the last decided token; move the cursor behind those now final.
 
+    Of the last ones, modules after the first read drafts in place of decided tokens: the next step makes them again.
     A prompt of a single token has no feature yet; the draft reads zeros.
     """
-    last = rows.known[:, None] - 1
-    fed = max(1, int((last[:, 0] - cached).max())) if runners.tight else runners.commits
+    last, again = rows.known[:, None] - 1, runner.modules - 1
+    fed = max(1, int((last[:, 0] - cached).max())) if runners.tight else runners.commits + again
     slots = torch.maximum(last - fed + torch.arange(fed, device=last.device), cached[:, None])
     features = runner.read(slots).masked_fill((slots >= last)[..., None], 0)
-    cached.copy_(last[:, 0])
+    cached.copy_((last[:, 0] - again).clamp(min=0))
     return Entries(runner.following(rows.tokens, slots), features, slots)
 
 
@@ -83,6 +85,9 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, bra
     runner, base = draft_runner(runners, role), rows.known - 1
     if runner.parallel:
         return draft_at_once(runner, runners, rows, cached, branches)
+    if runner.modules > 1:
+        assert max(branches) == 1, "modules draft a chain"
+        return draft_in_turn(runner, runners, rows, cached, len(branches))
     entries = new_entries(runner, runners, rows, cached)
     metadata = AttentionMetadata(entries.slots, entries.slots, base, runners.view)
     out = runner.step(entries.ids, entries.features, metadata, judged=1)
@@ -103,7 +108,34 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, bra
                 offset=level.offset,
             )
             feature = out.feature.repeat_interleave(children, 1)
-            out = runner.step(chosen, feature, metadata, judged=chosen.shape[1], own=True)
+            out = runner.step(chosen, feature, metadata, judged=chosen.shape[1], depth=depth + 1)
+    return Drafted(torch.cat(guesses, 1), torch.cat(logits, 1))
+
+
+def draft_in_turn(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, count: int) -> Drafted:
+    """Draft a chain of `count` tokens as `draft_tree` does, by a draft of several modules, one token by each.
+
+    Module k reads all entries of the step: at position i the token i + k + 1, decided or drafted, and the feature that
+    module k - 1 returned there (arXiv 2412.19437, section 2.2). After the last module it is the turn of the first. It
+    reads the tokens that were drafted, at the positions that follow, each with the feature that predicted the next.
+    """
+    text, base = rows.tokens.clone(), rows.known - 1
+    _, features, slots = new_entries(runner, runners, rows, cached)
+    guesses, logits, returned = list[Tensor](), list[Tensor](), list[Tensor]()
+    for depth in range(count):
+        module = depth % runner.modules
+        if depth and not module:
+            slots = slots[:, -1:] + torch.arange(1, runner.modules + 1, device=slots.device)
+            features = torch.cat(returned[-runner.modules :], 1)
+        metadata = AttentionMetadata(slots, slots, base, runners.view)
+        out = runner.step(runner.following(text, slots + module), features, metadata, judged=1, depth=depth)
+        assert out.feature is not None
+        features = out.feature
+        returned.append(features[:, -1:])
+        place = rows.known[:, None] + depth
+        guesses.append(rows.choose(out.logits, place))
+        logits.append(out.logits)
+        text.scatter_(1, place, guesses[-1])
     return Drafted(torch.cat(guesses, 1), torch.cat(logits, 1))
 
 

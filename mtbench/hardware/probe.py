@@ -81,7 +81,8 @@ def count(model: Any) -> Shape:
             raise ValueError("a mixture of experts: which weights a forward reads depends on its tokens")
     looked_up, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     body = [p for p in model.parameters() if p is not looked_up and p is not head]
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    turns = getattr(getattr(model, "format", None), "modules", 1)  # modules of a draft, of which a forward runs one
+    layers, heads = config.num_hidden_layers // turns, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     window = getattr(config, "sliding_window", None)
@@ -89,9 +90,9 @@ def count(model: Any) -> Shape:
     if kinds is None:  # as in transformers, a window then applies to every layer
         kinds = ["sliding_attention" if window else "full_attention"] * layers
     return Shape(
-        body=sum(p.numel() for p in body),
+        body=sum(p.numel() for p in body) // turns,
         head=head.numel(),
-        body_bytes=sum(p.nbytes for p in body),
+        body_bytes=sum(p.nbytes for p in body) // turns,
         head_bytes=head.nbytes,
         vocabulary=len(head),
         logit_bytes=head.element_size(),
@@ -99,7 +100,7 @@ def count(model: Any) -> Shape:
         layers=layers,
         heads=heads,
         head_dim=head_dim,
-        sliding_layers=kinds.count("sliding_attention") if window else 0,
+        sliding_layers=kinds[:layers].count("sliding_attention") if window else 0,
         sliding_window=window or 0,
     )
 

@@ -37,7 +37,7 @@ class FeatureDraft(nn.Module):
     embeddings.
     """
 
-    settled: ClassVar[tuple[str, ...]] = ("embed_tokens.", "lm_head.")  # names of parts that `settle` makes or drops
+    settled: tuple[str, ...] = ("embed_tokens.", "lm_head.")  # names of parts that `settle` makes or drops
 
     def __init__(self, format: "DraftConfig", config: Any, target: Any) -> None:
         """`config`: a configuration of transformers for its layers. `target`: a model of transformers."""
@@ -90,7 +90,8 @@ class FeatureDraft(nn.Module):
     def num_parameters(self) -> int:
         """Return how many parameters a forward reads: of the LM head too if it is the target's, of no embedding."""
         embedding, head = self.get_input_embeddings().weight, self.get_output_embeddings().weight
-        return head.numel() + sum(p.numel() for p in self.parameters() if p is not embedding and p is not head)
+        own = sum(p.numel() for p in self.parameters() if p is not embedding and p is not head)
+        return head.numel() + own // self.format.modules
 
     def forward(
         self,
@@ -99,15 +100,16 @@ class FeatureDraft(nn.Module):
         metadata: AttentionMetadata,
         cache: KVCache,
         judged: int,
-        own: bool,
+        depth: int,
     ) -> tuple[Tensor, Tensor]:
         """Return logits (R, judged, V) and features (R, judged, C) of the last `judged` positions.
 
-        `ids`: (R, W) target ids. `features`: (R, P, T·C) hidden states of the target, or, with `own`, (R, P, C) the
-        features that an earlier step returned. `metadata`: slots and positions of these; of a block draft P + W.
-        `KVCache.set_batch` was called with it. Logits are in the target's vocabulary, −∞ for ids it cannot draft.
+        `ids`: (R, W) target ids. `features`: (R, P, T·C) hidden states of the target if `depth` is 0, else (R, P, C)
+        what the step before returned. A draft of several modules returns the features of all positions.
+        `metadata`: slots and positions of these; of a block draft P + W. `KVCache.set_batch` was called with it.
+        Logits are in the target's vocabulary, −∞ for ids it cannot draft.
         """
-        read, feature = self.advance(ids, features, metadata, cache, judged, own)
+        read, feature = self.advance(ids, features, metadata, cache, judged, depth)
         return self.logits(read), feature
 
     def logits(self, read: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ class FeatureDraft(nn.Module):
         return logits
 
     def advance(
-        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Return the LM head's input, and the features; both (R, judged, C). Sequential drafts only.
 
@@ -130,6 +132,7 @@ class DraftConfig:
     """The configuration of a draft in any format. Each format has a subclass."""
 
     sequential: ClassVar[bool] = True  # it drafts token by token; else a block at once
+    modules: int = 1  # of one size, that draft in turn, a token in each forward
 
     name: str  # of the format, for messages
     raw: Mapping[str, Any]  # config.json
@@ -181,13 +184,13 @@ class DraftConfig:
 class DraftRunner(ModelRunner):
     """Runs a draft on the features that the target's runner keeps. It counts and times as every model runner."""
 
-    behind = 2  # the feature of the last decided token is not there yet
-
     def __init__(self, checkpoint: Checkpoint, target: ModelRunner) -> None:
         super().__init__(checkpoint)
         self.target = target
         self.taps, self.parallel = self.draft.format.taps, self.draft.format.parallel
         self.room = -(-self.draft.format.room // ALIGNED) * ALIGNED
+        self.modules = self.draft.format.modules
+        self.behind = 1 + self.modules  # the last decided token has no feature yet; a later module reads later tokens
 
     @property
     def draft(self) -> FeatureDraft:
@@ -199,22 +202,26 @@ class DraftRunner(ModelRunner):
         super().reserve(rows, slots + self.room, taps)
 
     def step(
-        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, judged: int, *, own: bool = False
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, judged: int, *, depth: int = 0
     ) -> Forwarded:
         """Run the draft; the arguments are those of `FeatureDraft.forward`."""
         with self._counted(metadata):
-            logits, feature = self.draft(ids, features, metadata, self.cache, judged, own)
+            logits, feature = self.draft(ids, features, metadata, self.cache, judged, depth)
             logits = self._over_vocabulary(logits)
         return Forwarded(logits, feature)
 
     def feed(self, tokens: Tensor, metadata: AttentionMetadata) -> None:
         """Cache the entries of decided positions: the target's features there, and the tokens (R, S) after them."""
-        features = self.read(metadata.slots, metadata.rows)
-        self.step(self.following(tokens, metadata.slots), features, metadata, judged=0)
+        features: Tensor | None = self.read(metadata.slots, metadata.rows)
+        for depth in range(self.modules):
+            assert features is not None
+            ids = self.following(tokens, metadata.slots + depth)
+            features = self.step(ids, features, metadata, judged=0, depth=depth).feature
 
     def following(self, tokens: Tensor, slots: Tensor) -> Tensor:
         """Return the ids that it reads with the features in slots (R, P): of each position the token after it."""
-        return tokens.gather(1, slots + 1) if self.draft.format.sequential else tokens[:, :0]
+        following = (slots + 1).clamp(max=tokens.shape[1] - 1)
+        return tokens.gather(1, following) if self.draft.format.sequential else tokens[:, :0]
 
     def read(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return its features of the target in slots (R, P), (R, P, T·C)."""

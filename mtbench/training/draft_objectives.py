@@ -183,7 +183,7 @@ class SequentialDraft(DraftObjective):
         for step in range(self.steps):
             ids = batch.ids.roll(-1 - step, 1)
             metadata = DraftMask(batch.position + step, torch.cat((clean, *[own] * step), -1))
-            read, feature = draft.advance(ids, feature, metadata, keys, ids.shape[1], own=step > 0)
+            read, feature = draft.advance(ids, feature, metadata, keys, ids.shape[1], depth=step)
             of_step = batch.ahead == step + 1
             rows = (of_step if drafted is None else of_step & among).nonzero().squeeze(1)
             hidden = read.flatten(0, 1)[batch.predictor[rows] - step - 1]

@@ -120,7 +120,7 @@ class ParallelEagle(DraftObjective):
         ids = torch.cat((batch.ids.roll(-1, 1), torch.full_like(at, draft.format.mask_id)), 1)
         feature = torch.cat([states.features[tap] for tap in draft.format.taps], -1)
         feature = torch.cat((feature, draft.mask_hidden.to(feature).expand(*at.shape, -1)), 1)
-        read, _ = draft.advance(ids, feature, metadata, StepKeys(), ids.shape[1], own=False)
+        read, _ = draft.advance(ids, feature, metadata, StepKeys(), ids.shape[1], depth=0)
         column = batch.predictor % length - 1
         column[batch.ahead > 1] = length + masks.number
         hidden = read[batch.predictor // length, column]

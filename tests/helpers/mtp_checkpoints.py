@@ -1,6 +1,6 @@
-"""Small checkpoints with a layer for multi-token prediction, as published, and what that layer says by plain torch.
+"""Small checkpoints with layers for multi-token prediction, as published, and what those say by plain torch.
 
-A model of one layer more than the target has makes the layer's block: transformers itself names its tensors, and its
+A model of more layers than the target has makes the layers' blocks: transformers itself names their tensors, and its
 own eager attention over the whole sequence is the reference.
 """
 
@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import Checkpoint, load
 from mtbench.models.runner import ModelRunner
 
-LAYERS = 3
+LAYERS = 3  # of the target
+OURS = ("token_norm", "feature_norm", "join", "last_norm")
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ROUTED = EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
@@ -48,7 +50,7 @@ class Published:
 
     config: type[PretrainedConfig]
     changes: dict[str, Any]
-    stem: str  # of its tensors, and of those of its block
+    stem: str  # of its tensors, and of those of its block; {k}: number of the layer, {n}: behind the target's layers
     block: str
     names: tuple[str, ...]  # norms of token and feature, projection, last norm if there is one
     token_first: bool = True
@@ -64,12 +66,12 @@ QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 COPIED = ("embed_tokens", "shared_head.head")
 LAST_DENSE = ["dense", "sparse", "sparse", "dense"]
 FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1}
-AT_END = f"model.layers.{LAYERS}."
+AT_END = "model.layers.{n}."
 FAMILIES = {
     "mimo": Published(
         Qwen2Config,
         {},
-        *("model.mtp_layers.0.", "model.mtp_layers.0."),
+        *("model.mtp_layers.{k}.", "model.mtp_layers.{k}."),
         ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
         token_first=False,
     ),
@@ -99,7 +101,7 @@ FAMILIES = {
     "qwen": Published(
         Qwen3_5TextConfig,
         {"head_dim": 8, "layer_types": ["full_attention"] * (LAYERS + 1)},
-        *("mtp.", "mtp.layers.0.", QWEN),
+        *("mtp.", "mtp.layers.{k}.", QWEN),
         blank_start=False,
         centred=1.0,
         counted_by="mtp_num_hidden_layers",
@@ -113,7 +115,7 @@ FAMILIES = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
             "mlp_layer_types": LAST_DENSE,
         },
-        *("mtp.", "mtp.layers.0.", QWEN),
+        *("mtp.", "mtp.layers.{k}.", QWEN),
         blank_start=False,
     ),
     "ernie": Published(
@@ -126,7 +128,7 @@ FAMILIES = {
             "moe_layer_start_index": 1,
             "moe_layer_end_index": LAYERS - 1,
         },
-        *("model.mtp_", "model.mtp_block.0.", ("emb_norm.0", "hidden_norm.0", "linear_proj.0")),
+        *("model.mtp_", "model.mtp_block.{k}.", ("emb_norm.{k}", "hidden_norm.{k}", "linear_proj.{k}")),
     ),
     "longcat": Published(
         LongcatFlashConfig,
@@ -137,7 +139,8 @@ FAMILIES = {
             "ffn_hidden_size": 32,
             "expert_ffn_hidden_size": 16,
         },
-        *("model.mtp.", "model.mtp.layers.0.", ("layers.0.enorm.m", "layers.0.hnorm.m", "layers.0.eh_proj", "norm")),
+        *("model.mtp.", "model.mtp.layers.{k}."),
+        ("layers.{k}.enorm.m", "layers.{k}.hnorm.m", "layers.{k}.eh_proj", "norm"),
         blank_start=False,
         copies=COPIED[:1],
         halves={
@@ -151,7 +154,10 @@ DENSE = ("mimo", "qwen")
 
 def config_of(family: str, layers: int) -> PretrainedConfig:
     published = FAMILIES[family]
-    changes = {name: value[:layers] if isinstance(value, list) else value for name, value in published.changes.items()}
+    changes = {
+        name: (value + value[-1:] * layers)[:layers] if isinstance(value, list) else value
+        for name, value in published.changes.items()
+    }
     layers *= 1 if published.halves is None else 2
     changes |= {"num_hidden_layers": layers, "max_position_embeddings": 1024}
     # A tied head likes the token it has just read, so random targets and drafts often agree.
@@ -160,12 +166,12 @@ def config_of(family: str, layers: int) -> PretrainedConfig:
 
 @dataclass(frozen=True, eq=False)
 class Headed:
-    """A checkpoint on disk, the model of one layer more, and the layer's other tensors by our names."""
+    """A checkpoint on disk, the model of more layers, and the other tensors of each by our names."""
 
     family: str
     folder: Path
     longer: Any
-    head: dict[str, Tensor]
+    heads: list[dict[str, Tensor]]
     published: Published
 
     def target(self) -> Checkpoint:
@@ -203,35 +209,45 @@ class Headed:
 
     @torch.no_grad()
     def drafts(self, text: list[int], ahead: int, suppressed: Tensor, chosen: list[int] | None = None) -> Tensor:
-        """Logits (ahead, V) of the tokens after `text`, everything recomputed for each; greedy unless `chosen`."""
+        """Logits (ahead, V) of the tokens after `text`, everything recomputed for each; greedy unless `chosen`.
+
+        Layer k reads the token k + 1 places on and what layer k - 1 said. After the last layer, what each said at the
+        end stands for the target's features there.
+        """
         table = self.longer.get_input_embeddings().weight
-        read, said = [*self.features(text)[:-1]], text[1:]
-        judged = []
-        for _ in range(ahead):
-            token = table[torch.tensor(said)].clone()
-            if self.published.blank_start:
-                token[0] = 0
-            token, feature = self.normed(token, "token_norm"), self.normed(torch.stack(read), "feature_norm")
-            pair = (token, feature) if self.published.token_first else (feature, token)
-            hidden = self.normed(self.block(torch.cat(pair, 1) @ self.head["join"].T), "last_norm")
+        read, said = self.features(text)[:-1], text[1:]
+        judged, ends = [], list[Tensor]()
+        for depth in range(ahead):
+            if len(ends) == len(self.heads):
+                read, ends = torch.cat((read, torch.stack(ends))), []
+            hidden = read
+            for index in range(depth % len(self.heads) + 1):
+                hidden = self.layer(index, hidden, said[index : index + len(hidden)])
             judged.append((hidden[-1] @ table.T).index_fill(0, suppressed, float("-inf")))
-            read.append(hidden[-1])
+            ends.append(hidden[-1])
             said = [*said, int(judged[-1].argmax()) if chosen is None else chosen[len(judged) - 1]]
         return torch.stack(judged)
 
-    def normed(self, x: Tensor, name: str) -> Tensor:
-        """RMSNorm; without a scale there is none."""
-        if name not in self.head:
-            return x
-        out: Tensor = x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt()
-        return out * self.head[name]
+    def layer(self, index: int, read: Tensor, said: list[int]) -> Tensor:
+        """What a layer says (L, C) for features (L, C) and tokens."""
+        head, token = self.heads[index], self.longer.get_input_embeddings().weight[torch.tensor(said)].clone()
+        if self.published.blank_start:
+            token[0] = 0
+        token, feature = self.normed(token, head["token_norm"]), self.normed(read, head["feature_norm"])
+        pair = (token, feature) if self.published.token_first else (feature, token)
+        hidden = self.block(index, torch.cat(pair, 1) @ head["join"].T)
+        return self.normed(hidden, head["last_norm"]) if "last_norm" in head else hidden
 
-    def block(self, x: Tensor) -> Tensor:
+    def normed(self, x: Tensor, scale: Tensor) -> Tensor:
+        out: Tensor = x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt()
+        return out * scale
+
+    def block(self, index: int, x: Tensor) -> Tensor:
         """The decoder layer over a whole sequence (L, C)."""
         base = self.longer.base_model
         places = torch.arange(len(x))[None]
         mask = torch.full((len(x), len(x)), float("-inf"), dtype=x.dtype).triu(1)[None, None]
-        layer, rotary = base.layers[LAYERS], base.rotary_emb(x[None], places)
+        layer, rotary = base.layers[LAYERS + index], base.rotary_emb(x[None], places)
         how = {"attention_mask": mask, "position_ids": places, "position_embeddings": rotary}
         if self.published.halves is None:
             out: Tensor = layer(x[None], **how)
@@ -247,22 +263,25 @@ def eager_experts(model: Any) -> Any:
     return model
 
 
-def save_headed(folder: Path, family: str) -> Headed:
-    """A random checkpoint with a layer that often says what the target says."""
+def save_headed(folder: Path, family: str, count: int = 1) -> Headed:
+    """A random checkpoint with layers that often say what the target says."""
     published = FAMILIES[family]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(family, LAYERS + 1), attn_implementation="eager").double()
+    model = AutoModelForCausalLM.from_config(config_of(family, LAYERS + count), attn_implementation="eager").double()
     if family not in DENSE:
         eager_experts(model)
     width = model.config.hidden_size
-    norms = ("token_norm", "feature_norm", "last_norm")[: len(published.names) - 1]
-    head = {name: 1 + 0.3 * torch.randn(width).double() for name in norms}
-    token, feature = torch.eye(width).double() * 2, torch.randn(width, width).double() * 0.2
-    head["join"] = torch.cat((token, feature) if published.token_first else (feature, token), 1)
+    heads = [dict[str, Tensor]() for _ in range(count)]
+    for index, (name, stored) in product(range(count), zip(OURS, published.names, strict=False)):
+        token, feature = torch.eye(width).double() * 2, torch.randn(width, width).double() * 0.2
+        join = torch.cat((token, feature) if published.token_first else (feature, token), 1)
+        made = join if name == "join" else 1 + 0.3 * torch.randn(width).double()
+        shared = "{" not in published.stem + stored
+        heads[index][name] = heads[0][name] if shared and index else made
     with torch.no_grad():
         # A norm of what was normed changes nothing, unless it has a scale.
         model.base_model.norm.weight.add_(0.5 * torch.randn(width))
-        for name, tensor in model.base_model.layers[LAYERS].state_dict().items():
+        for name, tensor in model.base_model.layers[LAYERS:].state_dict().items():
             noise = torch.randn_like(tensor)
             if "norm" in name or name.endswith("bias"):
                 tensor.add_(0.3 * noise)
@@ -270,28 +289,29 @@ def save_headed(folder: Path, family: str) -> Headed:
                 tensor.copy_(0.1 * noise)
     model.save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
-    _rewrite(folder, family, head)
-    return Headed(family, folder, model.eval(), head, published)
+    _rewrite(folder, family, heads)
+    return Headed(family, folder, model.eval(), heads, published)
 
 
-def _rewrite(folder: Path, family: str, head: dict[str, Tensor]) -> None:
-    """Make the last layer the one for multi-token prediction."""
-    published, stored = FAMILIES[family], load_file(folder / "model.safetensors")
-    tensors = {name: tensor for name, tensor in stored.items() if not name.startswith(AT_END)}
-    for name in stored.keys() - tensors.keys():
-        part = name.removeprefix(AT_END)
-        for old, new in (published.halves or {"": ""}).items():
-            if part.startswith(old):
-                tensors[f"{published.block}{new}{part.removeprefix(old)}"] = stored[name]
-    ours = ("token_norm", "feature_norm", "join", "last_norm")
-    for name, our in zip(published.names, ours, strict=False):
-        tensors[f"{published.stem}{name}.weight"] = head[our] - (published.centred if "norm" in our else 0)
-    tensors |= {
-        f"{published.stem}{name}.weight": stored["model.embed_tokens.weight"].clone() for name in published.copies
-    }
+def _rewrite(folder: Path, family: str, heads: list[dict[str, Tensor]]) -> None:
+    """Make the last layers those for multi-token prediction."""
+    published, tensors = FAMILIES[family], load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    for index, head in enumerate(heads):
+        number = {"k": index, "n": LAYERS + index}
+        stem, block, at_end = (name.format(**number) for name in (published.stem, published.block, AT_END))
+        stored = {name.removeprefix(at_end): tensors.pop(name) for name in list(tensors) if name.startswith(at_end)}
+        for part in stored:
+            for old, new in (published.halves or {"": ""}).items():
+                if part.startswith(old):
+                    tensors[f"{block}{new}{part.removeprefix(old)}"] = stored[part]
+        for name, our in zip(published.names, OURS, strict=False):
+            lacking = published.centred if "norm" in our else 0
+            tensors[f"{stem}{name.format(**number)}.weight"] = head[our] - lacking
+        tensors |= {f"{stem}{name}.weight": table.clone() for name in published.copies}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config_of(family, LAYERS).save_pretrained(folder)
-    change_config(folder, **{published.counted_by: 1})
+    change_config(folder, **{published.counted_by: len(heads)})
     if family == "mimo":
         change_config(folder, model_type="mimo", architectures=["MiMoForCausalLM"])
 

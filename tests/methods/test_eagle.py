@@ -73,9 +73,9 @@ def test_in_a_step_of_any_width_no_entry_is_left_out(pair: Pair) -> None:
     runners, seen = pair.runners(), []
     right = runners["eagle"].step  # type: ignore[attr-defined]
 
-    def spy(ids: Tensor, features: Tensor, metadata: Any, judged: int, *, own: bool = False) -> Any:
-        seen.append((own, ids.shape[1]))
-        return right(ids, features, metadata, judged, own=own)
+    def spy(ids: Tensor, features: Tensor, metadata: Any, judged: int, *, depth: int = 0) -> Any:
+        seen.append((depth > 0, ids.shape[1]))
+        return right(ids, features, metadata, judged, depth=depth)
 
     runners["eagle"].step = spy  # type: ignore[attr-defined]
     with torch.inference_mode():

@@ -158,10 +158,10 @@ class BlockDraft(FeatureDraft):
         metadata: AttentionMetadata,
         cache: KVCache,
         judged: int,
-        own: bool,
+        depth: int,
     ) -> tuple[Tensor, Tensor]:
         """Cache the entries of the features; then read the block `ids` (R, B), or (R, 0)."""
-        assert not own, "a block draft makes no features"
+        assert not depth, "a block draft makes no features"
         first = 0 if self.format.from_anchor else 1
         hidden = self.norm(self.read_block(ids, features, metadata, cache)[:, first : first + judged])
         return self.logits(hidden), hidden

@@ -322,9 +322,9 @@ class EagleDraft(FeatureDraft):
         return whole.index_copy_(-1, ids, logits)
 
     def advance(
-        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, depth: int
     ) -> tuple[Tensor, Tensor]:
-        feature = features if own else self.fc(self._normed(features))
+        feature = features if depth else self.fc(self._normed(features))
         rotary = self.rotary_emb(feature, metadata.positions)
         embedding, hidden = self.get_input_embeddings()(ids), feature
         for layer in self.layers:  # the later layers need all positions of the earlier

@@ -6,10 +6,14 @@ MoE), ERNIE 4.5 and LongCat-Flash (arXiv 2509.01322). mtbench's loop refuses tar
 published Qwen3.5 and Qwen3-Next have; engines serve them, and those of other formats.
 At position i the token i + 1 and the target's last hidden state are normed, joined, projected and read by an ordinary
 decoder layer of the target's architecture; the target's LM head reads its normed output, ERNIE's without a norm.
+Layer k of several (from 0) reads the token i + k + 1 and the output of layer k - 1, and predicts the token i + k + 2.
+Most checkpoints have one layer, which is repeated.
 
 Where formats are open, it follows vLLM and SGLang. The feature is the LM head's input, so it comes after the target's
-last norm, and what is fed back comes after the head's own last norm. Published checkpoints have one layer, which is
-repeated; of several, the first one is. The embedding at position 0 is blank, except in Qwen's and LongCat's format.
+last norm, and what is handed on comes after the layer's own last norm (as in transformers; Step-3.5's layers hand on
+what comes before, and MiMo-V2's all read the target's state: formats that are not read). The embedding at position 0
+is blank, except in Qwen's and LongCat's format. With several layers, SGLang keeps what a layer cached for drafts;
+here, in vLLM and in transformers the next step replaces it.
 
 `mtbench train mtp` adds a layer to a target of any architecture, in MiMo's format, and an entry to its config.json.
 
@@ -30,6 +34,7 @@ from mtbench.models.kv_cache import KVCache
 
 NAME = "mtp"  # of the part of a checkpoint
 EXPERTS = "block.mlp.experts."
+LAYERS, FIRST = "layers.", "layers.0."  # of names in the module of several layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,8 @@ class Layout:
 
     name: str
     counted_by: str  # entry of config.json: number of layers
-    stem: str  # of the tensors' names; {n} stands for the number of the target's layers
-    parts: Mapping[str, str]  # beginning of the rest -> the module's. The first that fits
+    stem: str  # of the tensors' names; {k} stands for the layer's number, {n} for that behind the target's layers
+    parts: Mapping[str, str]  # beginning of the rest -> the module's. The first that fits. Without a number: of all
     token_first: bool = True
     blank_start: bool = True  # the embedding at position 0 is zero
     last_norm: bool = True
@@ -66,7 +71,7 @@ APPENDED = Layout(
 MIMO = Layout(
     "multi-token prediction as in MiMo",
     "num_nextn_predict_layers",
-    "model.mtp_layers.0.",
+    "model.mtp_layers.{k}.",
     {
         "token_layernorm.": "token_norm.",
         "hidden_layernorm.": "feature_norm.",
@@ -96,7 +101,7 @@ QWEN = Layout(
         "pre_fc_norm_hidden.": "feature_norm.",
         "fc.": "join.",
         "norm.": "last_norm.",
-        "layers.0.": "block.",
+        "layers.{k}.": "block.",
     },
     blank_start=False,
 )
@@ -105,10 +110,10 @@ ERNIE = Layout(
     "num_nextn_predict_layers",
     "model.mtp_",
     {
-        "emb_norm.0.": "token_norm.",
-        "hidden_norm.0.": "feature_norm.",
-        "linear_proj.0.": "join.",
-        "block.0.": "block.",
+        "emb_norm.{k}.": "token_norm.",
+        "hidden_norm.{k}.": "feature_norm.",
+        "linear_proj.{k}.": "join.",
+        "block.{k}.": "block.",
     },
     last_norm=False,
     dense=True,
@@ -118,13 +123,13 @@ LONGCAT = Layout(
     "num_nextn_predict_layers",
     "model.mtp.",
     {
-        "layers.0.enorm.m.": "token_norm.",
-        "layers.0.hnorm.m.": "feature_norm.",
-        "layers.0.eh_proj.": "join.",
+        "layers.{k}.enorm.m.": "token_norm.",
+        "layers.{k}.hnorm.m.": "feature_norm.",
+        "layers.{k}.eh_proj.": "join.",
         "norm.": "last_norm.",
         "embed_tokens.": "embed_tokens.",
-        "layers.0.transformer_layer.mlp.": "block.mlp.",
-        "layers.0.": "block.",
+        "layers.{k}.transformer_layer.mlp.": "block.mlp.",
+        "layers.{k}.": "block.",
     },
     blank_start=False,
     half=True,
@@ -158,7 +163,8 @@ def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
     if raw.get("quantization_config"):
         raise ValueError("its weights are quantized, and layers for multi-token prediction are read unquantized")
     return MtpConfig(
-        name=layout.name,
+        name=layout.name if count == 1 else f"{layout.name}, {count} layers",
+        modules=count,
         raw=raw,
         taps=(raw[layout.layers],),
         width=raw["hidden_size"],
@@ -196,23 +202,27 @@ class MtpConfig(DraftConfig):
 
     layout: Layout
 
-    def build(self, target: Any) -> "MtpLayer":
+    def build(self, target: Any) -> FeatureDraft:
+        config = _layers(target.config.get_text_config(), self)
         with torch.device(target.device):
-            return MtpLayer(self, _one_layer(target.config.get_text_config(), self), target)
+            return (MtpLayer if self.modules == 1 else MtpLayers)(self, config, target)
 
     def rename(self, name: str) -> str | None:
-        stem = self.layout.stem.format(n=self.taps[0])
-        rest = name.removeprefix(stem)
-        if rest == name or "rotary_emb" in name:
-            return None
-        found = next(((s, o) for s, o in self.layout.parts.items() if rest.startswith(s)), None)
-        return found and found[1] + rest.removeprefix(found[0])
+        for index in range(self.modules):
+            for stored, ours in self.parts(index).items():
+                if name.startswith(stored) and "rotary_emb" not in name:
+                    return ours + name.removeprefix(stored)
+        return None
 
     def stored_name(self, name: str) -> str:
-        """Return the name that a tensor of the module is stored by."""
-        stem = self.layout.stem.format(n=self.taps[0])
-        stored, ours = next((s, o) for s, o in self.layout.parts.items() if name.startswith(o))
-        return stem + stored + name.removeprefix(ours)
+        """Return the name that a tensor of the only layer's module is stored by."""
+        stored, ours = next((s, o) for s, o in self.parts(0).items() if name.startswith(o))
+        return stored + name.removeprefix(ours)
+
+    def parts(self, index: int) -> dict[str, str]:
+        """Return the parts of a layer: beginning of a stored name -> the module's."""
+        number, within = {"n": self.taps[0] + index, "k": index}, "" if self.modules == 1 else f"{LAYERS}{index}."
+        return {(self.layout.stem + s).format(**number): within + o for s, o in self.layout.parts.items()}
 
 
 class MtpLayer(FeatureDraft):
@@ -220,7 +230,7 @@ class MtpLayer(FeatureDraft):
 
     settled = (*FeatureDraft.settled, EXPERTS)
 
-    def __init__(self, format: MtpConfig, config: Any, target: Any) -> None:
+    def __init__(self, format: MtpConfig, config: Any, target: Any, index: int = 0) -> None:
         super().__init__(format, config, target)
         self.layout = format.layout
         last, norm = target.base_model.layers[-1], type(target.base_model.norm)
@@ -229,7 +239,7 @@ class MtpLayer(FeatureDraft):
         if not self.layout.last_norm:
             self.last_norm = nn.Identity()
         self.join = nn.Linear(2 * width, width, bias=False)
-        self.block = HalfLayer(last, config) if self.layout.half else type(last)(config, 0)
+        self.block = HalfLayer(last, config, index) if self.layout.half else type(last)(config, index)
         self.to(target.dtype)
         kept = dict(last.named_buffers())  # such as a router's bias, which stays in float32
         for name, buffer in self.block.named_buffers():
@@ -241,7 +251,7 @@ class MtpLayer(FeatureDraft):
         super().settle(stored)
 
     def advance(
-        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, depth: int
     ) -> tuple[Tensor, Tensor]:
         token = self.embedded(ids, metadata.positions)
         hidden = self.join(self.joined(self.token_norm(token), self.feature_norm(features)))
@@ -254,8 +264,9 @@ class MtpLayer(FeatureDraft):
             position_embeddings=self._target[0].base_model.rotary_emb(hidden, metadata.positions),
             metadata=metadata,
         )
-        feature: Tensor = self.last_norm(hidden[:, hidden.shape[1] - judged :])
-        return feature, feature
+        others = hidden.shape[1] - judged
+        feature: Tensor = self.last_norm(hidden if self.format.modules > 1 else hidden[:, others:])
+        return feature[:, feature.shape[1] - judged :], feature
 
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the tokens' embeddings, (R, W, C)."""
@@ -267,16 +278,46 @@ class MtpLayer(FeatureDraft):
         return torch.cat((token, feature) if self.layout.token_first else (feature, token), -1)
 
 
+class MtpLayers(FeatureDraft):
+    """Several layers for multi-token prediction, with one LM head, which draft in turn."""
+
+    def __init__(self, format: MtpConfig, config: Any, target: Any) -> None:
+        super().__init__(format, config, target)
+        self.layers = nn.ModuleList(MtpLayer(format, config, target, index) for index in range(format.modules))
+        self.shared = tuple(o.removeprefix(FIRST) for s, o in format.parts(0).items() if s in format.parts(1))
+        names = (*MtpLayer.settled, *self.shared)
+        self.settled = tuple(f"{LAYERS}{index}.{name}" for index in range(format.modules) for name in names)
+
+    def settle(self, stored: dict[str, Tensor]) -> None:
+        tensors = {name.removeprefix(FIRST): tensor for name, tensor in stored.items() if name.startswith(FIRST)}
+        shared = {name: tensor for name, tensor in tensors.items() if name.startswith(self.shared)}
+        layer: Any
+        for index, layer in enumerate(self.layers):
+            within = f"{LAYERS}{index}."
+            own = shared | {n.removeprefix(within): stored.pop(n) for n in list(stored) if n.startswith(within)}
+            layer.settle(own)
+            stored |= {within + name: tensor for name, tensor in own.items()}
+            if hasattr(layer, "lm_head"):
+                raise ValueError(f"its layer {index} has another LM head than the target, which is not supported")
+
+    def advance(
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, depth: int
+    ) -> tuple[Tensor, Tensor]:
+        layer: Any = self.layers[depth % len(self.layers)]
+        out: tuple[Tensor, Tensor] = layer.advance(ids, features, metadata, cache, judged, depth)
+        return out
+
+
 class HalfLayer(nn.Module):
     """Attention and a dense network, each after a norm: the first half of a layer of LongCat-Flash."""
 
-    def __init__(self, layer: Any, config: Any) -> None:
+    def __init__(self, layer: Any, config: Any, index: int) -> None:
         super().__init__()
         norm = type(layer.input_layernorm[0])
         self.input_layernorm, self.post_attention_layernorm = (
             norm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2)
         )
-        self.self_attn, self.mlp = type(layer.self_attn[0])(config, 0), type(layer.mlps[0])(config)
+        self.self_attn, self.mlp = type(layer.self_attn[0])(config, index), type(layer.mlps[0])(config)
 
     def forward(self, hidden: Tensor, **how: Any) -> Tensor:
         """Return its output (R, W, C), as the layers of transformers do. `how`: what those take."""
@@ -285,21 +326,21 @@ class HalfLayer(nn.Module):
         return out
 
 
-def _one_layer(config: Any, format: MtpConfig) -> Any:
-    """Return the target's configuration for a single layer: full attention unless config.json names another.
+def _layers(config: Any, format: MtpConfig) -> Any:
+    """Return the target's configuration for these layers: full attention unless config.json names another.
 
-    It has a mixture of experts if the target has one, and its format no other layer.
+    They have a mixture of experts if the target has one, and their format no other layer.
     """
-    config, dense = copy.deepcopy(config), format.layout.dense
-    setattr(config, format.layout.layers, 1)
+    config, count, dense = copy.deepcopy(config), format.modules, format.layout.dense
+    setattr(config, format.layout.layers, count)
     if getattr(config, "layer_types", None) is not None:
-        config.layer_types = list(format.raw.get("mtp_layer_types") or ["full_attention"])[:1]
+        config.layer_types = list(format.raw.get("mtp_layer_types") or ["full_attention"] * count)[:count]
     elif getattr(config, "sliding_window", None) is not None:
         config.sliding_window = None
     for name, value in (
-        ("first_k_dense_replace", int(dense)),
-        ("mlp_layer_types", ["dense" if dense else "sparse"]),
-        ("moe_layer_start_index", int(dense)),
+        ("first_k_dense_replace", count * dense),
+        ("mlp_layer_types", ["dense" if dense else "sparse"] * count),
+        ("moe_layer_start_index", count * dense),
     ):
         if getattr(config, name, None) is not None:
             setattr(config, name, value)

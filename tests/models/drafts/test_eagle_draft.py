@@ -66,7 +66,7 @@ def test_logits_and_features_are_those_written_out(pairs: Callable[[str], Pair],
             place = torch.tensor([[known + step]])
             at = AttentionMetadata(place, place, place[:, 0], 16)
             assert out.feature is not None
-            out = runner.step(torch.tensor([[token]]), out.feature[:, -1:], at, 1, own=True)
+            out = runner.step(torch.tensor([[token]]), out.feature[:, -1:], at, 1, depth=1)
             own.append(Entry(feature, token, known + step))
             feature = pair.reference.predict(final + own)[1]
             check(pair.reference.predict(final + own), out)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from decoding_cases import PROMPTS, requests_for
 from mtp_checkpoints import (
-    FAMILIES,
     LAYERS,
     Headed,
     change_config,
@@ -70,29 +69,26 @@ def of(model: Any, folder: Path) -> Checkpoint:
 # --- What is read -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_of_several_layers_the_first_is_read(made: Callable[[str], Headed], family: str, tmp_path: Path) -> None:
-    """As in vLLM and SGLang, which repeat it."""
-    published = FAMILIES[family]
-    folder = shutil.copytree(made(family).folder, tmp_path / "X")
-    number = published.block.rstrip(".").rpartition(".")[2]
-    second = published.block.replace(f"{number}.", f"{int(number) + 1}.")
-    change_weights(
-        folder,
-        lambda tensors: tensors.update(
-            {
-                second + k.removeprefix(published.block): v * 2
-                for k, v in tensors.items()
-                if k.startswith(published.block)
-            }
-        ),
-    )
-    change_config(folder, num_nextn_predict_layers=2)
-    one, two = (
-        load_draft(f"{f}{PART}", of(made(family).plain(), f)).model.state_dict() for f in (made(family).folder, folder)
-    )
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+def test_several_layers_are_named_counted_and_all_needed(tmp_path: Path) -> None:
+    one, two = (save_headed(tmp_path / f"{count}", "mimo", count).folder for count in (1, 2))
+    single, draft = (load_draft(f"{folder}{PART}", load(str(folder))).model for folder in (one, two))
+    assert draft.format.name == "multi-token prediction as in MiMo, 2 layers"
+    assert draft.num_parameters() == single.num_parameters()  # those that a forward reads
+    assert probe.count(draft) == probe.count(single)
+    folder = shutil.copytree(two, tmp_path / "3")
+    change_config(folder, num_nextn_predict_layers=3)
+    with pytest.raises(UserError, match=r"lacks 1\d weights of its configuration, such as 'layers\.2\.block\."):
+        plan(folder)
+
+
+def test_another_head_of_one_of_several_layers_is_refused(tmp_path: Path) -> None:
+    """The paper has one; a checkpoint may store a copy with each layer."""
+    folder = save_headed(tmp_path / "X", "glm", 2).folder
+    load_draft(f"{folder}{PART}", load(str(folder)))  # copies are dropped
+    name = f"model.layers.{LAYERS + 1}.shared_head.head.weight"
+    change_weights(folder, lambda tensors: tensors.update({name: tensors[name] * 2}))
+    with pytest.raises(UserError, match=r"its layer 1 has another LM head than the target"):
+        load_draft(f"{folder}{PART}", load(str(folder)))
 
 
 @pytest.mark.parametrize("family", ["glm", "deepseek"])
@@ -154,6 +150,26 @@ def test_tensors_have_the_published_names(model: str, stored: str, ours: str | N
     config = recognise(raw | {LAYOUTS[model].layers: 61, LAYOUTS[model].counted_by: 1}, "mtp")
     assert isinstance(config, MtpConfig)
     assert config.taps == (61,)
+    assert config.rename(stored) == ours
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "ours"),
+    [
+        ("deepseek_v3", "model.layers.62.enorm.weight", "layers.1.token_norm.weight"),
+        ("deepseek_v3", "model.layers.63.enorm.weight", None),
+        ("mimo", "model.mtp_layers.1.input_layernorm.weight", "layers.1.block.input_layernorm.weight"),
+        ("qwen3_5_text", "mtp.layers.1.mlp.up_proj.weight", "layers.1.block.mlp.up_proj.weight"),
+        ("qwen3_5_text", "mtp.fc.weight", "layers.0.join.weight"),
+        ("ernie4_5_moe", "model.mtp_linear_proj.1.weight", "layers.1.join.weight"),
+        ("longcat_flash", "model.mtp.layers.1.hnorm.m.weight", "layers.1.feature_norm.weight"),
+        ("longcat_flash", "model.mtp.norm.weight", "layers.0.last_norm.weight"),
+    ],
+)
+def test_tensors_of_two_layers_have_the_published_names(model: str, stored: str, ours: str | None) -> None:
+    raw = {"model_type": model, "hidden_size": 64, "vocab_size": 40}
+    config = recognise(raw | {LAYOUTS[model].layers: 61, LAYOUTS[model].counted_by: 2}, "mtp")
+    assert isinstance(config, MtpConfig)
     assert config.rename(stored) == ours
 
 
