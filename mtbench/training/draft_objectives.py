@@ -9,8 +9,9 @@ with the layer added.
 Letters: R rows, T fed tokens, N predictions, H hidden size, V vocabulary, B block size, A blocks of a row.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -60,9 +61,9 @@ class DraftObjective(Objective):
     def max_fed_tokens(self, length: int, prompt: int) -> int:
         return length - 1
 
-    def settings(self, special: Special) -> Mapping[str, Any]:
-        """Return the entries of config.json that this draft has beside its sizes."""
-        return {}
+    def settings(self, special: Special, taps: Sequence[int]) -> Mapping[str, Any]:
+        """Return the entries of config.json that this draft has beside its sizes. `taps`: the layers that it reads."""
+        return {"target_layer_ids": taps}
 
     def attach(self, model: Model, special: Special) -> None:
         """Freeze the model; add the draft, with random weights from a fixed seed."""
@@ -80,9 +81,8 @@ class DraftObjective(Objective):
         """Return the configuration of the draft. Raises UserError for a target that cannot have one."""
         config = model.config.get_text_config()
         layers = config.num_hidden_layers
-        own: dict[str, Any] = {"architectures": [self.architecture], "target_layer_ids": tapped_layers(layers)}
-        own["num_target_layers"] = layers
-        found = recognised({**self.layer_config(config), **own, **self.settings(special)})
+        own = {"architectures": [self.architecture], "num_target_layers": layers}
+        found = recognised({**self.layer_config(config), **own, **self.settings(special, tapped_layers(layers))})
         assert found is not None
         return found
 
@@ -214,9 +214,9 @@ class Eagle(SequentialDraft):
         None, "tokens that the draft can draft, those most frequent in the answers; default: all", low=2
     )
 
-    def settings(self, special: Special) -> Mapping[str, Any]:
+    def settings(self, special: Special, taps: Sequence[int]) -> Mapping[str, Any]:
         trimmed = {} if self.draft_vocabulary is None else {"draft_vocab_size": self.draft_vocabulary}
-        return {"ttt_length": self.steps, **trimmed}
+        return {**super().settings(special, taps), "ttt_length": self.steps, **trimmed}
 
     def settle(self, draft: FeatureDraft, special: Special) -> None:
         if self.draft_vocabulary is None or not isinstance(draft, EagleDraft):
@@ -310,13 +310,15 @@ class BlockDraft(DraftObjective):
     anchors: int = option(512, "blocks of a conversation, at most", low=1)
 
     shares: ClassVar[Sequence[float]] = (1.0,)  # of the parts in the loss
+    first: ClassVar[int] = 0  # places of a block that predict nothing
 
     @property
     def draft_layers(self) -> int:
         return self.layers
 
-    def settings(self, special: Special) -> Mapping[str, Any]:
+    def settings(self, special: Special, taps: Sequence[int]) -> Mapping[str, Any]:
         return {
+            **super().settings(special, taps),
             "block_size": self.block_size,
             "mask_token_id": special.mask,
             "num_anchors": self.anchors,
@@ -330,7 +332,7 @@ class BlockDraft(DraftObjective):
         """
         anchors = torch.arange(first_target(example.prompt) - 1, len(example.ids) - 1)
         chosen = torch.randperm(len(anchors), generator=random)[: self.anchors].sort().values
-        place = torch.arange(self.block_size)
+        place = torch.arange(self.block_size - self.first)
         predictor = anchors[chosen][:, None] + place
         exists = predictor + 1 < len(example.ids)
         decay = torch.exp(-place.to(EXACT) / 4).expand(len(chosen), -1)[exists]
@@ -371,7 +373,7 @@ class BlockDraft(DraftObjective):
         features = torch.cat([states.features[tap] for tap in draft.format.taps], -1)
         hidden = draft.norm(draft.read_block(ids.flatten(1), features, metadata, StepKeys()))
         block_of = first.cumsum(0) - 1  # predictions of a block follow one another
-        picked: Tensor = hidden[row[block_of], number[block_of] * size + batch.ahead - 1]
+        picked: Tensor = hidden[row[block_of], number[block_of] * size + batch.ahead - 1 + self.first]
         return picked
 
 
@@ -393,10 +395,10 @@ class MarkovBlockDraft(BlockDraft):
     def parts(self) -> tuple[str, ...]:
         return ("cross_entropy", "l1", "confidence")
 
-    def settings(self, special: Special) -> Mapping[str, Any]:
+    def settings(self, special: Special, taps: Sequence[int]) -> Mapping[str, Any]:
         markov = {"markov_rank": self.markov_rank, "markov_head_type": "vanilla"}
         return {
-            **super().settings(special),
+            **super().settings(special, taps),
             **markov,
             "enable_confidence_head": True,
             "confidence_head_with_markov": True,
@@ -414,27 +416,26 @@ class MarkovBlockDraft(BlockDraft):
 
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
         (inputs,) = self.head_inputs(model, states, batch, None)
-        target_head = model.get_output_embeddings().weight
         confidence = model.draft.confidence_head["proj"](inputs.hidden).squeeze(1)
-        parts = confidence.new_zeros(len(self.parts))
-        # Without predictions too there is one chunk: DDP waits for a gradient of each parameter.
-        for part in chunks(max(1, len(inputs.hidden)), len(inputs.head)):
-            terms = checkpoint(  # the logits of one chunk at a time
-                block_terms,
-                inputs.hidden[part],
-                inputs.head,
-                states.predicting[part],
-                target_head,
-                batch.target[part],
-                confidence[part],
-                use_reentrant=False,
-            )
-            parts = parts + (terms * batch.weight[part].to(terms)).sum(0)
-        return Losses(parts.sum(), parts.detach())
+        terms = partial(block_terms, head=inputs.head, target_head=model.get_output_embeddings().weight)
+        columns = (inputs.hidden, states.predicting, batch.target, confidence)
+        return chunked_losses(terms, columns, batch.weight, len(inputs.head))
+
+
+def chunked_losses(terms: Callable[..., Tensor], columns: Sequence[Tensor], weight: Tensor, vocabulary: int) -> Losses:
+    """Return the losses of predictions, given the `terms` (n, P) of rows of the columns, one chunk's logits at a time.
+
+    Without predictions too there is one chunk: DDP waits for a gradient of each parameter.
+    """
+    parts = columns[0].new_zeros(weight.shape[1])
+    for part in chunks(max(1, len(weight)), vocabulary):
+        found = checkpoint(terms, *(column[part] for column in columns), use_reentrant=False)
+        parts = parts + (found * weight[part].to(found)).sum(0)
+    return Losses(parts.sum(), parts.detach())
 
 
 def block_terms(
-    hidden: Tensor, head: Tensor, target_hidden: Tensor, target_head: Tensor, target: Tensor, confidence: Tensor
+    hidden: Tensor, target_hidden: Tensor, target: Tensor, confidence: Tensor, head: Tensor, target_head: Tensor
 ) -> Tensor:
     """Return cross-entropy, L1 distance and the confidence's cross-entropy of each prediction, (n, 3)."""
     logits = hidden @ head.to(hidden.dtype).T

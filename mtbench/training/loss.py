@@ -29,7 +29,10 @@ def score_predictions(objective: Objective, model: Model, states: TargetStates, 
     for head_input in objective.head_inputs(model, states, batch, None):
         for part in chunks(len(head_input.hidden), len(head_input.head)):
             hidden = head_input.hidden[part]
-            top = (hidden @ head_input.head.to(hidden.dtype).T).float().softmax(1).max(1)
+            logits = hidden @ head_input.head.to(hidden.dtype).T
+            if head_input.choose is not None:
+                logits = head_input.choose(logits, part)
+            top = logits.float().softmax(1).max(1)
             indices = rows[head_input.rows][part]
             drafted = top.indices if head_input.ids is None else head_input.ids[top.indices]
             right[indices.cpu()] = (drafted == batch.target[indices]).cpu()

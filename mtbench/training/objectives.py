@@ -8,7 +8,7 @@ Luo, Sun, arXiv 2604.07023) and its released code, which is more exact than its 
 Letters: L tokens of a conversation, B block size, N predictions, H hidden size, V vocabulary, P parts of the loss.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -64,6 +64,8 @@ class HeadInput(NamedTuple):
     head: Tensor  # (V, H)
     teacher_output: TeacherOutput | None = None  # of as many tokens
     ids: Tensor | None = None  # (V,); None: 0, 1, …
+    # Of logits (n', V) and their slice of `rows`: the logits that a prediction is chosen from, if they are others.
+    choose: Callable[[Tensor, slice], Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ class Objective:
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
         """Return the loss of a batch: the cross-entropy of every head's predictions."""
         totals, parts = [], []
-        for rows, hidden, head, teacher_output, _ in self.head_inputs(model, states, batch, teacher):
+        for rows, hidden, head, teacher_output, *_ in self.head_inputs(model, states, batch, teacher):
             total, terms = linear_cross_entropy(hidden, head, batch.target[rows], batch.weight[rows], teacher_output)
             totals.append(total)
             parts.append(terms)

@@ -265,7 +265,9 @@ class Reference:
         assert second is not None
         code = first[before] * (self.tensors["candidate_selector.hidden_projection.weight"] @ hidden)
         scores = torch.full_like(logits, float("-inf"))
-        for token in sorted(range(VOCABULARY), key=lambda token: -float(logits[token]))[: SECOND["selector_top_k"]]:
+        for token in sorted(range(VOCABULARY), key=lambda token: -logits[token].item())[
+            : self.settings["selector_top_k"]
+        ]:
             scores[token] = logits[token] + code @ second[token]
         return scores
 

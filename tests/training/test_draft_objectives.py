@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -35,14 +35,16 @@ from mtbench.training.draft_objectives import (
     SequentialDraft,
     tapped_layers,
 )
-from mtbench.training.loss import target_states
+from mtbench.training.loss import score_predictions, target_states
 from mtbench.training.objectives import Special
 from mtbench.training.packing import Example, Examples, contiguous_examples, pack
 from mtbench.training.parallel_draft import ParallelEagle
+from mtbench.training.selector_draft import SelectorBlockDraft
 
 SPECIAL = Special(MASK, END)
 TRIMMED = 12  # tokens of a trimmed vocabulary
 BLOCK, RANK, STEPS, THETA = 3, 5, 3, 100.0
+SECOND = SelectorBlockDraft(layers=2, block_size=4, conv_group_size=8, selector_rank=RANK, selector_top_k=8)
 PARALLEL = ParallelEagle(steps=4, layers=2, keep=0.8)
 
 
@@ -248,23 +250,29 @@ def test_steps_of_training_are_decoding_with_the_right_tokens(
     same(ours(objective, runner), loss(runner, tensors), tensors)
 
 
-def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: BlockDraft) -> Tensor:
-    """Each anchor by itself: the block after a text, as in decoding, with the right tokens before each place."""
+def block_reference(runner: ModelRunner, tensors: dict[str, Tensor], objective: BlockDraft) -> Any:
+    """The draft that is trained, by plain torch; its `_hidden` keeps gradients."""
     reference: Any = object.__new__(block_drafts.Reference)
-    reference.config = runner.model.draft.format.raw | {"rope_theta": THETA}
+    reference.config = runner.model.draft.format.raw | {"rope_theta": THETA, "block_size": objective.block_size}
     reference.settings = block_drafts.settings_of(reference.config)
     reference.tensors, reference.target = tensors, runner
-    reference.layer_ids, reference.mask, reference.first = tapped_layers(4), MASK, 0
-    reference.features = reference._features
-    hidden_of: Any = block_drafts.Reference._hidden
+    reference.layer_ids, reference.mask = tapped_layers(4), MASK
+    reference.first = int(isinstance(objective, SelectorBlockDraft))
+    reference.features, reference._hidden = reference._features, partial(reference._hidden.__wrapped__, reference)
+    return reference
+
+
+def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: BlockDraft) -> Tensor:
+    """Each anchor by itself: the block after a text, as in decoding, with the right tokens before each place."""
+    reference = block_reference(runner, tensors, objective)
     head, markov = runner.model.get_output_embeddings().weight, isinstance(objective, MarkovBlockDraft)
     total = torch.zeros((), dtype=torch.double)
     for example in conversations():
         ids = example.ids.tolist()
         terms, weights = [], []
         for anchor in range(max(example.prompt, 1) - 1, len(ids) - 1):
-            hidden = hidden_of.__wrapped__(reference, tuple(ids[: anchor + 1]))  # with gradients
-            for place, label in enumerate(range(anchor + 1, min(anchor + 1 + BLOCK, len(ids)))):
+            hidden = reference._hidden(tuple(ids[: anchor + 1]))
+            for place, label in enumerate(range(anchor + 1, min(anchor + 1 + len(hidden), len(ids)))):
                 logits, h = head @ hidden[place], hidden[place]
                 if markov:
                     before = tensors["markov_head.markov_w1.weight"][ids[label - 1]]
@@ -276,6 +284,10 @@ def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: Block
                     sure = tensors["confidence_head.proj.weight"][0] @ read + tensors["confidence_head.proj.bias"][0]
                     chance = 1 - l1.detach() / 2
                     loss = 0.1 * loss + 0.9 * l1 + binary_cross_entropy_with_logits(sure, chance)
+                if isinstance(objective, SelectorBlockDraft):
+                    scores = reference.selected(logits, ids[label - 1], h)
+                    if scores[ids[label]].isfinite():
+                        loss = loss - scores.log_softmax(0)[ids[label]]
                 terms.append(loss)
                 weights.append(math.exp(-place / 4))
         total = total + torch.stack(terms) @ torch.tensor(weights, dtype=torch.double) / sum(weights)
@@ -284,7 +296,7 @@ def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: Block
 
 @pytest.mark.parametrize(
     "objective",
-    [BlockDraft(layers=2, block_size=BLOCK), MarkovBlockDraft(layers=1, block_size=BLOCK, markov_rank=RANK)],
+    [BlockDraft(layers=2, block_size=BLOCK), MarkovBlockDraft(layers=1, block_size=BLOCK, markov_rank=RANK), SECOND],
     ids=lambda objective: objective.name,
 )
 def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +305,40 @@ def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypat
     runner = target(block_drafts.SIZE)
     tensors = attached(objective, runner)
     same(ours(objective, runner), block_loss(runner, tensors, objective), tensors)
+
+
+def test_a_held_out_prediction_is_the_selectors_choice() -> None:
+    """Not the largest logit: the token that decoding drafts after the text's token."""
+    runner, objective = target(block_drafts.SIZE), SECOND
+    reference = block_reference(runner, attached(objective, runner), objective)
+    example, (head, drafted) = conversations()[3], (runner.model.get_output_embeddings().weight, [])
+    made = objective.build(example, SPECIAL, torch.Generator())
+    batch = pack([[made]], len(made.ids), len(objective.parts))
+    states = target_states(runner.model, batch, objective.taps(runner.model))
+    found = score_predictions(objective, runner.model, states, batch)
+    for predictor, ahead in zip(made.predictor.tolist(), made.ahead.tolist(), strict=True):
+        text = tuple(example.ids[: predictor + 2 - ahead].tolist())
+        hidden = reference._hidden(text)[ahead - 1]
+        scores = reference.selected(head @ hidden, int(example.ids[predictor]), hidden).softmax(0)
+        drafted.append((int(scores.argmax()) == int(example.ids[predictor + 1]), scores.max().item()))
+
+    right, sure = (torch.tensor(column) for column in zip(*drafted, strict=True))
+    assert right.any()
+    assert (found.right == right).all()
+    assert torch.allclose(found.confidence.double(), sure.double(), atol=1e-6)
+
+
+def test_an_untrained_draft_is_dflash(runner: ModelRunner) -> None:
+    """Its convolutions change nothing, and its selector chooses the largest logit."""
+    SECOND.attach(runner.model, SPECIAL)
+    width, draft = runner.model.config.hidden_size, runner.model.draft.float()
+    block = torch.randn(1, 2 * SECOND.block_size, width)
+    for layer in draft.layers:
+        for convolution in (layer.attention_conv, layer.mlp_conv):
+            assert torch.equal(convolution(block, torch.sin), block.sin())
+    logits, state = torch.randn(8, VOCABULARY), draft.candidate_selector.start(block)
+    scores, _ = draft.candidate_selector(logits, torch.arange(8), block[0], state)
+    assert torch.equal(scores, torch.where(scores.isfinite(), logits, scores))
 
 
 def parallel_loss(runner: ModelRunner, tensors: dict[str, Tensor]) -> Tensor:
@@ -356,7 +402,7 @@ def test_what_is_stored_has_the_names_of_speculators(runner: ModelRunner) -> Non
 
 
 @pytest.mark.parametrize(
-    "objective", [Eagle(steps=2), BlockDraft(), MarkovBlockDraft(), PARALLEL], ids=lambda o: o.name
+    "objective", [Eagle(steps=2), BlockDraft(), MarkovBlockDraft(), SECOND, PARALLEL], ids=lambda o: o.name
 )
 def test_a_batch_of_padding_has_a_loss_of_zero_and_gradients(objective: DraftObjective, runner: ModelRunner) -> None:
     """The last step of an epoch may have such forward passes."""
