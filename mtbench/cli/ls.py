@@ -194,10 +194,9 @@ def _list_engines() -> None:
     _print_broken(SERVING_ENGINES)
     say("")
     table = _table(("method", *engines))
-    for name in sorted({method for engine in engines.values() for method in engine.methods}):
-        method = _methods()[name]()
-        drafts = dict.fromkeys(roles_of(type(method), {}), "DRAFT")
-        settings = [engine.setting(method, drafts) for engine in engines.values()]
+    having = [_settings(engine) for engine in engines.values()]
+    for name in sorted(set().union(*having)):
+        settings = [settings.get(name, NONE) for settings in having]
         table.add_row(*_plain(name, *(NONE if isinstance(s, str) else s.name or "plain" for s in settings)))
     out.print(table)
     say("")
@@ -208,15 +207,24 @@ def _show_engine(name: str) -> None:
     from mtbench.clients.serving_engine import Setting
     from mtbench.decoding.registry import SERVING_ENGINES
 
-    engine = SERVING_ENGINES[name]()
-    _print_docstring(type(engine))
-    for method_name in engine.methods:
-        method = _methods()[method_name]()
-        setting = engine.setting(method, dict.fromkeys(roles_of(type(method), {}), "DRAFT"))
+    _print_docstring(SERVING_ENGINES[name])
+    for method, setting in _settings(SERVING_ENGINES[name]()).items():
         words = setting if isinstance(setting, str) else shlex.join(setting.words) or "no option"
-        say(f"\n{method_name}: {words}")
+        say(f"\n{method}: {words}")
         if isinstance(setting, Setting) and setting.differs:
             _wrapped(setting.differs)
+
+
+def _settings(engine: Any) -> dict[str, Any]:
+    """Return an engine's setting for each of its methods with default options, and for its own arms in a race."""
+    from mtbench.decoding.arms import parse_arms
+
+    settings = {}
+    for arm in parse_arms([*engine.methods, *engine.choices]):
+        method = _methods()[arm.method](**arm.options)
+        drafts = dict.fromkeys(roles_of(type(method), {}), "DRAFT")
+        settings[str(arm).partition("@")[0]] = engine.setting(method, drafts)
+    return settings
 
 
 def _first_line(registered: type) -> str:

@@ -7,6 +7,7 @@ differ. Values that an engine does not report are null.
 
 import itertools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from mtbench.errors import MissingWeights, UserError
 from mtbench.files import cache_home, read_bytes, write_errors, write_text
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_files, linked_with, stored_bytes
-from mtbench.models.drafts.loading import is_parallel, is_served_draft
+from mtbench.models.drafts.loading import known_draft
 from mtbench.models.loading import downloaded
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
@@ -67,6 +68,7 @@ class Setting(NamedTuple):
     differs: str = ""  # its differences from mtbench, in sentences
     unbiased: bool = True  # above a temperature of 0 its answers have the target's distribution
     exported: bool = False  # it reads drafts as `mtbench export` writes them
+    learns: bool = False  # it drafts from earlier requests of its server, too
 
     def but(self, differs: str) -> "Setting":
         """Return the setting with one more difference of the engine."""
@@ -107,7 +109,8 @@ class ServingEngine:
     package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
     distributions: ClassVar[tuple[str, ...]] = ()  # others that have it, in a user's own installation
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
-    needs: ClassVar[Mapping[str, str]] = {}  # our method -> the distribution that it needs beside the engine
+    needs: ClassVar[Mapping[str, str]] = {}  # its name of a method -> the distribution that it needs
+    choices: ClassVar[tuple[str, ...]] = ()  # arms in `mtbench choose` of methods that it has by names of its own
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")  # in which it computes
@@ -117,6 +120,7 @@ class ServingEngine:
     busy: ClassVar[str | None] = None  # `--engine-option` for a machine whose cores other programs use
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
+    first_releases: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # format of drafts -> the first release that reads it
     text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it
     parallel: ClassVar[bool] = False  # it has P-EAGLE
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
@@ -138,10 +142,14 @@ class ServingEngine:
             return f"{self.title} has no {method.name}."
         if len(method.variants) > 1:
             return f"{self.title} has fixed widths; give a number in place of `auto`."
-        if not self.parallel and any(map(is_parallel, drafts.values())):
-            return NO_PARALLEL
-        if not all(map(is_served_draft, drafts.values())):
-            return NO_SUCH_DRAFT
+        for draft in filter(None, map(known_draft, drafts.values())):
+            first, number = self.first_releases.get(draft.name), self.release_number()
+            if first is not None and () < number < first:
+                return f"{self.title} {self.release()} has no {draft.name}, which came in {'.'.join(map(str, first))}."
+            if draft.parallel and not self.parallel:
+                return NO_PARALLEL
+            if not draft.served:
+                return NO_SUCH_DRAFT
         if method.translates and not self.translates:
             return SAME_VOCABULARY
         if method.token_map is not None and not self.trims:
@@ -317,6 +325,11 @@ class ServingEngine:
         """Return what is run: the release that RELEASE names, the user's own installation, or the pinned package."""
         own = cls.own()
         return own.release if own is not None else cls._package()
+
+    @classmethod
+    def release_number(cls) -> tuple[int, ...]:
+        """Return the numbers of what is run, to compare; () if they are unknown."""
+        return tuple(map(int, re.findall(r"\d+", (cls.release() or "").partition("==")[2])))
 
     @classmethod
     def _package(cls) -> str | None:

@@ -32,7 +32,7 @@ def refuse_in_engine(
         raise UserError(
             f"{str(arm)!r}: {engine.title} does not compute in {request.dtype}; give one of {', '.join(engine.dtypes)}."
         )
-    engine.refuse_missing(arm.method)
+    engine.refuse_missing(setting.name)
     for role, source in checkpoints.items():
         if source.startswith(families.RANDOM):
             raise UserError(f"{str(arm)!r}: {engine.title} reads files, and {source!r} has none; give a checkpoint.")

@@ -126,6 +126,9 @@ class Lineup:
                 f"{str(arm)!r}: {part!r} is a part of {checkpoint!r} that drafts, and a whole model is needed; leave "
                 f"out `{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
             )
+        if METHODS[arm.method].served_only and not is_served(arm.engine):
+            having = [name for name in SERVING_ENGINES if arm.method in SERVING_ENGINES[name].methods]
+            raise UserError(f"{str(arm)!r} runs in a serving engine only; give `--engine` {' or '.join(having)}.")
         if is_served(arm.engine):
             refuse_in_engine(arm, self.method(arm)[0], family, request, self.acceptance)
             if self._installed:
@@ -267,4 +270,4 @@ def is_untrained(method: type[Method]) -> bool:
     """Return whether the method runs on any checkpoint alone: it needs no mask token, draft, heads or server."""
     references = [METHODS[name].roles for name in METHODS if METHODS[name].reference]
     alone = method.roles in references and not roles_of(method, {})
-    return alone and method.needs_weights and not method.needs_mask
+    return alone and method.needs_weights and not method.needs_mask and not method.served_only

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench import plugins
-from mtbench.clients.serving_engine import ServingEngine, Setting
+from mtbench.clients.serving_engine import Setting
 from mtbench.decoding.arms import (
     Arm,
     baselines,
@@ -43,6 +43,7 @@ from mtbench.plan.formats import Race
 from mtbench.plan.plan import (
     APART,
     FREE,
+    LEARNS,
     OTHER_RULE,
     SCHEMA_VERSION,
     Batching,
@@ -185,10 +186,16 @@ class _GroupPlanner:
         arm, method, inspected, fault = entrant.arm, entrant.method, entrant.checkpoints, entrant.fault
         checkpoints = self.family.checkpoints(arm.roles)
         claims: Claims = "lossy" if fault else method.claims
-        sampled = list[str]()
-        if claims == "lossless" and self.request.temperature and is_served(arm.engine):
-            engine: ServingEngine = SERVING_ENGINES[arm.engine]()
-            setting = engine.setting(method, checkpoints)
+        sampled, setting = list[str](), None
+        if is_served(arm.engine):
+            setting = SERVING_ENGINES[arm.engine]().setting(method, checkpoints)
+        learns = isinstance(setting, Setting) and setting.learns
+        if learns and self.request.rounds > 1 and not self.request.apart:
+            raise UserError(
+                f"{str(arm)!r} drafts from earlier answers of its server, and later rounds repeat the prompts; give "
+                "`--rounds 1`, or `--apart --rounds 5`."
+            )
+        if claims == "lossless" and self.request.temperature and setting is not None:
             # Its random numbers are its own.
             claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
             sampled = [OTHER_RULE] if claims == "lossy" else []
@@ -200,7 +207,7 @@ class _GroupPlanner:
         # A scripted acceptance has no ends of answers, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
-        flags += sampled
+        flags += [*sampled, *([LEARNS] if learns else [])]
         if method.translates and fault is None:
             flags += vocabulary_flags(inspected, arm.on)
         if method.token_map is not None and fault is None:

@@ -38,7 +38,7 @@ from mtbench.options.texts import alternatives
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.formats import Elimination, FailureLine, GenerationLine
 from mtbench.plan.lines import generation_line, timing_line
-from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
+from mtbench.plan.plan import LEARNS, Cell, Group, Plan, SuitePlan
 from mtbench.plan.prompts import open_plan
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
@@ -462,10 +462,10 @@ class Stage:
     def _undisturbed(self, session: WorkerSession, cell: Cell, round_: int, block: int) -> Done | Failed:
         """Decode one block; again, at once and beside the same arms, if the machine was disturbed meanwhile.
 
-        A later turn whose prompt is cached is not decoded again: then all of it would be.
+        Once only a later turn whose prompt is cached, else all of it would be; and an arm that drafts earlier answers.
         """
         void: list[JsonObject] = []
-        once = cell.prefix_cache and self._is_later(block)
+        once = LEARNS in cell.flags or (cell.prefix_cache and self._is_later(block))
         while True:
             cache = f"{self.cache}.{round_}.{len(void)}" if cell.prefix_cache else None
             outcome = self._attempt(session, cell, block, self.suite.max_new_tokens, cache=cache)

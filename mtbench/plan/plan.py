@@ -39,6 +39,7 @@ Length = Literal["natural", "fixed"]
 
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
+LEARNS = "drafts from the texts of earlier requests, too, so that their order matters"  # a flag of cells
 OTHER_RULE = "sampled by a rule of its engine that changes the distribution"  # a flag of cells
 FREE = "answers are not constrained: its engine takes no JSON schema"  # a flag of cells
 APART = "decoded alone, with intervals over rounds"  # a flag of cells

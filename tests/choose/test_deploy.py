@@ -156,6 +156,14 @@ def test_no_engine_has_other_methods(arm: str) -> None:
     assert commands(cell, None) == {}
 
 
+def test_an_engines_own_name_is_for_that_engine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one would take any name as it is."""
+    monkeypatch.setattr(SERVING_ENGINES["llamacpp"], "python", classmethod(lambda cls: Path("python")))
+    asked = RunRequest(family="tiny", method=("native:drafts=ngram-mod",), engine=("llamacpp",), rounds=1)
+    cell, *_ = make_plan(asked).cells
+    assert list(commands(cell, None)) == ["llama.cpp"]
+
+
 def other(field: dataclasses.Field[Any]) -> Any:
     """A value of an option that is not its default."""
     if isinstance(field.default, str | None):
@@ -166,6 +174,7 @@ def other(field: dataclasses.Field[Any]) -> Any:
             "draft": "other",
             "vocabulary": "intersection",
             "token_map": "hot.pt",
+            "drafts": "ngram-map-k",
         }
         return words[field.name]
     value: Any = field.default
@@ -192,10 +201,11 @@ def settings(method: Any) -> dict[str, Setting]:
 @pytest.mark.parametrize("method", SERVED, ids=lambda method: method.name)
 def test_every_option_changes_the_setting_or_removes_it(method: Any) -> None:
     """An option would be lost in the engine if neither words nor notes of its setting contain it."""
-    plain = settings(method())
+    named = {"drafts": "ngram-mod"} if method.served_only else {}
+    plain = settings(method(**named))
     assert plain
     for field in dataclasses.fields(method):
-        changed = settings(method(**{field.name: other(field)}))
+        changed = settings(method(**named | {field.name: other(field)}))
         kept = [engine for engine in plain if engine in changed and plain[engine] == changed[engine]]
         assert not kept, f"{field.name} is lost in {kept}"
         assert AUTO not in str(changed)

@@ -91,6 +91,31 @@ def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     assert all(cell["tokens_per_forward"] > 1 for cell in drafted)
 
 
+def test_its_own_drafting_has_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
+    """By its own names, with sizes that a short answer fills. Drafts are counted, and some are accepted."""
+    sizes = ("map-k-size-n=3", "map-k4v-size-n=3", "mod-n-match=3", "mod-n-min=1")
+    results = mtbench.run(
+        suite="arithmetic",
+        family="tiny",
+        method=("ar", "native:drafts=ngram-map-k|ngram-map-k4v|ngram-mod,ahead=4"),
+        engine="llamacpp",
+        engine_option=[f"llamacpp:spec-ngram-{size}" for size in sizes],
+        limit=16,
+        batch_size=2,
+        rounds=1,
+        dtype="float32",
+        out=tmp_path / "DIR",
+    )
+    plain, *drafted = results.record["cells"]
+    assert plain["tokens_per_forward"] == 1
+    assert [cell["lossless"]["grade"] for cell in drafted] == ["exact"] * 3
+    assert all(cell["tokens_per_forward"] > 1 for cell in drafted)
+    for name in ("map-k", "map-k4v", "mod"):
+        file = next((tmp_path / "DIR" / "timings").glob(f"*ngram-{name}-ahead*"))
+        lines = [json.loads(line) for line in file.open()]
+        assert sum(line["drafted"] for line in lines) > sum(line["accepted"] for line in lines) > 0
+
+
 def test_the_printed_command_starts_its_server(tmp_path: Path) -> None:
     """The command for the engine of a race, on another port than the printed one, answers a text."""
     found = mtbench.choose(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from architectures import save_architecture
+from block_drafts import CONFIGS
 from living import is_alive, until
 from made_records import result_cell
 from mtp_checkpoints import save_headed
@@ -38,7 +39,7 @@ from mtbench.models.checkpoint_files import Layout
 from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, GenerationLine
-from mtbench.plan.plan import APART, OTHER_RULE, Plan, RunRequest
+from mtbench.plan.plan import APART, LEARNS, OTHER_RULE, Plan, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.report.main_table import main_table, notes_of
@@ -358,6 +359,92 @@ def test_a_method_without_its_package_is_refused_or_left_out_when_planning(with_
     found = candidates(RunRequest(**asked))
     assert {"lookahead", "prompt-lookup"} <= {arm.method for arm in found.lineup.arms}
     assert mends in found.refused["suffix"]
+
+
+def own(name: str, *words: str, learns: bool = False) -> Any:
+    """The function of an engine for methods by its own names, of which it has one."""
+    setting = Setting(name, words, learns=learns)
+    return lambda method, drafts: setting if method.drafts == name else f"Give drafts={name}."
+
+
+@pytest.fixture
+def with_own(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
+    """The engine, with a method by its own name that remembers earlier requests."""
+    chosen: type[Scripted] = SERVING_ENGINES[TOOLBOX]
+    monkeypatch.setattr(chosen, "methods", {**chosen.methods, "native": own("hash", learns=True)})
+    monkeypatch.setattr(chosen, "choices", ("native:drafts=hash,ahead=2|3",))
+    return chosen
+
+
+def test_an_engines_own_drafting_is_an_arm_by_its_own_name(with_own: type[Scripted]) -> None:
+    """mtbench's loop has none, nor is it raced where no engine names it."""
+    asked: dict[str, Any] = {"family": "tiny", "method": ["ar", "native:drafts=hash"]}
+    with pytest.raises(UserError, match=f"'native:drafts=hash@ar/graph' runs in a serving engine only; .* {TOOLBOX}"):
+        plan(**asked)
+    with pytest.raises(UserError, match=r"Give drafts=hash\. It has ar, prompt-lookup, native"):
+        plan(family="tiny", method=["native:drafts=other"], engine=[TOOLBOX])
+    with pytest.raises(UserError, match="Give drafts=hash"):
+        plan(family="tiny", method=["native"], engine=[TOOLBOX])
+    raced = [str(arm) for arm in candidates(RunRequest(family="tiny", engine=[TOOLBOX])).lineup.arms]
+    assert raced[-2:] == [f"native:drafts=hash,ahead={k}@ar/{TOOLBOX}" for k in (2, 3)]
+    assert "native" not in candidates(RunRequest(family="tiny")).refused
+    assert not any("native" in cell.arm for cell in plan(family="tiny").cells)
+
+
+def test_later_rounds_of_an_arm_that_remembers_answers_are_refused(
+    with_own: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the same prompts, so it would draft its own answers. A server of each round remembers none."""
+    asked: dict[str, Any] = {"family": "tiny", "method": ["ar", "native:drafts=hash"], "engine": [TOOLBOX]}
+    with pytest.raises(UserError, match=r"drafts from earlier answers .*; give `--rounds 1`, or `--apart --rounds 5`"):
+        plan(**asked, rounds=2)
+    plain, drafted = plan(**asked, rounds=5, apart=True).cells
+    assert (LEARNS in plain.flags, LEARNS in drafted.flags) == (False, True)
+    assert LEARNS in plan(**asked).cells[1].flags
+    monkeypatch.setattr(with_own, "methods", {**with_own.methods, "native": own("hash")})
+    assert LEARNS not in plan(**asked, rounds=2).cells[1].flags
+
+
+def test_vllm_takes_names_of_its_own_and_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with a dot is a class of the user's. EAGLE-4's plugin has a configuration of its own."""
+    native, engine = METHODS["native"], SERVING_ENGINES["vllm"]()
+    monkeypatch.setattr(type(engine), "release", classmethod(lambda cls: "vllm==0.32.0"))
+
+    def config(drafts: str, draft: str | None = None) -> Any:
+        setting = engine.setting(native(drafts=drafts, draft=draft, ahead=5), {"d": "DRAFT"} if draft else {})
+        assert isinstance(setting, Setting)
+        made = engine.synthetic(setting, [0.5])
+        assert isinstance(made, Setting)
+        assert made.words[2:] == setting.words[2:]
+        assert engine.scheduled({1: setting, 2: setting}) is None
+        return json.loads(setting.words[1])
+
+    made = {"method": "mlp_speculator", "model": "DRAFT", "num_speculative_tokens": 5}
+    assert config("mlp_speculator", "d") == made
+    assert config("my_drafts.Mine") == made | {"method": "custom_class", "model": "my_drafts.Mine"}
+    tree = {"mode": "static", "node_top_k": 4, "tree_depth": 5, "max_verify_width": 16}
+    assert config("eagle_harness", "d") == {"method": "eagle_harness", "model": "DRAFT", "method_config": tree}
+    monkeypatch.setattr(type(engine), "installed", classmethod(lambda cls: Path(sys.executable)))
+    with pytest.raises(UserError, match="vLLM needs the package 'eagle-harness' for eagle_harness"):
+        engine.refuse_missing("eagle_harness")
+
+
+@pytest.mark.parametrize(("name", "old", "new"), [("vllm", "vllm==0.27.1", "0.28.0"), ("sglang", "0.5.18", "0.5.19")])
+def test_a_release_that_has_no_dflash_2_is_refused_by_name(
+    name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the draft's configuration. Of a release without a number mtbench does not know."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["dflash2"]))
+    engine, method = SERVING_ENGINES[name](), METHODS["dflash"](ahead=3)
+
+    def of(release: str | None) -> Setting | str:
+        monkeypatch.setattr(type(engine), "release", classmethod(lambda cls: release))
+        setting: Setting | str = engine.setting(method, {"dflash": str(tmp_path)})
+        return setting
+
+    old = f"{name}=={old.rpartition('=')[2]}"
+    assert str(of(old)).startswith(f"{engine.title} {old} has no DFlash 2, which came in 0.")
+    assert all(isinstance(of(release), Setting) for release in (f"{name}=={new}", f"{name}=={new}.dev1+a", None))
 
 
 def answered(

@@ -20,11 +20,12 @@ from whole import Quiet, forget_plugin_files, start
 from mtbench import plugins
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.hardware import machine
+from mtbench.lineup.planner import begin_run, make_plan
 from mtbench.measure.executor import Stage
 from mtbench.measure.workers import Done, WorkerSession
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import TimingLine
-from mtbench.plan.plan import Cell, RunRequest
+from mtbench.plan.plan import LEARNS, Cell, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.report.phrases import verdict_text
 from mtbench.results import samples
@@ -127,6 +128,15 @@ def test_a_disturbed_sample_is_decoded_again_at_once_and_not_for_ever(
     assert len(decoded) == decodings
     assert sum(bool(line.dropped) for line in lines) == dropped
     assert sum(len(line.disturbed or ()) for line in lines) == decodings - 16
+
+
+def test_an_arm_that_would_draft_its_own_answer_is_not_decoded_again(disturb: Disturb, tmp_path: Path) -> None:
+    planned = make_plan(REQUEST.changed(method=("ar",), limit=3))
+    marked = planned.changed(cells=[cell.changed(flags=[*cell.flags, LEARNS]) for cell in planned.cells])
+    run, decoded = begin_run(tmp_path / "run", marked, ["mtbench"]), disturb(lambda n: n == 2)
+    generate(run, Quiet(), Execution(timed_only=True))
+    assert len(decoded) == 3
+    assert [bool(line.dropped) for line in timings(run, decoded[0])] == [False, True, False]
 
 
 @pytest.mark.whole

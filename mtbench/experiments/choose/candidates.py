@@ -50,8 +50,9 @@ def candidates(request: RunRequest, *, installed: bool = True) -> Candidates:
     """
     options = request.settings
     named = parse_arms(list(dict.fromkeys(request.method)), request.engine, options) if request.method else []
-    methods = [METHODS[name] for name in METHODS]
+    methods = [METHODS[name] for name in METHODS if not METHODS[name].served_only]
     specs = [spec for method in methods for spec in method.choices or method.default_arms or (method.name,)]
+    specs += [spec for name in filter(is_served, request.engine) for spec in SERVING_ENGINES[name].choices]
     every = parse_arms(specs, request.engine, options)
     _refuse_unknown_roles(request, [*named, *every])
     family = family_of(request, request.suite[0])

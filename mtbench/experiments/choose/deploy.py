@@ -109,7 +109,8 @@ def placed(cell: Cell, positions: float | None) -> dict[str, Placed]:
     model, found = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, Placed]()
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
-        if not isinstance(setting := engine.setting(fixed, drafts), str) and (engine.start or cell.engine == name):
+        shown = cell.engine == name or (engine.start and not method.served_only)
+        if shown and not isinstance(setting := engine.setting(fixed, drafts), str):
             found[engine.title] = Placed(engine, model, setting, note)
     return found
 

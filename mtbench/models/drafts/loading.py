@@ -68,19 +68,7 @@ def recognised(raw: Mapping[str, Any], part: str = "") -> DraftConfig | None:
     return next((config for recognise in FORMATS if (config := recognise(raw, part)) is not None), None)
 
 
-def is_parallel(source: str) -> bool:
-    """Return whether a checkpoint is a draft that drafts all tokens in one forward; False if it cannot be read here."""
-    config = _here(source)
-    return config is not None and config.parallel
-
-
-def is_served_draft(source: str) -> bool:
-    """Return whether serving engines run a checkpoint as a draft; True if it cannot be read here."""
-    config = _here(source)
-    return config is None or config.served
-
-
-def _here(source: str) -> DraftConfig | None:
+def known_draft(source: str) -> DraftConfig | None:
     """Return a draft's configuration without the network; None of another checkpoint, or if it cannot be read."""
     try:
         return draft_config(source, offline=True)
