@@ -4,7 +4,7 @@ The marks were read in vLLM 0.32 (vllm/reasoning, vllm/parser) in November 2026.
 in several ways, such as those of Olmo 3 and Kimi-VL, are not among them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
@@ -35,18 +35,16 @@ class Thinking(Record):
         for opening, closing in MARKS:
             if vocabulary.keys() >= {*opening, *closing}:
                 opens, closes = ([vocabulary[token] for token in mark] for mark in (opening, closing))
-                marks = cls(opening=opens, closing=closes, opened=False)
-                return marks.changed(opened=all(any([*marks._inside(ids[-LAST:])][-1:]) for ids in prompts))
+                marks, ends = cls(opening=opens, closing=closes, opened=False), [ids[-LAST:] for ids in prompts]
+                return marks.changed(opened=all(len(end) - 1 in marks.places(end) for end in ends))
         return None
 
     def places(self, token_ids: Sequence[int]) -> set[int]:
         """Return the indices of an answer's tokens that are thinking: those from an opening to the next closing."""
-        return {place for place, inside in enumerate(self._inside(token_ids)) if inside}
-
-    def _inside(self, token_ids: Sequence[int]) -> Iterator[bool]:
-        inside = self.opened
+        inside, found = self.opened, set[int]()
         for place in range(len(token_ids)):
             mark = self.closing if inside else self.opening
-            if token_ids[place] == mark[0] and [*token_ids[place : place + len(mark)]] == mark:
-                inside = not inside
-            yield inside
+            inside ^= [*token_ids[place : place + len(mark)]] == mark
+            if inside:
+                found.add(place)
+        return found

@@ -6,27 +6,34 @@ The numbers of the tables tell the arms apart, not the hue (mtbench/document/plo
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from mtbench.document import plots
-from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
+from mtbench.document.formatting import bounds, interval, listed, number, percent, times
 from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, WIDTH
-from mtbench.results.figure_formats import Speedup, TaskSpeedup
+from mtbench.results.figure_formats import AcceptancePart, Speedup, TaskSpeedup
 from mtbench.results.format import BreakEven, ResultCell
 
 SPEEDUPS = "speedups"  # name of the figure that a page starts with
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
 MOST_ROWS = 12  # arms of the figure that a page starts with
 ROW = 26  # points of an arm in a figure with two lines for its name
-Curves = Sequence[tuple[str, Mapping[int, TaskSpeedup]]]  # arm, and its speedups by their place on the axis
-CURVES = (
-    "Filled points are faster by their verdict; hollow points are not shown to be faster. Lines through points are 95% "
-    "intervals."
-)
+T = TypeVar("T")
+Point = TaskSpeedup | AcceptancePart
+Curves = Sequence[tuple[str, Mapping[int, Point]]]  # arm, and its points by their place on the axis
+Panels = Mapping[str, Mapping[str, Mapping[str, Point]]]  # label of an axis, arm, part -> point
+FILLED = "Filled points are faster by their verdict; hollow points are not shown to be faster."
+WHISKERS = "Lines through points are 95% intervals."
+CURVES = f"{FILLED} {WHISKERS}"
+DIVISIONS = {
+    "context": "tokens of prompt and answer before the forward",
+    "category": "category",
+    "thinking": "thinking or answer",
+}
 RANGES = {"turns": "turn", "contexts": "prompt tokens of a request, mean over a block"}  # field of a cell, and its axis
 
 
@@ -58,7 +65,7 @@ class Scene:
 
 def draw(scene: Scene) -> list[Figure]:
     """Return the figures of one suite and batch size that have data."""
-    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _conversations]
+    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _conversations, _acceptance]
     with plots.style():
         drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
@@ -70,10 +77,7 @@ def _speedups(scene: Scene) -> Figure | None:
     shown = [(cell, speedup) for cell, speedup in shown if speedup.value]
     if not shown:
         return None
-    caption = (
-        "Wall time of plain decoding over that of the arm, on the same prompts. Filled points are faster by their "
-    )
-    caption += "verdict; hollow points are not shown to be faster."
+    caption = f"Wall time of plain decoding over that of the arm, on the same prompts. {FILLED}"
     if len(shown) > MOST_ROWS:
         caption += f" The {MOST_ROWS} fastest of {len(shown)} arms; the table has all."
         least = sorted((speedup.value or 0.0 for _, speedup in shown), reverse=True)[MOST_ROWS - 1]
@@ -137,9 +141,11 @@ def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
     axes.plot([speedup.value or 1.0], [row], "o", ms=7, mew=1.6, mec=edge, mfc=fill, zorder=4)
 
 
-def _in_words(speedup: TaskSpeedup, digits: int | None = None) -> str:
-    """Return a speedup with its interval, where measurements suffice for a verdict."""
+def _in_words(speedup: Point, digits: int | None = None) -> str:
+    """Return a speedup with its interval, where measurements suffice for a verdict; or an acceptance length."""
     ends = interval(bounds(speedup), digits=digits)
+    if isinstance(speedup, AcceptancePart):
+        return f"{number(speedup.value)} {ends or ''}".rstrip()
     return "no verdict" if ends is None or speedup.verdict.reason else f"{times(speedup.value, digits)} {ends}"
 
 
@@ -155,8 +161,8 @@ def _frontier(scene: Scene) -> Figure | None:
     scored = [cell for cell, _, _ in points]
     title = "Speed and accuracy of each arm"
     figure, axes = plots.canvas(title, "up and to the right is better", 230, scene.key(scored))
-    rates = [_span(c.tokens_per_s) for c in scored]
-    accuracies = [_span(c.accuracy, 100) for c in scored if c.accuracy is not None]
+    rates = [bounds(c.tokens_per_s) or () for c in scored]
+    accuracies = [[100 * end for end in bounds(c.accuracy) or ()] for c in scored if c.accuracy is not None]
     for (cell, x, y), rate, accuracy in zip(points, rates, accuracies, strict=True):
         plots.whisker(axes, y, rate, flat=True)
         plots.whisker(axes, x, accuracy)
@@ -193,11 +199,6 @@ def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
 
 
-def _span(spread: Spread, scale: float = 1.0) -> list[float]:
-    """Return the interval of a record as a list, empty if it has none."""
-    return [limit * scale for limit in bounds(spread) or ()]
-
-
 def _range(values: Sequence[float]) -> tuple[float, float]:
     """Return axis limits with space on both sides, also for values that are all alike."""
     low, high = min(values), max(values)
@@ -206,21 +207,40 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _conversations(scene: Scene) -> Figure | None:
-    """Draw speedup by turn and by context, a panel each, if conversations have later turns."""
-    title, subtitle, texts = "Speedup by turn and by context", "over plain decoding, on the same prompts", list[str]()
-    shown = [cell for cell in scene.cells if cell.arm in scene.headline and cell.turns]
-    if not shown:
+    """Draw speedup by turn and by context, if conversations have later turns."""
+    base = {arm: speedup.baseline for arm, speedup in scene.headline.items()}
+    found: Panels = {
+        label: {c.arm: _over(base.get(c.arm), [(p.part, p.speedup) for p in getattr(c, name)]) for c in scene.cells}
+        for name, label in RANGES.items()
+    }
+    title, subtitle = "Speedup by turn and by context", "over plain decoding, on the same prompts"
+    return _panels(scene, found, title, subtitle, name="by-turn", caption=CURVES)
+
+
+def _acceptance(scene: Scene) -> Figure | None:
+    """Draw the acceptance length by context, category and thinking, if forwards are of several parts."""
+    found: Panels = {
+        label: {c.arm: {p.part: p for p in c.acceptance_by.get(name, ())} for c in scene.cells}
+        for name, label in DIVISIONS.items()
+    }
+    subtitle = "tokens per forward that committed any"
+    return _panels(scene, found, "Acceptance length", subtitle, name="acceptance", caption=WHISKERS)
+
+
+def _panels(scene: Scene, found: Panels, title: str, subtitle: str, **given: str) -> Figure | None:
+    """Draw a panel for each label with points, and in it a curve for each arm that has some."""
+    panels = {label: {arm: of for arm, of in curves.items() if of} for label, curves in found.items()}
+    panels, texts = {label: curves for label, curves in panels.items() if curves}, list[str]()
+    if not panels:
         return None
-    figure, _ = plots.canvas(title, subtitle, 150, scene.key(shown), panels=2, right=24)
-    for axes, (name, label) in zip(figure.axes, RANGES.items(), strict=True):
-        ticks = [re.sub(r"^.*(?=–.{5,})", "", part.part) for part in getattr(shown[0], name)]
-        speedups = {cell.arm: [(x, part.speedup) for x, part in enumerate(getattr(cell, name))] for cell in shown}
-        curves = [(arm, _over(scene.headline[arm].baseline, found)) for arm, found in speedups.items()]
-        axes.set_xlim(-0.5, len(ticks) - 0.5)
-        axes.tick_params(axis="x", labelsize=min(10.5, 72 / len(ticks)))  # so that labels have room
-        texts.append(_curves(axes, scene, curves, dict(enumerate(ticks)), label, apart=0.02 * len(ticks)))
-    alt = f"{title}, {subtitle}. {'. '.join(texts)}."
-    return plots.finish(figure, scene.note, name="by-turn", title=title, caption=CURVES, alt=alt)
+    key = scene.key([cell for cell in scene.cells if any(cell.arm in curves for curves in panels.values())])
+    figure, _ = plots.canvas(title, subtitle, 150, key, panels=len(panels), right=24)
+    for axes, (label, curves) in zip(figure.axes, panels.items(), strict=True):
+        parts = list(dict.fromkeys(part for of in sorted(curves.values(), key=len, reverse=True) for part in of))
+        placed = [(arm, {parts.index(part): point for part, point in of.items()}) for arm, of in curves.items()]
+        axes.set_xlim(-0.5, len(parts) - 0.5)
+        texts.append(_curves(axes, scene, placed, dict(enumerate(parts)), label, apart=0.02 * len(parts)))
+    return plots.finish(figure, scene.note, title=title, alt=f"{title}, {subtitle}. {'. '.join(texts)}.", **given)
 
 
 def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
@@ -249,17 +269,19 @@ def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], 
         axes.plot([x for x, _ in drawn], [s.value or 1.0 for _, s in drawn], color=ACCENT, lw=1, alpha=0.6, zorder=2)
         for x, speedup in drawn:
             plots.whisker(axes, x, bounds(speedup), color=MUTED, lw=1, zorder=1)
-            fill = ACCENT if speedup.verdict.word == "faster" else PAPER
+            fill = PAPER if isinstance(speedup, TaskSpeedup) and speedup.verdict.word != "faster" else ACCENT
             axes.plot([x], [speedup.value or 1.0], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
             reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
         ends += [(x + half, s.value or 1.0, str(scene.numbers[arm]), INK) for x, s in [*curve.items()][-1:]]
         texts.append(f"{scene.name(arm)}: {listed(f'{_in_words(s)} at {ticks[x]}' for x, s in curve.items())}")
     plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
-    axes.set(xticks=[*ticks], xticklabels=[*ticks.values()], xlabel=label)
+    words = [re.sub(r"^.*(?=–.{5,})", "", tick) for tick in ticks.values()]
+    axes.set(xticks=[*ticks], xticklabels=words, xlabel=label)
+    axes.tick_params(axis="x", labelsize=min(10.5, 600 / len(words) / max(map(len, words))))  # so that labels have room
     plots.label_ends(axes, ends)
     return "; ".join(texts)
 
 
-def _over(baseline: str, found: Iterable[tuple[int, Sequence[TaskSpeedup]]]) -> dict[int, TaskSpeedup]:
+def _over(baseline: str | None, found: Iterable[tuple[T, Sequence[TaskSpeedup]]]) -> dict[T, TaskSpeedup]:
     """Return the measured speedups over a baseline by their place on the axis. found: place, and an arm's speedups."""
     return {x: speedup for x, of in found for speedup in of if speedup.baseline == baseline and speedup.value}

@@ -11,6 +11,7 @@ from mtbench.report.detail_tables import length_detail, percent_entry
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     cost_per_million,
+    falling_acceptance,
     flags_of_measurement,
     grade_note,
     speed_word,
@@ -165,4 +166,4 @@ def notes_of(cell: ResultCell) -> Notes:
     if (graded := cell.lossless) is not None and (note := grade_note(graded)):
         notes.append(("flag", note))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
-    return notes + [("flag", f"{flag}.") for flag in flags]
+    return notes + [("flag", text) for text in (*falling_acceptance(cell), *(f"{flag}." for flag in flags))]

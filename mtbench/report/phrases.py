@@ -6,7 +6,7 @@ from typing import get_args
 
 from mtbench import statistics
 from mtbench.document import model
-from mtbench.document.formatting import counted, listed, number, percent
+from mtbench.document.formatting import bounds, counted, listed, number, percent
 from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
 from mtbench.plan.plan import OTHER_RULE
@@ -146,6 +146,15 @@ def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
     lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
     is_open = verdict.word == statistics.INCONCLUSIVE and verdict.reason is None
     return None if lost and is_open else verdict.word
+
+
+def falling_acceptance(cell: ResultCell) -> list[str]:
+    """Return how an arm's acceptance falls from the shortest contexts to the longest; none: not, by their intervals."""
+    known = [(part, ends) for part in cell.acceptance_by.get("context", ()) if (ends := bounds(part))]
+    if not known or known[-1][1][1] >= known[0][1][0]:
+        return []
+    first, last = (f"{number(part.value)} at {part.part}" for part, _ in (known[0], known[-1]))
+    return [f"Acceptance falls from {first} to {last} tokens of context."]
 
 
 def breaks_promise(cell: ResultCell) -> bool:

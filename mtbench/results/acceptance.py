@@ -11,13 +11,19 @@ the same owner.
 """
 
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
+from mtbench import statistics
+from mtbench.decoding.arms import is_served
 from mtbench.decoding.output import FinishReason
 from mtbench.plan.formats import TimingLine
-from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
+from mtbench.plan.thinking import Thinking
+from mtbench.results.comparisons import bounds
+from mtbench.results.figure_formats import AcceptanceFigures, AcceptancePart, DerivedAcceptance, Estimate
+from mtbench.results.parts import context_part
 from mtbench.results.samples import CellData, add
+from mtbench.statistics import Ratio
 
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 
@@ -28,11 +34,16 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
     """Return a cell's `acceptance`; None if the engine exposes neither commits nor acceptance."""
     commits = [line.commits for line in data.lines.values() if line.commits is not None]
     if not commits or len(commits) < len(data.lines):
-        return reported(data.timings)
+        batches = [t for t in data.timings if t.round == 1]
+        told = _length(data, ((t.block, add((t.accepted, t.drafts)), t.drafts) for t in batches))
+        found = reported(batches)
+        return found and found.changed(length_ci=bounds(told))
     offered, lines = data.counted("drafted"), data.lines.values()
     finish, surplus = [line.finish_reason for line in lines], [line.surplus or 0 for line in lines]
+    counts = ((line.block, sum(of), len(_steps([of]))) for line, of in zip(lines, commits, strict=True))
     return AcceptanceFigures(
         length=length(commits),
+        length_ci=bounds(_length(data, counts)),
         rate=rate(commits, offered),
         per_position=per_position(commits),
         offered=offered,
@@ -68,6 +79,41 @@ def accepted_and_offered(data: CellData) -> tuple[list[int], list[int]] | None:
     if all(line.commits is not None for line in lines):
         counts = [(line.block, sum(step - 1 for step in _steps([line.commits or ()])), line.drafted) for line in lines]
     return data.sums(counts)
+
+
+def _length(data: CellData, counts: Iterable[tuple[int, int | None, int | None]]) -> Ratio:
+    """Return tokens over forwards that committed any, over the units that have some. counts: block, and these two."""
+    tokens, forwards = data.sums(count for count in counts if count[2] != 0) or ((), ())
+    return statistics.ratio_of_totals([tokens], [forwards])
+
+
+def divided(data: CellData, thinking: Thinking | None) -> dict[str, list[AcceptancePart]]:
+    """Return the acceptance by context, category and thinking of a cell that drafts, where it has several parts.
+
+    The context of a forward is the prompt and the answer before it. Where an engine counts the forwards of a request
+    only, it is the prompt, and each forward has their mean; its prefill, which gives a token, does not count.
+    """
+    cell, prefill = data.cell, int(is_served(data.cell.engine))
+    if cell.is_reference or cell.alternative or data.counted("drafted") == 0 or data.counted("forwards") is None:
+        return {}
+    sizes = defaultdict[tuple[str, int, str], dict[str, list[float]]](dict)  # of each forward, by part and item
+    for line in data.lines.values():
+        count = (line.forwards or prefill) - prefill
+        commits: Sequence[float] = line.commits or [(len(line.token_ids) - prefill) / (count or 1)] * count
+        thought = thinking.places(line.token_ids) if thinking and line.commits else None
+        for at, size in zip(itertools.accumulate(commits, initial=0), commits, strict=False):
+            context = context_part(line.prompt_tokens + (int(at) if line.commits else 0))
+            parts = [("context", len(context), context), ("category", 0, line.item.partition("/")[0])]
+            if thought is not None:
+                parts.append(("thinking", 0, "thinking") if at in thought else ("thinking", 1, "answer"))
+            for part in parts if size else ():
+                sizes[part].setdefault(line.item, []).append(size)
+    found = defaultdict[str, list[AcceptancePart]](list)
+    for (division, _, name), of in sorted(sizes.items()):  # a longer context has a longer name, or a later one
+        counts = [(data.lines[item].block, round(sum(own)), len(own)) for item, own in of.items()]
+        length_, forwards = Estimate.of(_length(data, counts)), sum(count for *_, count in counts)
+        found[division].append(AcceptancePart(**dict(length_), part=name, answers=len(of), forwards=forwards))
+    return {division: parts for division, parts in found.items() if len(parts) > 1}
 
 
 def _at_least(histograms: Sequence[Sequence[int] | None]) -> list[float] | None:

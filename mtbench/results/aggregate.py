@@ -189,13 +189,13 @@ def _cell(
     ends = Counter(line.finish_reason for line in data.lines.values())
     finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
-    cached = prefix_cache(data.cache) if cell.prefix_cache else None
+    cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
     collapsed = collapse.find(data, [stored.cells[name] for name in group.cells], session.dtype)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_given(data, collapse=collapsed, prefix_cache=cached, valid_vs=compared.valid_vs),
+        **_given(data, collapse=collapsed, prefix_cache=cached, valid_vs=compared.valid_vs, acceptance_by=divided),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,

@@ -260,6 +260,7 @@ class AcceptanceFigures(Sparse):
     """How many guesses the target accepted."""
 
     length: NonNegative | None = Field(description="tokens per forward, of the forwards that committed any")
+    length_ci: Interval | None = Field(None, description="low and high; null: too few units")
     rate: NonNegative | None = Field(
         description="accepted guesses over guesses offered; null: none were offered, or the number is not stored"
     )
@@ -274,6 +275,14 @@ class AcceptanceFigures(Sparse):
         description="who counted; null: mtbench, from the commits of each forward",
     )
     derived: DerivedAcceptance = Field(description="acceptance as other projects compute it, by owner")
+
+
+class AcceptancePart(Estimate):
+    """The acceptance length of a part of a cell's forwards: tokens per forward that committed any."""
+
+    part: str = Field(description="range of tokens, task, or thinking or answer")
+    answers: Count = Field(description="answers that have such forwards")
+    forwards: Count = Field(description="forwards that committed any")
 
 
 class Summary(Sparse):

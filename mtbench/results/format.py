@@ -27,6 +27,7 @@ from mtbench.records import (
 )
 from mtbench.results.figure_formats import (
     AcceptanceFigures,
+    AcceptancePart,
     Accuracy,
     AccuracyComparison,
     Agreement,
@@ -108,6 +109,11 @@ class ResultCell(Sparse):
         None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
     )
     acceptance: AcceptanceFigures | None = Field(description="accepted guesses; null: an engine hides them")
+    acceptance_by: dict[str, list[AcceptancePart]] = Field(
+        default_factory=dict,
+        description="acceptance by `context`, the tokens of prompt and answer before a forward; by `category`, its "
+        "task; by `thinking`, whether its first token is; absent: no drafts, or one part, or hidden",
+    )
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")
     commit_histogram: dict[Annotated[str, StringConstraints(pattern="^[0-9]+$")], Count] = Field(
         description="per number of tokens committed in one forward, the number of such forwards"

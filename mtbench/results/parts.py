@@ -1,4 +1,4 @@
-"""Names of the parts into which conversations are divided."""
+"""Names of the parts into which conversations and contexts are divided."""
 
 
 def turn_part(turn: int) -> str:
@@ -11,12 +11,12 @@ def turn_part(turn: int) -> str:
 
 
 def context_part(tokens: int) -> str:
-    """Return the part of conversations that prompts of so many tokens are in: up to 512, then up to twice as many.
+    """Return the part that a context of so many tokens is in: up to 128, then up to twice as many.
 
-    >>> [context_part(tokens) for tokens in (3, 512, 513, 2048)]
-    ['≤ 512', '≤ 512', '513–1,024', '1,025–2,048']
+    >>> [context_part(tokens) for tokens in (3, 128, 129, 2048)]
+    ['≤ 128', '≤ 128', '129–256', '1,025–2,048']
     """
-    return "≤ 512" if tokens <= 512 else _doubled(tokens)
+    return "≤ 128" if tokens <= 128 else _doubled(tokens)
 
 
 def _doubled(number: int) -> str:

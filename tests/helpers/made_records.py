@@ -134,8 +134,9 @@ def result_cell(**given: Any) -> ResultCell:
         "commit_latency_s": Percentiles(p50=None, p95=None),
         "finish": Finish(end=0, stop=0, length=0),
     }
-    own = {"status": "ok", "task": {"name": "arithmetic"}, "max_new_tokens": 8, "rounds": 1, "reference": False}
-    return ResultCell(**nothing | copied | counts | lists | records | own | {"commit_histogram": {}} | given)
+    own: dict[str, Any] = {"status": "ok", "task": {"name": "arithmetic"}, "max_new_tokens": 8, "rounds": 1}
+    own |= {"reference": False, "commit_histogram": {}, "acceptance_by": {}}
+    return ResultCell(**nothing | copied | counts | lists | records | own | given)
 
 
 def made_results(cells: list[ResultCell]) -> Results:

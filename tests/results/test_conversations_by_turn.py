@@ -25,6 +25,7 @@ TURNS = [(6, 6), (6, 5), (6, 3), (7, 6), (6, 2), (6, 6), (2, 1)]  # of the two c
 TURN = [turn + 1 for pair in TURNS for turn in range(max(pair))]  # of each block
 PAIR = np.repeat(np.arange(len(TURNS)), [max(turns) for turns in TURNS])  # of each block
 ROUNDS, PARTS = 3, ["1", "2", "3", "4", "5–8"]
+CONTEXTS = ["129–256", "257–512", "513–1,024", "1,025–2,048"]
 
 
 def conversations() -> tuple[list[list[int]], dict[int, int]]:
@@ -114,7 +115,8 @@ def blocks_of(run: RunDirectory, name: str) -> dict[str, set[int]]:
     for block, turn in enumerate(TURN):
         of_block = [line for line in lines if line["block"] == block]
         mean = sum(line["prompt_tokens"] for line in of_block) / sum(line["items"] for line in of_block)
-        context = "≤ 512" if mean <= 512 else "513–1,024" if mean <= 1024 else "1,025–2,048"
+        ends = {256: "129–256", 512: "257–512", 1024: "513–1,024", 2048: "1,025–2,048"}
+        context = next(name for end, name in ends.items() if mean <= end)
         part = context if name == "contexts" else str(turn) if turn < 5 else "5–8"
         found.setdefault(part, set()).add(block)
     return found
@@ -126,7 +128,7 @@ def test_the_figures_of_a_part_are_those_of_its_own_lines(run: RunDirectory) -> 
     for name, cell in (("turns", AR), ("turns", MARS), ("contexts", MARS)):
         parts: list[RangeFigures] = getattr(cells[cell], name)
         own = blocks_of(run, name)
-        assert [part.part for part in parts] == (PARTS if name == "turns" else ["≤ 512", "513–1,024", "1,025–2,048"])
+        assert [part.part for part in parts] == (PARTS if name == "turns" else CONTEXTS)
         for part in parts:
             blocks = sorted(own[part.part])
             of, slow = (partial(timed, run, name_, blocks) for name_ in (cell, AR))
@@ -243,4 +245,4 @@ def test_a_page_shows_each_arm_by_turn_and_by_context(run: RunDirectory) -> None
     assert "| 513–1,024 |" in contexts
     [figure] = [line for line in page.splitlines() if line.startswith("![Speedup by turn and by context")]
     assert " at 5–8" in figure
-    assert " at ≤ 512" in figure
+    assert " at 129–256" in figure
