@@ -76,7 +76,7 @@ SECOND: dict[str, Any] = {
     "conv_kernel_size": 3,
     "conv_group_size": 8,
     "selector_rank": RANK,
-    "selector_top_k": 4,
+    "selector_top_k": 3,
     "input_embedding_scale": 1.5,
     "output_multiplier": 0.7,
     "final_logit_softcapping": 4.0,
@@ -183,7 +183,7 @@ class Reference:
         self.first = int(z_lab and not settings.get("shift_label"))  # z-lab's block predicts its own masks
         self.features = cache(self._features)
         self.hidden = cache(self._hidden)
-        self.greedy = cache(lambda text, count: self.draft(text, count)[0])
+        self.greedy = cache(self.draft)
 
     @torch.no_grad()
     def _features(self, text: tuple[int, ...]) -> Tensor:

@@ -99,7 +99,7 @@ def models(name: str, folder: Path) -> ModelRunners:
         return parallel_eagle_cases.make_pair(folder, parallel_eagle_cases.FORMATS[name]).runners()
     if (family := name.partition(" x")[0]) in FAMILIES:
         return save_headed(folder, family, int(name.partition(" x")[2] or 1)).runners()
-    if name in ("z-lab", "rnn", "domino"):
+    if name in ("z-lab", "rnn", "domino", "dflash2"):
         return block_drafted(folder, name)
     return on(headed(folder) if name == "headed" else ModelRunner(small_checkpoint()))
 
@@ -152,6 +152,8 @@ CASES = [
     *cases("domino", "dflash", {"ahead": 3, "tree": "3x2"}),
     *cases("z-lab", "dflash", {"ahead": 3, "verify": "rejection"}),
     *cases("rnn", "dflash", {"ahead": 5, "confidence": 0.5}, {"ahead": 3, "verify": "block"}),
+    *cases("dflash2", "dflash", *({"ahead": k} for k in range(1, 5)), {"ahead": 3, "tree": "3x2"}),
+    *cases("dflash2", "dflash", {"ahead": 4, "verify": "rejection"}, {"ahead": 3, "verify": "block"}),
     *cases("mimo|glm|deepseek|mimo x3", "mtp", {}, {"ahead": 3}),
     *cases("mimo", "mtp", {"ahead": "auto"}, {"ahead": 2, "confidence": 0.1, "verify": "block"}),
 ]

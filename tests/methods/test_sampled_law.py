@@ -15,7 +15,9 @@ from chi_square import Fit, exact_law, fit, numbers
 from decoding_cases import decode_prompts, naive_logits
 from method_cases import models
 from small import VOCABULARY
+from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
@@ -31,6 +33,7 @@ METHODS_OF: dict[str, tuple[str, str, dict[str, Any]]] = {  # models, method, op
     "MTP": ("mimo", "mtp", {}),
     "DFlash": ("z-lab", "dflash", {}),
     "DSpark": ("rnn", "dflash", {}),
+    "DFlash 2": ("dflash2", "dflash", {}),  # its candidates are three of the four tokens
 }
 Made = Callable[[str], ModelRunners]
 
@@ -87,12 +90,24 @@ def test_sampled_texts_have_the_law_of_the_target_at_once(made: Made) -> None:
     assert sample_method(made, "DSpark", "block", 2000).fit.p > 1e-4
 
 
+def test_a_residual_of_other_candidates_breaks_the_law(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DFlash 2's q is 0 outside its candidates; a fault takes it from its neighbours' probabilities."""
+    assert sample_method(made, "DFlash 2", "rejection", 1000).fit.p > 1e-4
+    rule = sampling.token_rule
+
+    def wrong(draft: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return rule(draft, q, p)[0], rule(draft, q.roll(1, 2), p)[1]
+
+    monkeypatch.setattr(sampling, "token_rule", wrong)
+    assert sample_method(made, "DFlash 2", "rejection", 1000).fit.p < 1e-4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS_OF)
 def test_sampled_texts_have_the_law_of_the_target(made: Made, name: str) -> None:
-    """By both rules; and the rule for whole blocks accepts no fewer drafts, on average of the first forward."""
-    token, block = (sample_method(made, name, verify, MANY) for verify in ("rejection", "block"))
-    for verify, sampled in (("rejection", token), ("block", block)):
+    """By all rules; and the rule for whole blocks accepts no fewer drafts, on average of the first forward."""
+    match, token, block = (sample_method(made, name, verify, MANY) for verify in ("match", "rejection", "block"))
+    for verify, sampled in (("match", match), ("rejection", token), ("block", block)):
         print(f"{name} {verify} N={MANY} {sampled.fit} tokens in the first forward {sampled.commits}")
         assert sampled.fit.p > 1e-4
     (fewer, error), (more, other) = token.commits, block.commits

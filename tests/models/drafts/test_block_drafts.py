@@ -72,6 +72,7 @@ def test_other_configurations_are_not_recognised(config: dict[str, Any]) -> None
 
 
 NESTED = CONFIGS["z-lab"]["dflash_config"]
+ZLAB_2 = CONFIGS["dflash2 flat"]
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "gemma": ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4"),
     "mask": ({"mask_token_id": None}, "mask_token_id is None"),
@@ -100,6 +101,18 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "domino": (
         {"architectures": [], "dflash_config": {**NESTED, "projector_type": "domino", "emb_dim": 7}},
         "gru_hidden_dim is None, not a whole number from 1 to",
+    ),
+    "layer types": (
+        {"architectures": [], "dflash_config": NESTED, "layer_types": ["linear_attention"] * 2},
+        "layer_types has 'linear_attention'; supported: full_attention, sliding_attention",
+    ),
+    "group": ({**ZLAB_2, "conv_group_size": 5}, "conv_group_size is 5, which does not divide hidden_size, 32"),
+    "no selector": ({**ZLAB_2, "selector_rank": None}, "selector_rank is None, not a whole number from 1 to"),
+    "candidates": ({**ZLAB_2, "selector_top_k": 41}, "selector_top_k is 41, not a whole number from 1 to 40"),
+    "scale": ({**ZLAB_2, "output_multiplier": "1"}, "output_multiplier is '1', not a number"),
+    "first": (
+        {"architectures": ["DFlashDraftModel"], "dflash_config": {**NESTED, "selector_rank": 4}},
+        "dflash_config has 'selector_rank', which is not supported",
     ),
     "short": ({"architectures": [], "dflash_config": NESTED, "block_size": 1}, "block_size is 1"),
 }
@@ -135,6 +148,12 @@ def test_a_draft_of_another_target_is_refused(folder: Path, tmp_path: Path) -> N
         ("ahead=5", "jetspec", r"JetSpec\) predicts 4 tokens in a block; use `ahead=4`"),
         ("ahead=6", "domino", r"Domino\) predicts 5 tokens in a block; use `ahead=5`"),
         ("ahead=4,confidence=0.5", "z-lab", r"confidence=0.5 needs a confidence head, and .* has none"),
+        (
+            "ahead=2,tree=4x2",
+            "dflash2",
+            r"tree=4x2 takes 4 choices at a depth, .*DFlash 2\) has 3 candidates; take fewer",
+        ),
+        ("confidence=0.5,ahead=4", "dflash2", r"confidence=0.5 needs a confidence head, and .* has none"),
         ("tree=2x2,confidence=0.5", "vanilla", r"confidence=0.5 needs a chain, and tree=2x2 is none"),
         ("ahead=4", "target", r"is a whole model \(qwen2\), and a draft that drafts a block at once is needed"),
     ],
