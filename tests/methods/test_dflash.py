@@ -205,7 +205,6 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "flat, causal": ("dflash2 flat", {"is_causal": True}),
     "full, causal": ("dflash2", {"is_causal": True, "layer_types": None, "use_sliding_window": False}),
     "full, not causal": ("dflash2", {"layer_types": None, "use_sliding_window": False}),
-    "a window that is off": ("dflash2", {"use_sliding_window": False}),
     "DFlash, sliding and full": ("sliding", {}),
 }
 

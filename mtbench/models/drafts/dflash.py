@@ -396,6 +396,9 @@ def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **ki
     layers = layers_of(Qwen3Config, raw)
     if other := sorted({*layers.layer_types} - {"full_attention", SLIDING}):
         raise ValueError(f"layer_types has {other[0]!r:.60}; supported: full_attention, {SLIDING}")
+    if SLIDING in layers.layer_types and layers.sliding_window is None:
+        # The owners' file for PyTorch has no window then, their file for MLX has `sliding_window`, vLLM refuses.
+        raise ValueError(f"layer_types has {SLIDING}, which needs a sliding_window and use_sliding_window: true")
     taps = settings.get("target_layer_ids")
     if not isinstance(taps, list | tuple) or not taps or any(type(tap) is not int or tap < -1 for tap in taps):
         raise ValueError(f"target_layer_ids is {taps!r:.60}, not a list of layers")

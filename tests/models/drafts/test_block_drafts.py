@@ -106,6 +106,10 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": [], "dflash_config": NESTED, "layer_types": ["linear_attention"] * 2},
         "layer_types has 'linear_attention'; supported: full_attention, sliding_attention",
     ),
+    "window that is off": (
+        {**ZLAB_2, "use_sliding_window": False},
+        "layer_types has sliding_attention, which needs a sliding_window and use_sliding_window: true",
+    ),
     "group": ({**ZLAB_2, "conv_group_size": 5}, "conv_group_size is 5, which does not divide hidden_size, 32"),
     "no selector": ({**ZLAB_2, "selector_rank": None}, "selector_rank is None, not a whole number from 1 to"),
     "candidates": ({**ZLAB_2, "selector_top_k": 41}, "selector_top_k is 41, not a whole number from 1 to 40"),
