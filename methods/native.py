@@ -1,7 +1,4 @@
-"""A serving engine's own drafting, which mtbench's loop does not have, by the engine's name of it.
-
-`mtbench ls engines NAME` says what its methods do. Their sizes beside `ahead` are options of the engine.
-"""
+"""A serving engine's own drafting, by its name (`mtbench ls engines NAME`). Sizes beside `ahead` are its options."""
 
 from dataclasses import dataclass
 

@@ -86,7 +86,8 @@ def last_line(log: Path) -> str:
     elsewhere = bool(lines) and REFERS.search(lines[-1]) is not None
     for place in reversed(range(len(lines) if elsewhere else 0)):
         if found := EXCEPTION.search(lines[place]):
-            details = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith(" ")]
+            near = lines[place + 1 : place + (3 if "validation error" in lines[place] else 2)]  # a field before
+            details = [line.strip() for line in near if line.startswith(" ")][:1]
             said = " ".join([lines[place][found.start() :], *details])
             if not ABOVE.search(said):
                 return printable(said)[:LONGEST_ERROR].rstrip(".")

@@ -243,6 +243,10 @@ OF_CORE = "\n".join(
         (OF_CORE, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
         (f"ERROR [registry.py:1120] ImportError: no torchvision\n{INSPECTED}", "ImportError: no torchvision"),
         (PYDANTIC, "ValidationError: 1 validation error for SpeculativeConfig Value error, the draft is too long"),
+        (
+            PYDANTIC.replace("  Value error, the draft is too long", "method\n  Input should be 'ngram'"),
+            "ValidationError: 1 validation error for SpeculativeConfig Input should be 'ngram'",
+        ),
         (REFERS, "ValueError: 12.5 GiB of cache are needed, 9 GiB are free"),
         (
             "0.1 E llama_model_load: error loading model: 'a' is not within the file\n0.2 E srv init: exiting\n"
