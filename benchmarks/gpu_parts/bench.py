@@ -26,7 +26,7 @@ from mtbench.statistics import Ratio
 
 LARGE, TOY = "random:qwen2.5-7b", "random:embedded:tiny/ar"
 ACCEPT = "0.424"  # 1 + p + p² + p³ = 1.68 tokens per forward, as in the MARS paper at 7B
-SIMULATED = f"simulated: random weights, scripted acceptance ({simulation.Acceptance.of(ACCEPT, {}).note})"
+SIMULATED = f"simulated: random weights, scripted acceptance ({simulation.Acceptance.of(ACCEPT).note})"
 MARS = "mars:tau=0.95"
 BLOCKS = statistics.UNITS_NEEDED["block"]
 STAND_IN = probe.Probe(

@@ -24,6 +24,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
+from mtbench.lineup.acceptance_file import AcceptanceFile
 from mtbench.lineup.engine_arms import engine_flags, other_tokens
 from mtbench.lineup.lineup import Entrant, Lineup, line_up
 from mtbench.lineup.simulation import (
@@ -79,7 +80,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
             f"{UNITS_NEEDED['round']}` or more."
         )
     text, variables = request.simulate_acceptance, request.chat_template_kwargs
-    acceptance = None if text is None else Acceptance.of(text, variables)
+    acceptance = None if text is None else AcceptanceFile.read(text, variables) or Acceptance.of(text)
     known: dict[str, Inspected] = {}
     lineups = {spec: lineup or line_up(spec, request, acceptance, known) for spec in request.suite}
     opened = opened or open_suites(request)
@@ -214,7 +215,6 @@ class _GroupPlanner:
             flags += token_map.flags(method.token_map, inspected, arm.on)
         flags += [APART] if self.request.apart else []
         flags += [FREE] if self.suite.schemas and not self.suite.constrained(arm.engine) else []
-        flags += engine_flags(arm, checkpoints[arm.on])
         return Cell(
             cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
             suite=spec,
@@ -228,7 +228,7 @@ class _GroupPlanner:
             batch_size=self.batch_size,
             length="fixed" if ignore_eos else "natural",
             batching=self.batching,
-            flags=flags + flags_of(simulated),
+            flags=[*flags, *engine_flags(arm, checkpoints[arm.on]), *flags_of(simulated)],
             baselines=baselines(arm, arms),
             engine_baselines=engine_baselines(arm, arms),
             lossless_reference=None if simulated else lossless_reference,
@@ -240,6 +240,7 @@ class _GroupPlanner:
             engine_options=[*arm.settings],
             other_tokens=others,
             alternative=arm.alternative,
+            revision=getattr(entrant.target.config, "_commit_hash", None),
         )
 
     def _refuse_short_prompts(self, arm: Arm, block: int) -> None:

@@ -10,7 +10,6 @@ mtbench neither scores nor grades it, and marks every result as simulated. The s
 - `length=2.4`, an acceptance length: mean tokens per forward pass, the model's own token included, as vLLM's
   `synthetic_acceptance_length` and SGLang's `SGLANG_SIMULATE_ACC_LEN` count it. Every forward pass commits 2 or 3
   tokens, which is the least variance (as in vLLM, and in SGLang with `match-expected`).
-- `FILE`: such a length for each arm (mtbench/lineup/acceptance_file.py).
 
 Each item uses its whole budget. mtbench draws once for each item. A serving engine draws itself, where it can
 (`ServingEngine.synthetic`).
@@ -26,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from operator import mul
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,7 +35,6 @@ from mtbench.decoding.arms import Arm
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.lineup.acceptance_file import AcceptanceFile, most_commits
 from mtbench.models.families import RANDOM
 from mtbench.plan.plan import Script, Simulated
 
@@ -178,14 +176,11 @@ class Acceptance:
     source: str
     probabilities: list[float]
     length: float = 1.0  # mean tokens per forward
-    file: AcceptanceFile | None = None  # of the length of each arm
 
     @classmethod
-    def of(cls, text: str, variables: Mapping[str, Any]) -> "Acceptance":
-        """Return the acceptance that a text describes; variables: the chat template's. Raise UserError for no such."""
+    def of(cls, text: str) -> "Acceptance":
+        """Return the acceptance that a text describes. Raise UserError if it describes none."""
         length, probabilities = 1.0, []
-        if file := AcceptanceFile.read(text, variables):
-            return cls(text, [], file=file)
         try:
             if text.startswith("length="):
                 length = float(text.removeprefix("length="))
@@ -201,11 +196,8 @@ class Acceptance:
         return cls(text, probabilities, length)
 
     def of_arm(self, arm: Arm, method: Method) -> "Acceptance":
-        """Return the acceptance of an arm. Raise UserError if the file has none."""
-        if self.file is None or most_commits(method) == 1:
-            return self
-        place, length = self.file.length(method, "+".join((str(arm.engine), *arm.settings)))
-        return Acceptance(f"{place}, length={length:g}", [], length)
+        """Return the acceptance of an arm: the same for all."""
+        return self
 
     @property
     def note(self) -> str:
@@ -232,6 +224,11 @@ class Acceptance:
             scripts=None,
             probabilities=probabilities if most > 1 else None,
         )
+
+
+def most_commits(method: Method) -> int:
+    """Return the most tokens that one forward pass commits; 1 for an external engine, which does not expose it."""
+    return 1 if method.outside else method.variants[-1].window().commits
 
 
 def simulated_parts(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> Simulated | None:

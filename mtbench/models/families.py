@@ -169,6 +169,11 @@ def path_of(source: str) -> str:
     return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
 
 
+def short_name(source: str) -> str:
+    """Return the last part of a checkpoint's path or hub id; of an embedded one, its folder too."""
+    return source.partition(":")[2] if source.startswith(EMBEDDED) else Path(source).name
+
+
 def locate(source: str) -> str:
     """Return the folder or hub id to load a checkpoint or a part of it from, given its name in a plan or a family.
 

@@ -49,9 +49,8 @@ SimulatedAcceptance = Annotated[
     str | None,
     option(
         "Simulated acceptance: probabilities by draft position, such as 0.8,0.6, of which the last one repeats; "
-        "length=2.4, mean tokens per forward with the model's own (vLLM's synthetic_acceptance_length, "
-        "SGLANG_SIMULATE_ACC_LEN); or FILE, FILE#KEY: each arm's length by its number of drafts, from the "
-        "acceptance.yaml of a run or a golden file of InferenceX.",
+        "length=2.4, mean tokens per forward with the model's own (vLLM's synthetic_acceptance_length); or FILE or "
+        "FILE#KEY, lengths by number of drafts: the acceptance.yaml of a run, or InferenceX's.",
         COMPARED,
     ),
 ]

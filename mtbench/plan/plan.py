@@ -234,6 +234,7 @@ class Cell(Record):
         default_factory=list,
         description="of these, those for which it may have other tokens than its method promises; empty: none",
     )
+    revision: str | None = Field(None, description="commit on the hub of the checkpoint that decodes; null: not known")
     alternative: bool = Field(False, description="true: plain decoding in its engine has other options of the server")
 
     @property

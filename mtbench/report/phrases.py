@@ -8,7 +8,7 @@ from mtbench import statistics
 from mtbench.document import model
 from mtbench.document.formatting import bounds, counted, listed, number, percent
 from mtbench.lineup.simulation import KINDS, flags_of
-from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
+from mtbench.models.families import FAMILIES, PART, RANDOM, short_name
 from mtbench.plan.plan import OTHER_RULE
 from mtbench.results.figure_formats import JUDGE, Lossless, SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
@@ -56,7 +56,7 @@ def checkpoint_names(cells: Sequence[ResultCell]) -> str:
     for cell in cells:
         source = cell.checkpoints.get(cell.on)
         if source is not None and is_overridden(cell.family, cell.on, source):
-            names.append(_short(source))
+            names.append(short_name(source))
         else:
             names.append(cell.family)
     return listed(dict.fromkeys(names))
@@ -69,13 +69,6 @@ def is_overridden(family: str, role: str, source: str) -> bool:
     if family in FAMILIES:
         return FAMILIES[family].roles.get(role) != source
     return not source.startswith(RANDOM) and Path(source).name != family  # a family of --model has its name
-
-
-def _short(source: str) -> str:
-    """Return the last part of a checkpoint's path or hub id; of an embedded one, its folder too."""
-    if source.startswith(EMBEDDED):
-        return source.partition(":")[2]
-    return Path(source).name
 
 
 def simulations(cells: Sequence[ResultCell]) -> list[str]:

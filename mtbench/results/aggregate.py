@@ -30,6 +30,7 @@ from mtbench.plan.plan import Group
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import acceptance, collapse, degenerate
+from mtbench.results.acceptance_curves import write_curves
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
     JUDGE,
@@ -159,6 +160,7 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
         stops_paying=stops_paying(cells),
     )
     stored.directory.write_json("results.json", dump(results))
+    write_curves(stored, cells)
     return results
 
 

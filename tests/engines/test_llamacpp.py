@@ -3,8 +3,10 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from cached_conversations import check_conversations, run_conversations
 from gguf_architectures import KEYS, write_architecture
 from gguf_files import written
@@ -45,6 +47,24 @@ def test_a_made_up_acceptance_is_the_servers(tmp_path: Path) -> None:
     assert drafted["tokens_per_forward"] == pytest.approx(2.4, abs=0.1)
     assert "simulated acceptance" in drafted["flags"]
     assert drafted["lossless"] is None, "the text has no meaning"
+
+
+def test_a_measured_acceptance_is_replayed(tmp_path: Path) -> None:
+    """Of a run by mtbench's loop, in the server: within the interval of the file, for each number of drafts."""
+    drafts: dict[str, Any] = {"family": "tiny", "method": "speculative:ahead=2|4", "rounds": 1}
+    mtbench.run(suite="arithmetic", limit=16, batch_size=2, **drafts, out=tmp_path / "run")
+    text = "Eva has {} coins. First, she loses 65 coins. Second she doubles them. How many coins does Eva have now?"
+    lines = [json.dumps({"prompt": text.format(number)}) for number in range(200, 264)]
+    (prompts := tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    path, replay = tmp_path / "run" / "acceptance.yaml", tmp_path / "replay"
+    drafts |= {"suite": f"prompts:{prompts}", "engine": "llamacpp", "simulate_acceptance": str(path)}
+    mtbench.run(limit=64, batch_size=1, max_new_tokens=50, **drafts, out=replay)  # short: it rejects end tokens
+    rows = yaml.safe_load(path.read_text())["mtbench"]
+    for row, ahead in zip(rows, (2, 4), strict=True):
+        [file] = replay.glob("timings/*-ahead2.*" if ahead == 2 else "timings/*.speculative.*")
+        timings = [json.loads(line) for line in file.read_text().splitlines()]
+        accepted, drafted = (sum(line[name] for line in timings) for name in ("accepted", "drafted"))
+        assert row["ci_low"] <= 1 + accepted / (drafted / ahead) <= row["ci_high"]
 
 
 def test_drafts_and_cache_types_are_one_comparison(tmp_path: Path) -> None:

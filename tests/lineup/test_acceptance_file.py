@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtbench.decoding.arms import Arm
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.lineup.acceptance_file import AcceptanceFile, curve_key
@@ -51,7 +52,7 @@ def lengths(tmp_path: Path, text: str, part: str = "", engine: str = "graph", **
     found = []
     for ahead in (1, 3):
         with suppress(UserError):
-            found.append(file.length(METHODS["eagle"](ahead=ahead), engine)[1])
+            found.append(file.of_arm(Arm("eagle", engine=engine), METHODS["eagle"](ahead=ahead)).length)
     return found
 
 
@@ -85,7 +86,7 @@ def length_in(text: str) -> float:
     """Return the length of EAGLE with one draft."""
     file = AcceptanceFile.read(text, {})
     assert file
-    return file.length(METHODS["eagle"](ahead=1), "graph")[1]
+    return file.of_arm(Arm("eagle"), METHODS["eagle"](ahead=1)).length
 
 
 def test_a_curve_of_the_engine_goes_first(tmp_path: Path) -> None:
@@ -96,18 +97,18 @@ def test_a_curve_of_the_engine_goes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "part", "message"),
     [
-        ("", "", "cannot be read as `MODEL: MODE: K: LENGTH`"),
-        ("- 1\n- 2", "", "cannot be read"),
-        ("just words", "", "cannot be read"),
-        ("m: [1, 2]", "", "cannot be read"),
-        ("a: [", "", "cannot be read"),
-        ("a: !!python/object/apply:os.system [ls]", "", "cannot be read.*could not determine a constructor"),
-        ("a: !!timestamp x", "", "cannot be read"),
-        ("a: \x00", "", "cannot be read"),
+        ("", "", "holds no lengths"),
+        ("- 1\n- 2", "", "holds no lengths"),
+        ("just words", "", "holds no lengths"),
+        ("m: [1, 2]", "", "holds no lengths"),
+        ("a: [", "", "holds no lengths"),
+        ("a: !!python/object/apply:os.system [ls]", "", "holds no lengths.*could not determine a constructor"),
+        ("a: !!timestamp x", "", "holds no lengths"),
+        ("a: \x00", "", "holds no lengths"),
         ("a: {1: 1.5, 1: 1.6}", "", "line 1 begins a mapping whose keys repeat or merge"),
         ("a: &x {1: 1.5}\nb:\n  <<: *x", "", "line 3 begins a mapping whose keys repeat or merge"),
         ("#" * (1 << 20) + "\na: {1: 1.5}", "", r"has 1,048,588 bytes, and at most 1,048,576 are read\.$"),
-        ("[" * 2000, "", "cannot be read"),
+        ("[" * 2000, "", "holds no lengths"),
         ("a: {2: 1.5}", "", r"has no length from 1 to 2 for K=1 \(eagle\): 'a' has {2: 1.5}"),
         ("a: {1: 2.01}", "", "has no length from 1 to 2"),
         ("a: {1: 0.99}", "", "has no length from 1 to 2"),
