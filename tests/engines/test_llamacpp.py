@@ -17,6 +17,7 @@ import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.measure import cache_probe
 from mtbench.plan.formats import CacheCheck
+from mtbench.plan.plan import LEARNS
 
 pytestmark = pytest.mark.whole
 ARMS = ("ar", "ar:engine=llamacpp", "prompt-lookup:ahead=4,engine=llamacpp", "speculative:ahead=3,engine=llamacpp")
@@ -130,6 +131,7 @@ def test_its_own_drafting_has_the_tokens_of_plain_decoding(tmp_path: Path) -> No
     assert plain["tokens_per_forward"] == 1
     assert [cell["lossless"]["grade"] for cell in drafted] == ["exact"] * 3
     assert all(cell["tokens_per_forward"] > 1 for cell in drafted)
+    assert [LEARNS in cell["flags"] for cell in drafted] == [False, False, True]
     for name in ("map-k", "map-k4v", "mod"):
         file = next((tmp_path / "DIR" / "timings").glob(f"*ngram-{name}-ahead*"))
         lines = [json.loads(line) for line in file.open()]
