@@ -1,8 +1,4 @@
-"""The tokens between which a model thinks, found in its tokenizer when a run is planned.
-
-The marks were read in vLLM 0.32 (vllm/reasoning, vllm/parser) in November 2026. Marks of texts that a tokenizer splits
-in several ways, such as those of Olmo 3 and Kimi-VL, are not among them.
-"""
+"""The tokens between which a model thinks, found in its tokenizer when a run is planned."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,7 +6,7 @@ from pydantic import Field
 
 from mtbench.records import Record, TokenId
 
-MARKS = (  # the tokens that open, and those that close
+MARKS = (  # tokens that open, and that close, as in vLLM 0.32; texts such as Olmo 3's are split in several ways
     (("<|open|>", "think", "<|sep|>"), ("<|close|>", "think", "<|sep|>")),  # Kimi K3
     (("<|channel|>", "analysis", "<|message|>"), ("<|end|>",)),  # GPT-OSS
     (("<|channel>",), ("<channel|>",)),  # Gemma 4

@@ -188,7 +188,7 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
         Column(
             "acceptance length",
             "tokens per forward that committed any; it includes the model's own token",
-            lambda cell: Entry(number(figures[cell.arm].length)),
+            lambda cell: Entry(number(figures[cell.arm].length), interval(figures[cell.arm].length_ci)),
         ),
         Column(
             "acceptance rate, %",
@@ -310,7 +310,7 @@ def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Ta
         Column(
             "request",
             "median, 95th and 99th percentile of the time from the start of a batch to the end of an answer",
-            lambda cell: _request_entry(cell.request_latency_s),
+            lambda cell: _latency_entry(cell.request_latency_s),
         ),
         Column(
             "first token",
@@ -341,14 +341,11 @@ def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Ta
     return table_of(columns, cells, numbers, "Times of a request, how answers ended, and what they took")
 
 
-def _latency_entry(spread: Percentiles) -> Entry:
-    return Entry() if spread.p50 is None else Entry(seconds(spread.p50), f"p95 {seconds(spread.p95)}")
-
-
-def _request_entry(latency: RequestLatency | None) -> Entry:
-    if latency is None:
+def _latency_entry(spread: Percentiles | RequestLatency | None) -> Entry:
+    if spread is None or spread.p50 is None:
         return Entry()
-    return Entry(seconds(latency.p50), f"p95 {seconds(latency.p95)}", detail=f"p99 {seconds(latency.p99)}")
+    detail = f"p99 {seconds(spread.p99)}" if isinstance(spread, RequestLatency) else None
+    return Entry(seconds(spread.p50), f"p95 {seconds(spread.p95)}", detail=detail)
 
 
 def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:

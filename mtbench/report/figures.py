@@ -6,7 +6,7 @@ The numbers of the tables tell the arms apart, not the hue (mtbench/document/plo
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -15,6 +15,7 @@ from mtbench.document import plots
 from mtbench.document.formatting import bounds, interval, listed, number, percent, times
 from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, INK, MUTED, PAPER, WARN, WIDTH
+from mtbench.report.phrases import DIVISIONS
 from mtbench.results.figure_formats import AcceptancePart, Speedup, TaskSpeedup
 from mtbench.results.format import BreakEven, ResultCell
 
@@ -22,18 +23,12 @@ SPEEDUPS = "speedups"  # name of the figure that a page starts with
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
 MOST_ROWS = 12  # arms of the figure that a page starts with
 ROW = 26  # points of an arm in a figure with two lines for its name
-T = TypeVar("T")
 Point = TaskSpeedup | AcceptancePart
 Curves = Sequence[tuple[str, Mapping[int, Point]]]  # arm, and its points by their place on the axis
 Panels = Mapping[str, Mapping[str, Mapping[str, Point]]]  # label of an axis, arm, part -> point
 FILLED = "Filled points are faster by their verdict; hollow points are not shown to be faster."
 WHISKERS = "Lines through points are 95% intervals."
 CURVES = f"{FILLED} {WHISKERS}"
-DIVISIONS = {
-    "context": "tokens of prompt and answer before the forward",
-    "category": "category",
-    "thinking": "thinking or answer",
-}
 RANGES = {"turns": "turn", "contexts": "prompt tokens of a request, mean over a block"}  # field of a cell, and its axis
 
 
@@ -73,8 +68,7 @@ def draw(scene: Scene) -> list[Figure]:
 
 def _speedups(scene: Scene) -> Figure | None:
     """Draw the speedup of each arm with its interval, on a log scale; to the right its accuracy, if there is one."""
-    shown = [(cell, scene.headline[cell.arm]) for cell in scene.cells if cell.arm in scene.headline]
-    shown = [(cell, speedup) for cell, speedup in shown if speedup.value]
+    shown = [(cell, own) for cell in scene.cells if (own := scene.headline.get(cell.arm)) and own.value]
     if not shown:
         return None
     caption = f"Wall time of plain decoding over that of the arm, on the same prompts. {FILLED}"
@@ -208,9 +202,9 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 def _conversations(scene: Scene) -> Figure | None:
     """Draw speedup by turn and by context, if conversations have later turns."""
-    base = {arm: speedup.baseline for arm, speedup in scene.headline.items()}
+    shown = [(c, scene.headline[c.arm].baseline) for c in scene.cells if c.arm in scene.headline and c.turns]
     found: Panels = {
-        label: {c.arm: _over(base.get(c.arm), [(p.part, p.speedup) for p in getattr(c, name)]) for c in scene.cells}
+        label: {c.arm: {p.part: s for p in getattr(c, name) for s in _over(base, p.speedup)} for c, base in shown}
         for name, label in RANGES.items()
     }
     title, subtitle = "Speedup by turn and by context", "over plain decoding, on the same prompts"
@@ -220,7 +214,7 @@ def _conversations(scene: Scene) -> Figure | None:
 def _acceptance(scene: Scene) -> Figure | None:
     """Draw the acceptance length by context, category and thinking, if forwards are of several parts."""
     found: Panels = {
-        label: {c.arm: {p.part: p for p in c.acceptance_by.get(name, ())} for c in scene.cells}
+        label: {c.arm: {p.part: p for p in c.acceptance_by[name]} for c in scene.cells if name in c.acceptance_by}
         for name, label in DIVISIONS.items()
     }
     subtitle = "tokens per forward that committed any"
@@ -229,8 +223,7 @@ def _acceptance(scene: Scene) -> Figure | None:
 
 def _panels(scene: Scene, found: Panels, title: str, subtitle: str, **given: str) -> Figure | None:
     """Draw a panel for each label with points, and in it a curve for each arm that has some."""
-    panels = {label: {arm: of for arm, of in curves.items() if of} for label, curves in found.items()}
-    panels, texts = {label: curves for label, curves in panels.items() if curves}, list[str]()
+    panels, texts = {label: curves for label, curves in found.items() if any(curves.values())}, list[str]()
     if not panels:
         return None
     key = scene.key([cell for cell in scene.cells if any(cell.arm in curves for curves in panels.values())])
@@ -239,7 +232,10 @@ def _panels(scene: Scene, found: Panels, title: str, subtitle: str, **given: str
         parts = list(dict.fromkeys(part for of in sorted(curves.values(), key=len, reverse=True) for part in of))
         placed = [(arm, {parts.index(part): point for part, point in of.items()}) for arm, of in curves.items()]
         axes.set_xlim(-0.5, len(parts) - 0.5)
-        texts.append(_curves(axes, scene, placed, dict(enumerate(parts)), label, apart=0.02 * len(parts)))
+        apart = min(0.02 * len(parts), 0.6 / len(curves))
+        texts.append(_curves(axes, scene, placed, dict(enumerate(parts)), label, apart))
+        if not any(isinstance(point, TaskSpeedup) for of in curves.values() for point in of.values()):
+            axes.yaxis.set_major_formatter("{x:g}")
     return plots.finish(figure, scene.note, title=title, alt=f"{title}, {subtitle}. {'. '.join(texts)}.", **given)
 
 
@@ -256,13 +252,13 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(ticks) / 1.2, max(ticks) * 1.35)
         by_size = {e.arm: sorted((c.batch_size, c.speedup) for c in scene.cells if c.arm == e.arm) for e in entries}
-        curves = [(entry.arm, _over(entry.baseline, by_size[entry.arm])) for entry in entries]
+        curves = [(e.arm, {size: s for size, of in by_size[e.arm] for s in _over(e.baseline, of)}) for e in entries]
         alt = f"{title}, {subtitle}. {_curves(axes, scene, curves, ticks, 'batch size')}."
         return plots.finish(figure, scene.note, name=name, title=title, caption=CURVES, alt=alt)
 
 
 def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], label: str, apart: float = 0.0) -> str:
-    """Draw a line of speedups for each arm, `apart` from the others at each tick, and return the points in words."""
+    """Draw a line of points for each arm, `apart` from the others at each tick, and return the points in words."""
     reach, texts, ends, half = [1.0], [], [], apart * (len(curves) - 1) / 2
     for place, (arm, curve) in enumerate(curves):
         drawn = [(x - half + apart * place, speedup) for x, speedup in curve.items()]
@@ -276,12 +272,13 @@ def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], 
         texts.append(f"{scene.name(arm)}: {listed(f'{_in_words(s)} at {ticks[x]}' for x, s in curve.items())}")
     plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
     words = [re.sub(r"^.*(?=–.{5,})", "", tick) for tick in ticks.values()]
-    axes.set(xticks=[*ticks], xticklabels=words, xlabel=label)
-    axes.tick_params(axis="x", labelsize=min(10.5, 600 / len(words) / max(map(len, words))))  # so that labels have room
+    size = min(10.5, 500 / len(words) / max(map(len, words)))  # so that labels have room
+    axes.set(xticks=[*ticks], xlabel=label if size > 7 else "")
+    axes.set_xticklabels(words, **({"size": size} if size > 7 else {"size": 8, "rotation": 30, "ha": "right"}))
     plots.label_ends(axes, ends)
     return "; ".join(texts)
 
 
-def _over(baseline: str | None, found: Iterable[tuple[T, Sequence[TaskSpeedup]]]) -> dict[T, TaskSpeedup]:
-    """Return the measured speedups over a baseline by their place on the axis. found: place, and an arm's speedups."""
-    return {x: speedup for x, of in found for speedup in of if speedup.baseline == baseline and speedup.value}
+def _over(baseline: str, speedups: Iterable[TaskSpeedup]) -> list[TaskSpeedup]:
+    """Return the measured speedup over a baseline, if there is one."""
+    return [speedup for speedup in speedups if speedup.baseline == baseline and speedup.value]

@@ -165,5 +165,5 @@ def notes_of(cell: ResultCell) -> Notes:
         notes.append(("flag", f"{when}: {cell.left.reason}."))
     if (graded := cell.lossless) is not None and (note := grade_note(graded)):
         notes.append(("flag", note))
-    flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
-    return notes + [("flag", text) for text in (*falling_acceptance(cell), *(f"{flag}." for flag in flags))]
+    flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG] + falling_acceptance(cell)
+    return notes + [("flag", f"{flag}.") for flag in flags]

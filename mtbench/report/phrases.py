@@ -16,6 +16,7 @@ from mtbench.results.format import ResultCell
 DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
 SMALL_MODEL = "Demonstration: small model"
 REPEATED_FLAG = "accuracy inconclusive"  # a row has it in its verdict
+DIVISIONS = {"context": "tokens before the forward", "category": "category", "thinking": "thinking or answer"}
 TOKENS_PRICED = 1_000_000
 SIMULATED = "Simulated {kinds}: speed only, not the speed of a trained model"
 
@@ -147,7 +148,7 @@ def falling_acceptance(cell: ResultCell) -> list[str]:
     if not known or known[-1][1][1] >= known[0][1][0]:
         return []
     first, last = (f"{number(part.value)} at {part.part}" for part, _ in (known[0], known[-1]))
-    return [f"Acceptance falls from {first} to {last} tokens of context."]
+    return [f"acceptance falls from {first} to {last} tokens of context"]
 
 
 def breaks_promise(cell: ResultCell) -> bool:

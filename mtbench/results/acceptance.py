@@ -34,10 +34,9 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
     """Return a cell's `acceptance`; None if the engine exposes neither commits nor acceptance."""
     commits = [line.commits for line in data.lines.values() if line.commits is not None]
     if not commits or len(commits) < len(data.lines):
-        batches = [t for t in data.timings if t.round == 1]
-        told = _length(data, ((t.block, add((t.accepted, t.drafts)), t.drafts) for t in batches))
-        found = reported(batches)
-        return found and found.changed(length_ci=bounds(told))
+        told = ((t.block, add((t.accepted, t.drafts)), t.drafts) for t in data.timings if t.round == 1)
+        found = reported(data.timings)
+        return found and found.changed(length_ci=bounds(_length(data, told)))
     offered, lines = data.counted("drafted"), data.lines.values()
     finish, surplus = [line.finish_reason for line in lines], [line.surplus or 0 for line in lines]
     counts = ((line.block, sum(of), len(_steps([of]))) for line, of in zip(lines, commits, strict=True))

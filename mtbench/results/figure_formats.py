@@ -280,7 +280,7 @@ class AcceptanceFigures(Sparse):
 class AcceptancePart(Estimate):
     """The acceptance length of a part of a cell's forwards: tokens per forward that committed any."""
 
-    part: str = Field(description="range of tokens, task, or thinking or answer")
+    part: str = Field(description="tokens of prompt and answer before it; task; or thinking or answer")
     answers: Count = Field(description="answers that have such forwards")
     forwards: Count = Field(description="forwards that committed any")
 

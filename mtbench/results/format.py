@@ -110,9 +110,7 @@ class ResultCell(Sparse):
     )
     acceptance: AcceptanceFigures | None = Field(description="accepted guesses; null: an engine hides them")
     acceptance_by: dict[str, list[AcceptancePart]] = Field(
-        default_factory=dict,
-        description="acceptance by `context`, the tokens of prompt and answer before a forward; by `category`, its "
-        "task; by `thinking`, whether its first token is; absent: no drafts, or one part, or hidden",
+        default_factory=dict, description="by a forward's context, category and thinking; absent: one part, or hidden"
     )
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")
     commit_histogram: dict[Annotated[str, StringConstraints(pattern="^[0-9]+$")], Count] = Field(

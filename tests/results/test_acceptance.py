@@ -206,9 +206,8 @@ def cliff(block: int, prompt: int, tokens: int, trained: int = 256, task: str = 
 
 def test_a_draft_shows_where_its_training_ends() -> None:
     """Three tokens a forward up to 256 positions, one behind them, each with its interval."""
-    data = cell_data([cliff(n, 100 + n, 900 + n) for n in range(8)], [], **ALL)
-    parts = acceptance.divided(data, None)
-    assert list(parts) == ["context"]
+    data = cell_data([cliff(n, 100 + n, 900 + n, task="chat" if n < 2 else "code") for n in range(8)], [], **ALL)
+    parts = acceptance.divided(data, Thinking(opening=[8], closing=[9], opened=True))
     found = {part.part: part for part in parts["context"]}
     assert list(found) == ["≤ 128", "129–256", "257–512", "513–1,024"]
     assert {part.answers for part in found.values()} == {8}
@@ -216,10 +215,11 @@ def test_a_draft_shows_where_its_training_ends() -> None:
         assert found[name].value == pytest.approx(length, abs=0.01)
     assert found["257–512"].ci_low == pytest.approx(1, abs=0.01)
     cell = result_cell(acceptance_by=parts)
-    assert falling_acceptance(cell) == ["Acceptance falls from 3.00 at ≤ 128 to 1.00 at 513–1,024 tokens of context."]
+    assert falling_acceptance(cell) == ["acceptance falls from 3.00 at ≤ 128 to 1.00 at 513–1,024 tokens of context"]
     [drawn] = [f for f in figures.draw(figures.Scene([cell], {cell.arm: 1}, {})) if f.name == "acceptance"]
     assert "ar@ar/graph: 3.00 [3.00, 3.00] at ≤ 128, 3.00" in drawn.alt
-    assert "1.00 [1.00, 1.00] at 513–1,024" in drawn.alt
+    assert "1.00 [1.00, 1.00] at 513–1,024. ar@ar/graph: 1.13 at chat, 1.13 [1.13, 1.13] at code. " in drawn.alt
+    assert "1.30 [1.29, 1.30] at thinking, 1.00 [1.00, 1.00] at answer." in drawn.alt
 
 
 def naive(data: CellData, contexts: range) -> list[float]:
