@@ -73,12 +73,14 @@ class Probe:
 def count(model: Any) -> Shape:
     """Return a model's shape from its parameters and configuration.
 
-    Raises ValueError for a mixture of experts, whose reads depend on the tokens.
+    Raises ValueError for a mixture of experts, whose reads depend on the tokens, and for layers of several sizes.
     """
     config = model.config.get_text_config()
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if (getattr(config, name, None) or 0) > 1:
             raise ValueError("a mixture of experts: which weights a forward reads depends on its tokens")
+    if getattr(config, "is_heterogeneous", False):
+        raise ValueError("layers of several sizes, which are not counted")
     looked_up, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     body = [p for p in model.parameters() if p is not looked_up and p is not head]
     turns = getattr(getattr(model, "format", None), "modules", 1)  # modules of a draft, of which a forward runs one

@@ -95,17 +95,21 @@ def _shrunken(config: Any) -> Iterator[dict[str, Any]]:
     """Yield the settings of small copies: few layers, of all kinds, and few heads first, its own sizes last."""
     settings, names = _limited("", json.loads(config.to_json_string(use_diff=False))), type(config).attribute_map
     layers, heads = config.num_hidden_layers, config.num_attention_heads
-    keys = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
+    keys, width = (settings.get(n) or getattr(config, n, None) for n in ("num_key_value_heads", "head_dim"))
+    keys = keys or getattr(config, "num_kv_heads", None) or heads
     few = min(heads, 4)
     few_keys = few if keys == heads else min(keys, 2)
     by_layer = {name: kinds for name, kinds in settings.items() if isinstance(kinds, list) and len(kinds) == layers}
     cut = max([min(layers, 4), *(1 + kinds.index(kind) for kinds in by_layer.values() for kind in kinds)])
     for depth in (cut, layers):
-        for size in (8, getattr(config, "head_dim", None) or config.hidden_size // heads):
+        for size in (8, width or config.hidden_size // heads):
             narrow = {"num_attention_heads": few, "num_key_value_heads": few_keys, "num_kv_heads": few_keys}
             narrow |= {"head_dim": size, "hidden_size": few * size, "num_hidden_layers": depth}
             narrow["max_position_embeddings"] = max(32, getattr(config, "max_position_embeddings", None) or 0)
             changed = {names.get(n, n): value for n, value in narrow.items() if names.get(n, n) in settings}
+            if others := settings.get("per_layer_config"):  # layers of other sizes, by number
+                kept = {n: sizes | {"num_key_value_heads": 1} for n, sizes in others.items() if int(n) < depth}
+                changed["per_layer_config"] = kept
             yield settings | {name: kinds[:depth] for name, kinds in by_layer.items()} | changed
     yield settings
 
@@ -129,17 +133,21 @@ def _apart(model: PreTrainedModel, attention: str) -> float:
     cache = KVCache()
     cache.shape(2, 32)
 
-    def error(places: Tensor, slots: Tensor, positions: Tensor, sees: Tensor | None = None) -> float:
-        """Feed the text's tokens at `places`; return the error of their logits. The second of a tree is rejected."""
+    def error(places: Tensor, slots: Tensor, positions: Tensor, sees: Tensor | None = None, last: int = 0) -> float:
+        """Feed the text's tokens at `places`; return the error of their logits, of the `last` ones or of all.
+
+        The second of a tree is rejected.
+        """
         metadata = AttentionMetadata(slots, positions, slots[:, 0], 32, sees=sees)
         cache.set_batch(metadata)
         how = {"past_key_values": cache, "use_cache": True, **metadata.arguments(model)}
+        how |= {"logits_to_keep": last}  # for which Gemma 4 may leave out positions in its last layers
         found: Tensor = model(input_ids=ids.gather(1, places), position_ids=positions, **how).logits
         kept = slice(None, None, 1 if sees is None else 2)
-        own = expected.gather(1, places[..., None].expand_as(found))[:, kept]
+        own = expected.gather(1, places[:, -last:, None].expand_as(found))[:, kept]
         return float((found[:, kept] - own).norm() / own.norm())
 
     prefix, chain = torch.arange(24).expand(2, 24), torch.tensor([[24], [15]]) + torch.arange(3)
     sees = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)
     tree = chain[:, [0, 2, 1]], chain, chain[:, [0, 0, 1]], sees
-    return max([error(prefix, prefix, prefix), error(*tree), error(chain, chain, chain)])
+    return max([error(prefix, prefix, prefix), error(*tree), error(chain, chain, chain, last=2)])

@@ -250,9 +250,13 @@ LAYER = (  # the entries of config.json for layers; the file may have more, such
 )
 
 
-def layers_of(kind: Any, raw: Mapping[str, Any]) -> Any:
-    """Return the configuration of a draft's layers, of a class of transformers. Raises ValueError for other ropes."""
-    config = kind.from_dict({name: raw[name] for name in LAYER if name in raw}, attn_implementation=ATTENTION)
+def layers_of(kind: Any, raw: Mapping[str, Any], others: Sequence[str] = ()) -> Any:
+    """Return the configuration of a draft's layers, of a class of transformers. Raises ValueError for other ropes.
+
+    `others`: entries of config.json for such layers beside LAYER.
+    """
+    read = {name: raw[name] for name in (*LAYER, *others) if name in raw}
+    config = kind.from_dict(read, attn_implementation=ATTENTION)
     rope = str((config.rope_parameters or {}).get("rope_type", "default"))
     if rope not in SERVED_ROPES:
         raise ValueError(f"rope type {rope!r:.60} is not supported; {', '.join(sorted(SERVED_ROPES))} are")

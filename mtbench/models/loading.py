@@ -56,7 +56,7 @@ OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {R
 LOADING_ERRORS = (OSError, ValueError, AttributeError, ImportError, TypeError, StrictDataclassError, SafetensorError)
 ALSO_QWEN2 = {"a2d-qwen2", "Fast_dLLM_Qwen", "mimo"}  # model types; MiMo adds layers for multi-token prediction
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
-SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
+SERVED_ROPES = {"default", "linear", "llama3", "proportional", "yarn"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -422,6 +422,11 @@ def refuse_unserved(config: Any, source: str) -> None:
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if not hasattr(config, "num_attention_heads"):
         layers = {config.model_type}
+        if config.get_text_config() is not config:
+            raise UserError(
+                f"checkpoint {source!r} ({config.model_type}) reads more than text, and mtbench's loop decodes text "
+                "models; give a checkpoint of its text model alone, or let an engine decode it: `--engine vllm`."
+            )
     if unserved := sorted(layers - SERVED_LAYERS):
         raise UserError(
             f"checkpoint {source!r} has layers of type {', '.join(unserved)}, which cannot undo a rejected token; "

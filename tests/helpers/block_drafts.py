@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import MASK, VOCABULARY
 from torch import Tensor
-from torch.nn.functional import linear, one_hot, silu
+from torch.nn.functional import gelu, linear, one_hot, silu
 
 from mtbench.models.runner import ModelRunner
 
@@ -102,6 +102,22 @@ CONFIGS |= {
     },
     "sliding": {**CONFIGS["z-lab"], **SLIDING},
 }
+GEMMA: dict[str, Any] = {
+    **{name: value for name, value in DSPARK.items() if not name.startswith("rope")},
+    "architectures": ["Gemma4DSparkModel"],
+    "model_type": "gemma4_unified_text",
+    "markov_head_type": "vanilla",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
+    },
+    "global_head_dim": 8,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 4.0,
+    "hidden_size_per_layer_input": 0,
+}
+CONFIGS |= {"gemma": GEMMA, "gemma values": {**GEMMA, "attention_k_eq_v": False, "target_layer_ids": [0, 1]}}
 CODEBOOKS = [f"candidate_selector.{name}_codebook" for name in ("predecessor", "successor")]
 
 
@@ -131,7 +147,10 @@ def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
             "input_layernorm": (WIDTH,),
             "post_attention_layernorm": (WIDTH,),
         }
-        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in inner.items()}
+        if config["architectures"] == GEMMA["architectures"]:
+            inner |= gemma_shapes(config)
+            shapes[f"layers.{layer}.layer_scalar"] = (1,)
+        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in inner.items() if shape}
     if config.get("markov_rank"):
         shapes |= {
             "markov_head.markov_w1.weight": (VOCABULARY, RANK),
@@ -157,8 +176,22 @@ def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         read = WIDTH + RANK * config["confidence_head_with_markov"]
         shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
     return {
-        name: torch.randn(shape).double() * (0.3 if len(shape) > 1 else 0.2) + ("norm" in name)
+        name: torch.randn(shape).double() * (0.3 if len(shape) > 1 else 0.2) + ("norm" in name or "scalar" in name)
         for name, shape in shapes.items()
+    }
+
+
+def gemma_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What differs in a layer of Gemma 4."""
+    size, own = config["global_head_dim"], not config["attention_k_eq_v"]
+    keys = size * (GROUPS if own else config["num_global_key_value_heads"])
+    return {
+        "self_attn.q_proj": (HEADS * size, WIDTH),
+        "self_attn.k_proj": (keys, WIDTH),
+        "self_attn.v_proj": (keys, WIDTH) if own else (),
+        "self_attn.o_proj": (WIDTH, HEADS * size),
+        **dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (size,)),
+        **dict.fromkeys(("pre_feedforward_layernorm", "post_feedforward_layernorm"), (WIDTH,)),
     }
 
 
@@ -179,7 +212,8 @@ class Reference:
         self.target = target
         self.settings = settings = settings_of(self.config)
         self.layer_ids, self.mask = settings["target_layer_ids"], settings["mask_token_id"]
-        z_lab = self.config["architectures"] != DEEPSPEC["architectures"]
+        self.gemma = self.config["architectures"] == GEMMA["architectures"]
+        z_lab = not self.gemma and self.config["architectures"] != DEEPSPEC["architectures"]
         self.first = int(z_lab and not settings.get("shift_label"))  # z-lab's block predicts its own masks
         self.features = cache(self._features)
         self.hidden = cache(self._hidden)
@@ -203,11 +237,14 @@ class Reference:
             context = norm(linear(self.features(text[:-1]), t["fc.weight"]), t["hidden_norm.weight"], eps)
         table = t.get("embed_tokens.weight", self.target.model.get_input_embeddings().weight)
         block = table[[text[-1], *[self.mask] * (self.config["block_size"] - 1)]]
-        block = block * self.settings.get("input_embedding_scale", 1)
+        block = block * self.settings.get("input_embedding_scale", WIDTH**0.5 if self.gemma else 1)
         for layer in range(self.config["num_hidden_layers"]):
             w = {
                 name.removeprefix(f"layers.{layer}."): x for name, x in t.items() if name.startswith(f"layers.{layer}.")
             }
+            if self.gemma:
+                block = self.gemma_layer(block, context, w)
+                continue
             normed = norm(block, w["input_layernorm.weight"], eps)
             normed, convolve = self.convolved(normed, w, "attention_conv")
             q = norm(
@@ -229,6 +266,29 @@ class Reference:
             gate, up = (linear(normed, w[f"mlp.{name}_proj.weight"]) for name in ("gate", "up"))
             block = block + convolve(linear(silu(gate) * up, w["mlp.down_proj.weight"]))
         return norm(block, t["norm.weight"], eps)[self.first :]
+
+    def gemma_layer(self, block: Tensor, context: Tensor, w: dict[str, Tensor]) -> Tensor:
+        """A layer of Gemma 4: scores are not scaled, values are normed, half of the pairs turn."""
+        eps, size, rope = self.config["rms_norm_eps"], self.config["global_head_dim"], GEMMA["rope_parameters"]
+        theta, share = (rope["full_attention"][name] for name in ("rope_theta", "partial_rotary_factor"))
+        normed = norm(block, w["input_layernorm.weight"], eps)
+        both = torch.cat((context, normed))
+        q, k = (
+            linear(x, w[f"self_attn.{n}_proj.weight"]).unflatten(-1, (-1, size))
+            for x, n in ((normed, "q"), (both, "k"))
+        )
+        v = k if self.config["attention_k_eq_v"] else linear(both, w["self_attn.v_proj.weight"]).view_as(k)
+        q, k = (norm(x, w[f"self_attn.{n}_norm.weight"], eps) for x, n in ((q, "q"), (k, "k")))
+        v = norm(v, torch.ones(size), eps)
+        q, k = turned(q, len(context), theta, share), turned(k, 0, theta, share)
+        k, v = (x.repeat_interleave(HEADS // x.shape[1], 1) for x in (k, v))
+        heads = torch.einsum("hqk,khd->qhd", torch.einsum("qhd,khd->hqk", q, k).softmax(-1), v).flatten(1)
+        out = linear(heads, w["self_attn.o_proj.weight"])
+        block = block + norm(out, w["post_attention_layernorm.weight"], eps)
+        normed = norm(block, w["pre_feedforward_layernorm.weight"], eps)
+        gate, up = (linear(normed, w[f"mlp.{name}_proj.weight"]) for name in ("gate", "up"))
+        out = linear(gelu(gate, approximate="tanh") * up, w["mlp.down_proj.weight"])
+        return (block + norm(out, w["post_feedforward_layernorm.weight"], eps)) * w["layer_scalar"]
 
     def hidden_keys(self, layer: int, before: int, size: int) -> Tensor:
         """Which keys a layer does not see from each position of the block, (B, keys)."""
@@ -331,10 +391,11 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def turned(x: Tensor, first: int, theta: float) -> Tensor:
-    """Rotary positions `first`, `first` + 1 … of (n, heads, d)."""
+def turned(x: Tensor, first: int, theta: float, share: float = 1.0) -> Tensor:
+    """Rotary positions `first`, `first` + 1 … of (n, heads, d), of a share of the pairs."""
     half = x.shape[-1] // 2
-    angle = torch.arange(first, first + len(x)).double()[:, None] * theta ** (-torch.arange(half).double() / half)
+    speed = theta ** (-torch.arange(half).double() / half) * (torch.arange(half) < share * half)
+    angle = torch.arange(first, first + len(x)).double()[:, None] * speed
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     return torch.cat((x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin), -1)
 

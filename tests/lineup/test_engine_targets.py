@@ -13,10 +13,10 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.lineup.planner import make_plan
 from mtbench.models.families import EMBEDDED, locate
+from mtbench.models.loading import refuse_unserved
 from mtbench.plan.plan import Plan, RunRequest
 
 REFUSED = {  # by mtbench's own loop
-    "gemma4_text": "rope type proportional",
     "qwen3_next": "layers of type linear_attention, which cannot undo a rejected token",
     "qwen3_5_text": "layers of type linear_attention, which cannot undo a rejected token",
     "granitemoehybrid": "layers of type linear_attention, which cannot undo a rejected token",
@@ -55,6 +55,8 @@ def test_a_model_that_reads_images_is_planned_by_its_text_model(tmp_path: Path) 
     config.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(locate(f"{EMBEDDED}ar")).save_pretrained(tmp_path)
     assert [cell.fault for cell in plan(tmp_path, "vllm").cells] == [None, None]
+    with pytest.raises(UserError, match=r"\(qwen3_5\) reads more than text, .* checkpoint of its text model alone"):
+        refuse_unserved(config, "folder")
     (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "' + "1 + 1 = " * 400 + '"}\n')
     with pytest.raises(UserError, match=r"do not fit the context of .* \(1024\)"):
         make_plan(RunRequest(suite=[f"prompts:{prompts}"], model=str(tmp_path), engine=["vllm"], method=["ar"]))

@@ -42,7 +42,10 @@ from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
 
-MOST = {"z-lab": BLOCK - 1, **dict.fromkeys(("dflash", "vanilla", "gated", "rnn", "domino"), BLOCK)}
+MOST = {
+    "z-lab": BLOCK - 1,
+    **dict.fromkeys(("dflash", "vanilla", "gated", "rnn", "domino", "gemma", "gemma values"), BLOCK),
+}
 MOST |= dict.fromkeys(("jetspec", "sliding", "dflash2", "dflash2 flat"), BLOCK - 1)  # tokens of a block
 Said = tuple[list[int], list[int]]  # tokens, commits
 Drafted = list[tuple[list[int], list[int], int, Tensor]]  # text, drafts, how many are sure, the logits
@@ -114,7 +117,7 @@ def wrong_drafts(case: Case, ahead: int, prompts: list[list[int]] = PROMPTS, **h
     )
 
 
-@pytest.mark.parametrize("kind", one_in(4, CONFIGS))
+@pytest.mark.parametrize("kind", one_in(4, CONFIGS, ("gemma",)))
 def test_every_draft_is_what_plain_python_drafts(cases: dict[str, Case], kind: str) -> None:
     """After every text, in ragged rows, refilled, with the whole block and a part of it, fed as on a GPU."""
     case = cases[kind]

@@ -231,6 +231,17 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bloom": {},
     "codegen": {**GPT, "n_ctx": 256, "rotary_dim": 4},
     "gemma2": {"head_dim": 16, "sliding_window": 6},
+    "gemma4_text": {
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "rope_parameters": None,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "sliding_window": 6,
+        "hidden_size_per_layer_input": 0,
+    },
     "gpt_neo": {"attention_types": [[["global", "local", "local"], 1]], "window_size": 6},
     "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gptj": {**GPT, "rotary_dim": 4},
@@ -261,7 +272,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 DECODED, REFUSED = "these answer as transformers' `generate` does: ", "Refused while planning: "
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
-ALWAYS = ("bloom", "doge", "gemma2", "gpt_oss", "stablelm")
+ALWAYS = ("bloom", "doge", "gemma2", "gemma4_text", "gpt_oss", "stablelm")
 
 
 def generated(checkpoint: Checkpoint, prompt: list[int]) -> list[int]:

@@ -17,8 +17,9 @@ Two formats have this architecture. Both number a tap by the layer whose output 
   at that position. So B positions predict B − 1 tokens. `is_causal` holds for all layers. Domino and JetSpec name what
   differs in `dflash_config`: `projector_type` with `shift_label`, by which each position predicts the token after it,
   and `causal_head`, by which a position attends to the block's earlier positions only.
-- DeepSpec (github.com/deepseek-ai/DeepSpec): `Qwen3DSparkModel`, of which DFlash is the case without heads. Each
-  position predicts the token after it, the last decided token's position too. So B positions predict B tokens.
+- DeepSpec (github.com/deepseek-ai/DeepSpec): `Qwen3DSparkModel` and `Gemma4DSparkModel`, of which DFlash is the case
+  without heads. Each position predicts the token after it, the last decided token's position too. So B positions
+  predict B tokens. A draft for Gemma 4 has layers of its kind, with full attention.
 
 The hidden states of a block are computed together, so none of them knows which tokens the block has. A head adds that
 (block_heads.py): the tokens are chosen one after the other, and each changes the logits of the next. Domino's head
@@ -37,7 +38,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Qwen3Config
+from transformers import Gemma4TextConfig, Qwen3Config
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3MLP,
@@ -62,6 +64,8 @@ DOMINO = {"shift_label", DOMINO_FIRST, "gru_hidden_dim", "emb_dim"}  # and with 
 CAUSAL = ("causal_head", "causal")  # JetSpec's own name and vLLM's
 MOST_POSITIONS, SLIDING = 256, "sliding_attention"
 NEEDED = (*LAYER[:6], "max_position_embeddings", "rms_norm_eps")
+GEMMA = ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "per_layer_config", "hidden_activation")
+NOT_IN_GEMMA = ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers")  # drafts have none of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ class BlockDraftConfig(DraftConfig):
     sequential: ClassVar[bool] = False
 
     mask_id: int
-    layers: Qwen3Config
+    layers: Any  # Qwen3Config or Gemma4TextConfig
     block: int  # B: positions of a block, as trained
     from_anchor: bool  # the last decided token's position predicts, too
     markov: str | None = None  # kind of its Markov head
@@ -121,7 +125,7 @@ class BlockDraftConfig(DraftConfig):
             draft = BlockDraft(self, target).to(like.dtype)
         draft.to_empty(device=like.device)
         with like.device:
-            draft.rotary_emb = Qwen3RotaryEmbedding(self.layers)  # its frequencies are computed, in float32
+            draft.rotary_emb = PARTS[type(self.layers)][2](self.layers)  # its frequencies are computed, in float32
         return draft
 
 
@@ -135,10 +139,10 @@ class BlockDraft(FeatureDraft):
         super().__init__(format, config, target)
         width, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(format.taps) * width, width, bias=False)
-        self.hidden_norm = Qwen3RMSNorm(width, eps)
-        self.layers = nn.ModuleList(BlockLayer(format, index) for index in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(width, eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(config)
+        layer, norm, rotary = PARTS[type(config)]
+        self.hidden_norm, self.norm = norm(width, eps), norm(width, eps)
+        self.layers = nn.ModuleList(layer(format, index) for index in range(config.num_hidden_layers))
+        self.rotary_emb = rotary(config)
         self.markov_head: Any
         if format.markov == "domino":
             embedding = self.get_input_embeddings
@@ -203,7 +207,7 @@ class BlockLayer(nn.Module):
     def __init__(self, format: BlockDraftConfig, index: int) -> None:
         super().__init__()
         config = format.layers
-        self.self_attn = BlockAttention(format, index)
+        self.self_attn = QwenAttention(format, index)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -262,16 +266,16 @@ class BlockConvolution(nn.Module):
         return (earlier.mT * weights).sum(2)
 
 
-class BlockAttention(Qwen3Attention):  # type: ignore[misc]
+class BlockAttention:
     """Attention of a block to the context and to itself. `sees`: whether it is causal, and its sliding window."""
 
-    def __init__(self, format: BlockDraftConfig, index: int) -> None:
-        super().__init__(format.layers, index)
+    def __init__(self: Any, format: BlockDraftConfig, index: int) -> None:
+        super().__init__(format.layers, index)  # type: ignore[call-arg]  # an attention of transformers
         sliding = format.layers.layer_types[index] == SLIDING
         self.sees = (sliding if format.causal is None else format.causal, self.sliding_window)
 
     def forward(
-        self,
+        self: Any,
         context: Tensor,
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
@@ -279,8 +283,9 @@ class BlockAttention(Qwen3Attention):  # type: ignore[misc]
         cache: KVCache,
     ) -> Tensor:
         fed = torch.cat((context, hidden), 1)
-        key = self.k_norm(self._heads(self.k_proj(fed))).transpose(1, 2)
-        value = self._heads(self.v_proj(fed)).transpose(1, 2)
+        key = self._heads(self.k_proj(fed))
+        value = key if self.v_proj is None else self._heads(self.v_proj(fed))  # as in Gemma 4, which norms values
+        key, value = self.k_norm(key).transpose(1, 2), getattr(self, "v_norm", nn.Identity())(value).transpose(1, 2)
         keys, values = cache.update(rotated(key, rotary), value, self.layer_idx)
         count = hidden.shape[1]
         if not count:
@@ -292,9 +297,48 @@ class BlockAttention(Qwen3Attention):  # type: ignore[misc]
         attended: Tensor = self.o_proj(read.flatten(2))
         return attended
 
-    def _heads(self, projected: Tensor) -> Tensor:
+    def _heads(self: Any, projected: Tensor) -> Tensor:
         heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))
         return heads
+
+
+class QwenAttention(BlockAttention, Qwen3Attention):  # type: ignore[misc]
+    pass
+
+
+class GemmaAttention(BlockAttention, gemma4.Gemma4TextAttention):  # type: ignore[misc]
+    pass
+
+
+class GemmaLayer(nn.Module):
+    """A layer of Gemma 4 whose attention also reads the context. It is called as a `BlockLayer`."""
+
+    def __init__(self, format: BlockDraftConfig, index: int) -> None:
+        super().__init__()
+        config = format.layers
+        self.self_attn, self.mlp = GemmaAttention(format, index), gemma4.Gemma4TextMLP(config, index)
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            setattr(self, f"{name}_layernorm", gemma4.Gemma4RMSNorm(config.hidden_size, config.rms_norm_eps))
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    def forward(self: Any, context: Tensor, hidden: Tensor, *how: Any) -> Any:
+        attended = self.self_attn(context, self.input_layernorm(hidden), *how)
+        if not hidden.shape[1]:
+            return hidden
+        hidden = hidden + self.post_attention_layernorm(attended)
+        mixed = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
+        return (hidden + mixed) * self.layer_scalar
+
+
+class GemmaRotary(gemma4.Gemma4TextRotaryEmbedding):  # type: ignore[misc]
+    def forward(self, like: Tensor, positions: Tensor) -> Any:
+        return super().forward(like, positions, "full_attention")
+
+
+PARTS: dict[type, tuple[Any, Any, Any]] = {  # layer, norm, rotary embedding
+    Qwen3Config: (BlockLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
+    Gemma4TextConfig: (GemmaLayer, gemma4.Gemma4RMSNorm, GemmaRotary),
+}
 
 
 def rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -309,9 +353,7 @@ def recognise(raw: Mapping[str, Any], part: str) -> BlockDraftConfig | None:
     architectures = raw.get("architectures") or []
     if part:
         return None
-    if ITS_GEMMA in architectures:
-        raise ValueError(f"drafts for Gemma 4 ({ITS_GEMMA}) are not supported")
-    if DEEPSPEC in architectures:
+    if DEEPSPEC in architectures or ITS_GEMMA in architectures:
         return _deepspec(raw)
     return _z_lab(raw) if NESTED in raw or Z_LAB in architectures or SECOND in architectures else None
 
@@ -388,12 +430,16 @@ def _refuse_sliding(raw: Mapping[str, Any]) -> None:
 
 def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **kind: Any) -> BlockDraftConfig:
     """Return the configuration; `settings` holds what is in READ."""
-    if raw.get("model_type", "qwen3") != "qwen3":
-        raise ValueError(f"its layers are of {raw['model_type']!r:.60}; supported: qwen3")
+    gemma = ITS_GEMMA in (raw.get("architectures") or ())
+    supported = ("gemma4_text", "gemma4_unified_text") if gemma else ("qwen3",)
+    if raw.get("model_type", supported[0]) not in supported:
+        raise ValueError(f"its layers are of {raw['model_type']!r:.60}; supported: {', '.join(supported)}")
+    if gemma and (other := [name for name in NOT_IN_GEMMA if raw.get(name)]):
+        raise ValueError(f"{other[0]} is {raw[other[0]]!r:.60}, which is not supported")
     for needed in NEEDED:
         if raw.get(needed) is None:
             raise ValueError(f"config.json has no {needed}")
-    layers = layers_of(Qwen3Config, raw)
+    layers = layers_of(Gemma4TextConfig, raw, GEMMA) if gemma else layers_of(Qwen3Config, raw)
     if other := sorted({*layers.layer_types} - {"full_attention", SLIDING}):
         raise ValueError(f"layer_types has {other[0]!r:.60}; supported: full_attention, {SLIDING}")
     if SLIDING in layers.layer_types and layers.sliding_window is None:
@@ -413,7 +459,7 @@ def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **ki
         mask_id=_whole(settings, "mask_token_id", least=0, most=layers.vocab_size - 1),
         layers=layers,
         block=_whole(settings, "block_size", least=1 if kind["from_anchor"] else 2, most=MOST_POSITIONS),
-        embedding_scale=scales["input_embedding_scale"],
+        embedding_scale=layers.hidden_size**0.5 if gemma else scales["input_embedding_scale"],
         multiplier=scales["output_multiplier"],
         softcap=scales["final_logit_softcapping"],
         **kind,

@@ -264,8 +264,7 @@ class MtpLayer(FeatureDraft):
             position_embeddings=self._target[0].base_model.rotary_emb(hidden, metadata.positions),
             metadata=metadata,
         )
-        others = hidden.shape[1] - judged
-        feature: Tensor = self.last_norm(hidden if self.format.modules > 1 else hidden[:, others:])
+        feature: Tensor = self.last_norm(hidden if self.format.modules > 1 else hidden[:, hidden.shape[1] - judged :])
         return feature[:, feature.shape[1] - judged :], feature
 
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:

@@ -74,7 +74,14 @@ def test_other_configurations_are_not_recognised(config: dict[str, Any]) -> None
 NESTED = CONFIGS["z-lab"]["dflash_config"]
 ZLAB_2 = CONFIGS["dflash2 flat"]
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "gemma": ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4"),
+    "gemma": (
+        {"architectures": ["Gemma4DSparkModel"]},
+        "layers are of 'qwen3'; supported: gemma4_text, gemma4_unified_text",
+    ),
+    "gemma's experts": (
+        {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text", "enable_moe_block": True},
+        "enable_moe_block is True, which is not supported",
+    ),
     "mask": ({"mask_token_id": None}, "mask_token_id is None"),
     "mask too large": ({"mask_token_id": 40}, "mask_token_id is 40, not a whole number from 0 to 39"),
     "block": ({"block_size": 0}, "block_size is 0"),
