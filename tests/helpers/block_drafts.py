@@ -320,15 +320,13 @@ class Reference:
         """The selector's scores of the tokens with the largest logits; −∞ for the others."""
         if "candidate_selector.hidden_projection.weight" not in self.tensors:
             return logits
-        first, second = (self.tensors.get(f"{name}.weight", self.tensors.get(name)) for name in CODEBOOKS)
-        assert first is not None
-        assert second is not None
-        code = first[before] * (self.tensors["candidate_selector.hidden_projection.weight"] @ hidden)
+        codes: list[Any] = [self.tensors.get(f"{name}.weight", self.tensors.get(name)) for name in CODEBOOKS]
+        code = codes[0][before] * (self.tensors["candidate_selector.hidden_projection.weight"] @ hidden)
         scores = torch.full_like(logits, float("-inf"))
         for token in sorted(range(VOCABULARY), key=lambda token: -logits[token].item())[
             : self.settings["selector_top_k"]
         ]:
-            scores[token] = logits[token] + code @ second[token]
+            scores[token] = logits[token] + code @ codes[1][token]
         return scores
 
     @torch.no_grad()

@@ -1,6 +1,5 @@
 """Block drafts against plain Python: what each format drafts after every text, what is committed."""
 
-import importlib.util
 import math
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -143,29 +143,18 @@ def of_place_before(self: Any, *given: Any) -> tuple[Tensor, Tensor]:
     return logits, hidden.roll(1, 1)
 
 
+CONVOLUTION, SELECTOR = (BlockConvolution, "_convolved"), (CandidateSelector, "forward")
 FAULTS: dict[str, tuple[type, str, Any]] = {
-    "later positions": (
-        BlockConvolution,
-        "_convolved",
-        lambda self, x, weights: convolution(self, x.flip(1), weights.flip(1)).flip(1),
-    ),
+    "later positions": (*CONVOLUTION, lambda self, x, weights: convolution(self, x.flip(1), weights.flip(1)).flip(1)),
     "no zeros before the block": (
-        BlockConvolution,
-        "_convolved",
+        *CONVOLUTION,
         lambda self, x, weights: sum(x.roll(i, 1) * weights[:, :, i] for i in range(weights.shape[2])),
     ),
-    "taps reversed": (BlockConvolution, "_convolved", lambda self, x, weights: convolution(self, x, weights.flip(2))),
-    "weights of the position read": (
-        BlockConvolution,
-        "_convolved",
-        lambda self, x, weights: convolution(
-            self, x, torch.stack([weights[:, :, i].roll(i, 1) for i in range(weights.shape[2])], 2)
-        ),
-    ),
-    "candidates in another order": (CandidateSelector, "forward", reordered),
-    "candidates only lifted": (
-        CandidateSelector,
-        "forward",
+    "taps reversed": (*CONVOLUTION, lambda self, x, weights: convolution(self, x, weights.flip(2))),
+    "weights of another position": (*CONVOLUTION, lambda self, x, weights: convolution(self, x, weights.roll(1, 1))),
+    "candidates in another order": (*SELECTOR, reordered),
+    "others than candidates": (
+        *SELECTOR,
         lambda self, logits, *given: (select(self, logits, *given)[0].logaddexp(logits - 9), given[-1]),
     ),
     "hidden state of the place before": (BlockDraft, "forward", of_place_before),
@@ -189,15 +178,13 @@ def test_a_planted_fault_is_caught(cases: dict[str, Case], fault: str, monkeypat
 @pytest.fixture(scope="module")
 def owners(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The owners' model.py."""
-    folder, name = tmp_path_factory.mktemp("owners"), "dflash/model.py"
+    folder = tmp_path_factory.mktemp("owners")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "dflash==0.1.0"]
     subprocess.run(command, check=True, timeout=300)
-    ZipFile(next(folder.glob("*.whl"))).extract(name, folder)
-    spec = importlib.util.spec_from_file_location("owners_of_dflash", folder / name)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    (folder / "owners_of_dflash.py").write_bytes(ZipFile(next(folder.glob("*.whl"))).read("dflash/model.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        module: Any = import_module("owners_of_dflash")
     module._sample_probs = lambda probabilities: probabilities.argmax(-1)  # their q along the greedy path
     return module
 
@@ -221,10 +208,8 @@ def test_drafts_are_those_of_the_owners_classes(owners: Any, target: ModelRunner
     tensors = random_tensors(config)
     checkpoint = replace(target.checkpoint, suppressed=target.checkpoint.suppressed[:0])  # the owners know none
     runners = runners_of(ModelRunner(checkpoint), save_draft(tmp_path, config, tensors))
-    theirs = (owners.DFlash2DraftModel if "2" in kind else owners.DFlashDraftModel)(
-        owners.Qwen3Config(**{"num_target_layers": 3, **config})
-    )
-    theirs = theirs.double().eval()
+    made_of = owners.DFlash2DraftModel if "2" in kind else owners.DFlashDraftModel
+    theirs = made_of(owners.Qwen3Config(**config)).double().eval()
     theirs.rotary_emb.inv_freq = runners["dflash"].model.rotary_emb.inv_freq
     theirs.load_state_dict({f"{n}.weight" if n.endswith("_codebook") else n: x for n, x in tensors.items()})
     reference = Reference(tmp_path, runners.target)

@@ -109,22 +109,13 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": [], "dflash_config": {**NESTED, "projector_type": "domino", "emb_dim": 7}},
         "gru_hidden_dim is None, not a whole number from 1 to",
     ),
-    "layer types": (
-        {"architectures": [], "dflash_config": NESTED, "layer_types": ["linear_attention"] * 2},
-        "layer_types has 'linear_attention'; supported: full_attention, sliding_attention",
-    ),
-    "window that is off": (
-        {**ZLAB_2, "use_sliding_window": False},
-        "layer_types has sliding_attention, which needs a sliding_window and use_sliding_window: true",
-    ),
+    "layer types": ({**ZLAB_2, "layer_types": ["linear_attention"] * 2}, "layer_types has 'linear_attention'; supp"),
+    "window that is off": ({**ZLAB_2, "use_sliding_window": False}, "sliding_attention, which needs a sliding_window"),
     "group": ({**ZLAB_2, "conv_group_size": 5}, "conv_group_size is 5, which does not divide hidden_size, 32"),
     "no selector": ({**ZLAB_2, "selector_rank": None}, "selector_rank is None, not a whole number from 1 to"),
     "candidates": ({**ZLAB_2, "selector_top_k": 41}, "selector_top_k is 41, not a whole number from 1 to 40"),
     "scale": ({**ZLAB_2, "output_multiplier": "1"}, "output_multiplier is '1', not a number"),
-    "first": (
-        {"architectures": ["DFlashDraftModel"], "dflash_config": {**NESTED, "selector_rank": 4}},
-        "dflash_config has 'selector_rank', which is not supported",
-    ),
+    "unknown": ({**ZLAB_2, "dflash_config": {"use_swa": True}}, "dflash_config has 'use_swa', which is not supported"),
     "short": ({"architectures": [], "dflash_config": NESTED, "block_size": 1}, "block_size is 1"),
 }
 
