@@ -7,7 +7,7 @@ import freeze
 import pytest
 import stages
 import yaml  # type: ignore[import-untyped]
-from stored import stored_json, stored_lines
+from stored import keep_lines, stored_json, stored_lines
 from whole import whole_run
 
 from mtbench.plan.directory import RunDirectory
@@ -49,8 +49,14 @@ def acceptance_length(run: RunDirectory, cell: str, task: str = "") -> float:
 
 
 def test_their_reader_finds_the_lengths_of_a_run(run: RunDirectory) -> None:
-    """Rounded as theirs; the rows are not. Of an arm's cells the one with an interval counts."""
-    text, length = written(run), acceptance_length(run, "arithmetic.prompt-lookup.ar.graph.b2")
+    """Rounded as theirs; the rows are not. Of an arm's cells the one with an interval counts.
+
+    Last forwards accept 3 tokens behind the ends of answers.
+    """
+    cell = "arithmetic.prompt-lookup.ar.graph.b2"
+    name = f"generations/{cell}.jsonl"
+    keep_lines(run, name, [line | {"surplus": 3} for line in stored_lines(run, name)])
+    text, length = written(run), acceptance_length(run, cell)
     assert looked_up(text, "tiny/ar/prompt-lookup", 10, "thinking_off") == round(length, 2)
     rows = {row["arm"]: row for row in yaml.safe_load(text)["mtbench"]}
     assert [*rows] == ["mars:tau=0.95@mars/graph", "prompt-lookup@ar/graph"]  # plain decoding drafts nothing
