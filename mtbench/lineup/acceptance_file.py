@@ -95,7 +95,7 @@ class AcceptanceFile(Acceptance):
             own = [[key for key in every if f"{curve_key(method, engine)}/thinking" in key] for engine in engines]
             keys = own[0] or own[1]
         keys = [key for key in keys if key.endswith(self.mode)] or keys
-        fault = f"has {len(keys) or 'no'} curves of {part or method.name!r}; add `#` and one of {every}"
+        fault = f"has {len(keys) or 'no'} curves of {part or method.name!r}; add `#` and one of {keys or every!s:.400}"
         if len(keys) == 1:
             curve = self.curves[keys[0]]
             length: Any = curve.get(most - 1) if isinstance(curve, dict) else curve

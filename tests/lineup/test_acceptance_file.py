@@ -128,6 +128,12 @@ def test_a_curve_of_the_engine_goes_first(tmp_path: Path) -> None:
             "has no curves of 'eagle'; add `#` and one of .*tiny/ar/medusa/thinking_off",
         ),
         ("mtbench: []", "", "has no curves of 'eagle'"),
+        ("".join(f"model-{n}: {{1: 1.5}}\n" for n in range(999)), "", "has 999 curves of 'eagle'"),
+        (
+            "x/eagle: {thinking_on: {1: 1}}\ny/eagle: {thinking_on: {1: 1}}\nz/a: 1\nmtbench: []",
+            "",
+            r"'y/eagle/thinking_on'\]\.$",
+        ),
         ("A: {SGLANG_SIMULATE_ACC_LEN: 1.5}\nB: {SGLANG_SIMULATE_ACC_LEN: 1.6}", "", "has 2 curves .*LEN=1.6"),
     ],
 )
