@@ -15,7 +15,6 @@ MARKS = (  # tokens that open, and that close, as in vLLM 0.32; texts such as Ol
     (("<|START_THINKING|>",), ("<|END_THINKING|>",)),  # Command A
     (("<think>",), ("</think>",)),  # Qwen3, DeepSeek-R1, GLM-4.5, Kimi K2, MiniMax-M2
 )
-LAST = 8  # tokens of a prompt in which a template opens the thinking; text of a user before them may hold any mark
 
 
 class Thinking(Record):
@@ -27,11 +26,11 @@ class Thinking(Record):
 
     @classmethod
     def find(cls, vocabulary: Mapping[str, int], prompts: Iterable[Sequence[int]]) -> "Thinking | None":
-        """Return the marks that a vocabulary has, each token whole; None: it has none. `prompts`: token ids."""
+        """Return a vocabulary's marks, or None. The last 8 ids of `prompts` are a template's, not a user's."""
         for opening, closing in MARKS:
             if vocabulary.keys() >= {*opening, *closing}:
                 opens, closes = ([vocabulary[token] for token in mark] for mark in (opening, closing))
-                marks, ends = cls(opening=opens, closing=closes, opened=False), [ids[-LAST:] for ids in prompts]
+                marks, ends = cls(opening=opens, closing=closes, opened=False), [ids[-8:] for ids in prompts]
                 return marks.changed(opened=all(len(end) - 1 in marks.places(end) for end in ends))
         return None
 

@@ -99,12 +99,11 @@ def divided(data: CellData, thinking: Thinking | None) -> dict[str, list[Accepta
     for line in data.lines.values():
         count = (line.forwards or prefill) - prefill
         commits: Sequence[float] = line.commits or [(len(line.token_ids) - prefill) / (count or 1)] * count
-        thought = thinking.places(line.token_ids) if thinking and line.commits else None
+        thought = thinking.places(line.token_ids) if thinking and line.commits else set()
         for at, size in zip(itertools.accumulate(commits, initial=0), commits, strict=False):
             context = context_part(line.prompt_tokens + (int(at) if line.commits else 0))
-            parts = [("context", len(context), context), ("category", 0, line.item.partition("/")[0])]
-            if thought is not None:
-                parts.append(("thinking", 0, "thinking") if at in thought else ("thinking", 1, "answer"))
+            thinks, task = (0, "thinking") if at in thought else (1, "answer"), line.item.partition("/")[0]
+            parts = ("context", len(context), context), ("category", 0, task), ("thinking", *thinks)
             for part in parts if size else ():
                 sizes[part].setdefault(line.item, []).append(size)
     found = defaultdict[str, list[AcceptancePart]](list)
