@@ -260,7 +260,7 @@ def _arms(lineup: Lineup) -> list[Arm]:
     if arms and all(METHODS[arm.method].reference for arm in arms):
         # An external engine refuses these, and has no place beside serving engines.
         inside = request.temperature or request.simulate_acceptance or all(map(is_served, request.engine))
-        named = {arm.method for arm in arms}
+        named = {arm.method for arm in arms} | {m.name for m in methods if m.served_only}  # those need options
         more = [m.name for m in methods if is_untrained(m) and m.name not in named and not (inside and m.outside)]
         arms += filter(there, parse_arms(more, request.engine, request.settings))
     return arms
@@ -270,4 +270,4 @@ def is_untrained(method: type[Method]) -> bool:
     """Return whether the method runs on any checkpoint alone: it needs no mask token, draft, heads or server."""
     references = [METHODS[name].roles for name in METHODS if METHODS[name].reference]
     alone = method.roles in references and not roles_of(method, {})
-    return alone and method.needs_weights and not method.needs_mask and not method.served_only
+    return alone and method.needs_weights and not method.needs_mask

@@ -45,6 +45,7 @@ from mtbench.plan.run import Run
 from mtbench.report.main_table import main_table, notes_of
 from mtbench.report.phrases import ungraded
 from mtbench.report.summary import warnings
+from mtbench.results.collapse import hardly
 from mtbench.results.comparisons import OwnSpeedups
 from mtbench.results.figure_formats import JUDGE, Lossless
 
@@ -389,6 +390,7 @@ def test_an_engines_own_drafting_is_an_arm_by_its_own_name(with_own: type[Script
     assert raced[-2:] == [f"native:drafts=hash,ahead={k}@ar/{TOOLBOX}" for k in (2, 3)]
     assert "native" not in candidates(RunRequest(family="tiny")).refused
     assert not any("native" in cell.arm for cell in plan(family="tiny").cells)
+    assert hardly(METHODS["native"](drafts="hash"), 1.0, 1000) is None, "it copies from texts, which may not repeat"
 
 
 def test_later_rounds_of_an_arm_that_remembers_answers_are_refused(
