@@ -55,15 +55,15 @@ def test_a_measured_acceptance_is_replayed(tmp_path: Path) -> None:
     drafts: dict[str, Any] = {"family": "tiny", "method": "speculative:ahead=2|4", "rounds": 1}
     mtbench.run(suite="arithmetic", limit=16, batch_size=2, **drafts, out=tmp_path / "run")
     text = "Eva has {} coins. First, she loses 65 coins. Second she doubles them. How many coins does Eva have now?"
-    lines = [json.dumps({"prompt": text.format(number)}) for number in range(200, 264)]
-    (prompts := tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    (prompts := tmp_path / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": text.format(number)}) for number in range(200, 264))
+    )
     path, replay = tmp_path / "run" / "acceptance.yaml", tmp_path / "replay"
     drafts |= {"suite": f"prompts:{prompts}", "engine": "llamacpp", "simulate_acceptance": str(path)}
-    mtbench.run(limit=64, batch_size=1, max_new_tokens=50, **drafts, out=replay)  # short: it rejects end tokens
-    rows = yaml.safe_load(path.read_text())["mtbench"]
-    for row, ahead in zip(rows, (2, 4), strict=True):
-        [file] = replay.glob("timings/*-ahead2.*" if ahead == 2 else "timings/*.speculative.*")
-        timings = [json.loads(line) for line in file.read_text().splitlines()]
+    drafts |= {"limit": 64, "batch_size": 1, "max_new_tokens": 50}  # short: it rejects end tokens
+    cells = mtbench.run(**drafts, out=replay).record["cells"]
+    for row, cell, ahead in zip(yaml.safe_load(path.read_text())["mtbench"], cells, (2, 4), strict=True):
+        timings = [json.loads(line) for line in (replay / f"timings/{cell['cell']}.jsonl").read_text().splitlines()]
         accepted, drafted = (sum(line[name] for line in timings) for name in ("accepted", "drafted"))
         assert row["ci_low"] <= 1 + accepted / (drafted / ahead) <= row["ci_high"]
 

