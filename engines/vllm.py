@@ -158,7 +158,9 @@ def _native(method: Any, drafts: Mapping[str, str]) -> Setting | str:
         tree = {"mode": "static", "node_top_k": 4, "tree_depth": method.ahead, "max_verify_width": 16}
         config = json.dumps({"method": name, "model": model, "method_config": tree})
         return Setting(name, ("--speculative-config", config, "--attention-backend", "CUSTOM"), WIDTH, unbiased=False)
-    return _speculative("custom_class", method, name) if "." in name else _speculative(name, method, model)
+    if "." in name:
+        return _speculative("custom_class", method, name)
+    return _speculative(name, method, model)._replace(learns=name == "suffix")  # by default it keeps 10,000 answers
 
 
 def _heads(config: Mapping[str, Any], count: int) -> Layout:

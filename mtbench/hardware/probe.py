@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mtbench.hardware.stopwatch import Stopwatch
-from mtbench.models.loading import Checkpoint
+from mtbench.models.loading import Checkpoint, layer_parameters
 
 COPY_BYTES = 2 << 30  # of each of two buffers, if memory allows
 MATMUL_SIZE = 8192
@@ -25,7 +25,7 @@ NO_GPU = "no GPU: a CPU's caches hold small models, so memory bandwidth is not a
 class Shape:
     """The reads and computations of a model's forward pass."""
 
-    body: int  # parameters of all layers; the input embedding is looked up, not read
+    body: int  # parameters of all layers; embeddings are looked up, not read
     head: int  # parameters of the output embedding, tied or not
     body_bytes: int
     head_bytes: int
@@ -81,8 +81,7 @@ def count(model: Any) -> Shape:
             raise ValueError("a mixture of experts: which weights a forward reads depends on its tokens")
     if getattr(config, "is_heterogeneous", False):
         raise ValueError("layers of several sizes, which are not counted")
-    looked_up, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    body = [p for p in model.parameters() if p is not looked_up and p is not head]
+    body, head = layer_parameters(model), model.get_output_embeddings().weight
     turns = getattr(getattr(model, "format", None), "modules", 1)  # modules of a draft, of which a forward runs one
     layers, heads = config.num_hidden_layers // turns, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

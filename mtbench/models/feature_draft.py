@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mtbench.models.attention import ALIGNED, ATTENTION, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.loading import SERVED_ROPES, Calls, Checkpoint
+from mtbench.models.loading import SERVED_ROPES, Calls, Checkpoint, layer_parameters
 from mtbench.models.runner import Forwarded, ModelRunner
 
 
@@ -89,9 +89,8 @@ class FeatureDraft(nn.Module):
 
     def num_parameters(self) -> int:
         """Return how many parameters a forward reads: of the LM head too if it is the target's, of no embedding."""
-        embedding, head = self.get_input_embeddings().weight, self.get_output_embeddings().weight
-        own = sum(p.numel() for p in self.parameters() if p is not embedding and p is not head)
-        return head.numel() + own // self.format.modules
+        own = sum(parameter.numel() for parameter in layer_parameters(self))
+        return self.get_output_embeddings().weight.numel() + own // self.format.modules
 
     def forward(
         self,

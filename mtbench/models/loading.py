@@ -75,6 +75,13 @@ class Checkpoint:
     calls: "Calls"
 
 
+def layer_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the parameters that a forward reads whole: not the LM head's, nor those that an embedding looks up."""
+    looked_up = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    others = {id(weight) for weight in (*looked_up, model.get_output_embeddings().weight)}
+    return [parameter for parameter in model.parameters() if id(parameter) not in others]
+
+
 class Calls:
     """Counts a checkpoint's forward passes by hooks, as a check of the count in `ModelRunner`.
 

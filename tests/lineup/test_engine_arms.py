@@ -425,6 +425,8 @@ def test_vllm_takes_names_of_its_own_and_of_plugins(monkeypatch: pytest.MonkeyPa
     tree = {"mode": "static", "node_top_k": 4, "tree_depth": 5, "max_verify_width": 16}
     assert config("eagle_harness", "d") == {"method": "eagle_harness", "model": "DRAFT", "method_config": tree}
     monkeypatch.setattr(type(engine), "installed", classmethod(lambda cls: Path(sys.executable)))
+    learning = [engine.setting(native(drafts=name), {}) for name in ("suffix", "my_drafts.Mine")]
+    assert [isinstance(s, Setting) and s.learns for s in learning] == [True, False]
     with pytest.raises(UserError, match="vLLM needs the package 'eagle-harness' for eagle_harness"):
         engine.refuse_missing("eagle_harness")
 

@@ -10,6 +10,7 @@ from small import MASK, save_small
 
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
+from mtbench.hardware import probe
 from mtbench.lineup.planner import make_plan
 from mtbench.models.drafts.dflash import BlockDraftConfig, recognise
 from mtbench.models.drafts.loading import draft_config, inspect_draft, load_draft
@@ -40,6 +41,25 @@ def test_rotary_frequencies_keep_their_precision(folder: Path) -> None:
     draft = load_draft(str(folder / "dflash"), target).model
     assert draft.rotary_emb.inv_freq.dtype == torch.float32
     assert draft.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "looked_up"),
+    [
+        ("z-lab", ()),
+        ("vanilla", ("markov_head.markov_w1.weight",)),
+        ("dflash2", tuple(f"candidate_selector.{of}_codebook.weight" for of in ("predecessor", "successor"))),
+    ],
+)
+def test_a_forward_reads_no_embedding_whole(
+    folder: Path, target: Checkpoint, kind: str, looked_up: tuple[str, ...]
+) -> None:
+    """Rows of an embedding or a codebook are looked up; the LM head, here the target's, is read."""
+    draft = load_draft(str(folder / kind), target).model
+    sizes = {name: parameter.numel() for name, parameter in draft.named_parameters()}
+    body = sum(sizes.values()) - sum(sizes[name] for name in looked_up)
+    assert probe.count(draft).body == body
+    assert draft.num_parameters() == body + target.model.lm_head.weight.numel()
 
 
 def read(config: dict[str, Any], **changes: Any) -> BlockDraftConfig:
