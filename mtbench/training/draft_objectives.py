@@ -82,7 +82,10 @@ class DraftObjective(Objective):
         config = model.config.get_text_config()
         layers = config.num_hidden_layers
         own = {"architectures": [self.architecture], "num_target_layers": layers}
-        found = recognised({**self.layer_config(config), **own, **self.settings(special, tapped_layers(layers))})
+        try:
+            found = recognised({**self.layer_config(config), **own, **self.settings(special, tapped_layers(layers))})
+        except ValueError as error:
+            raise UserError(f"{self.name} does not fit the base: {error}; give another value.") from None
         assert found is not None
         return found
 

@@ -64,8 +64,7 @@ class HeadInput(NamedTuple):
     head: Tensor  # (V, H)
     teacher_output: TeacherOutput | None = None  # of as many tokens
     ids: Tensor | None = None  # (V,); None: 0, 1, …
-    # Of logits (n', V) and their slice of `rows`: the logits that a prediction is chosen from, if they are others.
-    choose: Callable[[Tensor, slice], Tensor] | None = None
+    choose: Callable[[Tensor, slice], Tensor] | None = None  # of logits (n', V) of some rows: those to choose from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,6 @@ class SelectorBlockDraft(BlockDraft):
         )
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
-        """Return the tensors by z-lab's names, in which codebooks are parameters."""
         return {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in super().detach(model).items()}
 
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
@@ -85,8 +84,7 @@ class SelectorBlockDraft(BlockDraft):
 
 def path_terms(hidden: Tensor, before: Tensor, target: Tensor, head: Tensor, selector: Any) -> Tensor:
     """Return the cross-entropy of the logits, and of the selector's scores, of each prediction, (n, 2)."""
-    logits = hidden @ head.to(hidden.dtype).T
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = (hidden @ head.to(hidden.dtype).T).to(torch.promote_types(hidden.dtype, torch.float32))
     scores, _ = selector(logits, before, hidden, selector.start(hidden[None]))
     losses = torch.stack([cross_entropy(one, target, reduction="none") for one in (logits, scores)], 1)
     return losses.masked_fill(losses.isposinf(), 0)  # of a target that is no candidate

@@ -207,9 +207,11 @@ class Reference:
     """What a draft says after a text: everything recomputed for every text, position by position, in float64."""
 
     def __init__(self, folder: Path, target: ModelRunner) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
-        self.tensors = load_file(folder / "model.safetensors")
-        self.target = target
+        self.take(json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"), target)
+
+    def take(self, config: dict[str, Any], tensors: dict[str, Tensor], target: ModelRunner) -> None:
+        """Be this draft."""
+        self.config, self.tensors, self.target = config, tensors, target
         self.settings = settings = settings_of(self.config)
         self.layer_ids, self.mask = settings["target_layer_ids"], settings["mask_token_id"]
         self.gemma = self.config["architectures"] == GEMMA["architectures"]

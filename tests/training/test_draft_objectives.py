@@ -253,11 +253,8 @@ def test_steps_of_training_are_decoding_with_the_right_tokens(
 def block_reference(runner: ModelRunner, tensors: dict[str, Tensor], objective: BlockDraft) -> Any:
     """The draft that is trained, by plain torch; its `_hidden` keeps gradients."""
     reference: Any = object.__new__(block_drafts.Reference)
-    reference.config = runner.model.draft.format.raw | {"rope_theta": THETA, "block_size": objective.block_size}
-    reference.settings = block_drafts.settings_of(reference.config)
-    reference.tensors, reference.target = tensors, runner
-    reference.layer_ids, reference.mask = tapped_layers(4), MASK
-    reference.first = int(isinstance(objective, SelectorBlockDraft))
+    raw = runner.model.draft.format.raw | {"rope_theta": THETA, "block_size": objective.block_size}
+    reference.take(raw, tensors, runner)
     reference.features, reference._hidden = reference._features, partial(reference._hidden.__wrapped__, reference)
     return reference
 
