@@ -166,12 +166,8 @@ def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[
     read = read_options(options, request, f"mtbench {name} --help")
     words = as_words({field: getattr(read, field) for field in options}, request)
     argv = ["mtbench", name, *words, *as_words({"plugin": files}, session)]
-    job = frame.begin(experiment, options, this_call, console, _warn, argv)
+    job = frame.begin(experiment, options, this_call, console, lambda text: warnings.warn(text, stacklevel=5), argv)
     return job, frame.carry_out(experiment, job)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=5)
 
 
 def _sorted_out(

@@ -326,10 +326,11 @@ class Server:
         address = self.url.removesuffix("/v1") + path if path.startswith("/") else f"{self.url}/{path}"
         silence_s = self.timeout_s if body is None or body.get("stream", True) else self.total_s
         timeout = httpx.Timeout(silence_s, connect=min(CONNECT_S, self.timeout_s))
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if (key := self._key()) else {})
         try:
             async with (
                 asyncio.timeout(self.total_s),
-                httpx.AsyncClient(headers=self._headers(), timeout=timeout, trust_env=False, verify=tls()) as client,
+                httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, verify=tls()) as client,
             ):
                 for tries in range(1, TRIES + 1):
                     async with client.stream(verb, address, json=body) as response:
@@ -379,11 +380,6 @@ class Server:
 
     def _broken(self, why: str) -> ServerError:
         return ServerError(f"{self.url} sent no complete answer ({self.clean(why)}); see the server's log", again=True)
-
-    def _headers(self) -> dict[str, str]:
-        """Return the headers of every request."""
-        key = self._key()
-        return {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def _key(self) -> str | None:
         """Return the key. Raises ServerError, without it, if it is not set or cannot be sent."""

@@ -142,10 +142,12 @@ class ServingEngine:
             return f"{self.title} has no {method.name}."
         if len(method.variants) > 1:
             return f"{self.title} has fixed widths; give a number in place of `auto`."
+        release = self.release() or ""
+        number = tuple(map(int, re.findall(r"\d+", release.partition("==")[2])))  # (): not known
         for draft in filter(None, map(known_draft, drafts.values())):
-            first, number = self.first_releases.get(draft.name), self.release_number()
+            first = self.first_releases.get(draft.name)
             if first is not None and () < number < first:
-                return f"{self.title} {self.release()} has no {draft.name}, which came in {'.'.join(map(str, first))}."
+                return f"{self.title} {release} has no {draft.name}, which came in {'.'.join(map(str, first))}."
             if draft.parallel and not self.parallel:
                 return NO_PARALLEL
             if not draft.served:
@@ -325,11 +327,6 @@ class ServingEngine:
         """Return what is run: the release that RELEASE names, the user's own installation, or the pinned package."""
         own = cls.own()
         return own.release if own is not None else cls._package()
-
-    @classmethod
-    def release_number(cls) -> tuple[int, ...]:
-        """Return the numbers of what is run, to compare; () if they are unknown."""
-        return tuple(map(int, re.findall(r"\d+", (cls.release() or "").partition("==")[2])))
 
     @classmethod
     def _package(cls) -> str | None:

@@ -225,7 +225,4 @@ def static_cache(model: PreTrainedModel, rows: int, length: int) -> tuple[Static
 def until_end(ids: Sequence[int], budget: int, end_ids: Collection[int]) -> list[int]:
     """Return at most `budget` of the tokens, up to and including the first end token."""
     kept = list(ids[:budget])
-    for length, token in enumerate(kept, start=1):
-        if token in end_ids:
-            return kept[:length]
-    return kept
+    return kept[: next((length for length, token in enumerate(kept, start=1) if token in end_ids), len(kept))]

@@ -91,7 +91,9 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
         suite_plan = plan_suite(spec, opened[spec], chosen.family, chosen.checkpoints, request, chosen.readers)
         suites.append(suite_plan)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
-            entrants = _batched(chosen.entrants, size, batching)
+            # Refill needs mtbench's own loop and at least two slots.
+            refillable = [entrant for entrant in chosen.entrants if size > 1 and is_ours(entrant.arm.engine)]
+            entrants = chosen.entrants if batching == "static" else refillable
             if not entrants:
                 continue
             planner = _GroupPlanner(suite_plan, chosen.family, entrants, size, batching, request, acceptance)
@@ -143,13 +145,6 @@ def _refuse_two_sources(request: RunRequest) -> None:
             f"{' and '.join(named)} each name the models; give one of them. (One role can have random weights, too: "
             "`--checkpoint ROLE=random:SHAPE`.)"
         )
-
-
-def _batched(entrants: Sequence[Entrant], size: int, batching: str) -> list[Entrant]:
-    """Return the arms that this batching allows: refill needs mtbench's own loop and at least two slots."""
-    if batching == "static":
-        return list(entrants)
-    return [entrant for entrant in entrants if size > 1 and is_ours(entrant.arm.engine)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +202,9 @@ class _GroupPlanner:
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance has no ends of answers, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
-        flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained, *_mask_flags(arm, entrant.target)]
+        flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained]
+        if METHODS[arm.method].needs_mask and not entrant.target.feeds_masks:
+            flags.append(f"feeds masks, and {arm.on} was trained by {entrant.target.objective}, without any")
         flags += [*sampled, *([LEARNS] if learns else [])]
         if method.translates and fault is None:
             flags += vocabulary_flags(inspected, arm.on)
@@ -267,13 +264,6 @@ class _GroupPlanner:
         acceptance = self.acceptance.of_arm(arm, method)
         script = acceptance.script(arm, method, items, budget, self.request.seed)
         return script, simulated.changed(accept=acceptance.source, note=acceptance.note)
-
-
-def _mask_flags(arm: Arm, target: Inspected) -> list[str]:
-    """Return a flag if the arm feeds mask tokens to a checkpoint that was trained without them."""
-    if METHODS[arm.method].needs_mask and not target.feeds_masks:
-        return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
-    return []
 
 
 def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:

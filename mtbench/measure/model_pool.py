@@ -159,7 +159,9 @@ class ModelPool:
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
         if is_served(cell.engine):
-            self._end_servers_except(cell.served_as[-1].batch_size, visit)
+            if self.served != (now := (cell.served_as[-1].batch_size, visit)):
+                self.close_servers()
+                self.served = now
             return self._ask_server(cell, method, requests, ignore_eos=fixed, room=room)
         return decode(
             method,
@@ -183,12 +185,6 @@ class ModelPool:
         temperature = next((r.temperature for r in requests if r.temperature is not None), self.temperature)
         generate = partial(server.generate, ignore_eos=ignore_eos, temperature=temperature)
         return timed(target, requests, generate, ignore_eos=ignore_eos)
-
-    def _end_servers_except(self, rows: int, visit: int) -> None:
-        """End the servers of other batch sizes, and of other visits."""
-        if self.served != (rows, visit):
-            self.close_servers()
-            self.served = rows, visit
 
     def _server_of(self, cell: Cell, method: Method, room: int) -> EngineServer:
         """Return the server of the cell's arm, for its batch size and requests of `room` positions."""
@@ -225,10 +221,6 @@ class ModelPool:
         """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
         server = self.servers.get(cell.arm)
         return None if not is_served(cell.engine) else [] if server is None else server.groups
-
-    def server_command(self, cell: Cell) -> str | None:
-        """Return the command that started a cell's server; None if it has none."""
-        return self.servers[cell.arm].command if cell.arm in self.servers else None
 
     def close_servers(self) -> None:
         """End all servers."""

@@ -152,7 +152,8 @@ class LocalWorker:
         shares = machine.processor_shares(before, after, None if never_sleeps else cell.cell)
         lacking = not timing.preparation_s and self.shares.lacking(shares)  # a compiler runs in other processes
         window = machine.window(before, after, lacking=lacking, processes=self.pool.processes)
-        return Done(generations, timing, window, self.pool.server_command(cell))
+        server = self.pool.servers.get(cell.arm)
+        return Done(generations, timing, window, server.command if server else None)
 
     def revive(self) -> None: ...
 

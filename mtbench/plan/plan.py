@@ -373,7 +373,8 @@ class Plan(Record):
         batching = "" if group.batching == "static" else f", {group.batching}"
         suite, begun = self.suite(group.suite), self._begun(group)
         what, of = ("item", "") if begun == len(group.blocks) else ("conversation", " of conversations")
-        blocks, needed = f"{counted(begun, 'block')}{of}", f"{_items_needed(group)} {what}s"
+        items = MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)
+        blocks, needed = f"{counted(begun, 'block')}{of}", f"{items} {what}s"
         remedy = f"which takes {needed}; raise `--limit`"
         if suite.is_whole(self.request.limit):
             there = sum(item.follows is None for item in suite.items)
@@ -382,8 +383,3 @@ class Plan(Record):
             f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
             f"for an interval, {remedy}"
         )
-
-
-def _items_needed(group: Group) -> int:
-    """Items for enough blocks of this kind."""
-    return MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)

@@ -68,6 +68,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     session = stored.sessions[-1] if stored.sessions else SessionRecord()
     used: Machine = stored.sessions[-1] if stored.sessions else stored
     starts = [start for start in (stored.started, *(s.started for s in stored.sessions)) if start]
+    packages = [f"{name} {version}" for name, version in (used.packages or {}).items() if version]
     pairs: list[tuple[str, str | int | None]] = [
         ("Processor", f"{used.processor}, {used.cores} cores"),
         ("GPU", "none" if used.gpu is None else _gpu_text(used.gpu)),
@@ -81,7 +82,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("mtbench's kernels", session.kernels_off and f"off: {session.kernels_off}"),
         ("Threads", session.threads),
         ("Platform", used.platform),
-        ("Versions", _versions_text(used)),
+        ("Versions", listed([f"mtbench {used.mtbench}", f"Python {used.python}", *packages])),
         ("Code", used.git),
         ("Checkpoints", _checkpoints_text(results.cells)),
         ("Weights", listed(weights(results))),
@@ -120,11 +121,6 @@ def _probe_text(session: SessionRecord, gpu: GpuInfo | None) -> str | None:
     read = session.probe.read_bytes_per_s
     reads = "" if read is None else f"{number(read / 1e12)} TB/s read, "
     return f"{reads}{number(copied)} TB/s copied on the device, {number(multiplied)} TFLOP/s multiplied in this type"
-
-
-def _versions_text(machine: Machine) -> str:
-    packages = [f"{name} {version}" for name, version in (machine.packages or {}).items() if version]
-    return listed([f"mtbench {machine.mtbench}", f"Python {machine.python}", *packages])
 
 
 def _checkpoints_text(cells: Sequence[ResultCell]) -> str:

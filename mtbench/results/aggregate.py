@@ -273,20 +273,15 @@ def _counts(data: CellData) -> dict[str, Any]:
 def _times(data: CellData) -> dict[str, Any]:
     """Return the measured times of a cell. Seconds, summed over blocks."""
     times = {name: data.total(name) for name in ("wall_s", "prefill_s", "decode_s", "device_s", "draft_s", "head_s")}
-    parts = statistics.parts(data.totals) if data.totals else None
+    parts, steps_s = statistics.parts(data.totals) if data.totals else None, dict[int, Sequence[float] | None]()
+    if data.cell.batching == "static":  # of refilled slots the step at which a row started is not stored
+        steps_s = {t.block: t.step_s for t in data.samples if t.round == 1}
     return times | {
         "ttft_s": percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
-        "commit_latency_s": percentiles(_commit_gaps(data)),
+        "commit_latency_s": percentiles(commit_gaps(data.lines.values(), steps_s)),
         "request_latency_s": _request_latency(data),
         "parts": None if parts is None else SpeedParts(**parts._asdict()),
     }
-
-
-def _commit_gaps(data: CellData) -> list[float]:
-    """Return the gaps of a cell. Empty for refilled slots: the step at which a row started is not stored."""
-    if data.cell.batching != "static":
-        return []
-    return commit_gaps(data.lines.values(), {t.block: t.step_s for t in data.samples if t.round == 1})
 
 
 def commit_gaps(lines: Iterable[GenerationLine], steps_s: Mapping[int, Sequence[float] | None]) -> list[float]:

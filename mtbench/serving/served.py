@@ -14,7 +14,7 @@ from mtbench.errors import UserError
 from mtbench.lineup.lineup import Lineup
 from mtbench.measure.model_pool import ModelPool, fastest_dtype, use_threads
 from mtbench.models import families
-from mtbench.models.families import Family
+from mtbench.models.families import short_name
 from mtbench.options.classes import check_value, per_request
 from mtbench.plan.request import RunRequest
 
@@ -75,9 +75,9 @@ def load(request: RunRequest, method: str, rows: int, max_length: int | None = N
             f"of the checkpoint, {longest:,}."
         )
     make = pool.engine(arm.engine or "").batch
-    target = runners.target.checkpoint
+    target, given = runners.target.checkpoint, request.model or request.checkpoint.get(arm.on)
     return Served(
-        name=_short_name(family, request, arm),
+        name=family.name if given is None else short_name(given),
         arm=str(arm),
         method=chosen,
         rows=rows,
@@ -99,9 +99,3 @@ def _one_arm(method: str, engines: Sequence[str]) -> Arm:
             "method. See `mtbench ls methods`."
         )
     return arms[0]
-
-
-def _short_name(family: Family, request: RunRequest, arm: Arm) -> str:
-    """Return the family's name, or that of the only checkpoint given."""
-    given = request.model or request.checkpoint.get(arm.on)
-    return family.name if given is None else given.rstrip("/").rpartition("/")[2]

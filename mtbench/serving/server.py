@@ -92,7 +92,8 @@ async def _answer(service: Service, listening: socket.socket, say: Callable[[str
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    say(_url(listening))
+    host, port = listening.getsockname()[:2]
+    say(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
     await service.drained()
     server.should_exit, server.force_exit = True, service.hurried
     await serving
@@ -108,8 +109,3 @@ def listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise UserError(f"--host {host} --port {port} cannot be used: {error}; choose another port, or 0.") from None
     return listening
-
-
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"

@@ -24,6 +24,8 @@ ORDERS = {True: "take turns block by block", False: "one process after the other
 def document(gate: Gate, *, drawn: bool = True) -> Document:
     """Return the document of a gate; the terminal needs no figure."""
     gate = cleaned(gate)
+    values = {"accepted": f"{gate.request.max_slowdown:g}%", "looks": listed(gate.looks)}
+    notes = [(heading, note.format(**values)) for heading, note in NOTES.items()]
     cells, found = tables.cells(gate), [(stage, tables.findings_of(gate, stage)) for stage in STAGES]
     findings: list[Block] = [
         Part(STAGE_NAMES[stage], [Points(list(map(_point, of_stage)))], folded=False)
@@ -43,7 +45,7 @@ def document(gate: Gate, *, drawn: bool = True) -> Document:
             Section("Builds", [_builds(gate)], folded=True),
             Section("Machine and plan", [Pairs(_machine(gate), {"Plan options"})], folded=True, link="Machine"),
             *([Section("Noise of the machine", [noise(gate.floor)], folded=True, link="Noise")] if gate.floor else []),
-            Section("How to read it", [Notes(_reading(gate))], folded=True),
+            Section("How to read it", [Notes(notes)], folded=True),
         ],
     )
 
@@ -60,8 +62,8 @@ def noise(floor: NoiseFloor) -> Table:
 
 
 def _point(finding: Finding) -> Verdict:
-    word = LEVEL_WORDS[finding.level]
-    return Status(word, word or "note").verdict._replace(reason=tables.finding_line(finding))
+    word, what = LEVEL_WORDS[finding.level], ": ".join(filter(None, (finding.cell, finding.text)))
+    return Status(word, word or "note").verdict._replace(reason=f"{finding.kind}: {what}")
 
 
 def _builds(gate: Gate) -> Table:
@@ -101,12 +103,6 @@ def _machine(gate: Gate) -> list[tuple[str, str]]:
         "Process pairs": f"{ORDERS[gate.request.interleave]}, order by seed {gate.request.seed}",
     }
     return [(name, value) for name, value in values.items() if value is not None]
-
-
-def _reading(gate: Gate) -> list[tuple[str, str]]:
-    """Return how to read the page, each note with its heading."""
-    values = {"accepted": f"{gate.request.max_slowdown:g}%", "looks": listed(gate.looks)}
-    return [(heading, note.format(**values)) for heading, note in NOTES.items()]
 
 
 NOTES = {

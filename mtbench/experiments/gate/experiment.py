@@ -125,7 +125,9 @@ def workflow_commands(gate: Gate) -> list[str]:
     lines = []
     for finding in gate.findings:
         if finding.level in COMMANDS:
-            title = _property(listed(filter(None, (f"mtbench gate: {finding.kind}", finding.cell))))
+            # A property escapes more than a message (escapeProperty, ibid.).
+            title = _data(listed(filter(None, (f"mtbench gate: {finding.kind}", finding.cell))))
+            title = title.replace(":", "%3A").replace(",", "%2C")
             lines.append(printable(f"::{COMMANDS[finding.level]} title={title}::{_data(finding.text)}"))
     return lines
 
@@ -133,11 +135,6 @@ def workflow_commands(gate: Gate) -> list[str]:
 def _data(text: str) -> str:
     """Return the message of a workflow command (escapeData of actions/toolkit, packages/core/src/command.ts)."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    """Return a property of a workflow command (escapeProperty, ibid.)."""
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 EXPERIMENT = GateExperiment()

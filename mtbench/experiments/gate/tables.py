@@ -197,11 +197,6 @@ def _tally(statuses: Sequence[Status], good: str) -> str:
     return listed(f"{n} {name}" for name, n in found.items())
 
 
-def finding_line(finding: Finding) -> str:
-    """Return a finding with its kind and the cell that it concerns."""
-    return f"{finding.kind}: {': '.join(filter(None, (finding.cell, finding.text)))}"
-
-
 def subject(gate: Gate) -> str:
     """Return which builds were compared, and how."""
     accepted = f"accepted slowdown {gate.request.max_slowdown:g}%"

@@ -162,8 +162,9 @@ def cell(sent: Sent, flags: Sequence[str] = (), turn: str | None = None) -> Load
 def compare(baseline: Sent, others: Sequence[Sent], max_loss: float) -> list[Comparison]:
     """Return how arms compare with an earlier one at the same level. Verdicts are adjusted for their number."""
     speedups, goodputs, differences, doubts = [], [], [], []
+    by_round = {point.round: point for point in baseline.points}
     for arm in others:
-        shared = _shared_rounds(baseline, arm)
+        shared = [(by_round[point.round], point) for point in arm.points if point.round in by_round]
         speedups.append(_speedup(shared))
         goodputs.append(_goodput_ratio(baseline, arm, shared))
         changes = statistics.gains_and_losses(arm.first_scores, baseline.first_scores)
@@ -193,12 +194,6 @@ def compare(baseline: Sent, others: Sequence[Sent], max_loss: float) -> list[Com
 
 Counted = Callable[[RequestLine], int | None]
 SharedRound = tuple[PointLine, PointLine]
-
-
-def _shared_rounds(baseline: Sent, arm: Sent) -> list[SharedRound]:
-    """Return the rounds that both have."""
-    by_round = {point.round: point for point in baseline.points}
-    return [(by_round[point.round], point) for point in arm.points if point.round in by_round]
 
 
 def _speedup(shared: Sequence[SharedRound]) -> statistics.Ratio:

@@ -349,14 +349,11 @@ def _layers(config: Any, format: MtpConfig) -> Any:
 
 def _stack_experts(stored: dict[str, Tensor]) -> None:
     """Replace the tensors of each expert by those of all experts, as transformers' layers have them."""
-    experts = {int(name.removeprefix(EXPERTS).partition(".")[0]) for name in stored if _is_of_one_expert(name)}
-    names = [[f"{EXPERTS}{e}.{part}_proj.weight" for part in ("gate", "up", "down")] for e in range(len(experts))]
+    parts = {name.removeprefix(EXPERTS).partition(".")[0] for name in stored if name.startswith(EXPERTS)}
+    experts = sum(map(str.isdigit, parts))
+    names = [[f"{EXPERTS}{e}.{part}_proj.weight" for part in ("gate", "up", "down")] for e in range(experts)]
     if not experts or not all(name in stored for of_expert in names for name in of_expert):
         return
     each = [[stored.pop(name) for name in of_expert] for of_expert in names]
     stored[f"{EXPERTS}gate_up_proj"] = torch.stack([torch.cat((gate, up)) for gate, up, _ in each])
     stored[f"{EXPERTS}down_proj"] = torch.stack([down for _, _, down in each])
-
-
-def _is_of_one_expert(name: str) -> bool:
-    return name.startswith(EXPERTS) and name.removeprefix(EXPERTS).partition(".")[0].isdigit()
