@@ -243,17 +243,22 @@ def speed_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
             "wall time of the fastest reference by another engine over that of the arm, so that the ratio contains the "
             "engine's part; plain: the ratio of plain decoding by the arm's own engine, which is the engine's part "
             "alone",
-            lambda cell: _engine_entry(over_fastest_engine(cell)),
+            lambda cell: _speedup_entry(over_fastest_engine(cell)),
         ),
     ]
     return table_of(columns, cells, numbers, "Rates, and speedups over each kind of baseline")
 
 
 def _speedup_entry(speedup: Speedup | None) -> Entry:
+    """Return a speedup. One that contains an engine's part has this as its detail, if it is known."""
     if speedup is None or speedup.value is None:
         return Entry()
-    verdict = shown_verdict(speedup.verdict)
-    return Entry(times(speedup.value), interval(bounds(speedup)), verdict, speedup.baseline, length_detail(speedup))
+    detail, plain = length_detail(speedup), speedup.plain
+    if speedup.includes_engine:
+        detail = f"plain {plain.arm} {times(plain.value)}" if plain else None
+    return Entry(
+        times(speedup.value), interval(bounds(speedup)), shown_verdict(speedup.verdict), speedup.baseline, detail
+    )
 
 
 def length_detail(speedup: Speedup) -> str | None:
@@ -267,16 +272,6 @@ def _decode_entry(speedup: Speedup | None) -> Entry:
     if speedup is None or speedup.decode is None:
         return Entry()
     return Entry(times(speedup.decode.value), interval(bounds(speedup.decode)), against=speedup.baseline)
-
-
-def _engine_entry(speedup: Speedup | None) -> Entry:
-    """Return a ratio that contains an engine's part, with that part as its detail if it is known."""
-    if speedup is None:
-        return Entry()
-    plain = speedup.plain
-    alone = None if plain is None else f"plain {plain.arm} {times(plain.value)}"
-    verdict = shown_verdict(speedup.verdict)
-    return Entry(times(speedup.value), interval(bounds(speedup)), verdict, speedup.baseline, alone)
 
 
 def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:

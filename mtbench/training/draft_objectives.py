@@ -58,9 +58,6 @@ class DraftObjective(Objective):
     def draft_layers(self) -> int:
         return 1
 
-    def max_fed_tokens(self, length: int, prompt: int) -> int:
-        return length - 1
-
     def settings(self, special: Special, taps: Sequence[int]) -> Mapping[str, Any]:
         """Return the entries of config.json that this draft has beside its sizes. `taps`: the layers that it reads."""
         return {"target_layer_ids": taps}

@@ -87,8 +87,8 @@ class Objective:
         return False
 
     def max_fed_tokens(self, length: int, prompt: int) -> int:
-        """Return an upper bound of the tokens fed for a conversation of `length` tokens."""
-        raise NotImplementedError
+        """Return an upper bound of the tokens fed for a conversation of `length` tokens: here all but the last."""
+        return length - 1
 
     def divisor_share(self, length: int, prompt: int) -> int:
         """Return what a conversation adds to the divisor of a step's loss.
@@ -172,9 +172,6 @@ class Ar(Objective):
 
     name: ClassVar[str] = "ar"
     role: ClassVar[str] = "ar"
-
-    def max_fed_tokens(self, length: int, prompt: int) -> int:
-        return length - 1
 
     def divisor_share(self, length: int, prompt: int) -> int:
         return length - first_target(prompt)
@@ -358,9 +355,6 @@ class Medusa(Objective):
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(f"head_{k}" for k in range(1, self.heads + 1))
-
-    def max_fed_tokens(self, length: int, prompt: int) -> int:
-        return length - 1
 
     def divisor_share(self, length: int, prompt: int) -> int:
         return length - first_target(prompt)

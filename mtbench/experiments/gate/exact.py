@@ -164,7 +164,7 @@ def _memory(base: Read, again: Read, head: Read) -> Iterator[tuple[Kind, Level, 
     """Yield how the bytes of a cell differ."""
     by_name: Sequence[tuple[str, Callable[[Read], int | None]]] = (
         ("peak memory", lambda run: run.memory_bytes),
-        ("keys and values", _kv_bytes),
+        ("keys and values", lambda run: max((line.kv_bytes or 0 for line in run.blocks.values()), default=0) or None),
     )
     for words, of in by_name:
         a, repeated, b = of(base), of(again), of(head)
@@ -178,12 +178,6 @@ def _memory(base: Read, again: Read, head: Read) -> Iterator[tuple[Kind, Level, 
             yield "memory", "fail", f"{words}: {_mib(most)} → {_mib(b)}, {b / most - 1:+.1%}"
         elif b < least * (1 - MEMORY_TOLERANCE):
             yield "memory", "note", f"{words}: {_mib(least)} → {_mib(b)}, {b / least - 1:+.1%}"
-
-
-def _kv_bytes(run: Read) -> int | None:
-    """Return the most bytes of keys and values that a block needs."""
-    known: list[Any] = [line.kv_bytes for line in run.blocks.values() if line.kv_bytes]
-    return max(known, default=None)
 
 
 def _mib(size: int) -> str:
