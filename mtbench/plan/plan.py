@@ -47,6 +47,13 @@ Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 
 CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN"
+ENGINE_OPTIONS = Field(
+    default_factory=list[str], description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
+)
+OTHER_TOKENS = Field(
+    default_factory=list[str],
+    description="of these, those for which it may have other tokens than its method promises; empty: none",
+)
 
 
 class Item(Record):
@@ -227,13 +234,8 @@ class Cell(Record):
         description="of a server that takes more requests than the cell sends: the cells that it decodes as from their "
         "batch sizes on; the last one is the most that it takes; empty: it is the cell's own",
     )
-    engine_options: list[str] = Field(
-        default_factory=list, description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
-    )
-    other_tokens: list[str] = Field(
-        default_factory=list,
-        description="of these, those for which it may have other tokens than its method promises; empty: none",
-    )
+    engine_options: list[str] = ENGINE_OPTIONS
+    other_tokens: list[str] = OTHER_TOKENS
     revision: str | None = Field(None, description="commit on the hub of the checkpoint that decodes; null: not known")
     alternative: bool = Field(False, description="true: plain decoding in its engine has other options of the server")
 

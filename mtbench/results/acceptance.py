@@ -40,13 +40,15 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
     offered, lines = data.counted("drafted"), data.lines.values()
     finish, surplus = [line.finish_reason for line in lines], [line.surplus or 0 for line in lines]
     counts = ((line.block, sum(of), len(_steps([of]))) for line, of in zip(lines, commits, strict=True))
+    first = {t.block: t.batch_forwards for t in data.timings if t.round == 1}
+    batch_forwards = add(first.get(block) for block in {line.block for line in lines})  # None if one is missing
     return AcceptanceFigures(
         length=length(commits),
         length_ci=bounds(_length(data, counts)),
         rate=rate(commits, offered),
         per_position=per_position(commits),
         offered=offered,
-        derived=derived(commits, offered, _batch_forwards(data), finish, surplus),
+        derived=derived(commits, offered, batch_forwards, finish, surplus),
     )
 
 
@@ -179,9 +181,9 @@ def derived(
         deepspec=length(_uncut(commits, past_budget)) if drafts else None,
         sglang=sglang(commits),
         specdec_bench=specdec_bench(commits, [why == "end" for why in finish]),
-        spec_bench=spec_bench(commits),
+        spec_bench=all_steps(commits),
         aiperf=aiperf(uncut) if drafts else None,
-        mars=mars(commits),
+        mars=all_steps(commits),
         mars_cached=mars_cached(commits, batch_forwards),
     )
 
@@ -212,15 +214,6 @@ def specdec_bench(commits: Commits, ended: Sequence[bool]) -> float | None:
     return _mean(turns)
 
 
-def spec_bench(commits: Commits) -> float | None:
-    """Spec-Bench (evaluation/eval.py and speed.py, `#Mean accepted tokens`): mean of all steps of all questions.
-
-    Each method there fills the list in its own way. Most, such as EAGLE, store the tokens that a step added to the
-    answer: what a forward of ours committed, zeros included. The token sampled by prefill belongs to the first step.
-    """
-    return _mean(list(itertools.chain.from_iterable(commits)))
-
-
 def aiperf(commits: Commits) -> float | None:
     """aiperf (docs/metrics-reference.md, Acceptance Length): 1 + accepted / steps of each request, mean over requests.
 
@@ -229,14 +222,17 @@ def aiperf(commits: Commits) -> float | None:
     return _mean([length([answer]) for answer in commits])
 
 
-def mars(commits: Commits) -> float | None:
-    """MARS (arXiv 2604.07023, mars/samplers/mars_sampler.py), Fast-dLLM: all tokens / all forwards, one answer a batch.
+def all_steps(commits: Commits) -> float | None:
+    """Return all tokens / all forwards, zeros included: two owners' figure.
 
-    Their first forward contains the prompt and commits. Our first counted forward follows the prefill and commits too.
-    MARS also counts tokens accepted after the end token. Fast-dLLM prints tokens and NFE, but not their ratio.
+    Spec-Bench (evaluation/eval.py and speed.py, `#Mean accepted tokens`): mean of all steps of all questions. Most
+    methods there, such as EAGLE, store the tokens that a step added to the answer. The token sampled by prefill belongs
+    to the first step.
+    MARS (arXiv 2604.07023, mars/samplers/mars_sampler.py), Fast-dLLM: with one answer a batch. Their first forward
+    contains the prompt and commits. Our first counted forward follows the prefill and commits too. MARS also counts
+    tokens accepted after the end token. Fast-dLLM prints tokens and NFE, but not their ratio.
     """
-    forwards = sum(map(len, commits))
-    return sum(map(sum, commits)) / forwards if forwards else None
+    return _mean(list(itertools.chain.from_iterable(commits)))
 
 
 def mars_cached(commits: Commits, batch_forwards: int | None) -> float | None:
@@ -261,9 +257,3 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean of the values that are known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _batch_forwards(data: CellData) -> int | None:
-    """Return the forwards of round 1's batches, which decoded every answer; None if one of them is missing."""
-    first = {t.block: t.batch_forwards for t in data.timings if t.round == 1}
-    return add(first.get(block) for block in {line.block for line in data.lines.values()})

@@ -27,7 +27,7 @@ def write_curves(run: Run, cells: Sequence[ResultCell]) -> None:
     lines = (
         f"Acceptance length (AL) by mtbench {begun.mtbench} on {begun.gpu.name if begun.gpu else begun.processor}",
         f"dataset: {suites} | temperature: {asked.temperature} | chat_template_kwargs: {variables}",
-        "key = num_speculative_tokens, the most drafts of a forward; value = AL = 1 + accepted / drafts, as in vLLM",
+        "key = num_speculative_tokens, the most that a forward accepts; value = AL = 1 + accepted / drafts, as in vLLM",
     )
     text = "".join(f"# {printable(line)}\n" for line in lines) + yaml.safe_dump({**curves, OURS: rows}, sort_keys=False)
     if rows:

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from mtbench.decoding.method import Claims
 from mtbench.plan.formats import Elimination, Environment
-from mtbench.plan.plan import CELL_ID, Batching, Length, Simulated
+from mtbench.plan.plan import CELL_ID, ENGINE_OPTIONS, OTHER_TOKENS, Batching, Length, Simulated
 from mtbench.plan.request import CHECKPOINTS
 from mtbench.records import (
     CellName,
@@ -71,13 +71,8 @@ class ResultCell(Sparse):
     method: str = Field(description="name of the method")
     options: dict[str, Any] = Field(description="value of every option of the method")
     engine: str | None = Field(description="engine; null: the method's loop is not ours")
-    engine_options: list[str] = Field(
-        default_factory=list, description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
-    )
-    other_tokens: list[str] = Field(
-        default_factory=list,
-        description="of these, those for which it may have other tokens than its method promises; empty: none",
-    )
+    engine_options: list[str] = ENGINE_OPTIONS
+    other_tokens: list[str] = OTHER_TOKENS
     family: str = Field(description="family of checkpoints")
     on: str = Field(description="role of the checkpoint that decodes")
     checkpoints: dict[str, str] = Field(description=CHECKPOINTS)

@@ -71,8 +71,12 @@ def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Pat
     names = [folder.resolve().name for folder in folders]
     trainings = []
     for number, (folder, name) in enumerate(zip(folders, names, strict=True), start=1):
-        unique = name if names.count(name) == 1 else str(folder)
-        trainings.append(Training(f"{number} {unique}", _record_with_curve(folder)))
+        unique, record = name if names.count(name) == 1 else str(folder), read_record(folder)
+        if not record.get("curve"):
+            raise UserError(
+                f"{folder / RECORD} has no loss curve, so there is nothing to show; give a folder of a training"
+            )
+        trainings.append(Training(f"{number} {unique}", record))
     out = out or folders[0].resolve().with_name(f"{names[0]}.training.html")
     try:
         page = html(document(trainings))
@@ -82,15 +86,6 @@ def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Pat
         raise UserError(f"{records}: no page can be made of it ({reason}); restore it, or train again.") from error
     files.write_text(out, page)
     return out
-
-
-def _record_with_curve(folder: Path) -> Record:
-    record = read_record(folder)
-    if not record.get("curve"):
-        raise UserError(
-            f"{folder / RECORD} has no loss curve, so there is nothing to show; give a folder of a training"
-        )
-    return record
 
 
 def document(trainings: Sequence[Training]) -> Document:
