@@ -89,7 +89,9 @@ class Racing:
         outcome = self.outcome(group)
         self._made[key] = max(outcome.made, default=0)
         known = {line.cell for line in self.run.left}
-        return [gone.changed(reason=self._by_arm(gone)) for gone in outcome.left if gone.cell not in known]
+        left = [gone for gone in outcome.left if gone.cell not in known]
+        rivals = ("" if gone.rival is None else f" {self.plan.cell(gone.rival).arm}" for gone in left)
+        return [gone.changed(reason=f"{gone.reason}{rival}") for gone, rival in zip(left, rivals, strict=True)]
 
     def restore_left(self) -> None:
         """Make the looks at the stored blocks again: without its line, the blocks of a cell's group are lost."""
@@ -164,10 +166,6 @@ class Racing:
             tokens[line.block] += len(line.token_ids)
         enough = (n for n, total in enumerate(itertools.accumulate(tokens), 1) if total >= EPSILON_POSITIONS_NEEDED)
         return next(enough, len(tokens))
-
-    def _by_arm(self, gone: Elimination) -> str:
-        """Return why a cell leaves, with the rival's arm."""
-        return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
 
     def _known(self, group: Group) -> dict[str, Word]:
         """Return by arm its accuracy verdict from the largest batch size; empty for that size itself.

@@ -398,7 +398,13 @@ def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:
         kind |= {"rank": _whole(nested, "emb_dim", least=1), "state": _whole(nested, "gru_hidden_dim", least=1)}
         _refuse_sliding(raw)
     elif second:
-        name, kind = "DFlash 2", _second(raw, settings)
+        name, width = "DFlash 2", _whole(raw, "hidden_size", least=1)
+        kind = {"rank": _whole(settings, "selector_rank", least=1)}
+        kind["candidates"] = _whole(settings, "selector_top_k", least=1, most=_whole(raw, "vocab_size", least=1))
+        kind["kernel"] = _whole(settings, "conv_kernel_size", least=1, most=MOST_POSITIONS)
+        kind["group"] = _whole(settings, "conv_group_size", least=1, most=width)
+        if width % kind["group"]:
+            raise ValueError(f"conv_group_size is {kind['group']}, which does not divide hidden_size, {width}")
     elif any(map(nested.get, CAUSAL)):
         name = "JetSpec"
     if other := sorted(name for name, value in nested.items() if value and name not in known):
@@ -407,20 +413,6 @@ def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:
     given = (raw.get("is_causal"), *map(nested.get, CAUSAL))
     causal = next((bool(value) for value in given if value is not None), None)
     return _config(name, raw, settings, from_anchor=nested.get("shift_label") is True, causal=causal, **kind)
-
-
-def _second(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what DFlash 2 adds to DFlash."""
-    width = _whole(raw, "hidden_size", least=1)
-    group = _whole(settings, "conv_group_size", least=1, most=width)
-    if width % group:
-        raise ValueError(f"conv_group_size is {group}, which does not divide hidden_size, {width}")
-    return {
-        "rank": _whole(settings, "selector_rank", least=1),
-        "candidates": _whole(settings, "selector_top_k", least=1, most=_whole(raw, "vocab_size", least=1)),
-        "kernel": _whole(settings, "conv_kernel_size", least=1, most=MOST_POSITIONS),
-        "group": group,
-    }
 
 
 def _refuse_sliding(raw: Mapping[str, Any]) -> None:

@@ -273,8 +273,8 @@ class EagleDraft(FeatureDraft):
         self.rotary_emb = ROTARY[config.model_type](config)
         mask_hidden = nn.Parameter(torch.zeros(1, 1, taps * format.width)) if format.parallel else None
         self.register_parameter("mask_hidden", mask_hidden)
-        cut = format.draft_vocabulary != format.vocabulary
-        self.register_buffer("d2t", torch.zeros(format.draft_vocabulary, dtype=torch.long) if cut else None)
+        d2t = torch.zeros(format.draft_vocabulary, dtype=torch.long) if format.trimmed else None
+        self.register_buffer("d2t", d2t)
         with torch.device("meta"):  # until `settle` knows whether they are stored
             self.embed_tokens = nn.Embedding(format.vocabulary, config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, format.draft_vocabulary, bias=False)
