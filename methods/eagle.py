@@ -21,6 +21,7 @@ from mtbench.decoding.feature_drafting import draft_tree, first_entries, levels,
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import CONFIDENCE, TREE, VERIFY, TreeMethod, Verify
+from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
 from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
@@ -44,6 +45,12 @@ class Eagle(TreeMethod):
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=True)
+        draft = checkpoints[self.draft]
+        if draft.config.modules > 1 and self.tree != "1":
+            raise UserError(
+                f"tree={self.tree} needs a draft of one layer, and {draft.source!r} in role {self.draft!r} is "
+                f"{draft.config.name}, which draft a chain; leave out tree."
+            )
 
     def window(self) -> Window:
         return self.tree_window(drafts=self.ahead)

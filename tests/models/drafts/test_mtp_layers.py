@@ -75,6 +75,8 @@ def test_several_layers_are_named_counted_and_all_needed(tmp_path: Path) -> None
     assert draft.format.name == "multi-token prediction as in MiMo, 2 layers"
     assert draft.num_parameters() == single.num_parameters()  # those that a forward reads
     assert probe.count(draft) == probe.count(single)
+    with pytest.raises(UserError, match=r"tree=2 needs a draft of one layer, .*MiMo, 2 layers, which draft a chain"):
+        plan(two, "eagle:tree=2,draft=#mtp")
     folder = shutil.copytree(two, tmp_path / "3")
     change_config(folder, num_nextn_predict_layers=3)
     with pytest.raises(UserError, match=r"lacks 1\d weights of its configuration, such as 'layers\.2\.block\."):
