@@ -11,7 +11,6 @@ Letters: R rows, T fed tokens, N predictions, H hidden size, V vocabulary, B blo
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -417,31 +416,31 @@ class MarkovBlockDraft(BlockDraft):
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
         (inputs,) = self.head_inputs(model, states, batch, None)
         confidence = model.draft.confidence_head["proj"](inputs.hidden).squeeze(1)
-        terms = partial(block_terms, head=inputs.head, target_head=model.get_output_embeddings().weight)
-        columns = (inputs.hidden, states.predicting, batch.target, confidence)
-        return chunked_losses(terms, columns, batch.weight, len(inputs.head))
+        target_hidden, target_head = states.predicting, model.get_output_embeddings().weight
+
+        def terms(logits: Tensor, at: slice) -> Tensor:
+            """Return cross-entropy, L1 distance and the confidence's cross-entropy, (n, 3)."""
+            target_p = (target_hidden[at] @ target_head.to(target_hidden.dtype).T).to(logits.dtype).softmax(1)
+            l1 = (logits.softmax(1) - target_p).abs().sum(1)
+            chance = (1 - l1.detach() / 2).clamp(0, 1)
+            sure = binary_cross_entropy_with_logits(confidence[at].to(logits.dtype), chance, reduction="none")
+            return torch.stack((cross_entropy(logits, batch.target[at], reduction="none"), l1, sure), 1)
+
+        return chunked_losses(terms, inputs, batch.weight)
 
 
-def chunked_losses(terms: Callable[..., Tensor], columns: Sequence[Tensor], weight: Tensor, vocabulary: int) -> Losses:
-    """Return the losses of predictions, given the `terms` (n, P) of rows of the columns, one chunk's logits at a time.
+def chunked_losses(terms: Callable[[Tensor, slice], Tensor], inputs: HeadInput, weight: Tensor) -> Losses:
+    """Return the losses of predictions. Given logits (n, V) and their rows, `terms` returns the parts (n, P).
 
-    Without predictions too there is one chunk: DDP waits for a gradient of each parameter.
+    The logits of one chunk exist at a time. Without predictions too there is one: DDP waits for all gradients.
     """
-    parts = columns[0].new_zeros(weight.shape[1])
-    for part in chunks(max(1, len(weight)), vocabulary):
-        found = checkpoint(terms, *(column[part] for column in columns), use_reentrant=False)
-        parts = parts + (found * weight[part].to(found)).sum(0)
+    hidden, head = inputs.hidden, inputs.head
+
+    def of_chunk(at: slice) -> Tensor:
+        return terms((hidden[at] @ head.to(hidden.dtype).T).to(torch.promote_types(hidden.dtype, torch.float32)), at)
+
+    parts = hidden.new_zeros(weight.shape[1])
+    for chunk in chunks(max(1, len(weight)), len(head)):
+        found = checkpoint(of_chunk, chunk, use_reentrant=False)
+        parts = parts + (found * weight[chunk].to(found)).sum(0)
     return Losses(parts.sum(), parts.detach())
-
-
-def block_terms(
-    hidden: Tensor, target_hidden: Tensor, target: Tensor, confidence: Tensor, head: Tensor, target_head: Tensor
-) -> Tensor:
-    """Return cross-entropy, L1 distance and the confidence's cross-entropy of each prediction, (n, 3)."""
-    logits = hidden @ head.to(hidden.dtype).T
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    target_p = (target_hidden @ target_head.to(target_hidden.dtype).T).to(logits.dtype).softmax(1)
-    l1 = (logits.softmax(1) - target_p).abs().sum(1)
-    chance = (1 - l1.detach() / 2).clamp(0, 1)
-    sure = binary_cross_entropy_with_logits(confidence.to(logits.dtype), chance, reduction="none")
-    return torch.stack((cross_entropy(logits, target, reduction="none"), l1, sure), 1)

@@ -10,7 +10,6 @@ random numbers), so that an untrained draft is DFlash.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -77,14 +76,12 @@ class SelectorBlockDraft(BlockDraft):
 
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
         (inputs,) = self.head_inputs(model, states, batch, None)
-        terms = partial(path_terms, head=inputs.head, selector=model.draft.candidate_selector)
-        columns = (inputs.hidden, batch.ids.flatten()[batch.predictor], batch.target)
-        return chunked_losses(terms, columns, batch.weight, len(inputs.head))
 
+        def terms(logits: Tensor, at: slice) -> Tensor:
+            """Return the cross-entropy of the logits, and of the selector's scores, (n, 2)."""
+            assert inputs.choose is not None
+            both = (logits, inputs.choose(logits, at))
+            losses = torch.stack([cross_entropy(one, batch.target[at], reduction="none") for one in both], 1)
+            return losses.masked_fill(losses.isposinf(), 0)  # of a target that is no candidate
 
-def path_terms(hidden: Tensor, before: Tensor, target: Tensor, head: Tensor, selector: Any) -> Tensor:
-    """Return the cross-entropy of the logits, and of the selector's scores, of each prediction, (n, 2)."""
-    logits = (hidden @ head.to(hidden.dtype).T).to(torch.promote_types(hidden.dtype, torch.float32))
-    scores, _ = selector(logits, before, hidden, selector.start(hidden[None]))
-    losses = torch.stack([cross_entropy(one, target, reduction="none") for one in (logits, scores)], 1)
-    return losses.masked_fill(losses.isposinf(), 0)  # of a target that is no candidate
+        return chunked_losses(terms, inputs, batch.weight)
