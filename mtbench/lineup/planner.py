@@ -182,9 +182,10 @@ class _GroupPlanner:
         arm, method, inspected, fault = entrant.arm, entrant.method, entrant.checkpoints, entrant.fault
         checkpoints = self.family.checkpoints(arm.roles)
         claims: Claims = "lossy" if fault else method.claims
-        sampled, setting = list[str](), None
-        if is_served(arm.engine):
-            setting = SERVING_ENGINES[arm.engine]().setting(method, checkpoints)
+        flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained]
+        if METHODS[arm.method].needs_mask and not entrant.target.feeds_masks:
+            flags.append(f"feeds masks, and {arm.on} was trained by {entrant.target.objective}, without any")
+        setting = SERVING_ENGINES[arm.engine]().setting(method, checkpoints) if is_served(arm.engine) else None
         learns = isinstance(setting, Setting) and setting.learns
         if learns and self.request.rounds > 1 and not self.request.apart:
             raise UserError(
@@ -194,7 +195,8 @@ class _GroupPlanner:
         if claims == "lossless" and self.request.temperature and setting is not None:
             # Its random numbers are its own.
             claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
-            sampled = [OTHER_RULE] if claims == "lossy" else []
+            flags += [OTHER_RULE] if claims == "lossy" else []
+        flags += [LEARNS] if learns else []
         lossless_reference = reference_arm(arm, claims, arms)
         if others := other_tokens(arm, arms, self.request.dtype):
             claims = "lossy"
@@ -202,14 +204,9 @@ class _GroupPlanner:
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # A scripted acceptance has no ends of answers, so every item takes its whole budget.
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
-        flags = [*self.suite.flags, *entrant.target.flags, *entrant.untrained]
-        if METHODS[arm.method].needs_mask and not entrant.target.feeds_masks:
-            flags.append(f"feeds masks, and {arm.on} was trained by {entrant.target.objective}, without any")
-        flags += [*sampled, *([LEARNS] if learns else [])]
-        if method.translates and fault is None:
-            flags += vocabulary_flags(inspected, arm.on)
-        if method.token_map is not None and fault is None:
-            flags += token_map.flags(method.token_map, inspected, arm.on)
+        if fault is None:
+            flags += vocabulary_flags(inspected, arm.on) if method.translates else []
+            flags += token_map.flags(method.token_map, inspected, arm.on) if method.token_map is not None else []
         flags += [APART] if self.request.apart else []
         flags += [FREE] if self.suite.schemas and not self.suite.constrained(arm.engine) else []
         return Cell(
