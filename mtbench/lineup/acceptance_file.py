@@ -52,10 +52,10 @@ def mode_of(variables: Mapping[str, Any], otherwise: bool) -> str:
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key.value for key, _ in node.value]
-        if len({*keys, "<<"}) <= len(keys):  # repeated keys would be lost; merges may take memory without bounds
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1} begins a mapping whose keys repeat or merge")
-        return super().construct_mapping(node, deep)
+        made: Any = yaml.constructor.BaseConstructor.construct_mapping(self, node, deep)  # merges may take any memory
+        if len(made) < len(node.value):
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1} begins a mapping whose keys repeat")
+        return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class AcceptanceFile(Acceptance):
             forced = {f"{name}={value}": float(value) + FORCED[name] for name, value in RECIPE.findall(stored.decode())}
             for key, curve in dict(forced or yaml.load(stored, Loader=_Loader)).items():
                 if isinstance(curve, list) and key != OURS:
-                    curve = dict(item for entry in curve for item in entry.items())
+                    curve = dict(item for entry in reversed(curve) for item in entry.items())
                 modes = isinstance(curve, dict) and any(isinstance(of_mode, dict) for of_mode in curve.values())
                 curves |= {f"{key}/{mode}": of_mode for mode, of_mode in curve.items()} if modes else {str(key): curve}
         except Exception as error:  # values with tags may raise any
@@ -89,7 +89,7 @@ class AcceptanceFile(Acceptance):
         if most == 1:
             return self
         every = [key for key in self.curves if key != OURS]
-        keys = [key for key in every if f"{key}/".startswith(f"{part}/")] if part else every
+        keys = [part] if part in every else [key for key in every if f"{key}/".startswith(part and f"{part}/")]
         if OURS in self.curves and not part:
             engines = "+".join((str(arm.engine), *arm.settings)), ENGINES[0]
             own = [[key for key in every if f"{curve_key(method, engine)}/thinking" in key] for engine in engines]

@@ -44,7 +44,9 @@ def length(text: str, ahead: int = 1, engine: str = "graph", **variables: Any) -
         ("m: {1: 1.5, 3: 2}", "", {}, [1.5, 2.0]),
         ("m: [{1: 1.5}, {3: 2.25}]", "", {}, [1.5, 2.25]),
         ("m: {thinking_off: {3: 2.0}}", "", {"thinking": True}, [2.0]),  # the only mode
+        ("m: [{1: 1.5}, {1: 1.75}]", "", {}, [1.5]),
         ("a: {1: 1.5}\nb/c: {1: 1.6}", "#b/c", {}, [1.6]),
+        ("a/b: {1: 1.5}\na: {1: 1.6}", "#a", {}, [1.6]),
         (RUN + TREE, "", {}, [1.7, 2.6]),
         (RUN, "", {"engine": "llamacpp"}, [1.6]),
         (RUN + TREE, "#t/eagle:tree=3x2", {}, [3.1]),
@@ -67,7 +69,8 @@ def test_a_method_has_the_length_of_its_number_of_drafts(
 FAULTS = {
     "holds no lengths": ["", "- 1\n- 2", "just words", "m: [1, 2]", "a: [", "a: \x00", "[" * 2000, "a: !!timestamp x"],
     "holds no lengths: could not determine a constructor": ["a: !!python/object/apply:os.system [ls]"],
-    "keys repeat or merge": ["a: {1: 1.5, 1: 1.6}", "a: &x {1: 1.5}\nb:\n  <<: *x"],
+    "line 1 begins a mapping whose keys repeat": ["a: {1: 1.5, 1: 1.6}", "a: {1: 1.5, 0x1: 1.6}", "a: {1: 2, 1.0: 1}"],
+    "constructor for the tag 'tag:yaml.org,2002:merge'": ["a: &x {1: 1.5}\nb:\n  <<: *x"],
     r"has 1,048,588 bytes, and at most 1,048,576 are read\.$": ["#" * (1 << 20) + "\na: {1: 1.5}"],
     r"for K=1 \(eagle\): 'a' has {2: 1.5}": ["a: {2: 1.5}"],
     "has no length from 1 to 2": [f"a: {{1: {value}}}" for value in ("2.01", "0.99", ".nan", "'1.5'", "true", "[]")],

@@ -363,7 +363,6 @@ def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
     if rank and kind not in MARKOV_HEADS:
         raise ValueError(f"markov_head_type is {kind!r:.60}; supported: {', '.join(MARKOV_HEADS)}")
     confidence = raw.get("enable_confidence_head") is True
-    _refuse_sliding(raw)
     reads_token = confidence and raw.get("confidence_head_with_markov") is True
     if reads_token and not rank:
         raise ValueError("its confidence head reads the Markov head, and markov_rank is 0")
@@ -396,7 +395,6 @@ def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:
         name = "Domino"
         kind = {"markov": "domino", "uncorrected": _whole({DOMINO_FIRST: 0, **nested}, DOMINO_FIRST, least=0)}
         kind |= {"rank": _whole(nested, "emb_dim", least=1), "state": _whole(nested, "gru_hidden_dim", least=1)}
-        _refuse_sliding(raw)
     elif second:
         name, width = "DFlash 2", _whole(raw, "hidden_size", least=1)
         kind = {"rank": _whole(settings, "selector_rank", least=1)}
@@ -411,13 +409,9 @@ def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:
         raise ValueError(f"{NESTED} has {other[0]!r:.60}, which is not supported")
     settings.setdefault("target_layer_ids", _spread(raw))
     given = (raw.get("is_causal"), *map(nested.get, CAUSAL))
-    causal = next((bool(value) for value in given if value is not None), None)
+    if (causal := next((value for value in given if value is not None), None)) not in (None, False, True):
+        raise ValueError(f"whether it is causal is {causal!r:.60}, not true or false")
     return _config(name, raw, settings, from_anchor=nested.get("shift_label") is True, causal=causal, **kind)
-
-
-def _refuse_sliding(raw: Mapping[str, Any]) -> None:
-    if raw.get("use_sliding_window") or SLIDING in (raw.get("layer_types") or ()):
-        raise ValueError("it has layers of sliding attention, which are not supported: is a block causal in them?")
 
 
 def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **kind: Any) -> BlockDraftConfig:
@@ -434,9 +428,11 @@ def _config(name: str, raw: Mapping[str, Any], settings: Mapping[str, Any], **ki
     layers = layers_of(Gemma4TextConfig, raw, GEMMA) if gemma else layers_of(Qwen3Config, raw)
     if other := sorted({*layers.layer_types} - {"full_attention", SLIDING}):
         raise ValueError(f"layer_types has {other[0]!r:.60}; supported: full_attention, {SLIDING}")
-    if SLIDING in layers.layer_types and layers.sliding_window is None:
+    if SLIDING in layers.layer_types and (kind["from_anchor"] or kind.get("markov")):
+        raise ValueError("it has layers of sliding attention, which are not supported: is a block causal in them?")
+    if SLIDING in layers.layer_types and not 0 < (layers.sliding_window or 0) < 1 << 30:
         # The owners' file for PyTorch has no window then, their file for MLX has `sliding_window`, vLLM refuses.
-        raise ValueError(f"layer_types has {SLIDING}, which needs a sliding_window and use_sliding_window: true")
+        raise ValueError(f"layer_types has {SLIDING}, which needs a sliding_window from 1 and use_sliding_window: true")
     taps = settings.get("target_layer_ids")
     if not isinstance(taps, list | tuple) or not taps or any(type(tap) is not int or tap < -1 for tap in taps):
         raise ValueError(f"target_layer_ids is {taps!r:.60}, not a list of layers")

@@ -29,16 +29,14 @@ Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
 FORMATS: list[Recogniser] = [eagle_draft.recognise, dflash.recognise, mtp.recognise]
 
 
+@cache
 def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
     """Return the configuration of a draft; None if the checkpoint is no draft of a known format.
 
     Raises UserError for a draft of a known format that cannot be run.
     """
-    return None if source.startswith(RANDOM) else _draft_config(source, offline)
-
-
-@cache
-def _draft_config(source: str, offline: bool) -> DraftConfig | None:
+    if source.startswith(RANDOM):
+        return None
     location, part = split_part(source)
     with explained(location, "configuration", offline):
         if gguf.is_gguf(location):
@@ -87,8 +85,7 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
             f"{location!r} are random weights, and the method reads {source!r}, a part of a checkpoint; leave the "
             f"method out, or give a checkpoint that has the part with `{OTHER_CHECKPOINT}`."
         )
-    config = draft_config(source, offline=offline)
-    if config is None:
+    if (config := draft_config(source, offline=offline)) is None:
         return None
     text = target.config.get_text_config()
     for what, expected, found in (
@@ -131,21 +128,22 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
     config = found.for_target(target.model.config.get_text_config())
     _refuse_other_sizes(source, config, target.model.config, folder, offline=offline)
     stored = _weights(folder, config)
-    with explained(source, "weights", offline):
+    with explained(locate(source), "weights", offline):
         draft = config.build(target.model)
         draft.settle(stored)
-    _check_shapes(source, config, _shapes(draft), {name: tuple(tensor.shape) for name, tensor in stored.items()})
-    _check_values(source, config, draft, stored)
-    with explained(source, "weights", offline):
+        _check_shapes(source, config, _shapes(draft), {name: tuple(tensor.shape) for name, tensor in stored.items()})
+        _check_values(source, config, draft, stored)
         draft.load_state_dict({name: tensor.to(draft.device) for name, tensor in stored.items()})
     return draft_checkpoint(source, draft.eval().requires_grad_(False), target)
 
 
 def _refuse_other_sizes(source: str, config: DraftConfig, target: Any, folder: Path, *, offline: bool) -> None:
     """Raise UserError if stored weights have other shapes than the configurations say. Allocates no memory."""
-    with explained(source, "configuration", offline), torch.device("meta"):
+    with explained(locate(source), "configuration", offline), torch.device("meta"):
         draft = config.build(AutoModelForCausalLM.from_config(target))
-    stored = {ours: shape for name, shape in stored_shapes(folder).items() if (ours := config.rename(name))}
+    renamed = [(ours, shape) for name, shape in stored_shapes(folder).items() if (ours := config.rename(name))]
+    if len(stored := dict(renamed)) < len(renamed):
+        raise _unusable(source, config, "has a weight by two names")
 
     def certain(shapes: Shapes) -> Shapes:
         """Return those that do not depend on values, which `settle` reads."""

@@ -33,6 +33,7 @@ from mtbench.models.feature_draft import DraftConfig, FeatureDraft
 from mtbench.models.kv_cache import KVCache
 
 NAME = "mtp"  # of the part of a checkpoint
+MOST, FULL = 64, ["full_attention"]  # layers that are read, and their kind
 EXPERTS = "block.mlp.experts."
 LAYERS, FIRST = "layers.", "layers.0."  # of names in the module of several layers
 
@@ -158,8 +159,11 @@ def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
     if part != NAME or layout is None:
         return None
     count = raw.get(layout.counted_by, layout.count)
-    if type(count) is not int or count < 1:
-        raise ValueError(f"{layout.counted_by} is {count!r:.60}, so it has no layers for multi-token prediction")
+    if type(count) is not int or not 1 <= count <= MOST:
+        raise ValueError(f"{layout.counted_by} is {count!r:.60}, not a number of layers from 1 to {MOST}")
+    kinds = raw.get("mtp_layer_types") or FULL * count
+    if not isinstance(kinds, list) or len(kinds) < count or {*kinds} - {*FULL, "sliding_attention"}:
+        raise ValueError(f"mtp_layer_types is {kinds!r:.60}, not full_attention or sliding_attention for each layer")
     if raw.get("quantization_config"):
         raise ValueError("its weights are quantized, and layers for multi-token prediction are read unquantized")
     return MtpConfig(
@@ -333,7 +337,7 @@ def _layers(config: Any, format: MtpConfig) -> Any:
     config, count, dense = copy.deepcopy(config), format.modules, format.layout.dense
     setattr(config, format.layout.layers, count)
     if getattr(config, "layer_types", None) is not None:
-        config.layer_types = list(format.raw.get("mtp_layer_types") or ["full_attention"] * count)[:count]
+        config.layer_types = (format.raw.get("mtp_layer_types") or FULL * count)[:count]
     elif getattr(config, "sliding_window", None) is not None:
         config.sliding_window = None
     for name, value in (

@@ -131,6 +131,9 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "layer types": ({**ZLAB_2, "layer_types": ["linear_attention"] * 2}, "layer_types has 'linear_attention'; supp"),
     "window that is off": ({**ZLAB_2, "use_sliding_window": False}, "sliding_attention, which needs a sliding_window"),
+    "window of nothing": ({**ZLAB_2, "sliding_window": 0}, "sliding_attention, which needs a sliding_window from 1"),
+    "window below 0": ({**ZLAB_2, "sliding_window": -5}, "sliding_attention, which needs a sliding_window from 1"),
+    "causal": ({**ZLAB_2, "is_causal": "false"}, "whether it is causal is 'false', not true or false"),
     "group": ({**ZLAB_2, "conv_group_size": 5}, "conv_group_size is 5, which does not divide hidden_size, 32"),
     "no selector": ({**ZLAB_2, "selector_rank": None}, "selector_rank is None, not a whole number from 1 to"),
     "candidates": ({**ZLAB_2, "selector_top_k": 41}, "selector_top_k is 41, not a whole number from 1 to 40"),
@@ -156,6 +159,14 @@ def test_a_draft_of_another_target_is_refused(folder: Path, tmp_path: Path) -> N
     changes = {"target_layer_ids": [0, 3], "num_target_layers": 9}
     source = save_draft(tmp_path, CONFIGS["dflash"] | changes, random_tensors(CONFIGS["dflash"]))
     with pytest.raises(UserError, match="it reads the output of layer 4, and the target has 3 layers"):
+        inspect_draft(str(source), inspect(str(folder / "target")))
+
+
+def test_a_weight_by_two_names_is_refused(folder: Path, tmp_path: Path) -> None:
+    """A codebook is stored with or without `.weight`; with both, which one holds is not known."""
+    name, tensors = "candidate_selector.successor_codebook", random_tensors(CONFIGS["dflash2"])
+    source = save_draft(tmp_path, CONFIGS["dflash2"], {**tensors, name: torch.zeros(2, 2)})
+    with pytest.raises(UserError, match="has a weight by two names; give another"):
         inspect_draft(str(source), inspect(str(folder / "target")))
 
 

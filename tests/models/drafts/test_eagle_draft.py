@@ -177,7 +177,7 @@ def test_a_configuration_that_cannot_be_run_is_refused(config: dict[str, Any], s
 
 
 def refused(said: str, act: Callable[..., Any], *arguments: Any) -> None:
-    loading._draft_config.cache_clear()
+    loading.draft_config.cache_clear()
     with pytest.raises(UserError, match=said) as caught:
         act(*arguments)
     message = str(caught.value)

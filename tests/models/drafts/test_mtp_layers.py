@@ -250,14 +250,17 @@ def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_nextn_predict_layers": None}, r"num_nextn_predict_layers is 0, so it has no layers .*--checkpoint"),
-        ({"num_nextn_predict_layers": 0}, r"num_nextn_predict_layers is 0, so it has no layers .*--checkpoint"),
-        ({"num_nextn_predict_layers": "one"}, r"num_nextn_predict_layers is 'one', so"),
+        ({"num_nextn_predict_layers": None}, r"num_nextn_predict_layers is 0, not a number of layers .*--checkpoint"),
+        ({"num_nextn_predict_layers": 0}, r"num_nextn_predict_layers is 0, not a number of layers .*--checkpoint"),
+        ({"num_nextn_predict_layers": "one"}, r"num_nextn_predict_layers is 'one', not"),
         (
             {"model_type": "qwen2"},
             r"no 'mtp' layers of a known format in .*/X' \(qwen2; found: num_nextn_predict_layers, "
             r"model\.mtp_layers\.0\.final_layernorm\.weight, .* …\); known: deepseek_v3, .*, qwen3_next; name a",
         ),
+        ({"num_nextn_predict_layers": 1_000_000}, "is 1000000, not a number of layers from 1 to 64"),
+        ({"mtp_layer_types": ["x"]}, r"mtp_layer_types is \['x'\], not full_attention or sliding_attention for each"),
+        ({"mtp_layer_types": "full_attention"}, "mtp_layer_types is 'full_attention', not"),
         ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, r"cannot undo a rejected token"),
     ],
