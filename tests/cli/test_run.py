@@ -273,8 +273,8 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "method": (
         ["--method", "marz"],
         "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, dflash, eagle, fast-dllm-v2, "
-        "hf-generate, jacobi, lookahead, mars, mars-selfspec, mars-speculative, medusa, mtp, openai, prompt-lookup, "
-        "speculative, suffix.",
+        "hf-generate, jacobi, lookahead, mars, mars-selfspec, mars-speculative, medusa, mtp, native, openai, "
+        "prompt-lookup, speculative, suffix.",
     ),
     "value": (["--method", "mars:tau=2"], "mars: tau=2 is not allowed; a probability is a number from 0 to 1."),
     "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),

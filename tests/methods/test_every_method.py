@@ -102,14 +102,14 @@ def test_drafts_for_block_verification_are_drawn_by_numbers_of_the_step(
     made: Made, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where drafts of later positions say how many are accepted, the next step must draw by other numbers."""
-    drawn, choose = list[tuple[int, int]](), Rows.choose
+    drawn, choose, runners = list[tuple[int, int]](), Rows.choose, made(case.models)
 
     def noted(rows: Rows, logits: Tensor, position: Tensor) -> Tensor:
         drawn.extend(zip(rows.seed.tolist(), rows.known.tolist(), strict=True))
         return choose(rows, logits, position)
 
     monkeypatch.setattr(Rows, "choose", noted)
-    decode_prompts(case.method, made(case.models), PROMPTS[:2], 6, temperature=1, seeds=[5, 6])
+    decode_prompts(case.method, runners, PROMPTS[:2], 6, temperature=1, seeds=[5, 6])
     assert len({known for _, known in drawn}) > 2
     assert {seed for seed, _ in drawn}.isdisjoint({5, 6})
     assert len({seed for seed, _ in drawn}) == len(set(drawn))

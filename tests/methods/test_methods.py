@@ -32,6 +32,7 @@ ARMS = (
 )
 ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
 ELSEWHERE |= {"mtp"}  # needs layers in the target: tests/methods/test_mtp.py
+ELSEWHERE |= {"native"}  # needs a serving engine: tests/engines/test_llamacpp.py
 ELSEWHERE |= {"fast-dllm-v2"}  # needs a checkpoint of its own: tests/methods/test_fast_dllm_v2.py
 
 
