@@ -190,8 +190,8 @@ class Acceptance:
             length = math.nan
         if not 1 <= length < math.inf or not all(0 <= p <= 1 for p in probabilities):
             raise UserError(
-                f"--simulate-acceptance {text!r} is neither probabilities from 0 to 1 nor a length of at least 1; "
-                "give one of them, such as `--simulate-acceptance 0.8,0.6,0.4` or `--simulate-acceptance length=2.4`."
+                f"--simulate-acceptance {text!r} is no file, and neither probabilities from 0 to 1 nor a length of at "
+                "least 1; give one of them, such as `--simulate-acceptance 0.8,0.6,0.4` or `length=2.4`."
             )
         return cls(text, probabilities, length)
 

@@ -165,8 +165,8 @@ def plan(**changes: Any) -> Plan:
         ),
         ({"simulate_acceptance": "0.7,1.2"}, "neither probabilities from 0 to 1 nor a length of at least 1"),
         ({"simulate_acceptance": "length=0.9"}, "nor a length of at least 1; give one of them, such as .*length=2.4"),
-        ({"simulate_acceptance": "length=nan"}, "nor a length of at least 1"),
-        ({"simulate_acceptance": "lengths=2"}, "neither probabilities"),
+        ({"simulate_acceptance": "length=nan"}, "no file, and neither .* nor a length of at least 1"),
+        ({"simulate_acceptance": "curves.yam"}, "is no file, and neither probabilities"),
         (
             {"simulate_acceptance": "length=4.5"},
             "'mars:tau=0.9@mars/graph' commits at most 4 tokens .* a length from 1 to 4, or widen",
