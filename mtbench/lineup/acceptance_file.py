@@ -80,7 +80,8 @@ class AcceptanceFile(Acceptance):
                 modes = isinstance(curve, dict) and any(isinstance(of_mode, dict) for of_mode in curve.values())
                 curves |= {f"{key}/{mode}": of_mode for mode, of_mode in curve.items()} if modes else {str(key): curve}
         except Exception as error:  # values with tags may raise any
-            raise UserError(f"--simulate-acceptance {path!r} holds no lengths: {first_line(error)}.") from None
+            fault = getattr(error, "strerror", None) or first_line(error)
+            raise UserError(f"--simulate-acceptance {path!r} holds no lengths: {fault}.") from None
         return cls(text, [], curves=curves, mode=mode_of(variables, otherwise=True))
 
     def of_arm(self, arm: Arm, method: Method) -> Acceptance:
@@ -95,7 +96,9 @@ class AcceptanceFile(Acceptance):
             own = [[key for key in every if f"{curve_key(method, engine)}/thinking" in key] for engine in engines]
             keys = own[0] or own[1]
         keys = [key for key in keys if key.endswith(self.mode)] or keys
-        fault = f"has {len(keys) or 'no'} curves of {part or method.name!r}; add `#` and one of {keys or every!s:.400}"
+        others = ", ".join(keys or every)
+        others = ", ".join(keys or every)
+        fault = f"has {len(keys) or 'no'} curves of {part or str(arm)!r}; add `#` and one of {others:.400}"
         if len(keys) == 1:
             curve = self.curves[keys[0]]
             length: Any = curve.get(most - 1) if isinstance(curve, dict) else curve

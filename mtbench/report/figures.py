@@ -271,7 +271,7 @@ def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], 
         ends += [(x + half, s.value or 1.0, str(scene.numbers[arm]), INK) for x, s in [*curve.items()][-1:]]
         texts.append(f"{scene.name(arm)}: {listed(f'{_in_words(s)} at {ticks[x]}' for x, s in curve.items())}")
     plots.factor_axis(axes, min(reach) / 1.06, max(1.1, max(reach) * 1.06), of="y")
-    words = [re.sub(r"^.*(?=–.{5,})", "", tick) for tick in ticks.values()]
+    words = [re.sub(r"^.*–(?=.{4,})", "≤ ", tick) for tick in ticks.values()]
     size = min(10.5, 500 / len(words) / max(map(len, words)))  # so that labels have room
     axes.set(xticks=[*ticks], xlabel=label if size > 7 else "")
     axes.set_xticklabels(words, **({"size": size} if size > 7 else {"size": 8, "rotation": 30, "ha": "right"}))

@@ -74,7 +74,7 @@ def is_overridden(family: str, role: str, source: str) -> bool:
 
 def simulations(cells: Sequence[ResultCell]) -> list[str]:
     """Return what is simulated in the cells of a group. References accept no drafts."""
-    found = []
+    found, accepted = [], dict[str, list[str]]()
     for cell, mark in ((cell, cell.simulated) for cell in cells if cell.simulated):
         if mark.weights:
             found.append(f"Simulated weights: {mark.weights}.")
@@ -82,7 +82,9 @@ def simulations(cells: Sequence[ResultCell]) -> list[str]:
             note = mark.note or ""
             if cell.batching == "refill":
                 note = note.partition(":")[0]  # the rest applies to static batches
-            found.append(f"Simulated acceptance: {mark.accept}{f' ({note})' if note else ''}.")
+            accepted.setdefault(note, []).append(mark.accept)
+    for note, texts in accepted.items():
+        found.append(f"Simulated acceptance: {'; '.join(dict.fromkeys(texts))}{f' ({note})' if note else ''}.")
     return list(dict.fromkeys(found))
 
 
