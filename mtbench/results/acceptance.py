@@ -34,7 +34,7 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
     """Return a cell's `acceptance`; None if the engine exposes neither commits nor acceptance."""
     commits = [line.commits for line in data.lines.values() if line.commits is not None]
     if not commits or len(commits) < len(data.lines):
-        told = ((t.block, add((t.accepted, t.drafts)), t.drafts) for t in data.timings if t.round == 1)
+        told = ((t.block, add((t.accepted, _drafts(t))), _drafts(t)) for t in data.timings if t.round == 1)
         found = reported(data.timings)
         return found and found.changed(length_ci=bounds(_length(data, told)))
     offered, lines = data.counted("drafted"), data.lines.values()
@@ -58,7 +58,7 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
     Of the owners' figures, only those defined by these three counts are known.
     """
     first = [t for t in timings if t.round == 1]
-    accepted, drafted, drafts = (add(getattr(t, name) for t in first) for name in ("accepted", "drafted", "drafts"))
+    accepted, drafted, drafts = (add(map(of, first)) for of in (lambda t: t.accepted, lambda t: t.drafted, _drafts))
     if not first or accepted is None or drafts is None:
         return None
     per_draft = 1 + accepted / drafts if drafts else None
@@ -71,6 +71,13 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
         reported_by=first[0].reported_by or TOTALS,
         derived=DerivedAcceptance(**{**hidden, "vllm": per_draft}),
     )
+
+
+def _drafts(block: TimingLine) -> int | None:
+    """Return how often an engine drafted in a block; if it does not say, its forwards after the prefills, as ours."""
+    if block.drafts is not None or block.row_forwards is None or block.drafted is None:
+        return block.drafts
+    return block.row_forwards - block.items if block.drafted else 0
 
 
 def accepted_and_offered(data: CellData) -> tuple[list[int], list[int]] | None:

@@ -158,6 +158,17 @@ def test_the_share_of_each_position_follows_from_a_histogram() -> None:
     assert hidden.per_position is None
 
 
+def test_an_engine_that_counts_no_drafts_has_drafted_in_every_forward_but_the_prefills() -> None:
+    """As in our loop, a forward without a draft has no accepted token. llama.cpp says only how much it drafted."""
+    told = timing_line(items=2, row_forwards=10, accepted=6, drafted=16)
+    found = acceptance.of_cell(cell_data(answers(None), [told]))
+    assert found is not None
+    assert (found.length, found.derived.vllm, found.offered) == (1 + 6 / 8, 1 + 6 / 8, 16)
+    plain = acceptance.reported([told.changed(accepted=0, drafted=0)])
+    assert plain is not None
+    assert (plain.length, plain.offered) == (None, 0)
+
+
 def test_runs_of_november_2026_are_read() -> None:
     """There the field was called `told_by`."""
     line = dump(timing_line(accepted=3, drafted=8, drafts=2, reported_by="a server"))
