@@ -153,7 +153,7 @@ def _native(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     """
     name, model = method.drafts, drafts.get(method.draft, "")
     if name is None:
-        return "It has methods by names of its own or of a plugin, such as eagle_harness: give drafts=NAME."
+        return "Name a method of vLLM or of its plugin, such as drafts=eagle_harness."
     if name == EAGLE4:
         tree = {"mode": "static", "node_top_k": 4, "tree_depth": method.ahead, "max_verify_width": 16}
         config = json.dumps({"method": name, "model": model, "method_config": tree})

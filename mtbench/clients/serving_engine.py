@@ -110,7 +110,7 @@ class ServingEngine:
     distributions: ClassVar[tuple[str, ...]] = ()  # others that have it, in a user's own installation
     unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
     needs: ClassVar[Mapping[str, str]] = {}  # its name of a method -> the distribution that it needs
-    choices: ClassVar[tuple[str, ...]] = ()  # arms in `mtbench choose` of methods that it has by names of its own
+    choices: ClassVar[tuple[str, ...]] = ()  # arms of its own methods in `mtbench choose`
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")  # in which it computes

@@ -207,7 +207,7 @@ class Method:
     roles: ClassVar[tuple[str, ...]]  # the target's default role; other roles are options (`role=True`)
     reference: ClassVar[bool] = False  # other methods are compared with it
     outside: ClassVar[bool] = False  # an external engine, with its own loop (mtbench/decoding/external.py)
-    served_only: ClassVar[bool] = False  # serving engines have it, by names of their own; the loop does not
+    served_only: ClassVar[bool] = False  # only serving engines have it; the loop does not
     needs_weights: ClassVar[bool] = True  # False: an external engine with its own models needs only the tokenizer
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
     default_arms: ClassVar[tuple[str, ...]] = ()  # its arms if a run names no method

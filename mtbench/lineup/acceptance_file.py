@@ -46,8 +46,9 @@ def _widens(method: Method, name: str, value: Any) -> bool:
 
 def mode_of(variables: Mapping[str, Any], otherwise: bool) -> str:
     """Return the mode that variables of a chat template choose; otherwise: whether answers think if none does."""
-    told = [variables[name] for name in ("enable_thinking", "thinking", "thinking_mode") if name in variables]
-    return "thinking_on" if (told or [otherwise])[0] in (True, "enabled") else "thinking_off"
+    names = ("enable_thinking", "thinking", "thinking_mode")
+    thinks = next((variables[name] for name in names if name in variables), otherwise)
+    return "thinking_on" if thinks in (True, "enabled") else "thinking_off"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -96,7 +97,6 @@ class AcceptanceFile(Acceptance):
             own = [[key for key in every if f"{curve_key(method, engine)}/thinking" in key] for engine in engines]
             keys = own[0] or own[1]
         keys = [key for key in keys if key.endswith(self.mode)] or keys
-        others = ", ".join(keys or every)
         others = ", ".join(keys or every)
         fault = f"has {len(keys) or 'no'} curves of {part or str(arm)!r}; add `#` and one of {others:.400}"
         if len(keys) == 1:

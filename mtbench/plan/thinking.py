@@ -39,7 +39,8 @@ class Thinking(Record):
         inside, found = self.opened, set[int]()
         for place in range(len(token_ids)):
             mark = self.closing if inside else self.opening
-            inside ^= [*token_ids[place : place + len(mark)]] == mark
+            if [*token_ids[place : place + len(mark)]] == mark:
+                inside = not inside
             if inside:
                 found.add(place)
         return found

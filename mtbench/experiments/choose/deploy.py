@@ -64,7 +64,8 @@ def deployment(
             limits = LIMITS.format(rows=counted(cell.batch_size, "request"), room=room)
             if is_served(cell.engine):
                 own = in_engines.pop(SERVING_ENGINES[cell.engine].title)
-                note = f"{limits}{' Prompts are cached, as there.' * cell.prefix_cache} {own.setting.differs}".strip()
+                limits += " Prompts are cached, as in the race." if cell.prefix_cache else ""
+                note = f"{limits} {own.setting.differs}".strip()
                 if cell.cell in servers:
                     of_arm.setdefault(own.engine.title, (servers[cell.cell], note))
             else:
