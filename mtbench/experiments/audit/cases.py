@@ -4,11 +4,12 @@ A token is off if its shortfall is more than arithmetic explains.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from mtbench.experiments.audit.explanation import Explanation, explain, nearest
 from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine
 from mtbench.experiments.audit.sides import Side, SideAnswer
 
@@ -20,7 +21,6 @@ FEW = 0.1  # largest share of the tokens of single faults
 NEARLY_ALL = 0.8  # share of the answers
 EVENTS = 3  # tokens of an answer that count as off: those behind them may follow from these
 CHANCE = 0.01  # probability below which a pattern is not by chance
-HELPS = 0.5  # share of the tokens that a trial must explain
 MIXED = 12  # tokens that two items do not share by chance
 
 
@@ -45,6 +45,11 @@ class Known:
     def pool(self, letter: Letter) -> "Pool":
         """Return the answers of a side that are off."""
         return self._pools.setdefault(letter, Pool(self, letter))
+
+    def add(self, trials: Iterable[TrialLine]) -> None:
+        """Add trials; what was derived without them is forgotten."""
+        self.trials += trials
+        self._pools.clear()
 
     def right(self, letter: Letter) -> bool:
         """Return whether no answer of a side is off."""
@@ -139,8 +144,8 @@ class Pool:
     @property
     def sampled_at(self) -> str | None:
         """The temperature at which the tokens look sampled."""
-        lines = [line for line in self.known.trials if line.side == self.letter and line.trial.startswith(SAMPLED)]
-        return next((line.trial.removeprefix(SAMPLED) for line in lines if line.after < line.before), None)
+        found = self.explanation
+        return None if found is None or found.chance is None else found.trials[0].removeprefix(SAMPLED)
 
     @cached_property
     def checked(self) -> str | None:
@@ -228,18 +233,27 @@ class Pool:
         return bool(steps) and min(steps) > 1
 
     @property
-    def best(self) -> TrialLine | None:
-        """The trial that explains most tokens, if it explains enough of them; of equal ones the first.
+    def trials(self) -> list[TrialLine]:
+        """The trials that were made to explain this side."""
+        return [line for line in self.known.trials if line.side == self.letter]
 
-        A single token may be explained by chance: then no trial of another class may explain it, too.
-        """
-        lines = [line for line in self.known.trials if line.side == self.letter]
-        own = [line for line in lines if not line.trial.startswith(SAMPLED)]
-        best = max(own, key=lambda line: line.before - line.after, default=None)
-        if best is None or best.after > best.before * (1 - HELPS):
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """The trials that explain this side; None: none does."""
+        return explain(self.trials)
+
+    @property
+    def nearest(self) -> list[TrialLine]:
+        """The trials that come nearest to an explanation, the best first."""
+        return nearest(self.trials)
+
+    @property
+    def best(self) -> TrialLine | None:
+        """The trial that explains this side best."""
+        found = self.explanation
+        if found is None or found.name is None or found.chance is not None:
             return None
-        rivals = {line.name for line in own if line.after <= best.after and line.answers == best.answers}
-        return best if best.before > 1 or len(rivals) == 1 else None
+        return next(line for line in self.trials if line.trial == found.trials[0])
 
 
 def step_of(commits: Sequence[int], index: int) -> tuple[int, int, int]:

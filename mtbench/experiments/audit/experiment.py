@@ -146,14 +146,14 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         for number, of in enumerate(known):
             if of.a.model != of.b.model and None not in (of.a.model, of.b.model):
                 of.checkpoints = difference(str(of.a.model), str(of.b.model), offline=job.request.offline)
-            of.trials += [line for line in stored if line.pair == number]
+            of.add(line for line in stored if line.pair == number)
             for letter in LETTERS:
                 open_cases = [case for case in of.pool(letter).cases if name(case)[0] in UNDECIDED]
                 if not open_cases or any(line.side == letter for line in of.trials):
                     continue
                 made = list(run_trials(judge, number, of, letter))
                 job.directory.append(TRIALS, [dump(line) for line in made])
-                of.trials += made
+                of.add(made)
 
 
 def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:

@@ -56,6 +56,21 @@ class JudgedLine(Record):
     side_b: SideJudged = Field(description="B's tokens from there on")
 
 
+class Tried(Record):
+    """An answer on which a trial was made.
+
+    Its misfit: for each token that is no choice, 1, and 2 times the shortfall that arithmetic does not explain, at
+    most 1. So it is about minus the log of the probability that a change without a relation to the tokens fits them.
+    """
+
+    item: str = Field(description="name of the item")
+    tokens: Count = Field(description="its tokens that were judged")
+    before: Count = Field(description="those of them that are no choice of the reference model")
+    after: Count = Field(description="those of them that are none with the change")
+    misfit_before: StoredQuantity = Field(description="misfit without the change")
+    misfit: StoredQuantity = Field(description="misfit with it")
+
+
 class TrialLine(Record):
     """A line of trials.jsonl: a change of the reference model, or of how tokens are chosen, that might explain a side.
 
@@ -66,9 +81,14 @@ class TrialLine(Record):
     side: str = Field(description="side whose tokens it might explain: a or b")
     trial: Text = Field(description="what was changed")
     name: ClassName
+    exact: bool = Field(True, description="false: the change itself is only similar to what a side may do")
     answers: Count = Field(description="answers that it was made on")
     before: Count = Field(description="their tokens that are no choice of the reference model")
     after: Count = Field(description="their tokens that are none with the change")
+    chance: Share | None = Field(
+        None, description="of drawn tokens: the probability of such tokens at this temperature; null: another trial"
+    )
+    tried: list[Tried] = Field(default_factory=list, description="the answers")
 
 
 class PairRecord(Record):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.experiments.audit.cases import HELPS, SAMPLED, Case, Known, Letter
-from mtbench.experiments.audit.format import TrialLine
+from mtbench.experiments.audit.cases import SAMPLED, Case, Known, Letter
+from mtbench.experiments.audit.format import TrialLine, Tried
 from mtbench.experiments.audit.judge import TAIL, Judge, answer_of, logits_of, shortfalls
 from mtbench.experiments.audit.settings import FILTERS, PENALTIES, ROUNDED, Setting
 from mtbench.measure.lossless_check import Answer, with_noise
@@ -35,6 +35,7 @@ class Trial(NamedTuple):
     """A change: of the weights for a while, of where tokens are and what they see, of the prompt, or of the logits."""
 
     name: str  # of the class that it stands for
+    exact: bool = True  # False: what a side does may be only similar
     weights: Callable[[Any], AbstractContextManager[None]] = nullcontext
     places: Change | None = None
     prompt: Callable[[Sequence[int]], Sequence[int]] | None = None
@@ -44,6 +45,7 @@ class Trial(NamedTuple):
 class Probe(NamedTuple):
     """An answer that trials are made on: its judged tokens are those from `first` on."""
 
+    item: str
     answer: Answer
     first: int
     off: bool
@@ -66,7 +68,9 @@ def trials(model: Any, known: Known, letter: Letter) -> dict[str, Trial]:
     text, weights = model.config.get_text_config(), "weights"
     windows = sorted({w for w in (getattr(text, "sliding_window", None),) if w and getattr(text, "layer_types", None)})
     found = _of_places(known, letter, windows) | _of_prompts(known, letter)
-    found |= {f"weights in {what}": Trial(weights, weights=_rounded_weights(how)) for what, how in COARSE.items()}
+    found |= {
+        f"weights in {what}": Trial(weights, exact=False, weights=_rounded_weights(how)) for what, how in COARSE.items()
+    }
     found |= {f"layer {i} left out": Trial(weights, weights=_without_layer(i)) for i in range(text.num_hidden_layers)}
     found |= {name: Trial("rounding", setting=setting) for name, setting in ROUNDED.items()}
     settings = PENALTIES | (FILTERS if known.side(letter).temperature > 0 else {})
@@ -131,26 +135,41 @@ def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Itera
     right = [case for case in known.cases if _is_right(case)]
     probes = [_probe(case, letter) for case in (*off[:MOST_CASES], *right[:MOST_CASES])]
     plain = [_judged(runner, probe, Trial("")) for probe in probes]
-    before = [_far(probe, logits, known.bound) for probe, logits in zip(probes, plain, strict=True)]
+    before = [_off(probe, logits, known.bound) for probe, logits in zip(probes, plain, strict=True)]
     yield _as_sampled(runner, number, known, letter)
     for name, trial in trials(runner.model, known, letter).items():
         if trial.places is not None and isinstance(runner, WholeTexts):
             continue  # its class decides what a token sees
-        after: list[int] = []
-        for probe, logits in zip(probes, plain, strict=True):
-            if sum(after) > sum(before[: len(after)]) * (1 - HELPS):
-                break  # it does not help
+        tried: list[Tried] = []
+        for probe, logits, (off_before, misfit_before) in zip(probes, plain, before, strict=True):
             changed = logits if trial.setting is not None else _judged(runner, probe, trial)
-            after.append(_far(probe, changed, known.bound, trial.setting))
-        yield TrialLine(
-            pair=number,
-            side=letter,
-            trial=name,
-            name=trial.name,
-            answers=len(after),
-            before=sum(before[: len(after)]),
-            after=sum(after),
-        )
+            after, misfit = _off(probe, changed, known.bound, trial.setting)
+            tried.append(
+                Tried(
+                    item=probe.item,
+                    tokens=len(logits),
+                    before=off_before,
+                    after=after,
+                    misfit_before=misfit_before,
+                    misfit=misfit,
+                )
+            )
+        yield _line(number, letter, name, trial, tried)
+
+
+def _line(number: int, letter: Letter, text: str, trial: Trial, tried: list[Tried], **more: Any) -> TrialLine:
+    return TrialLine(
+        pair=number,
+        side=letter,
+        trial=text,
+        name=trial.name,
+        exact=trial.exact,
+        answers=len(tried),
+        before=sum(of.before for of in tried),
+        after=sum(of.after for of in tried),
+        tried=tried,
+        **more,
+    )
 
 
 def _is_right(case: Case) -> bool:
@@ -162,7 +181,7 @@ def _probe(case: Case, letter: Letter) -> Probe:
     """Return the judged part of an answer: tokens on both sides of its first difference."""
     first = 0 if case.judged is None else case.judged.first
     begin = max(0, first - TAIL)
-    return Probe(answer_of(case.side(letter), case.answer(letter), first), begin, case.judged is not None)
+    return Probe(case.item, answer_of(case.side(letter), case.answer(letter), first), begin, case.judged is not None)
 
 
 def _judged(runner: ModelRunner | WholeTexts, probe: Probe, trial: Trial) -> Tensor:
@@ -197,15 +216,12 @@ def _as_sampled(runner: ModelRunner | WholeTexts, number: int, known: Known, let
     likely = {t: _likelihood(other, looks) for t, looks in seen.items()}
     best = max(likely, key=lambda t: likely[t])
     fits = other >= LEAST_SAMPLED and likely[best] > UNLIKELY
-    return TrialLine(
-        pair=number,
-        side=letter,
-        trial=f"{SAMPLED}{best:g}",
-        name="sampling",
-        answers=len(probes),
-        before=other,
-        after=0 if fits else other,
-    )
+    tried = [
+        Tried(item=probe.item, tokens=0, before=int(probe.off), after=0, misfit_before=float(probe.off), misfit=0)
+        for probe in probes
+        if fits
+    ]
+    return _line(number, letter, f"{SAMPLED}{best:g}", Trial("sampling"), tried, chance=likely[best])
 
 
 class Looks(NamedTuple):
@@ -245,8 +261,8 @@ def _likelihood(other: int, looks: Sequence[Looks]) -> float:
     return math.exp(log) * (1 - log + log**2 / 2)
 
 
-def _far(probe: Probe, logits: Tensor, bound: float, setting: Setting | None = None) -> int:
-    """Return how many tokens are no choices by logits (n, V), with a setting."""
+def _off(probe: Probe, logits: Tensor, bound: float, setting: Setting | None = None) -> tuple[int, float]:
+    """Return how many tokens are no choices by logits (n, V), with a setting, and their misfit."""
     answer, first = probe.answer, probe.first
     if setting is not None:
         counts = torch.zeros_like(logits)
@@ -255,7 +271,9 @@ def _far(probe: Probe, logits: Tensor, bound: float, setting: Setting | None = N
         prompt = torch.bincount(torch.tensor(answer.prompt, device=logits.device), minlength=logits.shape[1])
         logits = setting(logits, counts + prompt, counts)
     emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
-    return int((shortfalls(with_noise(logits, answer, first), emitted) > bound).sum())
+    beyond = shortfalls(with_noise(logits, answer, first), emitted) - bound
+    beyond = beyond[beyond > 0].clamp(max=1)
+    return len(beyond), float((1 + 2 * beyond).sum())
 
 
 def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:

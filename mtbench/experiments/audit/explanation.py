@@ -1,0 +1,104 @@
+"""Which trial explains the tokens of a side that are off, and how sure that is.
+
+Trials are compared by their misfit, which is about minus the log of a probability. A change may be there in all
+answers or in some: an answer has the smaller of two misfits, that with the change and that without it, by a share of
+the answers that is chosen. A trial explains a side if nearly all tokens that are off become choices, if its misfit is
+smaller by more than the best of so many trials reaches by chance, and if no trial of another class is as good.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mtbench.experiments.audit.format import TrialLine, Tried
+
+CLEARLY = 3.0  # difference of misfits from which one is better: 20 times as likely
+REMAIN = {True: 0.1, False: 0.5}  # share of an answer's tokens that a trial may leave: exact, and only similar
+COVERED = 0.75  # share of the answers that are off which a trial must explain
+SLACK = 0.2  # share of the remaining misfit by which trials do not differ: a similar change is similar to others, too
+SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # of the answers that a change is in
+LIKELY = 0.05  # probability of drawn tokens from which they may be drawn
+NEAREST = 3  # trials that a reader is told of if none explains a side
+
+
+class Explanation(NamedTuple):
+    """The trials that explain a side best. `name`: None if trials of several classes do, or if it may be chance."""
+
+    name: str | None
+    classes: tuple[str, ...]  # of these trials
+    trials: tuple[str, ...]  # the best first
+    items: frozenset[str]  # answers that the best explains
+    before: int  # tokens that are off of the answers that it was made on
+    after: int  # those that remain
+    more: int = 0  # further tokens that are off which would tell whether it is chance; 0: it is not
+    chance: float | None = None  # of drawn tokens: the probability of such tokens
+
+
+def explain(lines: Sequence[TrialLine]) -> Explanation | None:
+    """Return the explanation of a side by its trials; None if none explains it."""
+    made = compared(lines)
+    drawn = next((line for line in lines if line.chance is not None and _explained(line)), None)
+    fitting = [line for line in made if _explained(line)]
+    if not fitting or (drawn is not None and not fitting[0].exact):
+        return None if drawn is None else _of(drawn, [drawn], drawn.chance)
+    best = fitting[0]
+    reach = misfit(best) * (1 + SLACK) + CLEARLY
+    equal = [best, *(line for line in made if line is not best and misfit(line) <= reach)]
+    gain, needed = sum(of.misfit_before for of in best.tried) - misfit(best), math.log(len(lines)) + CLEARLY
+    found = _of(best, equal)
+    if gain >= needed:
+        return found
+    tokens = math.ceil((needed - gain) / max(gain / max(1, best.before), 0.5))
+    return found._replace(name=None, more=tokens)
+
+
+def _of(best: TrialLine, equal: Sequence[TrialLine], chance: float | None = None) -> Explanation:
+    classes = tuple(dict.fromkeys(line.name for line in equal))
+    return Explanation(
+        name=classes[0] if len(classes) == 1 else None,
+        classes=classes,
+        trials=tuple(line.trial for line in equal),
+        items=_explained(best),
+        before=best.before,
+        after=best.after,
+        chance=chance,
+    )
+
+
+def compared(lines: Sequence[TrialLine]) -> list[TrialLine]:
+    """Return the trials that were made on the most answers, the best first."""
+    own = [line for line in lines if line.chance is None and line.tried]
+    most = max((line.answers for line in own), default=0)
+    return sorted((line for line in own if line.answers == most), key=misfit)
+
+
+def nearest(lines: Sequence[TrialLine]) -> list[TrialLine]:
+    """Return the trials that come nearest to an explanation, the best first."""
+    return [line for line in compared(lines) if line.after < line.before][:NEAREST]
+
+
+def misfit(line: TrialLine) -> float:
+    """Return the misfit of all answers, if a share of them has the change."""
+
+    def of_share(share: float) -> float:
+        weights = ((share, "misfit"), (1 - share, "misfit_before"))
+        return sum(_mixed([(w, getattr(of, field)) for w, field in weights if w]) for of in line.tried)
+
+    return min(map(of_share, SHARES))
+
+
+def _mixed(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the misfit of a mixture of (weight, misfit)."""
+    least = min(misfit for _, misfit in parts)
+    return least - math.log(sum(weight * math.exp(least - misfit) for weight, misfit in parts))
+
+
+def _explained(line: TrialLine) -> frozenset[str]:
+    """Return the answers that a trial explains; empty if these are too few of those that are off."""
+    off = [of for of in line.tried if of.before]
+    found = frozenset(of.item for of in off if _fits(of, line.exact))
+    return found if found and len(found) >= COVERED * len(off) else frozenset()
+
+
+def _fits(of: Tried, exact: bool) -> bool:
+    return of.after <= REMAIN[exact] * of.before and of.misfit < of.misfit_before
