@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from planted_faults import Fault, both, chosen, replaced, weights
+from planted_faults import Fault, around, both, chosen, weights
 from torch import Tensor
 
 from mtbench.decoding import output as answers
@@ -21,7 +21,6 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt
-from mtbench.measure import model_pool
 from mtbench.models import chat_template
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import Forwarded, ModelRunner
@@ -36,33 +35,19 @@ HONEST_RULE = arithmetic.ANSWER.pattern
 
 def template(change: Callable[[str], str]) -> Fault:
     """The chat template writes another text."""
-    return lambda: replaced(chat_template, "render", lambda old: lambda *a, **k: change(old(*a, **k)))
+    return around(chat_template, "render")(lambda old, *a, **k: change(old(*a, **k)))
 
 
 def added_token(*words: str) -> Fault:
     """The tokenizer has added tokens, which it looks for before it merges pieces."""
 
-    def make(old: Any) -> Any:
-        def token_ids(texts: Any, checkpoint: Any) -> Any:
-            tokenizer = copy.deepcopy(checkpoint.tokenizer)
-            tokenizer.add_tokens(list(words))
-            return old(texts, replace(checkpoint, tokenizer=tokenizer))
+    @around(prompts, "_token_ids")
+    def token_ids(old: Any, texts: Any, checkpoint: Any) -> Any:
+        tokenizer = copy.deepcopy(checkpoint.tokenizer)
+        tokenizer.add_tokens(list(words))
+        return old(texts, replace(checkpoint, tokenizer=tokenizer))
 
-        return token_ids
-
-    return lambda: replaced(prompts, "_token_ids", make)
-
-
-def unseen_prefix(ids: Sequence[int]) -> Fault:
-    """The server puts tokens before each prompt, which nothing records."""
-
-    def make(old: Any) -> Any:
-        def decode(self: Any, cell: Any, requests: Any, **more: Any) -> Any:
-            return old(self, cell, [replace(r, prompt_ids=[*ids, *r.prompt_ids]) for r in requests], **more)
-
-        return decode
-
-    return lambda: replaced(model_pool.ModelPool, "decode", make)
+    return token_ids
 
 
 def shots(count: int) -> Fault:
@@ -73,13 +58,11 @@ def shots(count: int) -> Fault:
 def with_stop(*strings: str) -> Fault:
     """No fault: the suite's prompts have stop strings."""
 
-    def make(old: Any) -> Any:
-        def texts(self: Any, template: Any, limit: int | None) -> list[Prompt]:
-            return [replace(prompt, stop=strings) for prompt in old(self, template, limit)]
+    @around(arithmetic.Arithmetic, "prompts")
+    def texts(old: Any, self: Any, template: Any, limit: int | None) -> list[Prompt]:
+        return [replace(prompt, stop=strings) for prompt in old(self, template, limit)]
 
-        return texts
-
-    return lambda: replaced(arithmetic.Arithmetic, "prompts", make)
+    return texts
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
@@ -136,40 +119,34 @@ def penalised(repetition: float = 1.0, presence: float = 0.0, *, prompt: bool = 
 def coarse_logits(dtype: torch.dtype = torch.bfloat16) -> Fault:
     """Logits are rounded to a coarser type."""
 
-    def make(old: Any) -> Any:
-        def forward(self: Any, *given: Any, **more: Any) -> Forwarded:
-            out: Forwarded = old(self, *given, **more)
-            return out._replace(logits=out.logits.to(dtype).to(out.logits.dtype))
+    @around(ModelRunner, "forward")
+    def forward(old: Any, self: Any, *given: Any, **more: Any) -> Forwarded:
+        out: Forwarded = old(self, *given, **more)
+        return out._replace(logits=out.logits.to(dtype).to(out.logits.dtype))
 
-        return forward
-
-    return lambda: replaced(ModelRunner, "forward", make)
+    return forward
 
 
 def endless() -> Fault:
     """End tokens end nothing."""
 
-    def make(old: Any) -> Any:
-        def open_(self: Any, run: Any) -> None:
-            self.ends.zero_()
-            old(self, run)
+    @around(Batch, "open")
+    def begin(old: Any, self: Any, run: Any) -> None:
+        self.ends.zero_()
+        old(self, run)
 
-        return open_
-
-    return lambda: replaced(Batch, "open", make)
+    return begin
 
 
 def short_budget(by: int) -> Fault:
     """The budget is some tokens short, and nothing records it."""
 
-    def make(old: Any) -> Any:
-        def write(self: Any, taken: Any, at: Tensor) -> None:
-            old(self, taken, at)
-            self.rows.limit[at] = torch.maximum(self.rows.limit[at] - by, self.rows.prompt_len[at])
+    @around(Batch, "_write")
+    def write(old: Any, self: Any, taken: Any, at: Tensor) -> None:
+        old(self, taken, at)
+        self.rows.limit[at] = torch.maximum(self.rows.limit[at] - by, self.rows.prompt_len[at])
 
-        return write
-
-    return lambda: replaced(Batch, "_write", make)
+    return write
 
 
 def stops_between_tokens() -> Fault:
@@ -182,31 +159,21 @@ def stops_between_tokens() -> Fault:
                 return end
         return None
 
-    def contains(_: Any) -> Any:
-        return lambda tokenizer, ids, stop: at_tokens(tokenizer, ids, stop) is not None
+    @around(answers, "cut_at_string")
+    def cut(old: Any, tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> Any:
+        if at_tokens(tokenizer, ids, stop) is None:
+            return len(ids), answers.text_of(tokenizer, ids), False
+        return old(tokenizer, ids, stop)
 
-    def cut(old: Any) -> Any:
-        def cut_at(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> Any:
-            if at_tokens(tokenizer, ids, stop) is None:
-                return len(ids), answers.text_of(tokenizer, ids), False
-            return old(tokenizer, ids, stop)
-
-        return cut_at
-
-    return both(lambda: replaced(run_state, "contains", contains), lambda: replaced(answers, "cut_at_string", cut))
+    return both(around(run_state, "contains")(lambda _, *given: at_tokens(*given) is not None), cut)
 
 
 def extraction(pattern: str, *, stated: bool = True) -> Fault:
     """Arithmetic's answers are read by another rule. `stated`: the plan names the rule."""
 
-    def make(old: Any) -> Any:
-        def init(self: Any, *given: Any) -> None:
-            old(self, *given)
-            self.task = {**self.task, "filter": pattern if stated else HONEST_RULE}
+    @around(arithmetic.Arithmetic, "__init__")
+    def init(old: Any, self: Any, *given: Any) -> None:
+        old(self, *given)
+        self.task = {**self.task, "filter": pattern if stated else HONEST_RULE}
 
-        return init
-
-    return both(
-        lambda: patch.object(arithmetic, "ANSWER", re.compile(pattern)),
-        lambda: replaced(arithmetic.Arithmetic, "__init__", make),
-    )
+    return both(lambda: patch.object(arithmetic, "ANSWER", re.compile(pattern)), init)

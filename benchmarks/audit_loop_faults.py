@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from planted_faults import Fault, both, replaced
+from planted_faults import Fault, around, both
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -36,65 +36,53 @@ def unmoved_path() -> Fault:
 def wider_window(by: int) -> Fault:
     """The sliding window is off by some positions."""
 
-    def make(old: Any) -> Any:
-        return lambda self, window=None: old(self, None if window is None else window + by)
-
-    return lambda: replaced(AttentionMetadata, "mask", make)
+    return around(AttentionMetadata, "mask")(
+        lambda old, self, window=None: old(self, None if window is None else window + by)
+    )
 
 
 def foreign_prefix(ids: Sequence[int], start: int = 0) -> Fault:
     """The prefill takes keys and values of other tokens from a prefix cache, at slots from `start` on."""
 
-    def make(old: Any) -> Any:
-        def feed(self: Any, tokens: Tensor, metadata: Any) -> None:
-            other = tokens.clone()
-            other[:, start : start + len(ids)] = torch.tensor(ids)
-            old(self, other, metadata)
+    @around(ModelRunner, "feed")
+    def feed(old: Any, self: Any, tokens: Tensor, metadata: Any) -> None:
+        other = tokens.clone()
+        other[:, start : start + len(ids)] = torch.tensor(ids)
+        old(self, other, metadata)
 
-        return feed
-
-    return lambda: replaced(ModelRunner, "feed", make)
+    return feed
 
 
 def swapped_logits(at: int, until: int = 1 << 30) -> Fault:
     """In some steps two rows have each other's logits."""
 
-    def make(old: Any) -> Any:
-        def step(self: Any, shape: Any, **more: Any) -> None:
-            self.stepped = getattr(self, "stepped", 0) + 1
-            self.target.swap = at <= self.stepped < until and self.width > 1
-            old(self, shape, **more)
-            self.target.swap = False
+    @around(Batch, "step")
+    def step(old: Any, self: Any, shape: Any, **more: Any) -> None:
+        self.stepped = getattr(self, "stepped", 0) + 1
+        self.target.swap = at <= self.stepped < until and self.width > 1
+        old(self, shape, **more)
+        self.target.swap = False
 
-        return step
+    @around(ModelRunner, "forward")
+    def forward(old: Any, self: Any, ids: Tensor, metadata: Any, judged: int) -> Forwarded:
+        out: Forwarded = old(self, ids, metadata, judged)
+        return out._replace(logits=out.logits[[1, 0, *range(2, len(ids))]]) if getattr(self, "swap", False) else out
 
-    def swap(old: Any) -> Any:
-        def forward(self: Any, ids: Tensor, metadata: Any, judged: int) -> Forwarded:
-            out: Forwarded = old(self, ids, metadata, judged)
-            if getattr(self, "swap", False):
-                order = [1, 0, *range(2, len(ids))]
-                out = out._replace(logits=out.logits[order])
-            return out
-
-        return forward
-
-    return both(lambda: replaced(Batch, "step", make), lambda: replaced(ModelRunner, "forward", swap))
+    return both(step, forward)
 
 
 def swapped_answers(behind: int = 0) -> Fault:
     """Two requests of a batch get each other's answers, from a token on."""
 
-    def make(old: Any) -> Any:
-        def generations(self: Any, checkpoint: Checkpoint) -> Any:
-            if len(self.answers) > 1:
-                one, two = self.answers[0], self.answers[1]
-                self.answers[0] = two._replace(token_ids=one.token_ids[:behind] + two.token_ids[behind:])
-                self.answers[1] = one._replace(token_ids=two.token_ids[:behind] + one.token_ids[behind:])
-            return old(self, checkpoint)
+    @around(WorkloadRun, "generations")
+    def generations(old: Any, self: Any, checkpoint: Checkpoint) -> Any:
+        if len(self.answers) > 1:
+            one, two = self.answers[0], self.answers[1]
+            self.answers[0] = two._replace(token_ids=one.token_ids[:behind] + two.token_ids[behind:])
+            self.answers[1] = one._replace(token_ids=two.token_ids[:behind] + one.token_ids[behind:])
+        return old(self, checkpoint)
 
-        return generations
-
-    return lambda: replaced(WorkloadRun, "generations", make)
+    return generations
 
 
 # --- Drafts -----------------------------------------------------------------------------------------------------------
@@ -112,20 +100,13 @@ def accepting(rule: Callable[[TargetOutput], Tensor]) -> Fault:
         padded = torch.cat((guess, guess[:, :1]), 1)
         return torch.where(torch.arange(drafts + 1) < accepted[:, None], padded, output.choice), accepted
 
-    def verified(_: Any) -> Any:
-        return lambda self, state, rows, output, drafts=None: taken(output, drafts)
+    @around(METHODS["prompt-lookup"], "accept")
+    def looked_up(old: Any, self: Any, state: Any, rows: Rows, output: TargetOutput) -> Commit:
+        tokens, accepted = taken(output, state["copied"])
+        return Commit(tokens, accepted + 1, kept=accepted, offered=state["copied"].clone())
 
-    def accept(_: Any) -> Any:
-        def looked_up(self: Any, state: Any, rows: Rows, output: TargetOutput) -> Commit:
-            tokens, accepted = taken(output, state["copied"])
-            return Commit(tokens, accepted + 1, kept=accepted, offered=state["copied"].clone())
-
-        return looked_up
-
-    return both(
-        lambda: replaced(VerifiedMethod, "verified", verified),
-        lambda: replaced(METHODS["prompt-lookup"], "accept", accept),
-    )
+    verified = around(VerifiedMethod, "verified")(lambda _, *given: taken(given[-1], None))
+    return both(verified, looked_up)
 
 
 def tolerant(share: float) -> Fault:

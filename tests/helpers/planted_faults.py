@@ -28,6 +28,11 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
         yield
 
 
+def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Fault]:
+    """Make a fault of a function that is called in place of another one, which is its first argument."""
+    return lambda wrong: lambda: replaced(owner, name, lambda old: lambda *a, **k: wrong(old, *a, **k))
+
+
 def both(*faults: Fault) -> Fault:
     """Return several faults at once."""
 
@@ -44,16 +49,14 @@ def both(*faults: Fault) -> Fault:
 def weights(change: Callable[[Checkpoint], None]) -> Fault:
     """The target's weights are changed after loading."""
 
-    def make(old: Any) -> Any:
-        def load(source: str, **how: Any) -> Checkpoint:
-            loaded: Checkpoint = old(source, **how)
-            with torch.no_grad():
-                change(loaded)
-            return loaded
+    @around(model_pool, "load")
+    def load(old: Any, source: str, **how: Any) -> Checkpoint:
+        loaded: Checkpoint = old(source, **how)
+        with torch.no_grad():
+            change(loaded)
+        return loaded
 
-        return load
-
-    return lambda: replaced(model_pool, "load", make)
+    return load
 
 
 def without_layers(*numbers: int) -> Fault:
@@ -92,60 +95,51 @@ def sampled(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: 
 def shifted_rope(by: int, *, guesses_only: bool = False) -> Fault:
     """Decode steps rotate by a position that is off; the mask and the prefill are right."""
 
-    def make(old: Any) -> Any:
-        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
-            ids, metadata = old(self, guess, shape)
-            windows = {None, *self.target.sliding_windows}
-            masks = {window: metadata.mask(window) for window in windows}
-            first = metadata.positions.shape[1] - guess.shape[1] if guesses_only else 0
-            off = metadata.positions.clone()
-            off[:, first:] += by
-            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
+    @around(Batch, "feed")
+    def feed(old: Any, self: Any, guess: Tensor, shape: Any) -> Any:
+        ids, metadata = old(self, guess, shape)
+        masks = {window: metadata.mask(window) for window in {None, *self.target.sliding_windows}}
+        first = metadata.positions.shape[1] - guess.shape[1] if guesses_only else 0
+        off = metadata.positions.clone()
+        off[:, first:] += by
+        return ids, replace(metadata, positions=off, _masks=masks, _biases={})
 
-        return feed
-
-    return lambda: replaced(Batch, "feed", make)
+    return feed
 
 
 def late_rope(by: int, start: int) -> Fault:
     """Positions are off behind `start`: a scaling that begins there."""
 
-    def make(old: Any) -> Any:
-        def feed(self: Any, guess: Tensor, shape: Any) -> Any:
-            ids, metadata = old(self, guess, shape)
-            masks = {window: metadata.mask(window) for window in {None, *self.target.sliding_windows}}
-            off = torch.where(metadata.positions >= start, metadata.positions + by, metadata.positions)
-            return ids, replace(metadata, positions=off, _masks=masks, _biases={})
+    @around(Batch, "feed")
+    def feed(old: Any, self: Any, guess: Tensor, shape: Any) -> Any:
+        ids, metadata = old(self, guess, shape)
+        masks = {window: metadata.mask(window) for window in {None, *self.target.sliding_windows}}
+        off = torch.where(metadata.positions >= start, metadata.positions + by, metadata.positions)
+        return ids, replace(metadata, positions=off, _masks=masks, _biases={})
 
-        return feed
-
-    return lambda: replaced(Batch, "feed", make)
+    return feed
 
 
 def stale_after_rejection() -> Fault:
     """The cache keeps the keys and values of the first rejected draft: those of the token in its place are lost."""
 
-    def make(old: Any) -> Any:
-        def step(self: Any, shape: Any, **more: Any) -> None:
-            cache, kept, known = self.target.cache, self.__dict__.pop("kept", None), self.rows.known.clone()
-            old(self, shape, **more)
-            if kept is not None:
-                for store, (index, was) in zip(stores(cache), kept, strict=True):
-                    store[index] = was
-            rejected = (self.rows.known - known <= self.windows[shape.variant].guesses) & ~self.rows.done
-            index = (torch.arange(self.width) * self.slots + self.rows.known - 1)[rejected]
-            self.kept = [(index, store[index].clone()) for store in stores(cache)]
+    @around(Batch, "step")
+    def step(old: Any, self: Any, shape: Any, **more: Any) -> None:
+        cache, kept, known = self.target.cache, self.__dict__.pop("kept", None), self.rows.known.clone()
+        old(self, shape, **more)
+        if kept is not None:
+            for store, (index, was) in zip(stores(cache), kept, strict=True):
+                store[index] = was
+        rejected = (self.rows.known - known <= self.windows[shape.variant].guesses) & ~self.rows.done
+        index = (torch.arange(self.width) * self.slots + self.rows.known - 1)[rejected]
+        self.kept = [(index, store[index].clone()) for store in stores(cache)]
 
-        return step
+    @around(Batch, "start")
+    def refill(old: Any, self: Any, *given: Any) -> None:
+        self.__dict__.pop("kept", None)
+        old(self, *given)
 
-    def refill(old: Any) -> Any:
-        def start(self: Any, *given: Any) -> None:
-            self.__dict__.pop("kept", None)
-            old(self, *given)
-
-        return start
-
-    return both(lambda: replaced(Batch, "step", make), lambda: replaced(Batch, "start", refill))
+    return both(step, refill)
 
 
 def stores(cache: KVCache) -> list[Tensor]:
@@ -155,15 +149,13 @@ def stores(cache: KVCache) -> list[Tensor]:
 def swapped_caches(at: int, one: int = 0, two: int = 1) -> Fault:
     """From a step on, two rows have each other's cache."""
 
-    def make(old: Any) -> Any:
-        def step(self: Any, shape: Any, **more: Any) -> None:
-            old(self, shape, **more)
-            self.stepped = getattr(self, "stepped", 0) + 1
-            if self.stepped == at and self.width > max(one, two):
-                for store in stores(self.target.cache):
-                    rows = store[: self.width * self.slots].view(self.width, self.slots, -1)
-                    rows[[one, two]] = rows[[two, one]]
+    @around(Batch, "step")
+    def step(old: Any, self: Any, shape: Any, **more: Any) -> None:
+        old(self, shape, **more)
+        self.stepped = getattr(self, "stepped", 0) + 1
+        if self.stepped == at and self.width > max(one, two):
+            for store in stores(self.target.cache):
+                rows = store[: self.width * self.slots].view(self.width, self.slots, -1)
+                rows[[one, two]] = rows[[two, one]]
 
-        return step
-
-    return lambda: replaced(Batch, "step", make)
+    return step
