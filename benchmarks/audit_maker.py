@@ -90,9 +90,9 @@ class Maker:
         (path / "done").touch()
 
 
-def prompts_with_system(folder: Path, systems: Sequence[str], name: str) -> str:
-    """Write 16 questions of the suite arithmetic with system prompts in turn; return the suite's name."""
-    return _written(folder / f"{name}.jsonl", list(zip(itertools.cycle(systems), _questions(), strict=False)))
+def prompts_with_system(folder: Path, systems: Sequence[str], name: str, limit: int = 16) -> str:
+    """Write questions of the suite arithmetic with system prompts in turn; return the suite's name."""
+    return _written(folder / f"{name}.jsonl", list(zip(itertools.cycle(systems), _questions(limit), strict=False)))
 
 
 def dialogues(folder: Path, model: str) -> str:
@@ -104,9 +104,9 @@ def dialogues(folder: Path, model: str) -> str:
     return _written(folder / f"dialogues-{model}.jsonl", turns)
 
 
-def _questions() -> list[str]:
+def _questions(limit: int = 16) -> list[str]:
     whole = SUITES["arithmetic"]("", Source())
-    return [prompt.text for prompt in whole.prompts(lambda messages: str(messages[0]["content"]), 16)]
+    return [prompt.text for prompt in whole.prompts(lambda messages: str(messages[0]["content"]), limit)]
 
 
 def _written(file: Path, conversations: Sequence[Sequence[str]]) -> str:
