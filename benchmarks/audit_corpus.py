@@ -182,7 +182,7 @@ def fault_rows(given: argparse.Namespace, console: Console, there: Container[Any
 def honest_rows(given: argparse.Namespace, console: Console) -> Iterator[dict[str, Any]]:
     """Yield a row for each pair of honest outputs."""
     engines = [engine for engine in given.engines.split(",") if engine]
-    yield from audit_honest.honest(maker_of(given)[0], console, engines, given.only)
+    yield from audit_honest.honest(maker_of(given)[0], given.out, console, engines, given.only)
 
 
 if __name__ == "__main__":

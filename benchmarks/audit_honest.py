@@ -3,9 +3,10 @@
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from audit_maker import REAL, TINY, Maker
+from audit_maker import REAL, TINY, Maker, dialogues
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +32,7 @@ class Set(NamedTuple):
     beside: Sequence[str]  # runs whose plain decoding at batch size 1 it is compared with
 
 
-def sets(engines: Sequence[str]) -> Iterator[Set]:
+def sets(maker: Maker, engines: Sequence[str]) -> Iterator[Set]:
     """Yield the runs in the order in which they are made."""
     both = {"engine": ("graph", "eager"), "limit": 8, "max_new_tokens": 64}
     for dtype in ("float32", "bfloat16", "float16"):
@@ -49,23 +50,26 @@ def sets(engines: Sequence[str]) -> Iterator[Set]:
     yield Set("real in float32", REAL, {**real, "batch_size": (1,), "dtype": "float32"}, ("ar",), ["real"])
     warm = {**real, "temperature": 0.7}
     yield Set("real, hot", REAL, warm, ALONE[:3], ["real, hot"])
+    many = {"limit": 16, "batch_size": (1, 8), "max_new_tokens": 40, "suite": (dialogues(maker.folder, REAL),)}
+    yield Set("real, 16 answers", REAL, many, ("ar", "prompt-lookup"), ["real, 16 answers"])
+    yield Set("real, 16 answers, eager", REAL, {**many, "engine": ("eager",)}, ("ar",), ["real, 16 answers"])
     for engine in engines:
         spec = [f"ar:engine={engine}", f"prompt-lookup:engine={engine}"]
         for dtype in ("bfloat16", "float32"):
-            asked = {**real, "dtype": dtype}
+            asked = {**many, "batch_size": (1, 4), "dtype": dtype}
             yield Set(f"{engine}, {dtype}", REAL, asked, ["ar", *spec], [f"{engine}, {dtype}"])
 
 
-def honest(maker: Maker, console: Console, engines: Sequence[str], only: str) -> Iterator[dict[str, Any]]:
-    """Make the runs, audit each beside its reference, and yield a row for each pair."""
-    for one in sets(engines):
+def honest(maker: Maker, folder: Path, console: Console, engines: Sequence[str], only: str) -> Iterator[dict[str, Any]]:
+    """Make the runs, audit each beside its reference in a folder, and yield a row for each pair."""
+    for one in sets(maker, engines):
         if (one.model == REAL and not maker.real) or only not in one.name:
             continue
         run = maker.run(maker.request(one.model, one.request, one.arms), f"honest-{one.name}".replace(", ", "-"))
         for other in dict.fromkeys(one.beside):
             first = maker.folder / f"honest-{other}".replace(", ", "-")
             cell = sorted((first / "generations").glob("*.b1.jsonl"), key=lambda f: (".ar." not in f.name, f.name))[0]
-            out = maker.folder / f"audit-{one.name}-{other}".replace(", ", "-")
+            out = folder / f"audit-{one.name}-{other}".replace(", ", "-")
             shutil.rmtree(out, ignore_errors=True)
             record = mtbench.audit(f"{first}:{cell.stem}", str(run), out=out, device="cpu").record
             console.print(f"{one.name} / {other}: {record['sentence']}", soft_wrap=True)
