@@ -4,9 +4,10 @@ A token is off if its shortfall is more than arithmetic explains.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 from mtbench.experiments.audit.explanation import Explanation, explain, nearest
@@ -20,8 +21,10 @@ SAMPLED = "tokens sampled at temperature "  # the trial that needs no other logi
 FEW = 0.1  # largest share of the tokens of single faults
 NEARLY_ALL = 0.8  # share of the answers
 EVENTS = 3  # tokens of an answer that count as off: those behind them may follow from these
-CHANCE = 0.01  # probability below which a pattern is not by chance
+CHANCE, SELDOM = 0.01, 0.1  # probabilities below which a pattern is not by chance, and is not if another one holds
 MIXED = 12  # tokens that two items do not share by chance
+RIGHT_BEHIND = 8  # judged tokens behind a draft that is off, which are right: it left nothing in a cache
+MANY = 3  # answers from which a fault counts as one of all answers
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Known:
     noise: float
     rounding: float | None
     text: Callable[[Sequence[int]], str]
+    end_ids: Collection[int] = ()
     checkpoints: str | None = None  # how the weights of the two differ; None: they do not, as far as is known
     why: str = "the engine"  # what `rounding` was measured on
     cases: "list[Case]" = field(default_factory=list)  # all answers
@@ -122,11 +126,7 @@ class Pool:
     @cached_property
     def far(self) -> list[tuple[Case, int]]:
         """The tokens that are off."""
-        return [(case, index) for case in self.cases for index in case.far(self.letter, self.known.bound)]
-
-    @property
-    def count(self) -> int:
-        return len(self.far)
+        return [(case, index) for case in self.cases for index in self._far(case)]
 
     @property
     def tokens(self) -> int:
@@ -135,102 +135,114 @@ class Pool:
 
     @property
     def rare(self) -> bool:
-        return self.count <= FEW * self.tokens
+        return len(self.far) <= FEW * self.tokens
 
-    @property
-    def earliest(self) -> int:
-        return min(index for _, index in self.far)
+    def _far(self, case: Case) -> list[int]:
+        return case.far(self.letter, self.known.bound)
 
-    @property
-    def sampled_at(self) -> str | None:
-        """The temperature at which the tokens look sampled."""
-        found = self.explanation
-        return None if found is None or found.chance is None else found.trials[0].removeprefix(SAMPLED)
+    def _judged(self, case: Case) -> range:
+        side = case.of(self.letter)
+        assert case.judged is not None
+        assert side is not None
+        return range(case.judged.first, case.judged.first + len(side.probabilities))
 
     @cached_property
-    def checked(self) -> str | None:
+    def drafts(self) -> str | None:
         """`first` or `last`: the token of a forward that the model itself chose, if all tokens that are off are drafts.
 
-        None if they are not, if a side hides its forwards, or if that may be chance.
+        None if they are not, if a side hides its forwards, or if that may be chance. What a cache holds stays there: if
+        all is right again behind the only forward with such drafts, it was not read from a cache.
         """
-        for end in ("last", "first"):
-            places = [_places(case.answer(self.letter).commits, end) for case, _ in self.far]
-            if any(own is None for own in places):
-                return None
-            hit = [index in (own or ()) for (_, index), own in zip(self.far, places, strict=True)]
-            if not any(hit) and (end == "last" or self._chance(end) < CHANCE):
+        steps = [forwards(case.answer(self.letter)) for case in self.cases]
+        if not steps or not all(steps):
+            return None
+        passes = behind = 0
+        for case, of in zip(self.cases, steps, strict=True):
+            where = {number for number, step in enumerate(of) for index in self._far(case) if index in step}
+            passes += len(where) == 1
+            behind += self._judged(case).stop - of[max(where, default=-1)].stop
+        for end, place in (("last", -1), ("first", 0)):
+            own = [{step[place] for step in of[: None if place == 0 else -1] if step} for of in steps]
+            mine = sum(len(chosen & {*self._judged(case)}) for case, chosen in zip(self.cases, own, strict=True))
+            chance = (1 - mine / max(1, sum(len(self._judged(case)) for case in self.cases))) ** len(self.far)
+            isolated = end == "last" and passes == len(self.cases) and behind >= RIGHT_BEHIND
+            none = not any(chosen & {*self._far(case)} for case, chosen in zip(self.cases, own, strict=True))
+            if none and (chance < CHANCE or isolated):
                 return end
         return None
 
-    def _chance(self, end: str) -> float:
-        """Return the probability that tokens that are off by chance are all drafts."""
-        own = tokens = 0
+    @property
+    def left(self) -> bool:
+        """Whether no token is off up to the first rejected draft, and no answer is in its first tokens.
+
+        Not by chance: later tokens are off so often that some of the first ones would be.
+        """
         for case in self.cases:
-            answer, side = case.answer(self.letter), case.of(self.letter)
-            if case.judged is not None and side is not None:
-                reach = range(case.judged.first, case.judged.first + len(side.probabilities))
-                own += len(set(reach) & set(_places(answer.commits, end) or ()))
-                tokens += len(reach)
-        return float((1 - own / max(tokens, 1)) ** self.count)
+            steps = forwards(case.answer(self.letter))
+            full = max(map(len, steps), default=0)
+            if self._far(case)[0] < next((step.stop for step in steps if len(step) < full), 0):
+                return False
+        share = len(self.far) / max(1, sum(len(self._judged(case)) for case in self.cases))
+        first = min((index for _, index in self.far), default=0)
+        return (1 - share) ** (first * len(self.cases)) < CHANCE
 
     @cached_property
     def mixed(self) -> dict[str, str]:
-        """Items whose answer continues with the tokens of another item: item -> the other."""
+        """Items whose answer goes on with the tokens of another item, which the model would not: item -> the other."""
         found = {}
         for case in self.cases:
-            assert case.judged is not None
-            first, tokens = case.judged.first, case.answer(self.letter).tokens
+            side, first = case.of(self.letter), self._judged(case).start
             for theirs in self.known.cases:
-                if theirs is not case and _goes_on(tokens, theirs.answer(OTHER[self.letter]).tokens, first):
+                both = (case.answer(self.letter).tokens[first:], theirs.answer(OTHER[self.letter]).tokens[first:])
+                shared = min(MIXED, max(map(len, both)))
+                if theirs is case or shared < MIXED // 2 or both[0][:shared] != both[1][:shared] or side is None:
+                    continue
+                if math.prod(side.probabilities[1:shared]) * len(self.known.cases) < CHANCE:
                     found[case.item] = theirs.item
         return found
 
     @cached_property
     def starts_at(self) -> int | None:
-        """The position before which no answer is off, if those that reach it are off and the others end before."""
-        places = [len(case.answer(self.letter).prompt or ()) + index for case, index in self.far]
-        start = min(places, default=0)
-        reach = [len(c.answer(self.letter).prompt or ()) + len(c.answer(self.letter).tokens) for c in self.known.cases]
-        return start if self._only_in([length > start for length in reach]) else None
+        """The position from which on answers are off, if only those that reach it are."""
+        starts = {case: len(case.answer(self.letter).prompt or ()) for case in self.known.cases}
+        begin = min((starts[case] + index for case, index in self.far), default=0)
+        reach = [start + len(case.answer(self.letter).tokens) > begin for case, start in starts.items()]
+        return begin if self._only(reach, len(reach)) else None
 
     @cached_property
-    def rows(self) -> list[int] | None:
-        """The rows of the batch that are off, if the others are not, and not by chance.
-
-        If every token had the same chance to be off, there would be some in all rows.
-        """
+    def some_rows(self) -> list[int]:
+        """The rows of the batch that are off, if others are not."""
         rows = {case.answer(self.letter).row for case in self.cases}
-        size = self.known.side(self.letter).batch_size or 1
-        if None in rows or len(rows) == size or size < 2:
-            return None
-        inside = [case for case in self.known.cases if case.answer(self.letter).row in rows]
-        if not rows or len(self.cases) < NEARLY_ALL * len(inside):
-            return None
-        share = sum(map(self._exposed, inside)) / sum(map(self._exposed, self.known.cases))
-        events = sum(min(EVENTS, len(case.far(self.letter, self.known.bound))) for case in self.cases)
-        chance = math.comb(size, len(rows)) * share**events
-        return sorted(row for row in rows if row is not None) if chance < CHANCE else None
-
-    def _exposed(self, case: Case) -> int:
-        """Return the tokens of an answer up to the last one that counts as off."""
-        counted = case.far(self.letter, self.known.bound)[:EVENTS]
-        return counted[-1] + 1 if len(counted) == EVENTS else len(case.answer(self.letter).tokens)
-
-    def _only_in(self, inside: Sequence[bool]) -> bool:
-        """Return whether nearly all of these answers are off, no others, and not by chance."""
-        here, off = sum(inside), len(self.cases)
-        if off < NEARLY_ALL * here or here == len(inside) or not off:
-            return False
-        return len(inside) * math.comb(here, off) / math.comb(len(inside), off) < CHANCE
+        every = {case.answer(self.letter).row for case in self.known.cases}
+        return [] if None in every or rows == every else sorted(row for row in rows if row is not None)
 
     @property
-    def after_first_step(self) -> bool:
-        """Whether tokens are off by the forwards, and none of a first forward is."""
-        begun = [case.answer(self.letter).commits for case, _ in self.far]
-        if any(commits is None or max(commits) < 2 for commits in begun):
+    def in_rows(self) -> bool:
+        """Whether `some_rows` are not by chance."""
+        ways = math.comb(self.known.side(self.letter).batch_size or 1, len(self.some_rows))
+        return self._only([case.answer(self.letter).row in self.some_rows for case in self.known.cases], ways)
+
+    def _only(self, inside: Sequence[bool], ways: int) -> bool:
+        """Return whether nearly all of these answers are off, no others, and not by chance.
+
+        By chance, each answer, or each token, has the same probability to be off. `ways` to choose the answers.
+        """
+        here, off = sum(inside), len(self.cases)
+        if not off or not NEARLY_ALL * here <= off <= here < len(inside):
             return False
-        steps = [step_of(commits or [], index)[0] for (_, index), commits in zip(self.far, begun, strict=True)]
-        return bool(steps) and min(steps) > 1
+        exposed, events = [0, 0], 0
+        for case, there in zip(self.known.cases, inside, strict=True):
+            counted = self._far(case)[:EVENTS]
+            exposed[there] += counted[-1] + 1 if len(counted) == EVENTS else len(case.answer(self.letter).tokens)
+            events += len(counted)
+        tokens = (exposed[True] / max(1, sum(exposed))) ** events
+        return ways * tokens < CHANCE and ways * math.comb(here, off) / math.comb(len(inside), off) < SELDOM
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether no answer is right, and the first quarter of the answers has its share of the tokens that are off."""
+        early = [index < len(case.answer(self.letter).tokens) / 4 for case, index in self.far]
+        return len(self.cases) == len(self.known.cases) >= MANY and sum(early) >= len(early) / 4
 
     @property
     def trials(self) -> list[TrialLine]:
@@ -247,38 +259,11 @@ class Pool:
         """The trials that come nearest to an explanation, the best first."""
         return nearest(self.trials)
 
-    @property
-    def best(self) -> TrialLine | None:
-        """The trial that explains this side best."""
-        found = self.explanation
-        if found is None or found.name is None or found.chance is not None:
-            return None
-        return next(line for line in self.trials if line.trial == found.trials[0])
 
-
-def step_of(commits: Sequence[int], index: int) -> tuple[int, int, int]:
-    """Return the forward that committed a token, from 1, the token's place in it, from 0, and its tokens."""
-    begin = 0
-    for step, committed in enumerate(commits, start=1):
-        if begin <= index < begin + committed:
-            return step, index - begin, committed
-        begin += committed
-    return len(commits), 0, 0
-
-
-def _places(commits: Sequence[int] | None, end: str) -> set[int] | None:
-    """Return the tokens that are the first, or the last, of their forward. The last forward of all may be cut."""
-    if commits is None or max(commits, default=0) < 2:
-        return None
-    found, begin = set(), 0
-    for number, committed in enumerate(commits):
-        if committed and (end == "first" or number < len(commits) - 1):
-            found.add(begin if end == "first" else begin + committed - 1)
-        begin += committed
-    return found
-
-
-def _goes_on(tokens: Sequence[int], others: Sequence[int], first: int) -> bool:
-    """Return whether two answers are equal from `first` on, for more tokens than chance gives."""
-    length = min(MIXED, max(len(tokens), len(others)) - first)
-    return length >= MIXED // 2 and list(tokens[first : first + length]) == list(others[first : first + length])
+def forwards(answer: SideAnswer) -> list[range]:
+    """Return the tokens of each forward; empty: they are not stored, or each forward gave one token."""
+    commits = answer.commits or []
+    ends = accumulate(commits)
+    return (
+        [range(end - size, end) for size, end in zip(commits, ends, strict=True)] if max(commits, default=0) > 1 else []
+    )

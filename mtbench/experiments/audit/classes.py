@@ -1,29 +1,44 @@
 """Why two answers differ: the classes of an audit, and the tests in the order in which they are made.
 
-The first test that holds names the class. It gets an item's two answers with what is known of them, and returns the
-evidence in one sentence, or None.
+A class needs evidence that the others lack; what no test shows is unexplained, with what is known of it. Tests of a
+pair get an item's two answers; those of a side get a side with tokens that arithmetic does not explain. The first test
+that holds gives the cause.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Literal, NamedTuple
 
-from mtbench.experiments.audit.cases import LETTERS, OTHER, Case, Letter, step_of
+from mtbench.document.formatting import counted, listed
+from mtbench.experiments.audit.cases import LETTERS, OTHER, Case, Letter, Pool, forwards
 from mtbench.measure.lossless_check import first_difference
 
-MANY = 3  # answers from which a fault counts as one of all answers
+NEAR = 0.75  # share of the tokens that a trial may leave to be near
+Shown = Literal["proof", "pattern", "hint"]
 
-Test = Callable[[Case], str | None]
+
+class Cause(NamedTuple):
+    """The class of an answer. `why`: what holds for all answers of the cause; `here`: what was seen in this one.
+
+    Proofs are stored data and trials; a pattern is which tokens are off, if not by chance; a hint shows nothing.
+    """
+
+    name: str
+    why: str
+    here: str = ""
+    by: Shown = "proof"
+    fault: bool | None = None  # None: as its class
 
 
-def _few_shot(case: Case) -> str | None:
+def _few_shot(case: Case) -> Cause | None:
     """Prompts with other numbers of examples, as the suites say."""
     shots = [(side.task or {}).get("num_fewshot") for side in (case.known.a, case.known.b)]
     if case.a.prompt == case.b.prompt or shots[0] == shots[1]:
         return None
-    return f"few-shot prompt: A has {shots[0]} examples, B {shots[1]}"
+    return Cause("metric", f"few-shot prompt: A has {shots[0]} examples, B {shots[1]}")
 
 
-def _template(case: Case) -> str | None:
+def _template(case: Case) -> Cause | None:
     ours, theirs = case.a.prompt, case.b.prompt
     if ours is None or theirs is None or ours == theirs:
         return _other_tokens(case)
@@ -39,222 +54,264 @@ def _template(case: Case) -> str | None:
     elif "".join(texts[0].split()) == "".join(texts[1].split()):
         why = "other whitespace"
     counts = f"{len(ours)} and {len(theirs)} prompt tokens"
-    return f"prompts differ from token {place} on ({why}): A has {shown[0]}, B {shown[1]}; {counts}"
+    here = f"from token {place} on: A has {shown[0]}, B {shown[1]}; {counts}"
+    return Cause("template/tokenizer", f"prompts differ ({why})", here)
 
 
-def _other_tokens(case: Case) -> str | None:
-    """The same text in other tokens."""
-    if case.a.tokens == case.b.tokens or not case.a.text or case.a.text != case.b.text:
+def _other_tokens(case: Case) -> Cause | None:
+    """The same text in other tokens, where a server may have sent a text."""
+    known = case.known
+    if (
+        case.a.tokens == case.b.tokens
+        or not case.a.text
+        or case.a.text != case.b.text
+        or (known.a.ours and known.b.ours)
+    ):
         return None
-    if case.is_prefix or case.known.text(case.a.tokens) != case.known.text(case.b.tokens):
+    if case.is_prefix or known.text(case.a.tokens) != known.text(case.b.tokens):
         return None
-    return "the answers are the same text in other tokens: another tokenizer"
+    return Cause("template/tokenizer", "the answers are the same text in other tokens: another tokenizer")
 
 
-def _same(case: Case) -> str | None:
-    return "the same tokens" if case.a.tokens == case.b.tokens and not _other_score(case) else None
-
-
-def _other_score(case: Case) -> bool:
-    return None not in (case.a.score, case.b.score) and case.a.score != case.b.score
-
-
-def _metric(case: Case) -> str | None:
-    if case.a.tokens != case.b.tokens or not _other_score(case):
+def _same(case: Case) -> Cause | None:
+    """The same tokens, and perhaps other scores."""
+    scores, tasks = (case.a.score, case.b.score), [side.task or {} for side in (case.known.a, case.known.b)]
+    if case.a.tokens != case.b.tokens:
         return None
-    tasks = [side.task or {} for side in (case.known.a, case.known.b)]
+    if None in scores or scores[0] == scores[1]:
+        return Cause("same", "the same tokens")
     names = [name for name in {**tasks[0], **tasks[1]} if tasks[0].get(name) != tasks[1].get(name)]
-    because = "; ".join(f"{name} is {tasks[0].get(name)!r} and {tasks[1].get(name)!r}" for name in names)
-    return f"the same tokens, scores {case.a.score:g} and {case.b.score:g}" + (f": {because}" if because else "")
+    because = listed(f"{name} is {tasks[0].get(name)!r} and {tasks[1].get(name)!r}" for name in names)
+    why = "the same tokens have other scores" + (f": {because}" if because else "")
+    return Cause("metric", why, f"scores {scores[0]:g} and {scores[1]:g}")
 
 
-def _lacking(case: Case) -> str | None:
+def _lacking(case: Case) -> Cause | None:
     """A text that is not, or not all, there."""
+    parser = "may lack reasoning text, or the tokens around it; ask a server without a reasoning parser"
     for side, answer in (("A", case.a), ("B", case.b)):
-        if not answer.tokens:
-            return f"{side} has no answer"
-        if not answer.whole:
-            return f"{side} may lack reasoning text, or the tokens around it; ask a server without a reasoning parser"
+        if not answer.tokens or not answer.whole:
+            why = parser if answer.tokens else "has no answer"
+            return Cause("unexplained", f"{side} {why}", by="hint")
     return None
 
 
 RULES = {"end": "an end token", "stop": "a stop string", "length": "the budget of tokens", None: "an unknown rule"}
 
 
-def _stop(case: Case) -> str | None:
+def _stop(case: Case) -> Cause | None:
     both = (("A", case.a), ("B", case.b))
-    ends = ", ".join(f"{RULES.get(o.finish, o.finish)} ended {name} after {len(o.tokens)} tokens" for name, o in both)
-    if case.is_prefix:
-        return f"same tokens up to the end of the shorter: {ends}"
+    ends = listed(f"{RULES.get(of.finish, of.finish)} ended {name}" for name, of in both)
+    here = listed(f"{name} has {counted(len(of.tokens), 'token')}" for name, of in both)
     one, other = case.a.text, case.b.text
-    if (case.known.a.texts or case.known.b.texts) and (one.startswith(other) or other.startswith(one)):
-        return f"the same text up to the end of the shorter; a text does not have its end tokens: {ends}"
-    for letter in LETTERS:
+    why = ""
+    if case.is_prefix:
+        why = "the same tokens up to the end of the shorter"
+    elif (case.known.a.texts or case.known.b.texts) and (one.startswith(other) or other.startswith(one)):
+        why = "the same text up to the end of the shorter; a text does not have its end tokens"
+    for letter in () if why else LETTERS:
         side, ended = case.of(letter), case.answer(OTHER[letter])
         ended_there = case.judged is not None and len(ended.tokens) == case.judged.first + 1
         if side is None or not side.short or not ended_there or ended.finish != "end":
             continue
         if side.endless is not None and side.endless <= case.known.bound:
-            return f"{letter.upper()} goes on as the model does if end tokens are ignored: {ends}"
+            why = f"{letter.upper()} goes on as the model does if end tokens are ignored"
+    return Cause("stop/budget", f"{why}: {ends}", here) if why else None
+
+
+def _broken(case: Case) -> Cause | None:
+    """An end that the plan of its side forbids. Runs with more tokens than the plan allows are refused when opened."""
+    for letter in LETTERS:
+        side, answer = case.side(letter), case.answer(letter)
+        stop = next((stop for stop in answer.stop if stop in answer.text), None)
+        end = next((n for n, token in enumerate(answer.tokens[:-1], start=1) if token in case.known.end_ids), None)
+        budget, has = side.max_new_tokens, f"{letter.upper()} has {counted(len(answer.tokens), 'token')}"
+        if budget is None or not answer.tokens:
+            continue
+        if answer.finish == "length" and len(answer.tokens) < budget:
+            why, here = f"ends before max_new_tokens={budget}, without an end token or a stop string", has
+        elif stop is not None:
+            why, here = f"goes on behind the stop string {stop!r}", f"{has}: {answer.text[-60:]!r}"
+        elif end is not None and not side.endless:
+            why, here = "goes on behind an end token", f"{has}, and number {end} is an end token"
+        else:
+            continue
+        return Cause("stop/budget", f"{letter.upper()} {why}, against its plan.json", here, fault=True)
     return None
 
 
-def _near_tie(case: Case) -> str | None:
-    if case.judged is None or any(case.far(letter, case.known.noise) for letter in LETTERS):
-        return None
-    return (
-        f"both tokens are within {max(case.at_first):.2g} of the largest logit, and the noise is {case.known.noise:.2g}"
-    )
-
-
-def _temperatures(case: Case) -> str | None:
+def _temperatures(case: Case) -> Cause | None:
     """Plans with other temperatures, or an arm that promises the distribution only."""
     hot = [case.known.a.temperature, case.known.b.temperature]
-    if hot[0] != hot[1] and case.judged is not None and not case.off:
-        return f"temperature {hot[0]:g} and {hot[1]:g}: each side's tokens are the model's choices at its own"
-    return None
+    if hot[0] == hot[1] or case.judged is None or case.off:
+        return None
+    why = f"temperature {hot[0]:g} and {hot[1]:g}: each side's tokens are the model's choices at its own"
+    return Cause("sampling", why)
 
 
-def _sampled(case: Case) -> str | None:
-    """Tokens as likely as sampled ones."""
-    for letter in case.off:
-        side = case.side(letter)
-        if (temperature := case.known.pool(letter).sampled_at) is not None:
-            because = "its plan is greedy" if not side.temperature else "not with the seed of its plan"
-            because = "as its method promises" if side.claims == "distribution" else because
-            return f"{letter.upper()}: tokens as likely as those sampled at temperature {temperature}, {because}"
-    return None
+def _near_tie(case: Case) -> Cause | None:
+    if case.judged is None or any(case.far(letter, case.known.noise) for letter in LETTERS):
+        return None
+    why = f"all tokens are within the noise of {case.known.noise:.2g} of the largest logit"
+    return Cause("near-tie", why, f"the first two that differ are within {max(case.at_first):.2g}")
 
 
-def _rounding(case: Case) -> str | None:
-    if case.judged is None:
+def _rounding(case: Case) -> Cause | None:
+    if case.judged is None or case.off:
         return None
     known = case.known
-    if not case.off:
-        far = f"{max(case.at_first):.2g} below the largest logit, more than the noise, {known.noise:.2g}"
-        return f"{far}; up to {known.bound:.2g} is the difference of {known.why}"
-    return None
-
-
-def _lossy(case: Case) -> str | None:
-    for letter in case.off:
-        if case.side(letter).claims == "lossy" and (found := _accepted(case, letter)):
-            return f"{letter.upper()} is lossy by design: {found}"
-    return None
-
-
-def _acceptance(case: Case) -> str | None:
-    found = [_accepted(case, letter) for letter in case.off if case.side(letter).claims != "lossy"]
-    return next(filter(None, found), None)
-
-
-def _accepted(case: Case, letter: Letter) -> str | None:
-    """Return that a side's tokens are off only where a forward accepted drafts."""
-    pool, far = case.known.pool(letter), case.far(letter, case.known.bound)
-    if case.side(letter).plain is not False or not far:
-        return None
-    commits, short = case.answer(letter).commits, case.short(letter, far[0])
-    if commits is None:
-        if not pool.rare or not case.known.right(OTHER[letter]):
-            return None
-        return f"token {far[0]} is {short:.3g} below the model's choice; which step accepted it is not stored (null)"
-    if (end := pool.checked) is None:
-        return None
-    step, place, size = step_of(commits, far[0])
-    return (
-        f"token {far[0]} is {short:.3g} below the model's choice: forward {step} committed {size} tokens, and it is "
-        f"number {place + 1} of them; all {pool.count} such tokens are drafts, none is the {end} of a forward"
+    why = (
+        f"tokens are further below the largest logit than the noise, {known.noise:.2g}; up to {known.bound:.2g} is the "
     )
+    return Cause("rounding", f"{why}difference of {known.why}", f"at the first difference {max(case.at_first):.2g}")
 
 
-def _order(case: Case) -> str | None:
-    """A file without prompts, whose order may be another one."""
-    for letter in case.off:
-        pool = case.known.pool(letter)
-        promptless = case.side(letter).texts and not case.answer(letter).raw_prompt
-        tried = pool.sampled_at or (pool.best and pool.best.name != "cache/position")
-        if promptless and (pool.mixed or (not tried and _everywhere(case))):
-            return f"{letter.upper()} has no prompts and was paired by order; vLLM shuffles without `--disable-shuffle`"
-    return None
+def _checkpoints(case: Case) -> Cause | None:
+    return Cause("weights", case.known.checkpoints) if case.off and case.known.checkpoints else None
 
 
-def _rows(case: Case) -> str | None:
+def _unjudged(case: Case) -> Cause | None:
+    return None if case.judged else Cause("unexplained", "nothing could be judged: no side has the prompt", by="hint")
+
+
+PAIR: Sequence[Callable[[Case], Cause | None]] = (
+    *(_few_shot, _template, _same, _lacking, _stop, _temperatures, _near_tie, _rounding, _checkpoints),
+    _unjudged,
+)
+
+# --- Of a side whose tokens are off -----------------------------------------------------------------------------------
+
+
+def _rows(case: Case, letter: Letter) -> Cause | None:
     """The tokens of another item of the batch."""
-    for letter in case.off:
-        if (other := case.known.pool(letter).mixed.get(case.item)) is not None:
-            side = "B" if letter == "a" else "A"
-            return f"{letter.upper()} goes on with the tokens of {other}, as {side} has them: rows are mixed up"
-    return None
-
-
-def _tried(name: str) -> Test:
-    """Return the test whether the best trial of a side belongs to a class."""
-
-    def test(case: Case) -> str | None:
-        for letter in case.off:
-            best = case.known.pool(letter).best
-            if best is not None and best.name == name:
-                explained = f"{best.before - best.after} of {best.before} tokens that are off become choices"
-                return f"{letter.upper()}: with {best.trial}, {explained} ({best.answers} answers tried)"
+    if (other := case.known.pool(letter).mixed.get(case.item)) is None or _by_order(case, letter):
         return None
-
-    return test
-
-
-def _checkpoints(case: Case) -> str | None:
-    return case.known.checkpoints if case.off else None
+    here = f"it goes on with the tokens of {other}, as {OTHER[letter].upper()} has them"
+    return Cause("cache/position", "answers go on with the tokens of other items: rows are mixed up", here)
 
 
-def _length(case: Case) -> str | None:
-    """Differences that start at a length."""
-    for letter in case.off:
-        if (start := case.known.pool(letter).starts_at) is not None:
-            return f"{letter.upper()}: no answer is off before position {start}, and those that reach it are"
-    return None
+def _by_order(case: Case, letter: Letter) -> bool:
+    """Whether an answer of a file without prompts was paired by its place, which may be another one."""
+    return case.side(letter).texts and not case.answer(letter).raw_prompt
 
 
-def _some_rows(case: Case) -> str | None:
-    for letter in case.off:
-        if (rows := case.known.pool(letter).rows) is not None:
-            return f"{letter.upper()}: only rows {', '.join(map(str, rows))} of the batch are off"
-    return None
+def _accepted(case: Case, letter: Letter) -> Cause | None:
+    """Tokens that are off only where a forward accepted drafts."""
+    pool, side, answer = case.known.pool(letter), case.side(letter), case.answer(letter)
+    if side.plain is not False:
+        return None
+    if side.claims == "lossy" and answer.commits is None and pool.rare:
+        return Cause("lossy", "lossy by design; which steps accepted such tokens is not stored (null)", by="hint")
+    if (end := pool.drafts) is None:
+        return None
+    why = f"all {counted(len(pool.far), 'token')} that are off are drafts, none is the {end} of a forward"
+    first = case.far(letter, case.known.bound)[0]
+    step, of = next((n, of) for n, of in enumerate(forwards(answer), start=1) if first in of)
+    here = f"forward {step} committed {len(of)} tokens, and token {first} is number {first - of.start + 1} of them"
+    lossy = side.claims == "lossy"
+    return Cause("lossy" if lossy else "acceptance fault", "lossy by design: " * lossy + why, here, "pattern")
 
 
-def _cache(case: Case) -> str | None:
-    """Wrong tokens that no draft explains, though the other side, with the same weights and engine, is right."""
-    for letter in case.off:
-        pool, other = case.known.pool(letter), case.side(OTHER[letter])
-        if not case.known.right(OTHER[letter]):
-            continue
-        if pool.after_first_step:
-            later = f"{pool.count} tokens of later forwards are off, and none of a first one"
-            return f"{letter.upper()}: {later}: what a rejected draft left is read"
-        if case.side(letter).plain is False and other.plain and case.side(letter).model == other.model is not None:
-            return f"{letter.upper()} drafts, and plain decoding of its checkpoint is right: what a draft left is read"
-        if case.side(letter).machinery == other.machinery:
-            where = f"{other.arm} at batch size {other.batch_size}"
-            return f"{letter.upper()}: the same weights and engine give the model's choices in {where}"
-    return None
+def _tried(case: Case, letter: Letter) -> Cause | None:
+    """What a trial shows, in the answers that it explains; those on which none was made are like the others."""
+    pool, side = case.known.pool(letter), case.side(letter)
+    found = pool.explanation
+    if found is None or found.name is None or (found.name == "weights" and _schema(case, letter)):
+        return None
+    tried = {of.item for line in pool.trials if line.trial == found.trials[0] for of in line.tried}
+    if case.item in tried - found.items:
+        return None
+    equal = " (equally well: " + listed(found.trials[1:4]) + ")" if len(found.trials) > 1 else ""
+    why = f"with {found.trials[0]}{equal}, {found.before - found.after} of {found.before} tokens that are off become "
+    if found.chance is None:
+        return Cause(found.name, f"{why}choices, in {counted(len(found.items), 'answer')}")
+    because = "not with the seed of its plan" if side.temperature else "its plan is greedy"
+    promised = side.claims == "distribution"
+    because = "as its method promises" if promised else because
+    fault = side.max_new_tokens is not None and not side.temperature and not promised
+    return Cause(found.name, f"as likely as {found.trials[0]} (p = {found.chance:.2g}), {because}", fault=fault or None)
 
 
-def _everywhere(case: Case) -> str | None:
-    """Shifted probabilities: tokens are off in most answers, in any place of a forward."""
-    for letter in case.off:
-        pool, every = case.known.pool(letter), len(case.known.cases)
-        if len(pool.cases) >= max(MANY, every / 2):
-            off = f"{pool.count} of {pool.tokens} judged tokens of {len(pool.cases)} of {every} answers"
-            return f"{letter.upper()}: {off} are off, from token {pool.earliest} on: probabilities are shifted"
-    return None
+def _schema(case: Case, letter: Letter) -> bool:
+    return any(answer.schema for answer in case.side(letter).answers.values())
 
 
-def _unexplained(case: Case) -> str | None:
-    if case.judged is None:
-        return "nothing could be judged: no side has the prompt"
-    sides = " and ".join(letter.upper() for letter in case.off)
+def _pattern(case: Case, letter: Letter) -> Cause | None:
+    """Which tokens are off, if no trial explains the side."""
+    pool, why = case.known.pool(letter), ""
+    if pool.explanation is not None and pool.explanation.name is not None:
+        return None
+    if pool.starts_at is not None:
+        why = f"no answer is off before position {pool.starts_at}, and those that reach it are"
+    elif pool.in_rows:
+        why = f"only rows {listed(pool.some_rows)} of the batch are off, in several blocks"
+    elif _plain_is_right(case, letter) and pool.left:
+        first = min(index for _, index in pool.far)
+        why = f"{len(pool.far)} tokens are off, and none of the first {first} of any answer; plain decoding is right: "
+        why += "what a draft left is read"
+    return Cause("cache/position", why, by="pattern") if why else None
+
+
+def _plain_is_right(case: Case, letter: Letter) -> bool:
+    """Whether a side drafts, and plain decoding of the same checkpoint has no token that is off."""
+    side, other = case.side(letter), case.side(OTHER[letter])
+    same = side.model == other.model is not None and side.plain is False and other.plain is True
+    return same and case.known.right(OTHER[letter])
+
+
+def _unexplained(case: Case, letter: Letter) -> Cause:
+    """What is known of the tokens that no test explains."""
+    pool = case.known.pool(letter)
+    hints = "".join(f". Hint: {hint}" for hint in _hints(case, letter))
+    return Cause("unexplained", f"{_size(pool)}; {_excluded(pool)}{hints}", by="hint")
+
+
+def _size(pool: Pool) -> str:
+    short = sorted(case.short(pool.letter, index) for case, index in pool.far)
+    first, index = min(pool.far, key=lambda of: of[1])
+    position = len(first.answer(pool.letter).prompt or ()) + index
+    rows = f", in rows {listed(pool.some_rows)} only" if pool.some_rows else ""
+    side = pool.known.side(pool.letter)
+    rule = f"has temperature {side.temperature:g}" if side.temperature else "is greedy"
+    plan = f"; its plan {rule}" if side.max_new_tokens else ""
     return (
-        f"{sides}: tokens up to {max(case.at_first):.3g} below the model's choice; {len(case.known.trials)} changes of "
-        "the model were tried, and no test holds"
+        f"{len(pool.far)} of {pool.tokens} judged tokens are off, in {len(pool.cases)} of "
+        f"{counted(len(pool.known.cases), 'answer')}{rows}, from token {index} (position {position}) on; "
+        f"{median(short):.2g} below the choice (median), {short[-1]:.2g} at most{plan}"
     )
+
+
+def _excluded(pool: Pool) -> str:
+    """Return what the trials say of a side, or of the answers that its explanation leaves."""
+    if (found := pool.explanation) is not None:
+        better = f"{found.before - found.after} of {found.before} tokens become choices with {listed(found.trials[:4])}"
+        alike = f", which stand for {' or '.join(found.classes)}" if len(found.classes) > 1 else ""
+        few = f"; that may be chance: {counted(found.more, 'more such token')} would tell" if found.more else ""
+        return better + alike + few + (f", in other answers: {found.name}" if found.name else "")
+    near = [f"{of.trial} ({of.before - of.after} of {of.before})" for of in pool.nearest if of.after < NEAR * of.before]
+    drawn = [f"as drawn tokens p = {line.chance:.1g}" for line in pool.trials if line.chance is not None]
+    tried = f"none of {counted(len(pool.trials), 'trial')} explains them" if pool.trials else "no trial was made"
+    return "; ".join([tried, *([f"nearest: {listed(near)}"] if near else []), *drawn])
+
+
+def _hints(case: Case, letter: Letter) -> Iterator[str]:
+    pool, side, other = case.known.pool(letter), case.side(letter), case.side(OTHER[letter])
+    if _by_order(case, letter) and (pool.explanation is None or pool.mixed):
+        yield "it has no prompts, and order paired the answers; vLLM shuffles without `--disable-shuffle`"
+        return
+    if _schema(case, letter):
+        yield "the plan has a JSON schema, and the audit does not know which tokens it forces"
+    if pool.some_rows and not pool.in_rows:
+        yield "only some rows are off; more blocks would tell"
+    if pool.everywhere:
+        yield "weights, or keys and values of the prompt: it is there from the first tokens on, in every answer"
+    if _plain_is_right(case, letter):
+        yield "a draft that was accepted, or what it left: plain decoding is right"
+    elif case.known.right(OTHER[letter]) and (side.model, side.engine) == (other.model, other.engine):
+        yield f"the same checkpoint and engine are right as {other.arm} at batch size {other.batch_size}"
+
+
+SIDE: Sequence[Callable[[Case, Letter], Cause | None]] = (*(_rows, _accepted, _tried, _pattern, _unexplained),)
 
 
 class Class(NamedTuple):
@@ -276,39 +333,32 @@ CLASSES: Mapping[str, Class] = {
     "cache/position": Class("One side reads other keys and values, or other positions.", fault=True),
     "acceptance fault": Class("A draft was accepted that is not the model's choice.", fault=True),
     "metric": Class("The same tokens or question, scored or asked in another way."),
-    "unexplained": Class("No test explains the difference.", fault=True),
+    "unexplained": Class("No test shows a cause.", fault=True),
 }
-TESTS: Sequence[tuple[str, Test]] = (  # in the order in which they are made
-    ("metric", _few_shot),
-    ("template/tokenizer", _template),
-    ("metric", _metric),
-    ("same", _same),
-    ("unexplained", _lacking),
-    ("stop/budget", _stop),
-    ("sampling", _temperatures),
-    ("near-tie", _near_tie),
-    ("rounding", _rounding),
-    ("weights", _checkpoints),
-    ("unexplained", _order),
-    ("cache/position", _rows),
-    ("lossy", _lossy),
-    ("acceptance fault", _acceptance),
-    *((name, _tried(name)) for name in ("template/tokenizer", "cache/position", "weights", "rounding", "sampling")),
-    ("sampling", _sampled),
-    ("cache/position", _length),
-    ("cache/position", _some_rows),
-    ("cache/position", _cache),
-    ("weights", _everywhere),
-    ("unexplained", _unexplained),
-)
 
 
-def name(case: Case) -> tuple[str, str]:
-    """Return the class of a case and its evidence."""
-    return next((known, evidence) for known, test in TESTS if (evidence := test(case)) is not None)
+def name(case: Case) -> Cause:
+    """Return the cause of a difference. An answer that breaks its plan is a fault, whatever else is there."""
+    found = next(filter(None, (test(case) for test in PAIR)), None) or _of_sides(case)
+    broken = None if found.name == "same" else _broken(case)
+    if broken is None or found.name in ("stop/budget", "near-tie", "rounding"):
+        return broken or found
+    return found._replace(why=f"{found.why}; {broken.why}", fault=True)
 
 
-def is_fault(case: Case, known: str) -> bool:
-    """Return whether a class is a fault: weights are one if both sides name the same checkpoint."""
+def _of_sides(case: Case) -> Cause:
+    """Return the cause of the side that is off. If both are, that of the worse one, which names the other."""
+    found = []
+    for letter in case.off:
+        cause = next(filter(None, (test(case, letter) for test in SIDE)))
+        found.append(cause._replace(why=f"{letter.upper()}: {cause.why}"))
+    *others, worst = sorted(found, key=lambda of: (is_fault(case, of), of.by == "hint"))
+    return worst._replace(why="; ".join([worst.why, *(f"{of.why} ({of.name})" for of in others)]))
+
+
+def is_fault(case: Case, cause: Cause) -> bool:
+    """Return whether a cause is a fault: weights are one if both sides name the same checkpoint."""
+    if cause.fault is not None:
+        return cause.fault
     same = case.known.a.model is not None and case.known.a.model == case.known.b.model
-    return CLASSES[known].fault or (known == "weights" and same)
+    return CLASSES[cause.name].fault or (cause.name == "weights" and same)

@@ -1,133 +1,125 @@
-"""The document of an audit: the classes, the answers that differ, and their first differences side by side."""
+"""The document of an audit: the causes, the answers that differ, and their first differences side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from mtbench.document.formatting import NONE, number
-from mtbench.document.model import (
-    SIGNS,
-    Block,
-    Document,
-    Entry,
-    Notes,
-    Pairs,
-    Part,
-    Row,
-    Section,
-    Table,
-    Text,
-    Tone,
-    Verdict,
-)
-from mtbench.experiments.audit.cases import Case, Known
+from mtbench.document import model
+from mtbench.document.formatting import NONE, count, counted, listed, number
+from mtbench.document.model import Document, Entry, Row, Section, Table
+from mtbench.experiments.audit.cases import LETTERS, Case, Known
 from mtbench.experiments.audit.format import Audit, Divergence
 
-SHOWN = 40  # first differences that the page has side by side
+SHOWN, MOST_CAUSES, NAMED = 100, 10, 3  # first differences on the page; causes; items of a cause
 BEFORE, AFTER = 6, 10  # tokens before and from the first difference
+HARMLESS = ("same", "near-tie", "rounding")
+BY = {"proof": ", shown by", "pattern": ", by a pattern", "hint": ""}
 READING = [
     ("Judge", "The reference model reads the prompt and the tokens that A and B share, then each side's own tokens."),
     ("Shortfall", "How far the logit of a token lies below the largest at its position; 0 is the model's choice."),
     ("Noise", "The shortfall up to which the arithmetic of A and B may choose a token. In float32 and float64 it is a "
-     "constant, in other number types it is measured: the judge's model computes the same positions in them."),
-    ("Classes", "They are tested in a fixed order, and the first that holds is named."),
+     "constant, in other number types it is measured: the judge's model computes the same positions in them. A token "
+     "beyond it is off."),
+    ("Classes", "The first test that holds names the class. It is shown by stored data or a trial, or by a pattern: "
+     "which tokens are off, and not by chance. A hint shows nothing."),
 ]  # fmt: skip
 
 
 def document(found: Audit, known: Sequence[Known]) -> Document:
     """Return the document of an audit. known: per pair, for the tokens side by side; empty: without them."""
-    counted = [of for of in found.classes if of.answers]
-    rows = [
-        Row(
-            of.name,
-            [
-                Entry(f"{of.answers:,}"),
-                Entry("", verdict=_verdict("fault" if of.faults else "no fault", fault=of.faults > 0)),
-                Entry(of.says),
-            ],
-        )
-        for of in counted
-    ]
-    columns = [("answers", ""), ("fault", ""), ("meaning", "")]
-    sections = [Section("Classes", [Table(columns, rows, "class", "Answers by the reason of their difference")])]
-    if found.findings:
-        sections.append(Section("Answers that differ", [_findings(found)]))
+    sections = []
+    if causes := _causes(found.findings):
+        sections.append(Section("Causes", _of_causes(found, causes)))
     cases = {(n, case.item): case for n, pair in enumerate(known) for case in pair.cases}
     first = sorted(found.findings, key=lambda of: not of.fault)[:SHOWN] if known else []
     if blocks := [_part(of, cases[of.pair, of.item]) for of in first]:
         sections.append(Section("First differences", blocks))
     sections.append(Section("What was compared", [_compared(found)], folded=True))
-    sections.append(Section("How to read it", [Notes(READING)], folded=True))
+    meanings = [(of.name, of.says) for of in found.classes if of.answers]
+    sections.append(Section("How to read it", [model.Notes([*READING, *meanings])], folded=True))
     return Document(
         title=found.sentence.removesuffix("."),
         lead=found.sentence,
         subject=f"A: {found.request.a}; B: {found.request.b}; judge: {found.model or 'none'}, {found.request.dtype}",
         sections=sections,
-        verdict=_verdict("EXPLAINED" if found.explained else "FAULT", fault=not found.explained),
+        verdict=_verdict(verdict_of(found), fault=not found.explained),
         warnings=found.notes,
         source="`audit.json`",
     )
 
 
-def _verdict(word: str, *, fault: bool) -> Verdict:
-    tone: Tone = "bad" if fault else "good"
-    return Verdict(word, tone=tone, sign=SIGNS[tone])
+def verdict_of(found: Audit) -> str:
+    """Return the word of an audit: FAULT, the classes that explain it, or the harmless class that is furthest off."""
+    names = [of.name for of in found.classes if of.answers]
+    others = [name for name in names if name not in HARMLESS]
+    if not found.explained:
+        return "FAULT"
+    return f"explained by: {listed(others)}" if others else [*HARMLESS[:1], *(n for n in HARMLESS if n in names)][-1]
 
 
-def _findings(found: Audit) -> Table:
-    columns = [
-        ("class", ""),
-        ("token", "index of the first token that differs, from 0"),
-        ("A", "A's token there, and its probability"),
-        ("B", "B's token there, and its probability"),
-        ("margin", "distance of their logits"),
-        ("off", "side with tokens that arithmetic does not explain"),
-        ("evidence", ""),
-    ]
-    rows = []
-    for of in found.findings:
-        tokens = [None, None] if of.judged is None else [of.judged.a, of.judged.b]
-        shown = [NONE if t is None else f"{t.text!r} {t.probability:.3g}" for t in tokens]
-        margin = NONE if of.margin is None else f"{of.margin:.3g}"
-        place = NONE if of.first is None else str(of.first)
-        entries = [of.name, place, *shown, margin, (of.off or NONE).upper(), of.evidence]
-        pair = found.pairs[of.pair]
-        group = f"{pair.a} – {pair.b}" if len(found.pairs) > 1 else ""
-        rows.append(Row(of.item, [Entry(text) for text in entries], group=group))
-    return Table(
-        columns, rows, "item", "Answers of B that differ from A's", brief=("class", "token", "margin", "off"), text=True
-    )
+def _verdict(word: str, *, fault: bool) -> model.Verdict:
+    tone: model.Tone = "bad" if fault else "plain" if word.startswith("explained") else "good"
+    return model.Verdict(word, tone=tone, sign=model.SIGNS[tone])
 
 
-def _part(finding: Divergence, case: Case) -> Part:
+def _causes(findings: Iterable[Divergence]) -> list[list[Divergence]]:
+    """Return the answers of each cause: faults first, and of a pair the cause of most answers."""
+    found: dict[tuple[object, ...], list[Divergence]] = {}
+    for of in findings:
+        found.setdefault((of.pair, of.name, of.fault, of.evidence), []).append(of)
+    return sorted(found.values(), key=lambda those: (not those[0].fault, those[0].pair, -len(those)))
+
+
+def _of_causes(found: Audit, causes: Sequence[Sequence[Divergence]]) -> list[model.Block]:
+    """Return a row for each cause, and its evidence below."""
+    columns = [("answers", ""), ("fault", ""), ("item", "the first one")]
+    columns += [("token", "its first token that is off, from 0; if none is, that differs"), ("below", "its shortfall")]
+    rows, points = [], list[str]()
+    for place, those in enumerate(causes[:MOST_CAUSES], start=1):
+        of = min(those, key=lambda one: one.off_from is None)  # the first that has a token that is off
+        token = of.first if of.off_from is None else of.off_from
+        below = NONE if of.off_by is None else f"{of.off_by:.3g}"
+        entries = [f"{len(those):,}", "FAULT" if of.fault else "no", of.item, count(token), below]
+        group = f"{found.pairs[of.pair].a} – {found.pairs[of.pair].b}" if len(found.pairs) > 1 else ""
+        rows.append(Row(f"{place} {of.name}", [Entry(text) for text in entries], group=group))
+        items = listed(one.item for one in those[:NAMED])
+        items += f" and {len(those) - NAMED:,} more" if len(those) > NAMED else ""
+        here = f" ({of.item}: {of.here})" if of.here else ""
+        points.append(f"{of.name}{BY[of.by]}: {of.evidence}{here}. Items: {items}")
+    if rest := causes[MOST_CAUSES:]:
+        points.append(f"{counted(len(rest), 'more cause')}, of {counted(sum(map(len, rest)), 'answer')}: see the page")
+    table = Table(columns, rows, "class", "Answers of B that differ from A's, by their cause", text=True)
+    return [table, model.Points(points, numbered=True)]
+
+
+def _part(finding: Divergence, case: Case) -> model.Part:
     """Return a first difference, token by token."""
     place = "" if finding.first is None else f", token {finding.first}"
-    blocks: list[Block] = [Text(finding.evidence)]
+    blocks: list[model.Block] = [model.Text(". ".join(filter(None, (finding.evidence, finding.here))))]
     if finding.first is not None and case.a.prompt == case.b.prompt:
         blocks.append(_side_by_side(case, finding.first))
-    return Part(f"{finding.item}: {finding.name}{place}", blocks, open=finding.fault)
+    return model.Part(f"{finding.item}: {finding.name}{place}", blocks, open=finding.fault)
 
 
 def _side_by_side(case: Case, first: int) -> Table:
     rows = []
     for index in range(max(0, first - BEFORE), first + AFTER):
         entries = []
-        for letter in ("a", "b"):
+        for letter in LETTERS:
             answer, side = case.answer(letter), case.of(letter)
             there = index < len(answer.tokens)
             entries.append(Entry(repr(case.known.text([answer.tokens[index]])) if there else NONE))
             judged = side is not None and there and 0 <= index - first < len(side.probabilities)
-            short = side.short.get(str(index), 0.0) if side is not None and judged else None
             entries.append(Entry(number(side.probabilities[index - first], 4) if side is not None and judged else NONE))
-            entries.append(Entry(NONE if short is None else f"{short:.3g}"))
+            entries.append(Entry(f"{case.short(letter, index):.3g}" if judged else NONE))
         if any(entry.value != NONE for entry in entries):
             rows.append(Row(str(index), entries, strong=index == first))
     columns = [(f"{name}{what}", "") for name in "AB" for what in ("", ": probability", ": shortfall")]
     return Table(columns, rows, "token", "Token by token; the first difference is emphasised", text=True)
 
 
-def _compared(found: Audit) -> Pairs:
+def _compared(found: Audit) -> model.Pairs:
     rows = []
     for number_, pair in enumerate(found.pairs, start=1):
         limits = f"noise {pair.noise:.2g}"
         limits += "" if pair.rounding is None else f", rounding {pair.rounding:.2g}"
         rows.append((f"Pair {number_}", f"A: {pair.a}; B: {pair.b}; {pair.items} items of {pair.suite}; {limits}"))
-    return Pairs(rows)
+    return model.Pairs(rows)

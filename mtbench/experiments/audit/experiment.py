@@ -10,7 +10,6 @@ from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.audit import decoding, sides, texts
 from mtbench.experiments.audit.cases import LETTERS, Known
-from mtbench.experiments.audit.checkpoints import difference
 from mtbench.experiments.audit.classes import name
 from mtbench.experiments.audit.document import document
 from mtbench.experiments.audit.findings import all_pairs, audit, known_of, to_judge
@@ -21,6 +20,7 @@ from mtbench.experiments.audit.sides import Named, Pair
 from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
+from mtbench.models.checkpoint_difference import difference
 from mtbench.models.families import locate
 from mtbench.models.loading import inspect, refuse_unreadable
 from mtbench.plan.directory import RunDirectory
@@ -81,9 +81,8 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         planned = self._decoded(job, job.plan if job.new else self.plan(job.request, job.session))
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
-        tokenizer = judge.known.tokenizer
         noises = self._noises(job, planned, judge) if lines else {}
-        known = known_of(planned.pairs, lines, noises, lambda ids: str(tokenizer.decode(list(ids))))
+        known = known_of(planned.pairs, lines, noises, judge.known)
         self._try(job, known, judge)
         found = audit(job.request, planned.model if lines else None, known, planned.notes)
         job.directory.write_json(self.result, dump(found))

@@ -1,7 +1,7 @@
 """From judged lines to the findings of an audit: the noise of each pair of arms, the class of each answer, the sums."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mtbench.document.formatting import counted, listed
 from mtbench.experiments.audit.cases import Case, Known
@@ -11,12 +11,12 @@ from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair
 from mtbench.measure.lossless_check import first_difference
+from mtbench.models.loading import Inspected
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 
 MOST_NOISE = 1.0  # a larger one is not this model's arithmetic
 SPREAD = 2.0  # the largest noise that was seen, times this, bounds the noise of both sides
 Lines = Mapping[tuple[int, str], JudgedLine]
-Decode = Callable[[Sequence[int]], str]
 
 
 def all_pairs(pairs: Sequence[Pair]) -> list[Pair]:
@@ -31,9 +31,13 @@ def to_judge(pair: Pair, item: str) -> bool:
     return a.tokens != b.tokens and a.prompt == b.prompt is not None and a.whole and b.whole
 
 
-def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine], decode: Decode) -> list[Known]:
+def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine], judge: Inspected) -> list[Known]:
     """Return what is known of each pair of arms, with its answers."""
     every, found = all_pairs(pairs), list[Known]()
+
+    def text(ids: Sequence[int]) -> str:
+        return str(judge.tokenizer.decode(list(ids)))
+
     apart = {(p.a.name, p.b.name): _apart(number, p, lines) for number, p in enumerate(every)}
     for number, pair in enumerate(pairs):
         own = {
@@ -50,7 +54,8 @@ def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine
                 own[bound_of(noises[dtype])] = f"{dtype}, in which an engine may compute some of its products"
             noise = max(noise, EXACT_EPSILON.get(str(side.dtype), 0.0))
         rounding = max(own, default=None)
-        known = Known(pair.a, pair.b, noise, rounding, decode, why=own.get(rounding or 0.0, "the engine"))
+        why = own.get(rounding or 0.0, "the engine")
+        known = Known(pair.a, pair.b, noise, rounding, text, frozenset(judge.end_ids), why=why)
         known.cases += [
             Case(item, pair.a.answers[item], pair.b.answers[item], lines.get((number, item)), known)
             for item in pair.items
@@ -88,12 +93,7 @@ def audit(request: AuditRequest, model: str | None, known: Sequence[Known], note
         explained=not faults,
         pairs=[
             PairRecord(
-                a=of.a.name,
-                b=of.b.name,
-                suite=of.a.suite,
-                items=len(of.cases),
-                noise=of.noise,
-                rounding=of.rounding,
+                a=of.a.name, b=of.b.name, suite=of.a.suite, items=len(of.cases), noise=of.noise, rounding=of.rounding
             )
             for of in known
         ],
@@ -106,41 +106,43 @@ def audit(request: AuditRequest, model: str | None, known: Sequence[Known], note
 
 def _findings(number: int, known: Known) -> Iterator[Divergence]:
     for case in known.cases:
-        key, evidence = name(case)
-        if key == "same":
+        cause = name(case)
+        if cause.name == "same":
             continue
         differ = case.a.tokens != case.b.tokens
+        off, side = min(((case.far(letter, known.bound)[0], letter) for letter in case.off), default=(None, None))
         yield Divergence(
             pair=number,
             item=case.item,
-            name=key,
-            fault=is_fault(case, key),
-            evidence=evidence,
+            name=cause.name,
+            fault=is_fault(case, cause),
+            by=cause.by,
+            evidence=cause.why,
+            here=cause.here,
             first=first_difference(case.a.tokens, case.b.tokens) if differ else None,
             margin=abs(case.at_first[0] - case.at_first[1]) if len(case.at_first) == 2 else None,
             off="both" if len(case.off) == 2 else next(iter(case.off), None),
+            off_from=off,
+            off_by=None if off is None or side is None else case.short(side, off),
             judged=case.judged,
         )
 
 
 def _sentence(known: Sequence[Known], findings: Sequence[Divergence], classes: Sequence[ClassCount]) -> str:
-    """Return the findings in one sentence. A single answer of a class is named with its place."""
+    """Return the findings in one sentence. A single answer of a class, and the first of a fault, has its place."""
     items = sum(len(pair.cases) for pair in known)
     if not findings:
         return f"B equals A in all {counted(items, 'answer')}."
     parts = []
     for of in classes:
         those = [finding for finding in findings if finding.name == of.name]
-        if not those:
-            continue
-        [first, *more] = those
-        word = "" if first.first is None else f", token {first.first}"
-        place = (
-            f" at item {first.item}{word}"
-            if not more
-            else f", the first at item {first.item}{word}"
-            if of.faults
-            else ""
-        )
-        parts.append(f"{len(those)} {of.name}{place}")
+        if those:
+            place = f" at {place_of(those[0])}" if len(those) == 1 else f", the first at {place_of(those[0])}"
+            parts.append(f"{len(those)} {of.name}{place if len(those) == 1 or of.faults else ''}")
     return f"B differs from A in {len(findings)} of {counted(items, 'answer')}: {listed(parts)}."
+
+
+def place_of(finding: Divergence) -> str:
+    """Return the item, and the first token that is off, else that differs."""
+    token = finding.first if finding.off_from is None else finding.off_from
+    return f"item {finding.item}" + ("" if token is None else f", token {token}")

@@ -4,7 +4,7 @@ Shortfalls are distances of a token's logit below the largest at its position; w
 sampling noise of the answer's seed. Indices of tokens count from the first token of the answer, 0.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -111,13 +111,19 @@ class Divergence(Record):
     pair: Count = Field(description="index of the pair of arms")
     item: str = Field(description="name of the item")
     name: ClassName
-    fault: bool = Field(description="true: a defect, or not explained")
-    evidence: Text = Field(description="what the class was decided by")
+    fault: bool = Field(description="true: a defect, a broken plan, or not explained")
+    by: Literal["proof", "pattern", "hint"] = Field(
+        description="proof: stored data or a trial show the class; pattern: which tokens are off; hint: nothing does"
+    )
+    evidence: Text = Field(description="what the class was decided by, alike in all answers of one cause")
+    here: str = Field(description="what was seen in this answer; empty: nothing more")
     first: StoredCount | None = Field(description="index of the first token that differs; null: no token does")
     margin: StoredQuantity | None = Field(
         description="distance of the logits of the two tokens there; null: not judged, or one answer has ended"
     )
     off: str | None = Field(description="side whose token is not the judge's choice: a, b or both; null: neither")
+    off_from: StoredCount | None = Field(description="index of the first token that is off; null: none is")
+    off_by: StoredQuantity | None = Field(description="its shortfall")
     judged: JudgedLine | None = Field(description="the first difference; null: no token was judged")
 
 

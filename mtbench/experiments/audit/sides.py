@@ -38,6 +38,8 @@ class SideAnswer:
     seed: int = 0
     block: int | None = None
     row: int | None = None
+    stop: Sequence[str] = ()  # the plan's stop strings
+    schema: bool = False  # the plan has a JSON schema for it
     raw_prompt: Prompt | None = None  # text or messages, of an answer without `prompt`
     parts: Sequence[str] = ()  # of a text with reasoning: the texts between which tokens were taken out
     lacks: str | None = None  # why it is left out: its text is not, or not all, there
@@ -61,7 +63,8 @@ class Side:
     claims: str = "lossless"
     plain: bool | None = None  # reference decoding; None: not known
     ours: bool = False  # decoded by mtbench's own loop
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = None  # None: no plan says it
+    endless: bool = False  # end tokens end nothing, as its plan says
     task: Mapping[str, object] | None = None  # the suite's description of its prompts and scores
     texts: bool = False  # answers are texts: their tokens are made of them
 
@@ -147,7 +150,7 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
             f"{path}: cell {cell.cell} has answers to {len(there)} of {len(due)} items, the first one missing is "
             f"{missing[0]!r:.60}; finish the run with `mtbench run -o {path} --resume`."
         )
-    contexts = {line.item: line.context for line in lines}
+    contexts, schemas, endless = {line.item: line.context for line in lines}, suite.schemas, cell.length == "fixed"
 
     def answer(line: GenerationLine) -> SideAnswer:
         index = number[line.item]
@@ -160,7 +163,9 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
             commits=line.commits,
             seed=plan.item_seed(index),
             block=line.block,
-            row=group.blocks[line.block].index(index) % cell.batch_size,
+            row=group.blocks[line.block].index(index) % cell.batch_size if cell.batching == "static" else None,
+            stop=() if endless else suite.items[index].stop,
+            schema=line.item in schemas,
         )
 
     answers = {line.item: answer(line) for line in sorted(lines, key=lambda line: number[line.item])}
@@ -179,7 +184,8 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
         claims=cell.claims,
         plain=method.reference,
         ours=not method.outside and not is_served(cell.engine),
-        max_new_tokens=suite.max_new_tokens,
+        max_new_tokens=suite.max_new_tokens if cell.accept is None else None,
+        endless=endless,
         task=suite.task,
     )
 
