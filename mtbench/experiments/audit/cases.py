@@ -173,18 +173,20 @@ class Pool:
 
     @property
     def left(self) -> bool:
-        """Whether no token is off up to the first rejected draft, and no answer is in its first tokens.
+        """Whether answers begin to be off late, and behind the first forward: no draft left anything before it."""
+        clean = [next((step.stop for step in forwards(case.answer(self.letter))), 0) for case in self.cases]
+        firsts = [self._far(case)[0] for case in self.cases]
+        behind = all(first >= stop for first, stop in zip(firsts, clean, strict=True))
+        return behind and self._delayed(min(firsts, default=0) * len(firsts))
 
-        Not by chance: later tokens are off so often that some of the first ones would be.
+    def _delayed(self, before: int) -> bool:
+        """Return whether none of `before` tokens is off, and not by chance: behind the first one, many are.
+
+        Half of the tokens before may be too certain to be off: answers begin alike.
         """
-        for case in self.cases:
-            steps = forwards(case.answer(self.letter))
-            full = max(map(len, steps), default=0)
-            if self._far(case)[0] < next((step.stop for step in steps if len(step) < full), 0):
-                return False
-        share = len(self.far) / max(1, sum(len(self._judged(case)) for case in self.cases))
-        first = min((index for _, index in self.far), default=0)
-        return (1 - share) ** (first * len(self.cases)) < CHANCE
+        judged = sum(len(self._judged(case)) for case in self.cases)
+        share = (len(self.far) - len(self.cases)) / max(1, judged - len(self.cases))
+        return bool((1 - share) ** (before / 2) < CHANCE)
 
     @cached_property
     def mixed(self) -> dict[str, str]:
@@ -203,11 +205,13 @@ class Pool:
 
     @cached_property
     def starts_at(self) -> int | None:
-        """The position from which on answers are off, if only those that reach it are."""
-        starts = {case: len(case.answer(self.letter).prompt or ()) for case in self.known.cases}
-        begin = min((starts[case] + index for case, index in self.far), default=0)
-        reach = [start + len(case.answer(self.letter).tokens) > begin for case, start in starts.items()]
-        return begin if self._only(reach, len(reach)) else None
+        """The position from which on answers are off, if nearly all that reach it are, and no others."""
+        spans = [(len(case.answer(self.letter).prompt or ()), case) for case in self.known.cases]
+        lengths = [(start, len(case.answer(self.letter).tokens)) for start, case in spans]
+        begin = min((start + self._far(case)[0] for start, case in spans if self._far(case)), default=0)
+        before = sum(min(length, max(0, begin - start)) for start, length in lengths)
+        reach = [start + length > begin for start, length in lengths]
+        return begin if self._only(reach) * len(reach) < SELDOM and self._delayed(before) else None
 
     @cached_property
     def some_rows(self) -> list[int]:
@@ -218,25 +222,23 @@ class Pool:
 
     @property
     def in_rows(self) -> bool:
-        """Whether `some_rows` are not by chance."""
-        ways = math.comb(self.known.side(self.letter).batch_size or 1, len(self.some_rows))
-        return self._only([case.answer(self.letter).row in self.some_rows for case in self.known.cases], ways)
-
-    def _only(self, inside: Sequence[bool], ways: int) -> bool:
-        """Return whether nearly all of these answers are off, no others, and not by chance.
-
-        By chance, each answer, or each token, has the same probability to be off. `ways` to choose the answers.
-        """
-        here, off = sum(inside), len(self.cases)
-        if not off or not NEARLY_ALL * here <= off <= here < len(inside):
-            return False
+        """Whether `some_rows` are not by chance, as tokens and as answers that are off as often in any row."""
+        inside = [case.answer(self.letter).row in self.some_rows for case in self.known.cases]
         exposed, events = [0, 0], 0
         for case, there in zip(self.known.cases, inside, strict=True):
             counted = self._far(case)[:EVENTS]
             exposed[there] += counted[-1] + 1 if len(counted) == EVENTS else len(case.answer(self.letter).tokens)
             events += len(counted)
+        ways = math.comb(self.known.side(self.letter).batch_size or 1, len(self.some_rows))
         tokens = (exposed[True] / max(1, sum(exposed))) ** events
-        return ways * tokens < CHANCE and ways * math.comb(here, off) / math.comb(len(inside), off) < SELDOM
+        return ways * tokens < CHANCE and ways * self._only(inside) < SELDOM
+
+    def _only(self, inside: Sequence[bool]) -> float:
+        """Return the probability that answers are off by chance in these only; 1 if not nearly all of them are off."""
+        here, off = sum(inside), len(self.cases)
+        if not off or not NEARLY_ALL * here <= off <= here < len(inside):
+            return 1.0
+        return math.comb(here, off) / math.comb(len(inside), off)
 
     @property
     def everywhere(self) -> bool:

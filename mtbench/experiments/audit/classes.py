@@ -38,6 +38,14 @@ def _few_shot(case: Case) -> Cause | None:
     return Cause("metric", f"few-shot prompt: A has {shots[0]} examples, B {shots[1]}")
 
 
+def _earlier(case: Case) -> Cause | None:
+    """A later turn, whose prompt has an earlier answer that differs."""
+    before = next((of for of in case.known.cases if of.item == case.a.follows), None)
+    if case.a.prompt == case.b.prompt or before is None or (cause := name(before)).name in ("same", "metric"):
+        return None
+    return cause._replace(here=f"its prompt has the answer to {before.item}, which differs")
+
+
 def _template(case: Case) -> Cause | None:
     ours, theirs = case.a.prompt, case.b.prompt
     if ours is None or theirs is None or ours == theirs:
@@ -175,7 +183,7 @@ def _unjudged(case: Case) -> Cause | None:
 
 
 PAIR: Sequence[Callable[[Case], Cause | None]] = (
-    *(_few_shot, _template, _same, _lacking, _stop, _temperatures, _near_tie, _rounding, _checkpoints),
+    *(_few_shot, _earlier, _template, _same, _lacking, _stop, _temperatures, _near_tie, _rounding, _checkpoints),
     _unjudged,
 )
 

@@ -38,6 +38,7 @@ class SideAnswer:
     seed: int = 0
     block: int | None = None
     row: int | None = None
+    follows: str | None = None  # the item whose answer, as its arm gave it, is in the prompt
     stop: Sequence[str] = ()  # the plan's stop strings
     schema: bool = False  # the plan has a JSON schema for it
     raw_prompt: Prompt | None = None  # text or messages, of an answer without `prompt`
@@ -164,6 +165,7 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
             seed=plan.item_seed(index),
             block=line.block,
             row=group.blocks[line.block].index(index) % cell.batch_size if cell.batching == "static" else None,
+            follows=None if suite.is_fixed(index) else suite.items[suite.items[index].follows or 0].item,
             stop=() if endless else suite.items[index].stop,
             schema=line.item in schemas,
         )
