@@ -28,6 +28,7 @@ SLOTS = 528  # of a row: several spans of keys, the last one partial
 FACTOR = {torch.float32: 30.0}  # of PyTorch's error: a GPU's fast exponentials are less exact than PyTorch's
 FACTOR_HALF = 3.0  # rounding to the type is most of the error
 
+Inputs = tuple[Tensor, AttentionMetadata, KVCache]
 Logits = Callable[[Tensor, AttentionMetadata, KVCache], Tensor]
 
 
@@ -59,10 +60,11 @@ class Check:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.failure = model, ""
-        narrow = [plain_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
+        self.context = _context(model)
+        narrow = [plain_logits(model, *self._inputs(*shape)) for shape in SHAPES]
         try:
             with kernels.plain(), _widened(model, torch.float64 if model.dtype == torch.float32 else torch.float32):
-                self.wide = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
+                self.wide = [modules_logits(model, *self._inputs(*shape)) for shape in SHAPES]
             self.error = _largest_error(narrow, self.wide)
         except torch.OutOfMemoryError:
             raise
@@ -78,7 +80,7 @@ class Check:
             return self.failure
         try:
             with torch.inference_mode():
-                error = _largest_error([logits(*_inputs(self.model, *shape)) for shape in SHAPES], self.wide)
+                error = _largest_error([logits(*self._inputs(*shape)) for shape in SHAPES], self.wide)
         except torch.OutOfMemoryError:
             raise
         except Exception as failure:
@@ -89,32 +91,53 @@ class Check:
         return f"logits are wrong by {error:.2g}, and PyTorch's by {self.error:.2g} (relative)"
 
 
-class _Filled(KVCache):
-    """A cache that is full of noise, which is the same in every type."""
+    def _inputs(self, rows: int, width: int) -> Inputs:
+        """Return random ids (R, W), behind contexts of different lengths, and a new cache that holds these."""
+        most = self.context.slots
+        base = most - width - 37 * torch.arange(rows, device=self.model.device) % (most - width)
+        return _fed(self.model, base, width, most, _Filled(self.context))
 
-    def __init__(self, dtype: torch.dtype) -> None:
+
+class _Filled(KVCache):
+    """A cache each of whose rows has the keys and values of a context, which its number type holds exactly."""
+
+    def __init__(self, context: KVCache) -> None:
         super().__init__()
-        self.dtype = dtype  # of the model: each type of the cache holds its values exactly
+        self.context = context
 
     def storage(self, layer: int, *like: Tensor) -> tuple[Tensor, Tensor]:
         new = layer not in self.layers
         stores = super().storage(layer, *like)
-        for seed, store in enumerate(stores if new else ()):
-            generator = torch.Generator(store.device).manual_seed(2 * layer + seed)
-            noise = torch.randn(store.shape, generator=generator, device=store.device)
-            store.copy_(noise.to(self.dtype))
+        for store, filled in zip(stores, self.context.layers[layer], strict=True) if new else ():
+            store.unflatten(0, (-1, len(filled))).copy_(filled)
         return stores
 
 
-def _inputs(model: PreTrainedModel, rows: int, width: int) -> tuple[Tensor, AttentionMetadata, KVCache]:
-    """Return random ids (R, W), behind contexts of different lengths, and a new cache that holds these."""
-    generator, device = torch.Generator().manual_seed(rows * width), model.device
+def _context(model: PreTrainedModel) -> KVCache:
+    """Return the keys and values of a row of random tokens, by transformers' modules.
+
+    Noise in their place would do for most models. Some, such as SmolLM2, lose all precision with it: then a wrong kernel
+    is not told from a right one.
+    """
     config = model.config.get_text_config()
-    most = min(SLOTS, getattr(config, "max_position_embeddings", None) or SLOTS)  # a table of positions may end there
-    ids = torch.randint(config.vocab_size, (rows, width), generator=generator, device="cpu").to(device)
-    base = most - width - 37 * torch.arange(rows, device=device) % (most - width)
-    slots = base[:, None] + torch.arange(width, device=device)
-    metadata, cache = AttentionMetadata(slots, slots, base, most), _Filled(model.dtype)
+    slots = min(SLOTS, getattr(config, "max_position_embeddings", None) or SLOTS)  # a table of positions may end there
+    inputs = _fed(model, _start(model), slots, slots, KVCache())
+    plain_logits(model, *inputs)
+    return inputs[-1]
+
+
+def _start(model: PreTrainedModel) -> Tensor:
+    """Return the first slot of one row."""
+    return torch.zeros(1, dtype=torch.int64, device=model.device)
+
+
+def _fed(model: PreTrainedModel, base: Tensor, width: int, most: int, cache: KVCache) -> Inputs:
+    """Return random ids (R, W) for `most` slots of a cache, from `base` (R,) on, their metadata, and the cache."""
+    rows, config = len(base), model.config.get_text_config()
+    generator = torch.Generator().manual_seed(rows * width)
+    ids = torch.randint(config.vocab_size, (rows, width), generator=generator, device="cpu").to(base.device)
+    slots = base[:, None] + torch.arange(width, device=base.device)
+    metadata = AttentionMetadata(slots, slots, base, most)
     cache.shape(rows, most)
     cache.set_batch(metadata)
     return ids, metadata, cache
@@ -155,6 +178,6 @@ def check_modules(model: PreTrainedModel) -> None:
     Raises UserError if the modules do not run.
     """
     if not kernels.ours(model.get_input_embeddings().weight):
-        plain_logits(model, *_inputs(model, *SHAPES[0]))
+        plain_logits(model, *_fed(model, _start(model), 1, 1, KVCache()))
     elif fault := Check(model).fault(partial(modules_logits, model)):
         kernels.switch_off(fault)

@@ -26,7 +26,7 @@ from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder, _attention_arguments, build
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
-from mtbench.models.self_check import Check, _inputs, modules_logits
+from mtbench.models.self_check import Check, modules_logits
 
 EPS = 0.3  # large, so that a norm without it differs
 two_layers = partial(small_config, num_hidden_layers=2)
@@ -165,7 +165,7 @@ def test_plain_operations_that_are_right_run(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("operation", "said"),
     [
-        (swiglu(1.3), "logits are wrong by 0.0"),
+        (swiglu(1.3), "logits are wrong by 0."),
         (swiglu(torch.nan), "logits are wrong by nan"),
         (raised(RuntimeError("out of resource: shared memory")), "RuntimeError: out of resource: shared memory"),
     ],
@@ -254,10 +254,24 @@ def test_the_plain_check_leaves_the_weights_as_they_were() -> None:
     assert [(parameter.data_ptr(), parameter.dtype) for parameter in model.parameters()] == before
 
 
+def test_the_check_reads_the_keys_and_values_of_the_model_itself() -> None:
+    """With noise in their place SmolLM2 in bfloat16 loses all precision, and right kernels were switched off."""
+    model = checkpoint().model
+    check = Check(model)
+    ids, metadata, cache = check._inputs(2, 3)
+    modules_logits(model, ids, metadata, cache)
+    fed = torch.arange(len(check.context.index)) >= int(metadata.base[1])
+    for store, own in zip(cache.layers[1], check.context.layers[1], strict=True):
+        first, second = store.unflatten(0, (2, -1))
+        assert torch.equal(first[:-3], own[:-3])
+        assert torch.equal(second[~fed], own[~fed])
+        assert not torch.equal(second[fed], own[fed])
+
+
 def test_the_plain_check_stays_within_the_positions_of_a_model() -> None:
     """A table of positions that is read behind its end would lose the GPU."""
     model = checkpoint().model
     model.config.max_position_embeddings = 64
-    _, metadata, _ = _inputs(model, 16, 33)
+    _, metadata, _ = Check(model)._inputs(16, 33)
     assert int(metadata.positions.max()) == 63
     assert int(metadata.positions.min()) >= 0
