@@ -57,11 +57,11 @@ class Step(NamedTuple):
 
 
 STEPS: dict[str, Step] = {
-    "doctor": Step(60),
-    "operations": Step(60, "operations"),
-    "equality": Step(90, "equality"),
-    "run": Step(60),
-    **{f"static-{size}": Step(40, "times", "static", {"size": size}) for size in (1, 16, 8, 4)},
+    "doctor": Step(80),
+    "operations": Step(50, "operations"),
+    "equality": Step(80, "equality"),
+    "run": Step(80),
+    **{f"static-{size}": Step(35, "times", "static", {"size": size}) for size in (1, 16, 8, 4)},
     "refill-16": Step(100, "times", "refill", {"size": 16}),
     "hf-dynamic": Step(60, "times", "hf_dynamic"),
     "invariant": Step(60, "times", "invariant"),

@@ -90,7 +90,6 @@ class Check:
             return None
         return f"logits are wrong by {error:.2g}, and PyTorch's by {self.error:.2g} (relative)"
 
-
     def _inputs(self, rows: int, width: int) -> Inputs:
         """Return random ids (R, W), behind contexts of different lengths, and a new cache that holds these."""
         most = self.context.slots
@@ -116,8 +115,8 @@ class _Filled(KVCache):
 def _context(model: PreTrainedModel) -> KVCache:
     """Return the keys and values of a row of random tokens, by transformers' modules.
 
-    Noise in their place would do for most models. Some, such as SmolLM2, lose all precision with it: then a wrong kernel
-    is not told from a right one.
+    Noise in their place would do for most models. Some, such as SmolLM2, lose all precision with it: a wrong kernel is
+    then not told from a right one.
     """
     config = model.config.get_text_config()
     slots = min(SLOTS, getattr(config, "max_position_embeddings", None) or SLOTS)  # a table of positions may end there
