@@ -144,7 +144,8 @@ def short_budget(by: int) -> Fault:
     @around(Batch, "_write")
     def write(old: Any, self: Any, taken: Any, at: Tensor) -> None:
         old(self, taken, at)
-        self.rows.limit[at] = torch.maximum(self.rows.limit[at] - by, self.rows.prompt_len[at])
+        limit, least = self.rows.limit[at], self.rows.prompt_len[at] + 1
+        self.rows.limit[at] = limit.minimum((limit - by).maximum(least))
 
     return write
 
