@@ -151,23 +151,20 @@ class Pool:
         """`first` or `last`: the token of a forward that the model itself chose, if all tokens that are off are drafts.
 
         None if they are not, if a side hides its forwards, or if that may be chance. What a cache holds stays there: if
-        all is right again behind the only forward with such drafts, it was not read from a cache.
+        all is right again behind the only forward with such drafts, and no trial explains them, it was no cache.
         """
-        steps = [forwards(case.answer(self.letter)) for case in self.cases]
-        if not steps or not all(steps):
+        every = [(forwards(case.answer(self.letter)), self._judged(case), self._far(case)) for case in self.cases]
+        if not all(steps for steps, *_ in every):
             return None
-        passes = behind = 0
-        for case, of in zip(self.cases, steps, strict=True):
-            where = {number for number, step in enumerate(of) for index in self._far(case) if index in step}
-            passes += len(where) == 1
-            behind += self._judged(case).stop - of[max(where, default=-1)].stop
+        wrong = [[step for step in steps if {*step} & {*far}] for steps, _, far in every]
+        behind = sum(judged.stop - of[-1].stop for (_, judged, _), of in zip(every, wrong, strict=True))
+        passes = all(len(of) == 1 for of in wrong) and behind >= RIGHT_BEHIND and self.explanation is None
         for end, place in (("last", -1), ("first", 0)):
-            own = [{step[place] for step in of[: None if place == 0 else -1] if step} for of in steps]
-            mine = sum(len(chosen & {*self._judged(case)}) for case, chosen in zip(self.cases, own, strict=True))
-            chance = (1 - mine / max(1, sum(len(self._judged(case)) for case in self.cases))) ** len(self.far)
-            isolated = end == "last" and passes == len(self.cases) and behind >= RIGHT_BEHIND
-            none = not any(chosen & {*self._far(case)} for case, chosen in zip(self.cases, own, strict=True))
-            if none and (chance < CHANCE or isolated):
+            own = [{step[place] for step in (steps if place == 0 else steps[:-1]) if step} for steps, *_ in every]
+            mine = sum(len(of & {*judged}) for of, (_, judged, _) in zip(own, every, strict=True))
+            chance = (1 - mine / max(1, sum(len(judged) for _, judged, _ in every))) ** len(self.far)
+            drafts = not any(of & {*far} for of, (*_, far) in zip(own, every, strict=True))
+            if drafts and self.far and (chance < CHANCE or (passes and end == "last")):
                 return end
         return None
 
@@ -215,10 +212,10 @@ class Pool:
 
     @cached_property
     def some_rows(self) -> list[int]:
-        """The rows of the batch that are off, if others are not."""
-        rows = {case.answer(self.letter).row for case in self.cases}
-        every = {case.answer(self.letter).row for case in self.known.cases}
-        return [] if None in every or rows == every else sorted(row for row in rows if row is not None)
+        """The rows of the batch that are off, if nearly all of their answers are, and no other row."""
+        rows = {row for case in self.cases if (row := case.answer(self.letter).row) is not None}
+        inside = [case.answer(self.letter).row in rows for case in self.known.cases]
+        return sorted(rows) if self._only(inside) < 1 else []
 
     @property
     def in_rows(self) -> bool:
@@ -265,7 +262,5 @@ class Pool:
 def forwards(answer: SideAnswer) -> list[range]:
     """Return the tokens of each forward; empty: they are not stored, or each forward gave one token."""
     commits = answer.commits or []
-    ends = accumulate(commits)
-    return (
-        [range(end - size, end) for size, end in zip(commits, ends, strict=True)] if max(commits, default=0) > 1 else []
-    )
+    steps = [range(end - size, end) for size, end in zip(commits, accumulate(commits), strict=True)]
+    return steps if max(commits, default=0) > 1 else []

@@ -68,15 +68,10 @@ def _template(case: Case) -> Cause | None:
 
 def _other_tokens(case: Case) -> Cause | None:
     """The same text in other tokens, where a server may have sent a text."""
-    known = case.known
-    if (
-        case.a.tokens == case.b.tokens
-        or not case.a.text
-        or case.a.text != case.b.text
-        or (known.a.ours and known.b.ours)
-    ):
+    known, same = case.known, case.a.text == case.b.text != ""
+    if not same or case.a.tokens == case.b.tokens or (known.a.ours and known.b.ours) or case.is_prefix:
         return None
-    if case.is_prefix or known.text(case.a.tokens) != known.text(case.b.tokens):
+    if known.text(case.a.tokens) != known.text(case.b.tokens):
         return None
     return Cause("template/tokenizer", "the answers are the same text in other tokens: another tokenizer")
 
@@ -108,11 +103,7 @@ RULES = {"end": "an end token", "stop": "a stop string", "length": "the budget o
 
 
 def _stop(case: Case) -> Cause | None:
-    both = (("A", case.a), ("B", case.b))
-    ends = listed(f"{RULES.get(of.finish, of.finish)} ended {name}" for name, of in both)
-    here = listed(f"{name} has {counted(len(of.tokens), 'token')}" for name, of in both)
-    one, other = case.a.text, case.b.text
-    why = ""
+    both, one, other, why = (("A", case.a), ("B", case.b)), case.a.text, case.b.text, ""
     if case.is_prefix:
         why = "the same tokens up to the end of the shorter"
     elif (case.known.a.texts or case.known.b.texts) and (one.startswith(other) or other.startswith(one)):
@@ -124,6 +115,8 @@ def _stop(case: Case) -> Cause | None:
             continue
         if side.endless is not None and side.endless <= case.known.bound:
             why = f"{letter.upper()} goes on as the model does if end tokens are ignored"
+    ends = listed(f"{RULES.get(of.finish, of.finish)} ended {name}" for name, of in both)
+    here = listed(f"{name} has {counted(len(of.tokens), 'token')}" for name, of in both)
     return Cause("stop/budget", f"{why}: {ends}", here) if why else None
 
 
@@ -148,43 +141,29 @@ def _broken(case: Case) -> Cause | None:
     return None
 
 
-def _temperatures(case: Case) -> Cause | None:
-    """Plans with other temperatures, or an arm that promises the distribution only."""
-    hot = [case.known.a.temperature, case.known.b.temperature]
-    if hot[0] == hot[1] or case.judged is None or case.off:
-        return None
-    why = f"temperature {hot[0]:g} and {hot[1]:g}: each side's tokens are the model's choices at its own"
-    return Cause("sampling", why)
-
-
-def _near_tie(case: Case) -> Cause | None:
-    if case.judged is None or any(case.far(letter, case.known.noise) for letter in LETTERS):
-        return None
-    why = f"all tokens are within the noise of {case.known.noise:.2g} of the largest logit"
-    return Cause("near-tie", why, f"the first two that differ are within {max(case.at_first):.2g}")
-
-
-def _rounding(case: Case) -> Cause | None:
+def _within(case: Case) -> Cause | None:
+    """Tokens that arithmetic explains, or choices at the temperatures of two plans."""
+    known, hot = case.known, [case.known.a.temperature, case.known.b.temperature]
     if case.judged is None or case.off:
         return None
-    known = case.known
-    why = (
-        f"tokens are further below the largest logit than the noise, {known.noise:.2g}; up to {known.bound:.2g} is the "
-    )
-    return Cause("rounding", f"{why}difference of {known.why}", f"at the first difference {max(case.at_first):.2g}")
+    here = f"the first two that differ are within {max(case.at_first):.2g} of the largest logit"
+    if hot[0] != hot[1]:
+        why = f"temperature {hot[0]:g} and {hot[1]:g}: each side's tokens are the model's choices at its own"
+        return Cause("sampling", why, here)
+    if not any(case.far(letter, known.noise) for letter in LETTERS):
+        return Cause("near-tie", f"all tokens are within the noise of {known.noise:.2g} of the largest logit", here)
+    why = f"tokens are beyond the noise, {known.noise:.2g}; up to {known.bound:.2g} is the difference of {known.why}"
+    return Cause("rounding", why, here)
 
 
 def _checkpoints(case: Case) -> Cause | None:
-    return Cause("weights", case.known.checkpoints) if case.off and case.known.checkpoints else None
-
-
-def _unjudged(case: Case) -> Cause | None:
-    return None if case.judged else Cause("unexplained", "nothing could be judged: no side has the prompt", by="hint")
+    if case.judged is None:
+        return Cause("unexplained", "nothing could be judged: no side has the prompt", by="hint")
+    return Cause("weights", case.known.checkpoints) if case.known.checkpoints else None
 
 
 PAIR: Sequence[Callable[[Case], Cause | None]] = (
-    *(_few_shot, _earlier, _template, _same, _lacking, _stop, _temperatures, _near_tie, _rounding, _checkpoints),
-    _unjudged,
+    *(_few_shot, _earlier, _template, _same, _lacking, _stop, _within, _checkpoints),
 )
 
 # --- Of a side whose tokens are off -----------------------------------------------------------------------------------
@@ -229,15 +208,17 @@ def _tried(case: Case, letter: Letter) -> Cause | None:
     tried = {of.item for line in pool.trials if line.trial == found.trials[0] for of in line.tried}
     if case.item in tried - found.items:
         return None
-    equal = " (equally well: " + listed(found.trials[1:4]) + ")" if len(found.trials) > 1 else ""
-    why = f"with {found.trials[0]}{equal}, {found.before - found.after} of {found.before} tokens that are off become "
     if found.chance is None:
-        return Cause(found.name, f"{why}choices, in {counted(len(found.items), 'answer')}")
-    because = "not with the seed of its plan" if side.temperature else "its plan is greedy"
-    promised = side.claims == "distribution"
-    because = "as its method promises" if promised else because
-    fault = side.max_new_tokens is not None and not side.temperature and not promised
-    return Cause(found.name, f"as likely as {found.trials[0]} (p = {found.chance:.2g}), {because}", fault=fault or None)
+        equal = f" (equally well: {listed(found.trials[1:4])})" if len(found.trials) > 1 else ""
+        become = f"{found.before - found.after} of {found.before} tokens that are off become choices"
+        why = f"with {found.trials[0]}{equal}, {become}, in {counted(len(found.items), 'answer')}"
+        return Cause(found.name, why)
+    because, promised = "its plan is greedy", side.claims == "distribution"
+    if promised or side.temperature:
+        because = "as its method promises" if promised else "not with the seed of its plan"
+    drawn = side.max_new_tokens is not None and not promised and not side.temperature  # against its plan
+    why = f"as likely as {found.trials[0]} (p = {found.chance:.2g}), {because}"
+    return Cause(found.name, why, fault=drawn or None)
 
 
 def _schema(case: Case, letter: Letter) -> bool:
@@ -275,17 +256,15 @@ def _unexplained(case: Case, letter: Letter) -> Cause:
 
 
 def _size(pool: Pool) -> str:
-    short = sorted(case.short(pool.letter, index) for case, index in pool.far)
+    side, short = pool.known.side(pool.letter), sorted(case.short(pool.letter, index) for case, index in pool.far)
     first, index = min(pool.far, key=lambda of: of[1])
     position = len(first.answer(pool.letter).prompt or ()) + index
-    rows = f", in rows {listed(pool.some_rows)} only" if pool.some_rows else ""
-    side = pool.known.side(pool.letter)
-    rule = f"has temperature {side.temperature:g}" if side.temperature else "is greedy"
-    plan = f"; its plan {rule}" if side.max_new_tokens else ""
+    rows = f" (rows {listed(pool.some_rows)} only)" if pool.some_rows else ""
+    plan = f"; its plan has temperature {side.temperature:g}" if side.temperature else "; its plan is greedy"
     return (
         f"{len(pool.far)} of {pool.tokens} judged tokens are off, in {len(pool.cases)} of "
         f"{counted(len(pool.known.cases), 'answer')}{rows}, from token {index} (position {position}) on; "
-        f"{median(short):.2g} below the choice (median), {short[-1]:.2g} at most{plan}"
+        f"{median(short):.2g} below the choice (median), {short[-1]:.2g} at most{plan if side.max_new_tokens else ''}"
     )
 
 

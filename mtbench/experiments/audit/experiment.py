@@ -31,7 +31,6 @@ DECODED = "decoded"  # the run of a side that is named by its method
 ASKED, JUDGED, NOISE, TRIALS = "asked.json", "judged.jsonl", "noise.jsonl", "trials.jsonl"
 MEASURED = 192  # tokens of an answer at which noise is measured, and those that are judged behind a difference
 FAULT = 1  # exit code
-UNDECIDED = {"weights", "cache/position", "sampling", "unexplained"}  # classes that a trial may tell apart
 
 
 class Compared(NamedTuple):
@@ -147,7 +146,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 of.checkpoints = difference(str(of.a.model), str(of.b.model), offline=job.request.offline)
             of.add(line for line in stored if line.pair == number)
             for letter in LETTERS:
-                open_cases = [case for case in of.pool(letter).cases if name(case)[0] in UNDECIDED]
+                open_cases = [case for case in of.pool(letter).cases if name(case).by != "proof"]
                 if not open_cases or any(line.side == letter for line in of.trials):
                     continue
                 made = list(run_trials(judge, number, of, letter))
