@@ -140,7 +140,7 @@ def test_trials_of_two_classes_that_explain_alike_name_none() -> None:
 
 
 def test_unexplained_says_what_is_known() -> None:
-    why = name(known(EVERYWHERE, replace(PLAIN, max_new_tokens=TOKENS)).cases[0]).why
+    why = name(known(EVERYWHERE, PLAIN).cases[0]).why
     assert "80 of 592 judged tokens are off, in 16 of 16 answers, from token 3 (position 13) on" in why
     assert "3 below the choice (median), 3 at most; its plan is greedy" in why
     assert "Hint: weights, or keys and values of the prompt" in why
@@ -155,10 +155,10 @@ def test_weights_are_not_named_where_a_schema_forces_tokens() -> None:
     assert "the plan has a JSON schema" in cause.why
 
 
-def test_drawn_tokens_of_a_greedy_plan_are_a_fault() -> None:
+def test_drawn_tokens_of_a_greedy_plan_are_a_fault_unless_the_method_draws() -> None:
     drawn = trial("tokens sampled at temperature 0.3", "sampling", range(16), EVERYWHERE).changed(chance=0.4)
-    for planned, fault in ((TOKENS, True), (None, False)):
-        of = known(EVERYWHERE, replace(PLAIN, max_new_tokens=planned))
+    for claims, fault in (("lossless", True), ("distribution", False)):
+        of = known(EVERYWHERE, replace(PLAIN, claims=claims))
         of.add([drawn])
         found = audit(AuditRequest(a="a", b="b"), "m", [of], [])
         assert {finding.name for finding in found.findings} == {"sampling"}

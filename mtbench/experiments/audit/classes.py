@@ -216,7 +216,7 @@ def _tried(case: Case, letter: Letter) -> Cause | None:
     because, promised = "its plan is greedy", side.claims == "distribution"
     if promised or side.temperature:
         because = "as its method promises" if promised else "not with the seed of its plan"
-    drawn = side.max_new_tokens is not None and not promised and not side.temperature  # against its plan
+    drawn = not side.texts and not promised and not side.temperature  # against its plan
     why = f"as likely as {found.trials[0]} (p = {found.chance:.2g}), {because}"
     return Cause(found.name, why, fault=drawn or None)
 
@@ -264,7 +264,7 @@ def _size(pool: Pool) -> str:
     return (
         f"{len(pool.far)} of {pool.tokens} judged tokens are off, in {len(pool.cases)} of "
         f"{counted(len(pool.known.cases), 'answer')}{rows}, from token {index} (position {position}) on; "
-        f"{median(short):.2g} below the choice (median), {short[-1]:.2g} at most{plan if side.max_new_tokens else ''}"
+        f"{median(short):.2g} below the choice (median), {short[-1]:.2g} at most{'' if side.texts else plan}"
     )
 
 

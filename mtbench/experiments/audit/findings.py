@@ -120,7 +120,6 @@ def _findings(number: int, known: Known) -> Iterator[Divergence]:
             evidence=cause.why,
             here=cause.here,
             first=first_difference(case.a.tokens, case.b.tokens) if differ else None,
-            margin=abs(case.at_first[0] - case.at_first[1]) if len(case.at_first) == 2 else None,
             off="both" if len(case.off) == 2 else next(iter(case.off), None),
             off_from=off,
             off_by=None if off is None or side is None else case.short(side, off),

@@ -118,9 +118,6 @@ class Divergence(Record):
     evidence: Text = Field(description="what the class was decided by, alike in all answers of one cause")
     here: str = Field(description="what was seen in this answer; empty: nothing more")
     first: StoredCount | None = Field(description="index of the first token that differs; null: no token does")
-    margin: StoredQuantity | None = Field(
-        description="distance of the logits of the two tokens there; null: not judged, or one answer has ended"
-    )
     off: str | None = Field(description="side whose token is not the judge's choice: a, b or both; null: neither")
     off_from: StoredCount | None = Field(description="index of the first token that is off; null: none is")
     off_by: StoredQuantity | None = Field(description="its shortfall")

@@ -64,15 +64,10 @@ class Side:
     claims: str = "lossless"
     plain: bool | None = None  # reference decoding; None: not known
     ours: bool = False  # decoded by mtbench's own loop
-    max_new_tokens: int | None = None  # None: no plan says it
+    max_new_tokens: int | None = None  # None: no plan says it, or a server may hide how many tokens it gave
     endless: bool = False  # end tokens end nothing, as its plan says
     task: Mapping[str, object] | None = None  # the suite's description of its prompts and scores
     texts: bool = False  # answers are texts: their tokens are made of them
-
-    @property
-    def machinery(self) -> tuple[object, ...]:
-        """The code that computes the forward passes."""
-        return self.source, self.suite, self.model, self.engine, self.dtype
 
 
 class Pair(NamedTuple):
@@ -186,7 +181,7 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
         claims=cell.claims,
         plain=method.reference,
         ours=not method.outside and not is_served(cell.engine),
-        max_new_tokens=suite.max_new_tokens if cell.accept is None else None,
+        max_new_tokens=suite.max_new_tokens if cell.accept is None and method.needs_weights else None,
         endless=endless,
         task=suite.task,
     )
@@ -278,11 +273,12 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 def _siblings(pair: Pair, sides: Sequence[Side]) -> list[tuple[Side, Side]]:
     """Return pairs of cells of plain decoding at two batch sizes, by the engine of either side if it is not exact."""
-    found = {}
+    found: dict[tuple[str, str], tuple[Side, Side]] = {}
     for side in (pair.a, pair.b):
         if side.ours and side.dtype in EXACT_EPSILON:
             continue
-        plain = [other for other in sides if other.plain and other.machinery == side.machinery]
+        same = [(of.source, of.suite, of.model, of.engine, of.dtype) for of in (side, *sides)]
+        plain = [other for other, of in zip(sides, same[1:], strict=True) if other.plain and of == same[0]]
         for other in plain[1:]:
             if {plain[0].name, other.name} != {pair.a.name, pair.b.name}:
                 found[plain[0].name, other.name] = (plain[0], other)
