@@ -2,7 +2,8 @@
 
 Right: the expected class has most of the differing answers, and no other class that counts as a fault has any; if the
 plan is not kept, the exit code is 1. Unexplained: most answers are, or the expected class and `unexplained` share them,
-and no wrong class has any. Wrong: all else. A fault that changes no answer is counted apart.
+and no wrong class has any. Wrong: all else; `missed`: those of them that are near-ties or rounding. A fault that
+changes no answer is counted apart.
 """
 
 import json
@@ -67,6 +68,7 @@ def rates(rows: Sequence[Row]) -> dict[str, Any]:
     for verdict in (RIGHT, WRONG, UNEXPLAINED):
         share = wilson(sum(row["verdict"] == verdict for row in of), len(of))
         found[verdict] = [share.value, share.ci_low, share.ci_high]
+    found["missed"] = sum(row["verdict"] == WRONG and most_named(row) in HARMLESS for row in of)
     seconds = sorted(row["audit_s"] for row in of if row.get("audit_s") is not None)
     return found | {"median_s": seconds[len(seconds) // 2] if seconds else None, "most_s": max(seconds, default=None)}
 
@@ -102,13 +104,14 @@ def show(folder: Path, sets: Iterable[str], console: Console) -> None:
 
 
 def _table_of_rates(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table("plants of", "plants", "no effect", "right %", "wrong %", "unexplained %", "median s", "longest s")
+    counts = ("plants", NO_EFFECT, "missed", "median_s", "most_s")
+    table = Table("plants of", *(f"{verdict} %" for verdict in (RIGHT, WRONG, UNEXPLAINED)), *counts)
     for group, of in found.items():
         shares = (
             "" if value is None else f"{100 * value:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
             for value, low, high in (of[verdict] for verdict in (RIGHT, WRONG, UNEXPLAINED))
         )
-        table.add_row(group, str(of["plants"]), str(of[NO_EFFECT]), *shares, str(of["median_s"]), str(of["most_s"]))
+        table.add_row(group, *shares, *(str(of[name]) for name in counts))
     return table
 
 
