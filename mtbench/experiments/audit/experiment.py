@@ -12,7 +12,7 @@ from mtbench.experiments.audit import decoding, sides, texts
 from mtbench.experiments.audit.cases import LETTERS, Known
 from mtbench.experiments.audit.classes import name
 from mtbench.experiments.audit.document import document
-from mtbench.experiments.audit.findings import all_pairs, audit, known_of, to_judge
+from mtbench.experiments.audit.findings import Lines, all_pairs, audit, known_of, reference, to_judge
 from mtbench.experiments.audit.format import Audit, JudgedLine, NoiseLine, TrialLine
 from mtbench.experiments.audit.judge import Judge, answer_of, coarse
 from mtbench.experiments.audit.request import AuditRequest, AuditSession
@@ -80,7 +80,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         planned = self._decoded(job, job.plan if job.new else self.plan(job.request, job.session))
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
-        noises = self._noises(job, planned, judge) if lines else {}
+        noises = self._noises(job, planned, judge, lines) if lines else {}
         known = known_of(planned.pairs, lines, noises, judge.known)
         self._try(job, known, judge)
         found = audit(job.request, planned.model if lines else None, known, planned.notes)
@@ -126,12 +126,15 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 progress.show(f"judged {done} of {len(due)} answers")
         return lines
 
-    def _noises(self, job: Job[AuditRequest, AuditSession], planned: Compared, judge: Judge) -> dict[str, NoiseLine]:
-        """Measure the noise of the number types that the sides ran in, on their answers."""
+    def _noises(
+        self, job: Job[AuditRequest, AuditSession], planned: Compared, judge: Judge, lines: Lines
+    ) -> dict[str, NoiseLine]:
+        """Measure the noise of the number types that the sides ran in, on the answers of the side that is less off."""
         found = {line.dtype: line for line in job.directory.read_lines(NOISE, NoiseLine)}
-        every = {side.name: side for pair in planned.pairs for side in pair[:2]}.values()
-        for dtype in {name for side in every if (name := coarse(side)) is not None and name not in found}:
-            own_first = sorted(every, key=lambda side: coarse(side) != dtype)
+        types = {coarse(side) for pair in planned.pairs for side in pair[:2]} - {None, *found}
+        sides = {side.name: side for n, pair in enumerate(planned.pairs) for side in [reference(n, pair, lines)]}
+        for dtype in filter(None, types):
+            own_first = sorted(sides.values(), key=lambda side: coarse(side) != dtype)
             pairs = [(side, one) for side in own_first for one in side.answers.values()]
             answers = (answer_of(side, one, MEASURED) for side, one in pairs if one.prompt and one.tokens)
             found[dtype] = judge.noise(dtype, answers)

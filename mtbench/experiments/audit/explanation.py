@@ -16,6 +16,10 @@ CLEARLY = 3.0  # difference of misfits from which one is better: 20 times as lik
 REMAIN = {True: 0.1, False: 0.5}  # share of an answer's tokens that a trial may leave: exact, and only similar
 COVERED = 0.75  # share of the answers that are off which a trial must explain
 SLACK = 0.2  # share of the remaining misfit by which trials do not differ: a similar change is similar to others, too
+LEAST_SHARE, MOST_SHARE = (
+    0.05,
+    0.75,
+)  # of the tokens that are off that a change without a relation to them is taken to explain
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # of the answers that a change is in
 LIKELY = 0.05  # probability of drawn tokens from which they may be drawn
 NEAREST = 3  # trials that a reader is told of if none explains a side
@@ -28,7 +32,7 @@ class Explanation(NamedTuple):
     classes: tuple[str, ...]  # of these trials
     trials: tuple[str, ...]  # the best first
     items: frozenset[str]  # answers that the best explains
-    before: int  # tokens that are off of the answers that it was made on
+    before: int  # their tokens that are off
     after: int  # those that remain
     more: int = 0  # further tokens that are off which would tell whether it is chance; 0: it is not
     chance: float | None = None  # of drawn tokens: the probability of such tokens
@@ -42,25 +46,24 @@ def explain(lines: Sequence[TrialLine]) -> Explanation | None:
     if not fitting or (drawn is not None and not fitting[0].exact):
         return None if drawn is None else _of(drawn, [drawn], drawn.chance)
     best = fitting[0]
-    reach = misfit(best) * (1 + SLACK) + CLEARLY
-    equal = [best, *(line for line in made if line is not best and misfit(line) <= reach)]
-    gain, needed = sum(of.misfit_before for of in best.tried) - misfit(best), math.log(len(lines)) + CLEARLY
-    found = _of(best, equal)
-    if gain >= needed:
-        return found
-    tokens = math.ceil((needed - gain) / max(gain / max(1, best.before), 0.5))
-    return found._replace(name=None, more=tokens)
+    shares = [max(0.0, 1 - line.after / line.before) for line in lines if line.name != best.name and line.before]
+    share = min(max(LEAST_SHARE, sum(shares) / max(1, len(shares))), MOST_SHARE)
+    reach = misfit(best) * (1 + SLACK) + CLEARLY / -math.log(share)
+    found = _of(best, [best, *(line for line in made if line is not best and misfit(line) <= reach)])
+    needed = math.ceil((math.log(len(lines)) + CLEARLY) / -math.log(share))
+    more = max(0, needed - (found.before - found.after))
+    return found._replace(name=None if more else found.name, more=more)
 
 
 def _of(best: TrialLine, equal: Sequence[TrialLine], chance: float | None = None) -> Explanation:
-    classes = tuple(dict.fromkeys(line.name for line in equal))
+    classes, items = tuple(dict.fromkeys(line.name for line in equal)), _explained(best)
     return Explanation(
         name=classes[0] if len(classes) == 1 else None,
         classes=classes,
         trials=tuple(line.trial for line in equal),
-        items=_explained(best),
-        before=best.before,
-        after=best.after,
+        items=items,
+        before=sum(of.before for of in best.tried if of.item in items),
+        after=sum(of.after for of in best.tried if of.item in items),
         chance=chance,
     )
 

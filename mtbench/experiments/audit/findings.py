@@ -9,7 +9,7 @@ from mtbench.experiments.audit.classes import CLASSES, is_fault, name
 from mtbench.experiments.audit.format import Audit, ClassCount, Divergence, JudgedLine, NoiseLine, PairRecord
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
-from mtbench.experiments.audit.sides import Pair
+from mtbench.experiments.audit.sides import Pair, Side
 from mtbench.measure.lossless_check import first_difference
 from mtbench.models.loading import Inspected
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
@@ -67,6 +67,16 @@ def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine
 def bound_of(measured: NoiseLine) -> float:
     """Return the shortfall up to which two runs in a number type may choose another token each."""
     return min(MOST_NOISE, SPREAD * measured.largest)
+
+
+def reference(number: int, pair: Pair, lines: Lines) -> Side:
+    """Return the side that is less off: a fault would change the noise that is measured on its answers."""
+    judged = [lines[number, item] for item in pair.items if (number, item) in lines]
+    off = [
+        sum(min(MOST_NOISE, short) for line in judged for short in getattr(line, field).short.values())
+        for field in ("side_a", "side_b")
+    ]
+    return pair.a if off[0] <= off[1] else pair.b
 
 
 def _apart(number: int, pair: Pair, lines: Lines) -> float:

@@ -36,11 +36,11 @@ class SideJudged(Record):
 
 
 class NoiseLine(Record):
-    """A line of noise.jsonl: how far a number type changes the shortfalls of tokens."""
+    """A line of noise.jsonl: how far choices in a number type are from those of the judge."""
 
     dtype: Text = Field(description="number type")
     positions: Count = Field(description="tokens at which it was measured")
-    largest: StoredQuantity = Field(description="largest change of a shortfall")
+    largest: StoredQuantity = Field(description="largest shortfall of a choice in that type")
 
 
 class JudgedLine(Record):

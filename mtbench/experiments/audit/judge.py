@@ -6,6 +6,7 @@ the two answers share prompt and tokens up to the first difference, and answers 
 those with examples, share that beginning.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,7 @@ from mtbench.plan.request import RunRequest
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged
+WIDTHS = JUDGED_AT_ONCE, 16  # positions of one forward, where noise is measured
 ROOM = 512  # slots by which a cache grows
 
 
@@ -132,17 +134,17 @@ class Judge:
 
     @torch.inference_mode()
     def noise(self, dtype: str, answers: Iterable[Answer]) -> NoiseLine:
-        """Return the largest change of a token's shortfall in another number type, at as many positions as ε needs."""
+        """Return the largest shortfall of a choice in another number type, at as many positions as ε needs.
+
+        Answers are read in turn by wide forwards and by narrow ones, whose sums are other ones.
+        """
         positions, largest = 0, 0.0
-        for answer in answers:
-            both = []
-            for reader in (self._reader(), self._reader(dtype)):
-                logits = reader.logits(answer, 0)
-                assert logits is not None, "an answer has tokens"
-                emitted = torch.tensor(answer.tokens, device=logits.device)[:, None]
-                both.append(shortfalls(logits.float(), emitted))
+        for width, answer in zip(itertools.cycle(WIDTHS), answers):
+            exact, rounded = self._reader().logits(answer, 0), self._reader(dtype).logits(answer, 0, width)
+            assert exact is not None, "an answer has tokens"
+            assert rounded is not None, "an answer has tokens"
+            largest = max(largest, _finite(shortfalls(exact, rounded.argmax(1, keepdim=True)).max()))
             positions += len(answer.tokens)
-            largest = max(largest, _finite((both[0] - both[1]).abs().max()))
             if positions >= EPSILON_POSITIONS_NEEDED:
                 break
         return NoiseLine(dtype=dtype, positions=positions, largest=largest)
@@ -170,7 +172,7 @@ class Reader:
         self._room = 0
         self._forwards = 0  # of the runner; another number: others have used its cache
 
-    def logits(self, answer: Answer, first: int) -> Tensor | None:
+    def logits(self, answer: Answer, first: int, width: int = JUDGED_AT_ONCE) -> Tensor | None:
         """Return the logits (n, V) of an answer's n tokens from `first` on; None if it has none."""
         if len(answer.tokens) <= first:
             return None
@@ -180,7 +182,7 @@ class Reader:
         shared = min(first_difference(self._cached, ids), len(answer.prompt) + first - 1)
         if len(ids) > self._room or self.runner.forwards != self._forwards:
             shared, self._room = 0, max(self._room, -(-len(ids) // ROOM) * ROOM)
-        parts = judged_logits(self.runner, answer, JUDGED_AT_ONCE, first, shared, self._room)
+        parts = judged_logits(self.runner, answer, width, first, shared, self._room)
         found = torch.cat([logits for _, logits in parts])
         self._cached, self._forwards = ids, self.runner.forwards
         return found

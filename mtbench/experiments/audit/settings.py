@@ -3,7 +3,7 @@
 n = tokens, V = vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,9 +25,9 @@ def _frequency(by: float) -> Setting:
     return lambda logits, _, counts: logits - by * counts
 
 
-def _top_k(k: int) -> Setting:
+def _top_k(k: float) -> Setting:
     def cut(logits: Tensor, *_: Tensor) -> Tensor:
-        return logits.masked_fill(logits < logits.topk(min(k, logits.shape[-1])).values[..., -1:], float("-inf"))
+        return logits.masked_fill(logits < logits.topk(min(int(k), logits.shape[-1])).values[..., -1:], float("-inf"))
 
     return cut
 
@@ -41,7 +41,7 @@ def _top_p(p: float) -> Setting:
     return cut
 
 
-def _rounded(kind: torch.dtype) -> Setting:
+def rounded(kind: torch.dtype) -> Setting:
     """Return logits in a coarser type, where the first of equal ones is chosen: it is raised above the others."""
 
     def coarsen(logits: Tensor, *_: Tensor) -> Tensor:
@@ -51,15 +51,15 @@ def _rounded(kind: torch.dtype) -> Setting:
     return coarsen
 
 
-PENALTIES: dict[str, Setting] = {
-    **{f"repetition_penalty={by}": _repetition(by) for by in (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)},
-    **{f"presence_penalty={by}": _presence(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
-    **{f"frequency_penalty={by}": _frequency(by) for by in (0.1, 0.5, 1.0, 1.5, 2.0)},
+def without(ids: Sequence[int]) -> Setting:
+    """Return logits with which some ids are never chosen."""
+    return lambda logits, *_: logits.index_fill(-1, torch.tensor(ids, device=logits.device), float("-inf"))
+
+
+Values = dict[str, tuple[Callable[[float], Setting], Sequence[float]]]
+PENALTIES: Values = {
+    "repetition_penalty": (_repetition, (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)),
+    "presence_penalty": (_presence, (0.1, 0.5, 1.0, 1.5, 2.0)),
+    "frequency_penalty": (_frequency, (0.1, 0.5, 1.0, 1.5, 2.0)),
 }
-FILTERS: dict[str, Setting] = {  # of sampled tokens: a filter leaves the largest logit
-    **{f"top_k={k}": _top_k(k) for k in (1, 10, 20, 40, 50)},
-    **{f"top_p={p}": _top_p(p) for p in (0.8, 0.9, 0.95)},
-}
-ROUNDED: dict[str, Setting] = {
-    f"logits in {name}": _rounded(kind) for name, kind in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
-}
+FILTERS: Values = {"top_k": (_top_k, (1, 10, 20, 40, 50)), "top_p": (_top_p, (0.8, 0.9, 0.95))}  # of sampled tokens

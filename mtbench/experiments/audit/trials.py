@@ -1,163 +1,249 @@
-"""Changes of the reference model, or of how tokens are chosen, that might explain a side's tokens.
+"""Trials: what a side may have done is done to the reference model, and its tokens are judged again.
 
-Each is made, and the tokens are judged again, on answers that are off and on answers that are not. A change explains a
-side if the tokens that are off become choices and the others remain choices. A trial is one entry of `trials`.
+All trials are made on few answers, those with the most tokens that are off for the positions to be fed. Values between
+those that fit best are tried, and changes that begin later. The best trials are then made on all answers that are off,
+and on some that are not. Which of them explain the side: mtbench/experiments/audit/explanation.py.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mtbench.experiments.audit.cases import SAMPLED, Case, Known, Letter
+from mtbench.experiments.audit.cases import Case, Known, Letter
+from mtbench.experiments.audit.changes import BACK, Family, Probe, Trial, families, outputs
+from mtbench.experiments.audit.drawn import Draws
+from mtbench.experiments.audit.explanation import SLACK, misfit
 from mtbench.experiments.audit.format import TrialLine, Tried
 from mtbench.experiments.audit.judge import TAIL, Judge, answer_of, logits_of, shortfalls
-from mtbench.experiments.audit.settings import FILTERS, PENALTIES, ROUNDED, Setting
-from mtbench.measure.lossless_check import Answer, with_noise
+from mtbench.measure.lossless_check import JUDGED_AT_ONCE, judged_logits, with_noise
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import Forwarded, ModelRunner
 from mtbench.models.whole_texts import WholeTexts
+from mtbench.statistics import EXACT_EPSILON
 
-MOST_CASES = 4  # answers that are off on which a trial is made, and answers that are not
-BLOCKS, MOST_OTHERS = range(16, 129, 16), 2  # leading tokens that a cache may have of other requests, and of how many
-TEMPERATURES = (0.5, 0.7, 0.8, 1.0, 1.2)  # at which sampled tokens are searched
-UNLIKELY = 0.1  # probability at the best of these temperatures below which tokens were not sampled
-MOST_SAMPLED = 16  # answers whose tokens may have been sampled
-LEAST_SAMPLED = 10  # fewer tokens that are no choice fit one of these temperatures by chance
-Change = Callable[[AttentionMetadata, int], AttentionMetadata]  # of a forward's metadata and the prompt's length
-
-
-class Trial(NamedTuple):
-    """A change: of the weights for a while, of where tokens are and what they see, of the prompt, or of the logits."""
-
-    name: str  # of the class that it stands for
-    exact: bool = True  # False: what a side does may be only similar
-    weights: Callable[[Any], AbstractContextManager[None]] = nullcontext
-    places: Change | None = None
-    prompt: Callable[[Sequence[int]], Sequence[int]] | None = None
-    setting: Setting | None = None
-
-
-class Probe(NamedTuple):
-    """An answer that trials are made on: its judged tokens are those from `first` on."""
-
-    item: str
-    answer: Answer
-    first: int
-    off: bool
+MOST_OFF, MOST_RIGHT = 16, 4  # answers on which the best trials are made
+ENOUGH, MOST_SCREENED = 6, 3  # tokens that are off on which all trials are made, and answers that have them
+COUNTED = 8  # tokens of an answer that are off: those behind them are not read
+SECOND = 2  # answers on which trials are made that are not clearly worse than the best on the first ones
+WORSE, MOST_LEFT = 8.0, 10  # misfit by which a trial is clearly worse; trials that are made on further answers
+HOPE = 2.0  # misfit by which the best trial must be better than none
+SEARCHED, ROUNDS = 3, 8  # families whose best value is searched
+LATE = 4  # trials that are also made from a later token on
 
 
 class Changed:
     """A model runner whose forward passes have other metadata."""
 
-    def __init__(self, runner: ModelRunner, change: Change, prompt: int) -> None:
-        self.runner, self.change, self.prompt = runner, change, prompt
+    def __init__(self, runner: ModelRunner, trial: Trial, probe: Probe) -> None:
+        config = runner.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None) if getattr(config, "layer_types", None) else None
+        self.runner, self.trial, self.probe, self.windows = runner, trial, probe, [window] if window else []
         self.device, self.reserve = runner.device, runner.reserve
 
     def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int) -> Forwarded:
         """Run the model as `ModelRunner.forward` does, on changed metadata."""
-        return self.runner.forward(ids, self.change(metadata, self.prompt), judged)
+        assert self.trial.places is not None, "else the runner itself"
+        return self.runner.forward(ids, self.trial.places(metadata, self.probe, self.windows), judged)
 
 
-def trials(model: Any, known: Known, letter: Letter) -> dict[str, Trial]:
-    """Return the trials of a side for a model by their text."""
-    text, weights = model.config.get_text_config(), "weights"
-    windows = sorted({w for w in (getattr(text, "sliding_window", None),) if w and getattr(text, "layer_types", None)})
-    found = _of_places(known, letter, windows) | _of_prompts(known, letter)
-    found |= {
-        f"weights in {what}": Trial(weights, exact=False, weights=_rounded_weights(how)) for what, how in COARSE.items()
-    }
-    found |= {f"layer {i} left out": Trial(weights, weights=_without_layer(i)) for i in range(text.num_hidden_layers)}
-    found |= {name: Trial("rounding", setting=setting) for name, setting in ROUNDED.items()}
-    settings = PENALTIES | (FILTERS if known.side(letter).temperature > 0 else {})
-    return found | {name: Trial("sampling", setting=setting) for name, setting in settings.items()}
+class Bench:
+    """The judged tokens of an answer, on which trials are made.
 
-
-def _of_places(known: Known, letter: Letter, windows: list[int]) -> dict[str, Trial]:
-    """Return the trials of where tokens are and what they see.
-
-    Positions may be off from the first step of decoding on, which feeds the last prompt token or the first of the
-    answer, or from a length on.
+    The runner's cache holds the unchanged keys and values up to `cached`, and `kept` the outputs of its layers.
     """
-    place, off = "cache/position", known.pool(letter).far
-    start = min((len(case.answer(letter).prompt or ()) + index - 1 for case, index in off), default=0)
-    begins: dict[str, Callable[[int], int]] = {
-        "behind the prompt": lambda prompt: prompt,
-        "from the prompt's last token on": lambda prompt: prompt - 1,
-        f"from position {start} on": lambda _: start,
-    }
-    shared = shared_prefix([case.answer(letter).prompt or [] for case in known.cases])
-    return {
-        **{
-            f"positions {by:+d} {where}": Trial(place, places=_shifted(by, windows, begin))
-            for where, begin in begins.items()
-            for by in (1, -1)
-        },
-        **{f"a sliding window of {w + by}": Trial(place, places=_windowed(w, by)) for w in windows for by in (1, -1)},
-        **{
-            f"the leading tokens of all prompts, {first} to {shared - 1}, not read": Trial(
-                place, places=_unread(first, shared, windows)
-            )
-            for first in (0, 1)
-            if first < shared
-        },
-    }
+
+    def __init__(self, judge: Judge, probe: Probe, bound: float) -> None:
+        self.judge, self.probe, self.bound, self.runner = judge, probe, bound, judge.runner()
+        self.layers: Sequence[Any] = getattr(self.runner.model.base_model, "layers", ())
+        self.kept: list[list[Any]] = [[] for _ in self.layers]
+        pairs = zip(self.layers, self.kept, strict=True)
+        hooks = [of.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out)) for of, kept in pairs]
+        self.plain = logits_of(self.runner, probe.answer, probe.first)
+        for hook in hooks:
+            hook.remove()
+        self.cached = len(probe.prompt) + len(probe.answer.tokens) - 1
+        self.before, self.found = self._off(self.plain), dict[Hashable, tuple[int, float, float]]()
+
+    def tried(self, trial: Trial) -> tuple[Tried, float]:
+        """Return the effect of a trial, and by how much it lowers the misfit from the first token that is off on."""
+        key = trial.same(self.probe)
+        if key is None or key not in self.found:
+            self.found[key] = self._off(self._logits(trial), trial)
+        (before, misfit_before, late_before), (after, misfit_after, late) = self.before, self.found[key]
+        tried = Tried(
+            item=self.probe.item,
+            tokens=len(self.plain),
+            before=before,
+            after=after,
+            misfit_before=misfit_before,
+            misfit=misfit_after,
+        )
+        return tried, late_before - late
+
+    def _logits(self, trial: Trial) -> Tensor:
+        """Return the logits (n, V) of the judged tokens with a trial."""
+        answer, first, begin = self.probe.answer, self.probe.first, trial.begin(self.probe)
+        if trial.setting is not None:
+            return self.plain
+        if trial.dtype is not None:
+            return logits_of(self.judge.runner(trial.dtype), answer, first)
+        if trial.prompt is not None:
+            answer = answer._replace(prompt=trial.prompt(self.probe))
+        same = min(max(0, begin + 1 - len(answer.prompt) - first), len(self.plain))  # tokens that do not change
+        if same == len(self.plain):
+            return self.plain
+        if begin > self.cached:
+            logits_of(self.runner, answer, first)
+        with ExitStack() as stack:
+            stack.enter_context(trial.model(self.runner.model))
+            if trial.layer:
+                stack.enter_context(outputs(self._outputs(trial.layer)))
+            if isinstance(self.runner, WholeTexts):
+                return logits_of(self.runner, answer, first)
+            if (update := trial.cache) is not None:
+                cache = self.runner.cache
+                stack.callback(vars(cache).pop, "update")
+                vars(cache)["update"] = lambda key, value, layer, *_, **__: update(cache, key, value, layer)
+            runner: Any = self.runner if trial.places is None else Changed(self.runner, trial, self.probe)
+            self.cached = min(begin, len(answer.prompt) + first + same - 1)
+            parts = judged_logits(runner, answer, JUDGED_AT_ONCE, first + same, self.cached)
+            return torch.cat((self.plain[:same], *(logits for _, logits in parts)))
+
+    def _outputs(self, layer: int) -> dict[Any, Any]:
+        """Return forwards of the layers before one: they give what they gave."""
+        given, rest = iter(self.kept[layer - 1]), self.layers[: layer - 1]
+        same = {of: lambda hidden_states, *_, **__: hidden_states for of in rest}
+        return same | {self.layers[layer - 1]: lambda *_, **__: next(given)}
+
+    def _off(self, logits: Tensor, trial: Trial | None = None) -> tuple[int, float, float]:
+        """Return how many tokens are no choices by logits (n, V), their misfit, and its part from the first off on."""
+        answer, first = self.probe.answer, self.probe.first
+        if trial is not None and trial.setting is not None:
+            counts = torch.zeros_like(logits)
+            for i, token in enumerate(answer.tokens[:-1]):
+                counts[max(0, i + 1 - first) :, token] += 1
+            prompt = torch.bincount(torch.tensor(answer.prompt, device=logits.device), minlength=logits.shape[1])
+            logits = trial.setting(logits, counts + prompt, counts)
+        emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
+        beyond = shortfalls(with_noise(logits, answer, first), emitted) - self.bound
+        misfits = (1 + 2 * beyond.clamp(max=1)) * (beyond > 0)
+        return int((beyond > 0).sum()), float(misfits.sum()), float(misfits[self.probe.wrong - first :].sum())
 
 
-def _of_prompts(known: Known, letter: Letter) -> dict[str, Trial]:
-    """Return the trials of prompts that are not the stored ones: a server's first token, blocks of another request."""
-    prompts = {case.item: tuple(case.answer(letter).prompt or ()) for case in known.cases}
-    first = known.pool(letter).cases[0].item
-    own = prompts.pop(first)
-    found = {
-        "the prompts' first token twice": Trial("template/tokenizer", prompt=lambda ids: [*ids[:1], *ids]),
-        "prompts without their first token": Trial("template/tokenizer", prompt=lambda ids: ids[1:] or ids),
-    }
-    for size in BLOCKS:
-        others = {ids[:size]: item for item, ids in prompts.items() if ids[:size] != own[:size] and len(own) > size}
-        for ids, item in list(others.items())[:MOST_OTHERS]:
-            found[f"the first {size} tokens of {item} in the cache"] = Trial("cache/position", prompt=_begun_by(ids))
-    return found
+class Trials:
+    """The trials of a side by their texts, and what was found on each answer."""
+
+    def __init__(self, judge: Judge, number: int, known: Known, letter: Letter) -> None:
+        self.judge, self.number, self.known, self.letter = judge, number, known, letter
+        self.made: dict[str, tuple[Trial, list[Tried]]] = {}
+        self.late: dict[str, float] = {}  # by how much the misfit is lower behind the first token that is off
+
+    def make(self, probes: Sequence[Probe], trials: dict[str, Trial]) -> None:
+        """Make trials on answers; those that change only late positions come first, while the cache is right."""
+        whole = isinstance(self.judge.runner(), WholeTexts)
+        for probe in probes:
+            bench = Bench(self.judge, probe, self.known.bound)
+            for text, trial in sorted(trials.items(), key=lambda of: -of[1].begin(probe)):
+                if not (whole and (trial.places or trial.cache or trial.begin(probe))):
+                    tried, lower = bench.tried(trial)
+                    self.made.setdefault(text, (trial, []))[1].append(tried)
+                    self.late[text] = self.late.get(text, 0.0) + lower
+
+    def lines(self, texts: Sequence[str] = ()) -> Iterator[TrialLine]:
+        """Yield the lines of trials; without texts, of all."""
+        for text in texts or self.made:
+            trial, tried = self.made[text]
+            exact = trial.exact and self.known.bound <= EXACT_EPSILON["float32"]
+            yield line(self.number, self.letter, text, trial._replace(exact=exact), tried)
+
+    def misfit(self, text: str) -> float:
+        return misfit(next(self.lines([text])))
+
+    def left(self) -> dict[str, Trial]:
+        """Return the trials that are not clearly worse than the best one; none if that one is no better than none."""
+        answers = max((len(tried) for _, tried in self.made.values()), default=0)
+        there = {text: self.misfit(text) for text, (_, tried) in self.made.items() if len(tried) == answers}
+        best = sorted(there, key=lambda text: there[text])[:MOST_LEFT]
+        if not best or there[best[0]] > sum(of.misfit_before for of in self.made[best[0]][1]) - HOPE:
+            return {}
+        reach = there[best[0]] * (1 + SLACK) + WORSE
+        return {text: self.made[text][0] for text in best if there[text] <= reach}
+
+    def later(self, start: int) -> list[Family]:
+        """Return the trials that fit best behind the first token that is off, as changes from a new token on."""
+
+        def family(text: str) -> Family:
+            trial = self.made[text][0]._replace(layer=0)
+            values = sorted({start - back for back in BACK if start > back})
+            return Family(f"{text}, from new token {{}} on", lambda n: trial._replace(begin=_behind(n)), values, 1)
+
+        fitting = [text for text, (trial, _) in self.made.items() if not (trial.prompt or trial.setting or trial.dtype)]
+        best = sorted((text for text in fitting if self.late[text] > HOPE), key=lambda text: -self.late[text])[:LATE]
+        return [family(text) for text in best if "from new token" not in text and "from position" not in text]
+
+    def screen(self, probes: Sequence[Probe], tried: Sequence[Family]) -> None:
+        """Make the trials of families, and with values between those that fit best."""
+        self.make(probes, {of.text.format(n): of.make(n) for of in tried for n in of.values})
+        there = {
+            of.text: [*of.values]
+            for of in tried
+            if of.step and self.made.keys() & {of.text.format(n) for n in of.values}
+        }
+
+        def best(of: Family) -> tuple[float, Any]:
+            return min((self.misfit(of.text.format(n)), n) for n in there[of.text])
+
+        for _ in range(ROUNDS):
+            new = dict[str, Trial]()
+            for of in sorted((of for of in tried if of.text in there), key=lambda of: best(of)[0])[:SEARCHED]:
+                values, (_, at) = sorted(there[of.text]), best(of)
+                place = values.index(at)
+                for other in values[max(0, place - 1) : place + 2]:
+                    middle = round((at + other) / 2 / of.step) * of.step
+                    if middle not in values:
+                        there[of.text].append(middle)
+                        new[of.text.format(middle)] = of.make(middle)
+            if not new or not self.left():
+                return
+            self.make(probes, new)
 
 
-def _begun_by(ids: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    return lambda own: [*ids, *own[len(ids) :]]
+def _behind(number: int) -> Any:
+    return lambda probe: len(probe.prompt) + number
 
 
 @torch.inference_mode()
 def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Iterator[TrialLine]:
     """Yield the effect of each trial on the tokens of a side in some of its answers. `number`: of the pair."""
-    runner, off = judge.runner(), known.pool(letter).cases
-    right = [case for case in known.cases if _is_right(case)]
-    probes = [_probe(case, letter) for case in (*off[:MOST_CASES], *right[:MOST_CASES])]
-    plain = [_judged(runner, probe, Trial("")) for probe in probes]
-    before = [_off(probe, logits, known.bound) for probe, logits in zip(probes, plain, strict=True)]
-    yield _as_sampled(runner, number, known, letter)
-    for name, trial in trials(runner.model, known, letter).items():
-        if trial.places is not None and isinstance(runner, WholeTexts):
-            continue  # its class decides what a token sees
-        tried: list[Tried] = []
-        for probe, logits, (off_before, misfit_before) in zip(probes, plain, before, strict=True):
-            changed = logits if trial.setting is not None else _judged(runner, probe, trial)
-            after, misfit = _off(probe, changed, known.bound, trial.setting)
-            tried.append(
-                Tried(
-                    item=probe.item,
-                    tokens=len(logits),
-                    before=off_before,
-                    after=after,
-                    misfit_before=misfit_before,
-                    misfit=misfit,
-                )
-            )
-        yield _line(number, letter, name, trial, tried)
+    cases = [_cut(case, letter, known.bound) for case in known.pool(letter).cases]
+    draws, chosen, worth = Draws(known.bound), list[int](), dict[str, int]()
+    for probe in cases[:MOST_OFF]:
+        logits = logits_of(judge.runner(), probe.answer, 0)
+        draws.add(probe, logits)
+        noisy, emitted = with_noise(logits, probe.answer, 0), torch.tensor(probe.answer.tokens, device=logits.device)
+        far = shortfalls(noisy, emitted[:, None]) > known.bound
+        chosen += noisy[far].argmax(-1).tolist()
+        worth[probe.item] = int(far.sum())
+    if (found := draws.best()) is not None:
+        yield line(number, letter, found.text, Trial("sampling"), found.tried, chance=found.chance)
+    off = sorted(cases[:MOST_OFF], key=lambda of: -worth[of.item] / (20 + len(of.prompt) + len(of.answer.tokens)))
+    enough = (n for n in range(1, MOST_SCREENED) if sum(worth[of.item] for of in off[:n]) >= ENOUGH)
+    few, trials = next(enough, MOST_SCREENED), Trials(judge, number, known, letter)
+    tried = families(judge.runner().model, known, letter, chosen, judge.known.tokenizer)
+    trials.screen(off[:few], tried)
+    trials.screen(off[:few], trials.later(min(probe.wrong for probe in off) - 1))
+    right = [_right(case, letter) for case in known.cases if _is_right(case)][:MOST_RIGHT]
+    for probes in (off[few : few + SECOND], [*off[few + SECOND :], *right]):
+        if probes:
+            trials.make(probes, trials.left())
+    yield from trials.lines()
 
 
-def _line(number: int, letter: Letter, text: str, trial: Trial, tried: list[Tried], **more: Any) -> TrialLine:
+def line(number: int, letter: Letter, text: str, trial: Trial, tried: list[Tried], **more: Any) -> TrialLine:
+    """Return the line of a trial."""
     return TrialLine(
         pair=number,
         side=letter,
@@ -177,208 +263,21 @@ def _is_right(case: Case) -> bool:
     return case.judged is None and case.a.tokens == case.b.tokens and bool(case.a.prompt) and bool(case.a.tokens)
 
 
-def _probe(case: Case, letter: Letter) -> Probe:
-    """Return the judged part of an answer: tokens on both sides of its first difference."""
-    first = 0 if case.judged is None else case.judged.first
-    begin = max(0, first - TAIL)
-    return Probe(case.item, answer_of(case.side(letter), case.answer(letter), first), begin, case.judged is not None)
+def _cut(case: Case, letter: Letter, bound: float) -> Probe:
+    """Return the part of an answer that is off on which trials are made."""
+    assert case.judged is not None, "it is off"
+    far = case.far(letter, bound)
+    answer = answer_of(case.side(letter), case.answer(letter), case.judged.first)
+    cut = answer._replace(tokens=answer.tokens[: far[COUNTED] if len(far) > COUNTED else None])
+    return Probe(case.item, cut, max(0, far[0] - TAIL), far[0], _pads(case, letter))
 
 
-def _judged(runner: ModelRunner | WholeTexts, probe: Probe, trial: Trial) -> Tensor:
-    """Return the logits (n, V) of an answer's judged tokens with a trial."""
-    changed: Any = runner
-    if trial.places is not None and isinstance(runner, ModelRunner):
-        changed = Changed(runner, trial.places, len(probe.answer.prompt))
-    answer = probe.answer
-    if trial.prompt is not None:
-        answer = answer._replace(prompt=trial.prompt(answer.prompt))
-    with trial.weights(runner.model):
-        return logits_of(changed, answer, probe.first)
+def _right(case: Case, letter: Letter) -> Probe:
+    return Probe(case.item, answer_of(case.side(letter), case.answer(letter), 0), pads=_pads(case, letter))
 
 
-def _as_sampled(runner: ModelRunner | WholeTexts, number: int, known: Known, letter: Letter) -> TrialLine:
-    """Return whether the tokens look sampled, at the temperature that fits best.
-
-    Sampled tokens differ from the choice as often as their probabilities predict, are as likely as sampled ones,
-    and none of them is impossible. A side that computes with other weights, or reads another cache, chooses.
-    """
-    there = [case for case in known.cases if letter in case.off or _is_right(case)]
-    probes = [_probe(case, letter) for case in there[:MOST_SAMPLED]]
-    temperatures = [t for t in dict.fromkeys((known.side(letter).temperature, *TEMPERATURES)) if t]
-    seen: dict[float, list[Looks]] = {t: [] for t in temperatures}
-    other = 0
-    for probe in probes:
-        logits = _judged(runner, probe, Trial(""))
-        emitted = torch.tensor(probe.answer.tokens[probe.first :], device=logits.device)[:, None]
-        other += int((shortfalls(logits, emitted) > known.bound).sum())
-        for t in temperatures:
-            seen[t].append(_looks(logits / t, emitted))
-    likely = {t: _likelihood(other, looks) for t, looks in seen.items()}
-    best = max(likely, key=lambda t: likely[t])
-    fits = other >= LEAST_SAMPLED and likely[best] > UNLIKELY
-    tried = [
-        Tried(item=probe.item, tokens=0, before=int(probe.off), after=0, misfit_before=float(probe.off), misfit=0)
-        for probe in probes
-        if fits
-    ]
-    return _line(number, letter, f"{SAMPLED}{best:g}", Trial("sampling"), tried, chance=likely[best])
-
-
-class Looks(NamedTuple):
-    """Tokens beside those that would be sampled."""
-
-    tokens: int
-    others: float  # expected number that is no choice
-    others_spread: float  # its variance
-    surprise: float  # excess of -log p over the entropy
-    surprise_spread: float  # its variance
-    reach: float  # smallest probability of a token that is as unlikely
-
-
-def _looks(logits: Tensor, emitted: Tensor) -> Looks:
-    """Return how tokens (n, 1) look beside those that are sampled from logits (n, V)."""
-    log_p = logits.log_softmax(-1).clamp_(min=-1e4)
-    p, own = log_p.exp(), log_p.gather(1, emitted)
-    top, entropy = p.amax(-1), -(p * log_p).sum(-1)
-    reach = p.masked_fill(log_p > own, 0).sum(-1).min()
-    spread = (p.mul_(log_p).mul_(log_p).sum(-1) - entropy**2).clamp(min=0).sum()
-    found = ((1 - top).sum(), (top * (1 - top)).sum(), (-own[:, 0] - entropy).sum(), spread, reach)
-    return Looks(len(own), *map(float, found))
-
-
-def _likelihood(other: int, looks: Sequence[Looks]) -> float:
-    """Return how probable it is that sampled tokens look as strange; `other` of these are no choice.
-
-    Fisher's combination of three tests: their number that is no choice, their surprise, and the least likely token.
-    """
-    tokens, others, others_spread, surprise, surprise_spread, _ = (sum(column) for column in zip(*looks, strict=True))
-    values = (
-        math.erfc(abs(other - others) / math.sqrt(2 * max(others_spread, 0.25))),
-        math.erfc(surprise / math.sqrt(2 * max(surprise_spread, 1e-3))) / 2,
-        min(1.0, tokens * min(of.reach for of in looks)),
-    )
-    log = sum(math.log(max(value, 1e-300)) for value in values)
-    return math.exp(log) * (1 - log + log**2 / 2)
-
-
-def _off(probe: Probe, logits: Tensor, bound: float, setting: Setting | None = None) -> tuple[int, float]:
-    """Return how many tokens are no choices by logits (n, V), with a setting, and their misfit."""
-    answer, first = probe.answer, probe.first
-    if setting is not None:
-        counts = torch.zeros_like(logits)
-        for i, token in enumerate(answer.tokens[:-1]):
-            counts[max(0, i + 1 - first) :, token] += 1
-        prompt = torch.bincount(torch.tensor(answer.prompt, device=logits.device), minlength=logits.shape[1])
-        logits = setting(logits, counts + prompt, counts)
-    emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
-    beyond = shortfalls(with_noise(logits, answer, first), emitted) - bound
-    beyond = beyond[beyond > 0].clamp(max=1)
-    return len(beyond), float((1 + 2 * beyond).sum())
-
-
-def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many leading tokens all prompts have in common, if there are several prompts."""
-    if len(prompts) < 2:
-        return 0
-    columns = enumerate(zip(*prompts, strict=False))
-    return next((i for i, column in columns if len(set(column)) > 1), min(map(len, prompts)) - 1)
-
-
-def _masks(metadata: AttentionMetadata, windows: list[int]) -> dict[int | None, Tensor]:
-    return {window: metadata.mask(window) for window in (None, *windows)}
-
-
-def _shifted(by: int, windows: list[int], begin: Callable[[int], int]) -> Change:
-    """Return the change of the positions, not of what is seen. `begin`: the first slot, of the prompt's length."""
-
-    def change(metadata: AttentionMetadata, prompt: int) -> AttentionMetadata:
-        positions = metadata.positions + by * (metadata.slots >= begin(prompt))
-        return replace(metadata, positions=positions, _masks=_masks(metadata, windows), _biases={})
-
-    return change
-
-
-def _windowed(window: int, by: int) -> Change:
-    def change(metadata: AttentionMetadata, _: int) -> AttentionMetadata:
-        masks = {None: metadata.mask(None), window: metadata.mask(window + by)}
-        return replace(metadata, _masks=masks, _biases={})
-
-    return change
-
-
-def _unread(first: int, end: int, windows: list[int]) -> Change:
-    """Return the change in which no later token sees those from `first` on up to `end`."""
-
-    def change(metadata: AttentionMetadata, _: int) -> AttentionMetadata:
-        place = torch.arange(metadata.view, device=metadata.slots.device)
-        hidden = (metadata.slots >= end)[:, :, None] & (place >= first) & (place < end)
-        masks = {window: mask & ~hidden for window, mask in _masks(metadata, windows).items()}
-        return replace(metadata, _masks=masks, _biases={})
-
-    return change
-
-
-def _integers(bits: int, group: int | None = None) -> Callable[[Tensor], Tensor]:
-    """Round weights to integers, with the largest of each output, or of each `group` of its inputs, as the scale."""
-
-    def rounded(weight: Tensor) -> Tensor:
-        parts = weight.reshape(-1, weight.shape[1] if group is None or weight.shape[1] % group else group)
-        scale = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-        whole: Tensor = (parts / scale).round() * scale
-        return whole.reshape(weight.shape)
-
-    return rounded
-
-
-def _one_scale(weight: Tensor) -> Tensor:
-    """Round weights to 8-bit integers, with the largest of all as the scale."""
-    scale = weight.abs().amax().clamp(min=1e-12) / 127
-    rounded: Tensor = (weight / scale).round() * scale
-    return rounded
-
-
-def _floats(weight: Tensor) -> Tensor:
-    """Round weights to float8_e4m3, with the largest of all as the scale."""
-    scale = weight.abs().amax().clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
-    rounded: Tensor = (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
-    return rounded
-
-
-COARSE: dict[str, Callable[[Tensor], Tensor]] = {
-    "8 bits": _integers(8),
-    "8 bits with one scale for a matrix": _one_scale,
-    "8-bit floats": _floats,
-    "4 bits in groups of 32": _integers(4, 32),
-}
-
-
-def _rounded_weights(how: Callable[[Tensor], Tensor]) -> Callable[[Any], AbstractContextManager[None]]:
-    """Round the weights of all linear layers but the head."""
-
-    @contextmanager
-    def change(model: Any) -> Iterator[None]:
-        head = model.get_output_embeddings()
-        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-        kept = [module.weight.data for module in linear]
-        for module in linear:
-            module.weight.data = how(module.weight.data)
-        try:
-            yield
-        finally:
-            for module, weight in zip(linear, kept, strict=True):
-                module.weight.data = weight
-
-    return change
-
-
-def _without_layer(index: int) -> Callable[[Any], AbstractContextManager[None]]:
-    @contextmanager
-    def change(model: Any) -> Iterator[None]:
-        layer = model.base_model.layers[index]
-        layer.forward = lambda hidden_states, *_, **__: hidden_states
-        try:
-            yield
-        finally:
-            del layer.forward
-
-    return change
+def _pads(case: Case, letter: Letter) -> int:
+    """Return by how many tokens the longest prompt of its block is longer."""
+    own, every = case.answer(letter), [of.answer(letter) for of in case.known.cases]
+    same = [len(of.prompt or ()) for of in every if of.block is not None and of.block == own.block]
+    return max(same, default=0) - len(own.prompt or ()) if same else 0
