@@ -12,6 +12,7 @@ from planted_faults import shifted_rope
 
 import mtbench
 from mtbench.document.model import Points, Table
+from mtbench.experiments.audit import experiment
 from mtbench.experiments.audit.cases import Case, Known
 from mtbench.experiments.audit.classes import name
 from mtbench.experiments.audit.document import document, verdict_of
@@ -187,8 +188,9 @@ def test_the_terminal_has_a_row_for_each_cause() -> None:
     assert str(point).startswith("cache/position, by a pattern: B: only rows 0, 1 of the batch are off")
 
 
-def test_the_word_does_not_depend_on_where_the_files_lie(tmp_path: Path) -> None:
-    """The same bytes in one directory and in two."""
+def test_the_word_does_not_depend_on_where_the_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes in one directory and in two, of a fault that no trial explains."""
+    monkeypatch.setattr(experiment, "run_trials", lambda *_: [])
     both = honest_run(tmp_path / "both", method=("ar",), batch_size=(1, 4), limit=4, max_new_tokens=24)
     wrong = faulty_run(tmp_path / "b", shifted_rope(3), method=("ar",), batch_size=(4,), limit=4, max_new_tokens=24)
     shutil.copy(next((wrong / "generations").iterdir()), both / f"generations/{AR}.b4.jsonl")
