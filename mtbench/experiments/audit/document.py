@@ -104,12 +104,11 @@ def _side_by_side(case: Case, first: int) -> Table:
     for index in range(max(0, first - BEFORE), first + AFTER):
         entries = []
         for letter in LETTERS:
-            answer, side = case.answer(letter), case.of(letter)
-            there = index < len(answer.tokens)
-            entries.append(Entry(repr(case.known.text([answer.tokens[index]])) if there else NONE))
-            judged = side is not None and there and 0 <= index - first < len(side.probabilities)
-            entries.append(Entry(number(side.probabilities[index - first], 4) if side is not None and judged else NONE))
-            entries.append(Entry(f"{case.short(letter, index):.3g}" if judged else NONE))
+            tokens, side = case.answer(letter).tokens, case.of(letter)
+            texts = [repr(case.known.text([tokens[index]]))] if index < len(tokens) else []
+            if texts and side is not None and 0 <= index - first < len(side.probabilities):
+                texts += [number(side.probabilities[index - first], 4), f"{case.short(letter, index):.3g}"]
+            entries += [Entry(text) for text in (*texts, NONE, NONE, NONE)][:3]
         if any(entry.value != NONE for entry in entries):
             rows.append(Row(str(index), entries, strong=index == first))
     columns = [(f"{name}{what}", "") for name in "AB" for what in ("", ": probability", ": shortfall")]
@@ -118,8 +117,7 @@ def _side_by_side(case: Case, first: int) -> Table:
 
 def _compared(found: Audit) -> model.Pairs:
     rows = []
-    for number_, pair in enumerate(found.pairs, start=1):
-        limits = f"noise {pair.noise:.2g}"
-        limits += "" if pair.rounding is None else f", rounding {pair.rounding:.2g}"
-        rows.append((f"Pair {number_}", f"A: {pair.a}; B: {pair.b}; {pair.items} items of {pair.suite}; {limits}"))
+    for place, pair in enumerate(found.pairs, start=1):
+        limits = f"noise {pair.noise:.2g}" + ("" if pair.rounding is None else f", rounding {pair.rounding:.2g}")
+        rows.append((f"Pair {place}", f"A: {pair.a}; B: {pair.b}; {pair.items} items of {pair.suite}; {limits}"))
     return model.Pairs(rows)
