@@ -53,7 +53,8 @@ class Maker:
 
     def __init__(self, folder: Path, real: str | None, data_dir: str | None = None) -> None:
         self.folder, self.real, self.data_dir = folder, real, data_dir
-        self.windowed = folder / "windowed"
+        self.windowed, self.examples = folder / "windowed", folder / "examples.jsonl"
+        write_text(self.examples, EXAMPLES.read_text())  # the same place for any checkout that audits the runs
         if not self.windowed.exists():
             windowed(Path(locate("embedded:tiny/ar")), self.windowed, 40, (1, 2, 3))
 
@@ -64,7 +65,7 @@ class Maker:
         if model == WINDOWED:
             given["checkpoint"] = {"ar": str(self.windowed)}
         if model == REAL:
-            given |= {"limit": 4, "model": self.real, "suite": (f"prompts:{EXAMPLES}",), "dtype": "bfloat16"}
+            given |= {"limit": 4, "model": self.real, "suite": (f"prompts:{self.examples}",), "dtype": "bfloat16"}
             given |= {"max_new_tokens": 40}
         given |= asked
         return RunRequest(**{"device": "cpu", "rounds": 1, "offline": True, "method": tuple(arms), **given})
