@@ -88,7 +88,8 @@ class Maker:
         failures = path / "failures.jsonl"
         if failures.exists() and failures.read_text().strip():
             print(failures.read_text()[:400])
-        (path / "done").touch()
+        else:
+            (path / "done").touch()
 
 
 def prompts_with_system(folder: Path, systems: Sequence[str], name: str, limit: int = 16) -> str:
