@@ -23,6 +23,7 @@ from mtbench.statistics import EXACT_EPSILON
 TEMPLATE, CACHE, WEIGHTS, SAMPLING, ROUNDING = "template/tokenizer", "cache/position", "weights", "sampling", "rounding"
 BACK = (0, 1, 4, 16)  # positions before the first one that is known to be wrong, from which a change may be there
 BLOCK, MOST_BLOCKS, MOST_DONORS = 16, 8, 16  # tokens of a block of a prefix cache; blocks of how many other requests
+FEW_DONORS = 3  # that differ soonest: all numbers of blocks are tried
 FEW_IDS = 4  # tokens that are off for each id that is never chosen: fewer are explained by chance
 ALL = "1 and each later"
 
@@ -104,7 +105,7 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
         ),
         Family("weights in {}", lambda how: Trial(WEIGHTS, False, _rounded_weights(how)), [*COARSE]),
         Family("layer {} left out", lambda i: Trial(WEIGHTS, model=_without_layer(i), layer=i), every),
-        Family("the model in {}", lambda kind: Trial(ROUNDING, False, dtype=kind), coarse),
+        Family("the model in {}", lambda kind: Trial(ROUNDING, False, dtype=kind), [] if side.ours else coarse),
         Family("logits in {}", lambda kind: Trial(ROUNDING, setting=rounded(getattr(torch, kind))), coarse),
         *(Family(f"{what}={{:g}}", partial(_set, make), values, 0.01) for what, (make, values) in penalties.items()),
         Family("id {} never chosen", lambda i: Trial(SAMPLING, setting=without([i])), often),
@@ -225,8 +226,9 @@ def _of_prompts(known: Known, letter: Letter) -> Iterator[Family]:
         size = (first_difference(ids, own) // BLOCK + 1) * BLOCK
         if min(len(ids), len(own)) > size:
             donors.setdefault(ids[:size], item)
-    for begun, item in [*donors.items()][:MOST_DONORS]:
-        sizes = {len(begun), max(len(begun), min(MOST_BLOCKS, len(prompts[item]) // BLOCK) * BLOCK)}
+    for number, (begun, item) in enumerate(sorted(donors.items(), key=lambda of: len(of[0]))[:MOST_DONORS]):
+        blocks = range(len(begun), max(len(begun), min(MOST_BLOCKS, len(prompts[item]) // BLOCK) * BLOCK) + 1, BLOCK)
+        sizes = blocks if number < FEW_DONORS else {blocks[0], blocks[-1]}
         text = f"the first {{}} tokens of {item} in the cache"
         yield Family(text, partial(begun_by, prompts[item]), sorted(sizes), BLOCK)
 
