@@ -15,6 +15,8 @@ from mtbench.experiments.audit.changes import Probe
 from mtbench.experiments.audit.drawn import Draws
 from mtbench.experiments.audit.explanation import Explanation, explain
 from mtbench.experiments.audit.format import TrialLine, Tried
+from mtbench.experiments.audit.judge import Judge
+from mtbench.experiments.audit.request import AuditRequest
 from mtbench.measure.lossless_check import Answer
 
 SMALL = {"limit": 4, "batch_size": (4,), "max_new_tokens": 40, "dtype": "float32", "method": ("ar",)}
@@ -52,6 +54,22 @@ EXPLAINED: dict[str, tuple[list[TrialLine], tuple[str | None, bool] | None]] = {
         [trial("sampling", "an id", (6, 0), (6, 0), (0, 9), (0, 8)), *others(80, (6, 6), (6, 6), (0, 1), (0, 1))],
         ("sampling", False),
     ),
+    "drawn tokens, and a change that leaves few of them": (
+        [
+            trial("weights", "layer 3 left out", (9, 0), (8, 1), exact=False),
+            trial("sampling", "tokens sampled", (9, 0), (8, 0)).changed(chance=0.5),
+            *others(80, (9, 9), (8, 8)),
+        ],
+        ("weights", False),
+    ),
+    "drawn tokens, and a change that leaves half of them": (
+        [
+            trial("sampling", "tokens sampled", (9, 0), (8, 0)).changed(chance=0.5),
+            trial("weights", "4 bits", (9, 4), (8, 4), exact=False),
+            *others(80, (9, 9), (8, 8)),
+        ],
+        ("sampling", False),
+    ),
     "right tokens go wrong": ([trial("weights", "a layer", (3, 9), (0, 9)), *others(9, (3, 3), (0, 0))], None),
 }
 
@@ -62,6 +80,21 @@ def test_the_best_trial_explains_a_side_if_it_is_clearly_better_than_those_of_ot
     found = explain(lines)
     assert (found and (found.name, found.more > 0)) == expected
     assert found is None or found.trials[0] == lines[0].trial
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_noise_is_that_of_the_number_type_however_few_tokens_there_are(dtype: str) -> None:
+    """Three answers of 8 tokens give the noise of many within a factor of two; and no choice has to change for it."""
+    judge = Judge("embedded:tiny/ar", AuditRequest(device="cpu"))
+    texts = [judge.known.tokenizer(f"What is {n} + 47? The answer is {n + 47}.")["input_ids"] for n in range(40)]
+    many, few = (
+        judge.noise(dtype, [Answer(ids[:-8], ids[-8:]) for ids in texts[:count]]).spread for count in (len(texts), 3)
+    )
+    assert many is not None
+    assert few is not None
+    assert many / 2 < few < 2 * many
+    step = torch.finfo(getattr(torch, dtype)).eps
+    assert step < many < 100 * step
 
 
 def drawn_tokens(logits: torch.Tensor, temperature: float, top_k: int = 0) -> list[int]:

@@ -16,7 +16,7 @@ READING = [
     ("Judge", "The reference model reads the prompt and the tokens that A and B share, then each side's own tokens."),
     ("Shortfall", "How far the logit of a token lies below the largest at its position; 0 is the model's choice."),
     ("Noise", "The shortfall up to which the arithmetic of A and B may choose a token. In float32 and float64 it is a "
-     "constant, in other number types it is measured: twice the largest shortfall of the judge's model in them. A "
+     "constant, in other number types it is measured: four times the change of the distance of the two best logits. A "
      "token beyond it is off."),
     ("Classes", "The first test that holds names the class. It is shown by stored data or a trial, or by a pattern: "
      "which tokens are off, and not by chance. A hint shows nothing."),

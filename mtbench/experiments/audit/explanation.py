@@ -22,6 +22,9 @@ LEAST_SHARE, MOST_SHARE = (
 )  # of the tokens that are off that a change without a relation to them is taken to explain
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # of the answers that a change is in
 LIKELY = 0.05  # probability of drawn tokens from which they may be drawn
+STRONG = (
+    0.25  # share of the tokens that a change may leave which explains drawn tokens, too: they fit many temperatures
+)
 NEAREST = 3  # trials that a reader is told of if none explains a side
 
 
@@ -43,10 +46,11 @@ def explain(lines: Sequence[TrialLine]) -> Explanation | None:
     made = compared(lines)
     drawn = next((line for line in lines if line.chance is not None and _explained(line)), None)
     fitting = [line for line in made if _explained(line)]
-    if not fitting or (drawn is not None and not fitting[0].exact):
+    best = fitting[0] if fitting else None
+    if best is None or (drawn is not None and best.after > STRONG * best.before):
         return None if drawn is None else _of(drawn, [drawn], drawn.chance)
-    best = fitting[0]
-    shares = [max(0.0, 1 - line.after / line.before) for line in lines if line.name != best.name and line.before]
+    others = [line for line in lines if line.name != best.name and line.chance is None and line.before]
+    shares = [max(0.0, 1 - line.after / line.before) for line in others]
     share = min(max(LEAST_SHARE, sum(shares) / max(1, len(shares))), MOST_SHARE)
     reach = misfit(best) * (1 + SLACK) + CLEARLY / -math.log(share)
     found = _of(best, [best, *(line for line in made if line is not best and misfit(line) <= reach)])

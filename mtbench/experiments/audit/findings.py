@@ -15,7 +15,7 @@ from mtbench.models.loading import Inspected
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 
 MOST_NOISE = 1.0  # a larger one is not this model's arithmetic
-SPREAD = 2.0  # the largest noise that was seen, times this, bounds the noise of both sides
+SPREADS = 4.0  # of the noise: more is not chance
 Lines = Mapping[tuple[int, str], JudgedLine]
 
 
@@ -66,7 +66,7 @@ def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine
 
 def bound_of(measured: NoiseLine) -> float:
     """Return the shortfall up to which two runs in a number type may choose another token each."""
-    return min(MOST_NOISE, SPREAD * measured.largest)
+    return MOST_NOISE if measured.spread is None else min(MOST_NOISE, SPREADS * measured.spread)
 
 
 def reference(number: int, pair: Pair, lines: Lines) -> Side:

@@ -36,11 +36,13 @@ class SideJudged(Record):
 
 
 class NoiseLine(Record):
-    """A line of noise.jsonl: how far choices in a number type are from those of the judge."""
+    """A line of noise.jsonl: how far logits in a number type are from those of the judge."""
 
     dtype: Text = Field(description="number type")
     positions: Count = Field(description="tokens at which it was measured")
-    largest: StoredQuantity = Field(description="largest shortfall of a choice in that type")
+    spread: StoredQuantity | None = Field(
+        description="change of the distance of the two best logits, root mean square; null: no place was unsure"
+    )
 
 
 class JudgedLine(Record):

@@ -29,6 +29,7 @@ from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged
 WIDTHS = JUDGED_AT_ONCE, 16  # positions of one forward, where noise is measured
+UNSURE = 1.0  # distance of the two best logits below which a place is unsure
 ROOM = 512  # slots by which a cache grows
 
 
@@ -134,20 +135,27 @@ class Judge:
 
     @torch.inference_mode()
     def noise(self, dtype: str, answers: Iterable[Answer]) -> NoiseLine:
-        """Return the largest shortfall of a choice in another number type, at as many positions as ε needs.
+        """Return by how much another number type changes the distance of the two best logits, root mean square.
 
-        Answers are read in turn by wide forwards and by narrow ones, whose sums are other ones.
+        At unsure places of prompts and answers, at as many positions as ε needs, if there are so many. Texts are read
+        in turn by wide forwards and by narrow ones, whose sums are other ones.
         """
-        positions, largest = 0, 0.0
+        positions, squares = 0, list[Tensor]()
         for width, answer in zip(itertools.cycle(WIDTHS), answers):
-            exact, rounded = self._reader().logits(answer, 0), self._reader(dtype).logits(answer, 0, width)
-            assert exact is not None, "an answer has tokens"
-            assert rounded is not None, "an answer has tokens"
-            largest = max(largest, _finite(shortfalls(exact, rounded.argmax(1, keepdim=True)).max()))
-            positions += len(answer.tokens)
+            ids = [*answer.prompt, *answer.tokens]
+            text = Answer(ids[:1], ids[1:])
+            exact, rounded = self._reader().logits(text, 0), self._reader(dtype).logits(text, 0, width)
+            if exact is None or rounded is None:
+                continue  # a text of one token
+            best, two = exact.topk(2)
+            apart, there = best[:, 0] - best[:, 1], rounded.gather(1, two)
+            change = (apart - (there[:, 0] - there[:, 1])).double().square()
+            squares.append(change[apart < UNSURE])
+            positions += len(change)
             if positions >= EPSILON_POSITIONS_NEEDED:
                 break
-        return NoiseLine(dtype=dtype, positions=positions, largest=largest)
+        found = torch.cat(squares) if squares else torch.zeros(0)
+        return NoiseLine(dtype=dtype, positions=positions, spread=float(found.mean().sqrt()) if len(found) else None)
 
 
 def answer_of(side: Side, answer: SideAnswer, first: int) -> Answer:
