@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from planted_answers import AR, faulty_run, honest_run
-from planted_faults import Fault, sampled
+from planted_faults import Fault, sampled, weights
 from planted_reading import from_token, in_answers, other_layer, padded, suppressed, window
 
 import mtbench
@@ -142,6 +142,11 @@ PLANTED: dict[str, tuple[Fault, str, str]] = {  # fault, class, and the change t
         in_answers({1, 2}, other_layer({2: 1}, "keys")),
         "cache/position",
         "layer 2 reads the keys of the layer before",
+    ),
+    "scaled positions": (
+        weights(lambda checkpoint: checkpoint.model.base_model.rotary_emb.inv_freq.mul_(0.5)),
+        "cache/position",
+        "positions times 0.5",
     ),
     "padding": (padded(0), "cache/position", "padding with id 0 before prompts is read, and has positions"),
     "an id that is never chosen": (suppressed(17), "sampling", "id 17 never chosen"),

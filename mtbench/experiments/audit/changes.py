@@ -91,6 +91,7 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
     return [
         *_of_places(fed, place),
         Family("the sliding window {:+d}", lambda by: Trial(CACHE, places=_places(wider=by)), (1, -1) if own else ()),
+        *_of_rotary(model),
         *_of_parts({*tokenizer.all_special_ids}),
         *_of_prompts(known, letter),
         *(
@@ -159,6 +160,29 @@ def _of_places(fed: int, place: int) -> Iterator[Family]:
     for first in (0, 4):
         sees = f" and the first {first} tokens" if first else ""
         yield Family(f"a sliding window of {{}}{sees}", partial(windowed, first), sizes, 1)
+
+
+def _of_rotary(model: Any) -> Iterator[Family]:
+    """Yield other rotary angles: positions that are scaled, and other bases."""
+    rotary: Any = getattr(model.base_model, "rotary_emb", None)
+    own = getattr(rotary, "inv_freq", None)
+    if own is None:
+        return
+
+    def angles(frequencies: Tensor) -> Trial:
+        @contextmanager
+        def change(_: Any) -> Iterator[None]:
+            rotary.inv_freq = frequencies
+            try:
+                yield
+            finally:
+                rotary.inv_freq = own
+
+        return Trial(CACHE, model=change)
+
+    place = torch.arange(len(own), device=own.device, dtype=own.dtype) / len(own)
+    yield Family("positions times {}", lambda by: angles(own * by), (0.125, 0.25, 0.5, 2, 4, 8))
+    yield Family("rotary angles of base {:,}", lambda base: angles(base**-place), (10_000, 100_000, 500_000, 1_000_000))
 
 
 PARTS: dict[str, tuple[Callable[[int, Sequence[int]], Part], Sequence[int], int]] = {  # by number and turns
