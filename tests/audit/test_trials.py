@@ -70,6 +70,14 @@ EXPLAINED: dict[str, tuple[list[TrialLine], tuple[str | None, bool] | None]] = {
         ],
         ("sampling", False),
     ),
+    "drawn tokens, or logits with errors": (
+        [
+            trial("sampling", "tokens sampled", (9, 0), (8, 0)).changed(chance=0.5),
+            trial("weights", "logits with errors", (9, 0), (8, 0)).changed(chance=0.5),
+            *others(80, (9, 9), (8, 8)),
+        ],
+        (None, False),
+    ),
     "right tokens go wrong": ([trial("weights", "a layer", (3, 9), (0, 9)), *others(9, (3, 3), (0, 0))], None),
 }
 
@@ -129,6 +137,16 @@ def test_choices_by_other_logits_are_not_drawn() -> None:
     spread = torch.cat((torch.zeros(40), torch.full((24,), 6.0)))[:, None]
     wrong = [(x + spread * torch.randn(x.shape, generator=chance)).argmax(-1).tolist() for x in every]
     assert looks_of([*zip(every, wrong, strict=True)]).chance < 1e-3
+
+
+def test_choices_that_are_all_near_are_not_clearly_drawn() -> None:
+    """Coarse logits choose like a low temperature."""
+    chance = torch.Generator().manual_seed(3)
+    every = [4 * torch.randn(200, 2000, generator=chance) for _ in range(4)]
+    found = looks_of([(x, (2 * x).round().argmax(-1).tolist()) for x in every])
+    assert found.chance > 0.05
+    assert not found.clear
+    assert looks_of([(x, drawn_tokens(x, 1.0)) for x in every]).clear
 
 
 @pytest.fixture(scope="module")

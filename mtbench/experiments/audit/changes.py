@@ -107,7 +107,11 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
         Family("weights in {}", lambda how: Trial(WEIGHTS, False, _rounded_weights(how)), [*COARSE]),
         Family("layer {} left out", lambda i: Trial(WEIGHTS, model=_without_layer(i), layer=i), every),
         Family("the model in {}", lambda kind: Trial(ROUNDING, False, dtype=kind), [] if side.ours else coarse),
-        Family("logits in {}", lambda kind: Trial(ROUNDING, setting=rounded(getattr(torch, kind))), coarse),
+        Family(
+            "logits in {}",
+            lambda kind: Trial(ROUNDING, setting=rounded(getattr(torch, kind))),
+            [*coarse, "float8_e5m2"],
+        ),
         *(Family(f"{what}={{:g}}", partial(_set, make), values, 0.01) for what, (make, values) in penalties.items()),
         Family("id {} never chosen", lambda i: Trial(SAMPLING, setting=without([i])), often),
     ]

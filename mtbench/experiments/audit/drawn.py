@@ -21,6 +21,7 @@ TEMPERATURES = [0.07 * 1.12**n for n in range(31)]  # 0.07 to 2.1; at the first 
 FILTERS = {None: 0.0} | {f"top_k {k}": k for k in (10, 20, 40, 50, 100)} | {f"top_p {p}": p for p in (0.8, 0.9, 0.95)}
 ORDERED = 128  # largest logits that are kept in order
 WIDTH, BINS = 0.05, 800  # of the other logits: the width of a bin, and bins
+FAR = 0.5  # shortfall
 LEAST = 10  # fewer tokens that are off fit a temperature by chance
 INTERVAL = 1.92  # of log likelihood: half the 95 % quantile of χ² with one degree of freedom
 BETTER = 3.0  # log likelihood by which a filter must be better than none
@@ -41,18 +42,22 @@ class Looks(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The temperature in words, the probability of tokens that look as strange, and the answers."""
+    """The temperature in words, the probability of tokens that look as strange, and the answers.
+
+    `clear`: whether a token is so far below the choice that small errors of the logits do not explain them, too.
+    """
 
     text: str
     chance: float
     tried: list[Tried]
+    clear: bool
 
 
 class Draws:
     """The tokens of a side's answers that are off, as drawn ones."""
 
     def __init__(self, bound: float) -> None:
-        self.bound = bound
+        self.bound, self.farthest = bound, 0.0
         self.off: dict[str, Tensor] = {}  # by item
         self.seen = {(t, what): list[Looks]() for t in TEMPERATURES for what in FILTERS}
 
@@ -61,8 +66,10 @@ class Draws:
         emitted = torch.tensor(probe.answer.tokens, device=logits.device)[:, None]
         values, counts = _ordered(logits.float())
         own = logits.gather(1, emitted).float()
-        close, later, place = values >= values[:, :1] - self.bound, values <= own, (values > own).sum(1)
-        self.off[probe.item] = (values[:, :1] - own > self.bound)[:, 0]
+        top = values[:, :1]
+        close, later, place = values >= top - self.bound, values <= own, (values > own).sum(1)
+        self.off[probe.item] = (top - own > self.bound)[:, 0]
+        self.farthest = max(self.farthest, float((top - own).max()))
         for t in TEMPERATURES:
             weight = values / t + counts.log()
             whole = weight.logsumexp(1)
@@ -88,9 +95,10 @@ class Draws:
         edge = {TEMPERATURES[0], TEMPERATURES[-1]} & {best[0]}
         chance = 0.0 if edge else _chance(self.seen[best], [*self.off.values()])
         text = f"{SAMPLED}{best[0]:.2g} ({min(near):.2g} to {max(near):.2g})"
-        return Drawn(text + (f" and {best[1]}" if best[1] else ""), chance, [*self._tried(chance)])
+        text += f" and {best[1]}" if best[1] else ""
+        return Drawn(text, chance, self._tried(chance), clear=self.farthest > FAR)
 
-    def _tried(self, chance: float) -> "list[Tried]":
+    def _tried(self, chance: float) -> list[Tried]:
         return [
             Tried(
                 item=item,

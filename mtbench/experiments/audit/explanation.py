@@ -44,11 +44,11 @@ class Explanation(NamedTuple):
 def explain(lines: Sequence[TrialLine]) -> Explanation | None:
     """Return the explanation of a side by its trials; None if none explains it."""
     made = compared(lines)
-    drawn = next((line for line in lines if line.chance is not None and _explained(line)), None)
+    drawn = [line for line in lines if line.chance is not None and _explained(line)]
     fitting = [line for line in made if _explained(line)]
     best = fitting[0] if fitting else None
-    if best is None or (drawn is not None and best.after > STRONG * best.before):
-        return None if drawn is None else _of(drawn, [drawn], drawn.chance)
+    if best is None or (drawn and best.after > STRONG * best.before):
+        return _of(drawn[0], drawn, drawn[0].chance) if drawn else None
     others = [line for line in lines if line.name != best.name and line.chance is None and line.before]
     shares = [max(0.0, 1 - line.after / line.before) for line in others]
     share = min(max(LEAST_SHARE, sum(shares) / max(1, len(shares))), MOST_SHARE)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtbench.experiments.audit.cases import Case, Known, Letter
-from mtbench.experiments.audit.changes import BACK, Family, Probe, Trial, families, outputs
+from mtbench.experiments.audit.changes import BACK, SAMPLING, WEIGHTS, Family, Probe, Trial, families, outputs
 from mtbench.experiments.audit.drawn import Draws
 from mtbench.experiments.audit.explanation import SLACK, misfit
 from mtbench.experiments.audit.format import TrialLine, Tried
@@ -218,24 +218,27 @@ def _behind(number: int) -> Any:
 @torch.inference_mode()
 def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Iterator[TrialLine]:
     """Yield the effect of each trial on the tokens of a side in some of its answers. `number`: of the pair."""
-    cases = [_cut(case, letter, known.bound) for case in known.pool(letter).cases]
+    cases = known.pool(letter).cases[:MOST_OFF]
     draws, chosen, worth = Draws(known.bound), list[int](), dict[str, int]()
-    for probe in cases[:MOST_OFF]:
+    for probe in (_whole(case, letter) for case in cases):
         logits = logits_of(judge.runner(), probe.answer, 0)
         draws.add(probe, logits)
         noisy, emitted = with_noise(logits, probe.answer, 0), torch.tensor(probe.answer.tokens, device=logits.device)
         far = shortfalls(noisy, emitted[:, None]) > known.bound
         chosen += noisy[far].argmax(-1).tolist()
-        worth[probe.item] = int(far.sum())
+        worth[probe.item] = min(COUNTED, int(far.sum()))
     if (found := draws.best()) is not None:
-        yield line(number, letter, found.text, Trial("sampling"), found.tried, chance=found.chance)
-    off = sorted(cases[:MOST_OFF], key=lambda of: -worth[of.item] / (20 + len(of.prompt) + len(of.answer.tokens)))
+        yield line(number, letter, found.text, Trial(SAMPLING), found.tried, chance=found.chance)
+        if not found.clear:
+            yield line(number, letter, "logits with errors", Trial(WEIGHTS), found.tried, chance=found.chance)
+    cut = [_cut(case, letter, known.bound) for case in cases]
+    off = sorted(cut, key=lambda of: -worth[of.item] / (20 + len(of.prompt) + len(of.answer.tokens)))
     enough = (n for n in range(1, MOST_SCREENED) if sum(worth[of.item] for of in off[:n]) >= ENOUGH)
     few, trials = next(enough, MOST_SCREENED), Trials(judge, number, known, letter)
     tried = families(judge.runner().model, known, letter, chosen, judge.known.tokenizer)
     trials.screen(off[:few], tried)
     trials.screen(off[:few], trials.later(min(probe.wrong for probe in off) - 1))
-    right = [_right(case, letter) for case in known.cases if _is_right(case)][:MOST_RIGHT]
+    right = [_whole(case, letter) for case in known.cases if _is_right(case)][:MOST_RIGHT]
     for probes in (off[few : few + SECOND], [*off[few + SECOND :], *right]):
         if probes:
             trials.make(probes, trials.left())
@@ -263,17 +266,18 @@ def _is_right(case: Case) -> bool:
     return case.judged is None and case.a.tokens == case.b.tokens and bool(case.a.prompt) and bool(case.a.tokens)
 
 
+def _whole(case: Case, letter: Letter) -> Probe:
+    """Return an answer as far as it is judged."""
+    first = case.judged.first if case.judged else 0
+    return Probe(case.item, answer_of(case.side(letter), case.answer(letter), first), pads=_pads(case, letter))
+
+
 def _cut(case: Case, letter: Letter, bound: float) -> Probe:
     """Return the part of an answer that is off on which trials are made."""
-    assert case.judged is not None, "it is off"
-    far = case.far(letter, bound)
-    answer = answer_of(case.side(letter), case.answer(letter), case.judged.first)
-    cut = answer._replace(tokens=answer.tokens[: far[COUNTED] if len(far) > COUNTED else None])
-    return Probe(case.item, cut, max(0, far[0] - TAIL), far[0], _pads(case, letter))
-
-
-def _right(case: Case, letter: Letter) -> Probe:
-    return Probe(case.item, answer_of(case.side(letter), case.answer(letter), 0), pads=_pads(case, letter))
+    whole, far = _whole(case, letter), case.far(letter, bound)
+    tokens = whole.answer.tokens[: far[COUNTED] if len(far) > COUNTED else None]
+    answer = whole.answer._replace(tokens=tokens)
+    return whole._replace(answer=answer, first=max(0, far[0] - TAIL), wrong=far[0])
 
 
 def _pads(case: Case, letter: Letter) -> int:
