@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from planted_answers import AR, faulty_run, honest_run
+from planted_answers import AR, faulty_run, honest_run, judge_runner
 from planted_faults import Fault, sampled, weights
 from planted_reading import from_token, in_answers, other_layer, padded, suppressed, window
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import mtbench
-from mtbench.experiments.audit.changes import Probe
+from mtbench.experiments.audit.changes import Probe, layers_of
 from mtbench.experiments.audit.drawn import Draws
 from mtbench.experiments.audit.explanation import Explanation, explain
 from mtbench.experiments.audit.format import TrialLine, Tried
@@ -182,3 +183,9 @@ def test_a_planted_fault_is_explained_by_its_own_change(fault: str, honest: Path
     assert isinstance(found, Explanation)
     assert found.name == name
     assert text in found.trials[0]
+
+
+def test_a_model_that_calls_its_layers_otherwise_has_no_trials_of_layers() -> None:
+    small = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=32))
+    assert not layers_of(small)
+    assert len(layers_of(judge_runner().model)) == 4

@@ -81,7 +81,7 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
     text, side = model.config.get_text_config(), known.side(letter)
     far = [(case.answer(letter).prompt or (), index) for case, index in known.pool(letter).far]
     fed, place = (min(size * len(prompt) + index for prompt, index in far) - 1 for size in (0, 1))
-    every = range(text.num_hidden_layers)
+    every = range(len(layers_of(model)))
     own = getattr(text, "sliding_window", None) if getattr(text, "layer_types", None) else None
     penalties = PENALTIES | (FILTERS if side.temperature > 0 else {})
     coarse = ["bfloat16", "float16"] if side.dtype in EXACT_EPSILON else []
@@ -101,7 +101,11 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
         ),
         Family("keys and values in {}", _rounded_cache, ["8 bits", "4 bits", "8-bit floats"]),
         *(
-            Family(f"layer {{}} reads the {what} of the layer before", partial(_other_layer, what), [*every[1:], ALL])
+            Family(
+                f"layer {{}} reads the {what} of the layer before",
+                partial(_other_layer, what),
+                [*every[1:], ALL] if every else [],
+            )
             for what in ("keys and values", "keys", "values")
         ),
         Family("weights in {}", lambda how: Trial(WEIGHTS, False, _rounded_weights(how)), [*COARSE]),
@@ -115,6 +119,11 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
         *(Family(f"{what}={{:g}}", partial(_set, make), values, 0.01) for what, (make, values) in penalties.items()),
         Family("id {} never chosen", lambda i: Trial(SAMPLING, setting=without([i])), often),
     ]
+
+
+def layers_of(model: Any) -> Sequence[Any]:
+    """Return the layers of a model; of one that calls them otherwise, none."""
+    return getattr(model.base_model, "layers", ())
 
 
 def _set(make: Callable[[float], Setting], value: float) -> Trial:
@@ -340,7 +349,7 @@ def outputs(forwards: dict[Any, Callable[..., Any]]) -> Iterator[None]:
 
 
 def _without_layer(index: int) -> Callable[[Any], AbstractContextManager[None]]:
-    return lambda model: outputs({model.base_model.layers[index]: lambda hidden_states, *_, **__: hidden_states})
+    return lambda model: outputs({layers_of(model)[index]: lambda hidden_states, *_, **__: hidden_states})
 
 
 def _rounded_cache(how: str) -> Trial:

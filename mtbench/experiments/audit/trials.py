@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from mtbench.experiments.audit.cases import Case, Known, Letter
-from mtbench.experiments.audit.changes import BACK, SAMPLING, WEIGHTS, Family, Probe, Trial, families, outputs
+from mtbench.experiments.audit.changes import (
+    BACK,
+    SAMPLING,
+    WEIGHTS,
+    Family,
+    Probe,
+    Trial,
+    families,
+    layers_of,
+    outputs,
+)
 from mtbench.experiments.audit.drawn import Draws
 from mtbench.experiments.audit.explanation import SLACK, misfit
 from mtbench.experiments.audit.format import TrialLine, Tried
@@ -57,7 +67,7 @@ class Bench:
 
     def __init__(self, judge: Judge, probe: Probe, bound: float) -> None:
         self.judge, self.probe, self.bound, self.runner = judge, probe, bound, judge.runner()
-        self.layers: Sequence[Any] = getattr(self.runner.model.base_model, "layers", ())
+        self.layers = layers_of(self.runner.model)
         self.kept: list[list[Any]] = [[] for _ in self.layers]
         pairs = zip(self.layers, self.kept, strict=True)
         hooks = [of.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out)) for of, kept in pairs]
