@@ -30,7 +30,7 @@ Off = Mapping[int, Sequence[int]]  # by item, the tokens that are off
 
 def known(off: Off, side: Side, items: int = 16, **answer: Any) -> Known:
     """Return a pair whose B is off in these tokens. answer: functions that give fields of B's answers of an item."""
-    found = Known(PLAIN, side, 1e-4, None, str)
+    found = Known(PLAIN, side, 1e-4, None, str, same_weights=True)
     for item in range(items):
         mine = SideAnswer([0] * 10, list(range(TOKENS)), "t", "length")
         theirs = replace(mine, **{field: make(item) for field, make in answer.items()})
@@ -130,6 +130,34 @@ def test_an_answer_is_of_a_class_only_if_the_trial_explains_it() -> None:
     found = [name(case).name for case in of.cases]
     assert found == ["cache/position"] * 14 + ["unexplained"] * 2
     assert "in other answers: cache/position" in name(of.cases[15]).why
+
+
+def test_a_pattern_holds_in_answers_that_the_trial_of_others_does_not_explain() -> None:
+    of = known(LATE, DRAFTING, commits=rejected)
+    of.add([trial("weights in 8 bits", "weights", range(7), LATE)])
+    assert [name(case).name for case in of.cases[:8]] == ["weights"] * 7 + ["cache/position"]
+
+
+def test_stored_data_settle_a_side_without_trials_unless_few_tokens_may_be_chance() -> None:
+    for off, settled in ((DRAFTS, True), ({3: [9, 10, 11]}, False), ({3: [8, 9, 10]}, True), ({3: [9]}, False)):
+        assert known(off, DRAFTING, **steps(4)).pool("b").settled is settled, off
+    assert not known(DRAFTS, PLAIN, **steps(4)).pool("b").settled
+
+
+def test_sides_of_equal_weights_under_two_names_are_judged_by_their_tokens() -> None:
+    """Another checkpoint explains a side, and the same one does not; where only names are known, they are a hint."""
+    for same, expected, fault in (
+        (True, "cache/position", True),
+        (None, "cache/position", True),
+        (False, "weights", False),
+    ):
+        of = known(TWO_ROWS, replace(PLAIN, model="n"), **rows_of(4))
+        of.same_weights, of.checkpoints = same, "A decoded with m, B with n"
+        assert names(of) == {expected}
+        assert audit(AuditRequest(a="a", b="b"), "m", [of], []).explained is not fault
+    of = known(EVERYWHERE, replace(PLAIN, model="n"))
+    of.same_weights, of.checkpoints = None, "A decoded with m, B with n"
+    assert "Hint: A decoded with m, B with n" in name(of.cases[0]).why
 
 
 def test_trials_of_two_classes_that_explain_alike_name_none() -> None:

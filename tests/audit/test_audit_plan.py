@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_answers import AR, honest_run, judge_runner, planted, told
+import torch
+from planted_answers import AR, decoded, honest_run, judge_runner, planted, told
 from typer.testing import CliRunner
 
 from mtbench.cli import main
@@ -35,7 +36,17 @@ def until_stop(line: Line) -> Line:
 
 
 def beyond_end(line: Line) -> Line:
-    return told([*line["token_ids"][:20], END, *line["token_ids"][20:40], END], RUNNER)
+    return told([*line["token_ids"][:20], END, *line["token_ids"][20:40]], RUNNER, finish_reason="length")
+
+
+def endless(line: Line) -> Line:
+    """The answer without its end token, and what the model goes on with."""
+    ids = [token for token in line["token_ids"] if token != END]
+
+    def choose(logits: Any, _: Any) -> int:
+        return int(logits.index_fill(0, torch.tensor(RUNNER.checkpoint.end_ids), float("-inf")).argmax())
+
+    return told(decoded(RUNNER, line["prompt_ids"], 64, choose, ids), RUNNER)
 
 
 def as_it_is(_: Line) -> Line:
@@ -47,9 +58,13 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Line], Line], dict[str, Any], C
     "A is the one": ({}, cut(30), {}, as_it_is, "A ends before max_new_tokens=64, without an end token"),
     "a stop string": ({"stop": [STOP]}, until_stop, {"stop": [STOP]}, as_it_is, "B goes on behind the stop string"),
     "an end token": ({"budget": 20}, cut(20), {}, beyond_end, "B goes on behind an end token"),
+    "an end that is none": ({}, as_it_is, {}, cut(30, "end"), "B ends before max_new_tokens=64, without an end token"),
+    "a stop that is none": ({}, as_it_is, {}, cut(30, "stop"), "B ends before max_new_tokens=64, without an end token"),
+    "no end token": ({}, as_it_is, {}, endless, "as the model does if end tokens are ignored, against its plan.json"),
+    "no end token, as planned": ({}, as_it_is, {"length": "fixed"}, endless, ""),
     "another budget": ({}, as_it_is, {"budget": 30}, cut(30), ""),
     "another stop string": ({}, as_it_is, {"stop": [STOP]}, until_stop, ""),
-    "end tokens are ignored": ({"budget": 20}, cut(20), {"length": "fixed"}, beyond_end, ""),
+    "end tokens are ignored": ({"budget": 20}, cut(20), {"length": "fixed", "budget": 41}, beyond_end, ""),
 }
 
 

@@ -20,6 +20,7 @@ OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
 SAMPLED = "tokens sampled at temperature "  # the trial that needs no other logits
 FEW = 0.1  # largest share of the tokens of single faults
 NEARLY_ALL = 0.8  # share of the answers
+SEVERAL = 3  # tokens that are off from which drafts among them need no trial
 EVENTS = 3  # tokens of an answer that count as off: those behind them may follow from these
 CHANCE, SELDOM = 0.01, 0.1  # probabilities below which a pattern is not by chance, and is not if another one holds
 MIXED = 12  # tokens that two items do not share by chance
@@ -36,8 +37,9 @@ class Known:
     noise: float
     rounding: float | None
     text: Callable[[Sequence[int]], str]
-    end_ids: Collection[int] = ()
-    checkpoints: str | None = None  # how the weights of the two differ; None: they do not, as far as is known
+    end_ids: Collection[int] = ()  # of both models; empty: they may have others
+    same_weights: bool | None = None  # None: not known
+    checkpoints: str = ""  # how the weights of two names differ, or why that is not known
     why: str = "the engine"  # what `rounding` was measured on
     cases: "list[Case]" = field(default_factory=list)  # all answers
     trials: list[TrialLine] = field(default_factory=list)
@@ -152,9 +154,10 @@ class Pool:
 
         None if they are not, if a side hides its forwards, or if that may be chance. What a cache holds stays there: if
         all is right again behind the only forward with such drafts, and no trial explains them, it was no cache.
+        For several tokens no trial is made (`settled`).
         """
         every = [(forwards(case.answer(self.letter)), self._judged(case), self._far(case)) for case in self.cases]
-        if not all(steps for steps, *_ in every):
+        if self.known.side(self.letter).plain is not False or not all(steps for steps, *_ in every):
             return None
         wrong = [[step for step in steps if {*step} & {*far}] for steps, _, far in every]
         behind = sum(judged.stop - of[-1].stop for (_, judged, _), of in zip(every, wrong, strict=True))
@@ -167,6 +170,12 @@ class Pool:
             if drafts and self.far and (chance < CHANCE or (passes and end == "last")):
                 return end
         return None
+
+    @property
+    def settled(self) -> bool:
+        """Whether stored data name a cause that trials cannot change: several tokens are drafts, or rows mixed up."""
+        drafts = self.drafts is not None and len(self.far) >= SEVERAL
+        return drafts or 2 * len(self.mixed) > len(self.cases)
 
     @property
     def left(self) -> bool:

@@ -104,6 +104,7 @@ RULES = {"end": "an end token", "stop": "a stop string", "length": "the budget o
 
 def _stop(case: Case) -> Cause | None:
     both, one, other, why = (("A", case.a), ("B", case.b)), case.a.text, case.b.text, ""
+    broken = False
     if case.is_prefix:
         why = "the same tokens up to the end of the shorter"
     elif (case.known.a.texts or case.known.b.texts) and (one.startswith(other) or other.startswith(one)):
@@ -111,13 +112,16 @@ def _stop(case: Case) -> Cause | None:
     for letter in () if why else LETTERS:
         side, ended = case.of(letter), case.answer(OTHER[letter])
         ended_there = case.judged is not None and len(ended.tokens) == case.judged.first + 1
-        if side is None or not side.short or not ended_there or ended.finish != "end":
+        if side is None or not case.far(letter, case.known.bound) or not ended_there or ended.finish != "end":
             continue
         if side.endless is not None and side.endless <= case.known.bound:
+            plan = case.side(letter)
+            broken = bool(case.known.end_ids) and plan.max_new_tokens is not None and not plan.endless
             why = f"{letter.upper()} goes on as the model does if end tokens are ignored"
+            why += ", against its plan.json" * broken
     ends = listed(f"{RULES.get(of.finish, of.finish)} ended {name}" for name, of in both)
     here = listed(f"{name} has {counted(len(of.tokens), 'token')}" for name, of in both)
-    return Cause("stop/budget", f"{why}: {ends}", here) if why else None
+    return Cause("stop/budget", f"{why}: {ends}", here, fault=broken or None) if why else None
 
 
 def _broken(case: Case) -> Cause | None:
@@ -125,16 +129,19 @@ def _broken(case: Case) -> Cause | None:
     for letter in LETTERS:
         side, answer = case.side(letter), case.answer(letter)
         stop = next((stop for stop in answer.stop if stop in answer.text), None)
-        end = next((n for n, token in enumerate(answer.tokens[:-1], start=1) if token in case.known.end_ids), None)
+        ends, ended = case.known.end_ids, answer.finish
+        end = next((n for n, token in enumerate(answer.tokens[:-1], start=1) if token in ends), None)
         budget, has = side.max_new_tokens, f"{letter.upper()} has {counted(len(answer.tokens), 'token')}"
         if budget is None or not answer.tokens:
             continue
-        if answer.finish == "length" and len(answer.tokens) < budget:
-            why, here = f"ends before max_new_tokens={budget}, without an end token or a stop string", has
-        elif stop is not None:
+        no_stop = ended == "stop" and not answer.stop
+        no_end = ended == "end" and (side.endless or (ends and answer.tokens[-1] not in ends))
+        if stop is not None:
             why, here = f"goes on behind the stop string {stop!r}", f"{has}: {answer.text[-60:]!r}"
         elif end is not None and not side.endless:
             why, here = "goes on behind an end token", f"{has}, and number {end} is an end token"
+        elif no_stop or no_end or (ended == "length" and len(answer.tokens) < budget):
+            why, here = f"ends before max_new_tokens={budget}, without an end token or a stop string", has
         else:
             continue
         return Cause("stop/budget", f"{letter.upper()} {why}, against its plan.json", here, fault=True)
@@ -159,7 +166,7 @@ def _within(case: Case) -> Cause | None:
 def _checkpoints(case: Case) -> Cause | None:
     if case.judged is None:
         return Cause("unexplained", "nothing could be judged: no side has the prompt", by="hint")
-    return Cause("weights", case.known.checkpoints) if case.known.checkpoints else None
+    return None if case.known.same_weights is not False else Cause("weights", case.known.checkpoints)
 
 
 PAIR: Sequence[Callable[[Case], Cause | None]] = (
@@ -185,9 +192,7 @@ def _by_order(case: Case, letter: Letter) -> bool:
 def _accepted(case: Case, letter: Letter) -> Cause | None:
     """Tokens that are off only where a forward accepted drafts."""
     pool, side, answer = case.known.pool(letter), case.side(letter), case.answer(letter)
-    if side.plain is not False:
-        return None
-    if side.claims == "lossy" and answer.commits is None and pool.rare:
+    if side.claims == "lossy" and side.plain is False and answer.commits is None and pool.rare:
         return Cause("lossy", "lossy by design; which steps accepted such tokens is not stored (null)", by="hint")
     if (end := pool.drafts) is None:
         return None
@@ -226,10 +231,8 @@ def _schema(case: Case, letter: Letter) -> bool:
 
 
 def _pattern(case: Case, letter: Letter) -> Cause | None:
-    """Which tokens are off, if no trial explains the side."""
+    """Which tokens are off, in answers that no trial explains."""
     pool, why = case.known.pool(letter), ""
-    if pool.explanation is not None and pool.explanation.name is not None:
-        return None
     if pool.starts_at is not None:
         why = f"no answer is off before position {pool.starts_at}, and those that reach it are"
     elif pool.in_rows:
@@ -243,9 +246,8 @@ def _pattern(case: Case, letter: Letter) -> Cause | None:
 
 def _plain_is_right(case: Case, letter: Letter) -> bool:
     """Whether a side drafts, and plain decoding of the same checkpoint has no token that is off."""
-    side, other = case.side(letter), case.side(OTHER[letter])
-    same = side.model == other.model is not None and side.plain is False and other.plain is True
-    return same and case.known.right(OTHER[letter])
+    drafts = case.side(letter).plain is False and case.side(OTHER[letter]).plain is True
+    return bool(drafts and case.known.same_weights and case.known.right(OTHER[letter]))
 
 
 def _unexplained(case: Case, letter: Letter) -> Cause:
@@ -292,9 +294,11 @@ def _hints(case: Case, letter: Letter) -> Iterator[str]:
         yield "only some rows are off; more blocks would tell"
     if pool.everywhere:
         yield "weights, or keys and values of the prompt: it is there from the first tokens on, in every answer"
+    if case.known.checkpoints and case.known.same_weights is None:
+        yield case.known.checkpoints
     if _plain_is_right(case, letter):
         yield "a draft that was accepted, or what it left: plain decoding is right"
-    elif case.known.right(OTHER[letter]) and (side.model, side.engine) == (other.model, other.engine):
+    elif case.known.right(OTHER[letter]) and case.known.same_weights and side.engine == other.engine:
         yield f"the same checkpoint and engine are right as {other.arm} at batch size {other.batch_size}"
 
 
@@ -344,8 +348,7 @@ def _of_sides(case: Case) -> Cause:
 
 
 def is_fault(case: Case, cause: Cause) -> bool:
-    """Return whether a cause is a fault: weights are one if both sides name the same checkpoint."""
+    """Return whether a cause is a fault: weights are one if both sides have the same checkpoint."""
     if cause.fault is not None:
         return cause.fault
-    same = case.known.a.model is not None and case.known.a.model == case.known.b.model
-    return CLASSES[cause.name].fault or (cause.name == "weights" and same)
+    return CLASSES[cause.name].fault or (cause.name == "weights" and case.known.same_weights is True)

@@ -145,12 +145,12 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         """Make the trials of each side with answers that stored data do not explain; earlier trials stay."""
         stored = job.directory.read_lines(TRIALS, TrialLine)
         for number, of in enumerate(known):
-            if of.a.model != of.b.model and None not in (of.a.model, of.b.model):
-                of.checkpoints = difference(str(of.a.model), str(of.b.model), offline=job.request.offline)
+            if of.same_weights is None and of.a.model and of.b.model:
+                of.same_weights, of.checkpoints = difference(of.a.model, of.b.model)
             of.add(line for line in stored if line.pair == number)
             for letter in LETTERS:
                 open_cases = [case for case in of.pool(letter).cases if name(case).by != "proof"]
-                if not open_cases or any(line.side == letter for line in of.trials):
+                if not open_cases or of.pool(letter).settled or any(line.side == letter for line in of.trials):
                     continue
                 made = list(run_trials(judge, number, of, letter))
                 job.directory.append(TRIALS, [dump(line) for line in made])

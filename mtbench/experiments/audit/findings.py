@@ -55,7 +55,10 @@ def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine
             noise = max(noise, EXACT_EPSILON.get(str(side.dtype), 0.0))
         rounding = max(own, default=None)
         why = own.get(rounding or 0.0, "the engine")
-        known = Known(pair.a, pair.b, noise, rounding, text, frozenset(judge.end_ids), why=why)
+        models = [side.model for side in pair[:2]]
+        ends = judge.end_ids if None in models or models[0] == models[1] else ()
+        same = True if models[0] == models[1] is not None else None
+        known = Known(pair.a, pair.b, noise, rounding, text, frozenset(ends), same, why=why)
         known.cases += [
             Case(item, pair.a.answers[item], pair.b.answers[item], lines.get((number, item)), known)
             for item in pair.items
