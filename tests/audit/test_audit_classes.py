@@ -96,6 +96,7 @@ PATTERNS: dict[str, tuple[Known, str]] = {
     "own choices of a drafting arm": (known(LATE, DRAFTING, commits=rejected), "cache/position"),
     "own choices, from the first forward on": (known(EARLY, DRAFTING, commits=rejected), "unexplained"),
     "hidden forwards": (known(LATE, DRAFTING), "cache/position"),
+    "plain decoding is right at another batch size": (known(LATE, replace(DRAFTING, batch_size=8)), "unexplained"),
     "hidden forwards, off from the start": (known(EARLY, DRAFTING), "unexplained"),
 }
 
@@ -158,6 +159,13 @@ def test_sides_of_equal_weights_under_two_names_are_judged_by_their_tokens() -> 
     of = known(EVERYWHERE, replace(PLAIN, model="n"))
     of.same_weights, of.checkpoints = None, "A decoded with m, B with n"
     assert "Hint: A decoded with m, B with n" in name(of.cases[0]).why
+
+
+def test_variants_of_the_best_trial_are_not_said_to_explain_equally_well() -> None:
+    of = known(EVERYWHERE, PLAIN)
+    texts = "layer 3 left out, from new token 7 on", "layer 3 left out", "layer 2 left out, in some rows"
+    of.add(trial(text, "weights", range(16), EVERYWHERE) for text in texts)
+    assert f"with {texts[0]} (equally well: {texts[2]}), 80 of 80" in name(of.cases[0]).why
 
 
 def test_trials_of_two_classes_that_explain_alike_name_none() -> None:

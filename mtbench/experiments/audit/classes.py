@@ -214,7 +214,9 @@ def _tried(case: Case, letter: Letter) -> Cause | None:
     if case.item in tried - found.items:
         return None
     if found.chance is None:
-        equal = f" (equally well: {listed(found.trials[1:4])})" if len(found.trials) > 1 else ""
+        change = found.trials[0].partition(", ")[0]  # without the tokens from which on it is there
+        others = [text for text in found.trials[1:] if not text.startswith(change)]
+        equal = f" (equally well: {'; '.join(others[:3])})" if others else ""
         become = f"{found.before - found.after} of {found.before} tokens that are off become choices"
         why = f"with {found.trials[0]}{equal}, {become}, in {counted(len(found.items), 'answer')}"
         return Cause(found.name, why)
@@ -245,8 +247,9 @@ def _pattern(case: Case, letter: Letter) -> Cause | None:
 
 
 def _plain_is_right(case: Case, letter: Letter) -> bool:
-    """Whether a side drafts, and plain decoding of the same checkpoint has no token that is off."""
-    drafts = case.side(letter).plain is False and case.side(OTHER[letter]).plain is True
+    """Whether a side drafts, and plain decoding of its checkpoint at its batch size has no token that is off."""
+    side, other = case.side(letter), case.side(OTHER[letter])
+    drafts = side.plain is False and other.plain is True and side.batch_size == other.batch_size
     return bool(drafts and case.known.same_weights and case.known.right(OTHER[letter]))
 
 
@@ -273,7 +276,9 @@ def _size(pool: Pool) -> str:
 def _excluded(pool: Pool) -> str:
     """Return what the trials say of a side, or of the answers that its explanation leaves."""
     if (found := pool.explanation) is not None:
-        better = f"{found.before - found.after} of {found.before} tokens become choices with {listed(found.trials[:4])}"
+        better = (
+            f"{found.before - found.after} of {found.before} tokens become choices with {'; '.join(found.trials[:4])}"
+        )
         alike = f", which stand for {' or '.join(found.classes)}" if len(found.classes) > 1 else ""
         few = f"; that may be chance: {counted(found.more, 'more such token')} would tell" if found.more else ""
         return better + alike + few + (f", in other answers: {found.name}" if found.name else "")
