@@ -342,7 +342,7 @@ def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
     lm_eval_samples(honest, file, lambda text: text.replace("Okay", "Zebra"))
     record = audited(cell, file, tmp_path / "other", ran_in="float32")
     assert named(record) == {"unexplained"}
-    assert all(finding["judged"]["a"]["text"] == "Okay" for finding in record["findings"])
+    assert all(finding["judged"]["side_a"]["text"] == "Okay" for finding in record["findings"])
 
 
 @pytest.mark.parametrize("asked", ["d e", f"{BEGIN} d e", [{"role": "user", "content": "d e"}]])
@@ -351,7 +351,7 @@ def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
     tokenizer = beginning_tokenizer("{{ bos_token }}{{ messages[0].content }}")
     answer = SideAnswer(prompt=None, tokens=[], text="", finish=None, score=None, raw_prompt=asked)
     side = Side(name="f", source="f", suite=None, arm="f", answers={"1": answer}, texts=True)
-    [made] = with_prompts(Named("f", [side], [side], chosen=True), tokenizer).meant
+    [made] = with_prompts(Named([side], [side], chosen=True), tokenizer).meant
     assert made.answers["1"].prompt == [PAD, 3, 4]
 
 

@@ -17,7 +17,7 @@ from mtbench.experiments.audit.cases import Case, Known
 from mtbench.experiments.audit.classes import name
 from mtbench.experiments.audit.document import document, verdict_of
 from mtbench.experiments.audit.findings import audit
-from mtbench.experiments.audit.format import JudgedLine, SideJudged, TokenAt, TrialLine, Tried
+from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine, Tried
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Side, SideAnswer
 
@@ -39,14 +39,10 @@ def known(off: Off, side: Side, items: int = 16, **answer: Any) -> Known:
         if item in off:
             first = min(off[item])
             theirs = replace(theirs, tokens=[t + 100 * (i >= first) for i, t in enumerate(theirs.tokens)])
-            there = TokenAt(id=0, text="x", probability=0.5, shortfall=0.0)
-            right = SideJudged(probabilities=[0.9] * (TOKENS - first), short={}, endless=None)
-            wrong = SideJudged(
-                probabilities=[0.9] * (len(theirs.tokens) - first), short={str(i): FAR for i in off[item]}, endless=None
-            )
-            judged = JudgedLine(
-                pair=0, item=str(item), first=first, choice=there, a=there, b=there, side_a=right, side_b=wrong
-            )
+            right = SideJudged(text="x", probabilities=[0.9] * (TOKENS - first), short={}, endless=None)
+            sure, short = [0.9] * (len(theirs.tokens) - first), {str(i): FAR for i in off[item]}
+            wrong = SideJudged(text="y", probabilities=sure, short=short, endless=None)
+            judged = JudgedLine(pair=0, item=str(item), first=first, side_a=right, side_b=wrong)
         found.cases.append(Case(str(item), mine, theirs, judged, found))
     return found
 
@@ -184,8 +180,7 @@ def test_unexplained_says_what_is_known() -> None:
 
 
 def test_weights_are_not_named_where_a_schema_forces_tokens() -> None:
-    of = known(EVERYWHERE, PLAIN, schema=lambda _: True)
-    of.b = replace(of.b, answers={case.item: case.b for case in of.cases})
+    of = known(EVERYWHERE, replace(PLAIN, schema=True))
     of.add([trial("weights in 8 bits", "weights", range(16), EVERYWHERE)])
     cause = name(of.cases[0])
     assert cause.name == "unexplained"

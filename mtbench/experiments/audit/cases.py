@@ -10,15 +10,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
-from mtbench.experiments.audit.explanation import Explanation, explain, nearest
-from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine
+from mtbench.experiments.audit.explanation import Explanation, explain
+from mtbench.experiments.audit.format import NOT_JUDGED, JudgedLine, SideJudged, TrialLine
 from mtbench.experiments.audit.sides import Side, SideAnswer
 
 Letter = Literal["a", "b"]
 LETTERS: tuple[Letter, ...] = ("a", "b")
 OTHER: Mapping[Letter, Letter] = {"a": "b", "b": "a"}
-SAMPLED = "tokens sampled at temperature "  # the trial that needs no other logits
-FEW = 0.1  # largest share of the tokens of single faults
 NEARLY_ALL = 0.8  # share of the answers
 SEVERAL = 3  # tokens that are off from which drafts among them need no trial
 EVENTS = 3  # tokens of an answer that count as off: those behind them may follow from these
@@ -40,7 +38,6 @@ class Known:
     end_ids: Collection[int] = ()  # of both models; empty: they may have others
     same_weights: bool | None = None  # None: not known
     checkpoints: str = ""  # how the weights of two names differ, or why that is not known
-    why: str = "the engine"  # what `rounding` was measured on
     cases: "list[Case]" = field(default_factory=list)  # all answers
     trials: list[TrialLine] = field(default_factory=list)
     _pools: "dict[Letter, Pool]" = field(default_factory=dict)
@@ -56,10 +53,6 @@ class Known:
         """Add trials; what was derived without them is forgotten."""
         self.trials += trials
         self._pools.clear()
-
-    def right(self, letter: Letter) -> bool:
-        """Return whether no answer of a side is off."""
-        return not self.pool(letter).cases
 
     @property
     def bound(self) -> float:
@@ -81,31 +74,28 @@ class Case:
         return self.a if letter == "a" else self.b
 
     def side(self, letter: Letter) -> Side:
-        return self.known.a if letter == "a" else self.known.b
+        return self.known.side(letter)
 
-    def of(self, letter: Letter) -> SideJudged | None:
-        return None if self.judged is None else self.judged.side_a if letter == "a" else self.judged.side_b
+    def of(self, letter: Letter) -> SideJudged:
+        return NOT_JUDGED if self.judged is None else self.judged.side_a if letter == "a" else self.judged.side_b
+
+    def span(self, letter: Letter) -> range:
+        """Return the indices of the judged tokens of a side."""
+        first = 0 if self.judged is None else self.judged.first
+        return range(first, first + len(self.of(letter).probabilities))
 
     def far(self, letter: Letter, bound: float) -> list[int]:
         """Return the judged tokens of a side that are further from the judge's choice than `bound`, by index."""
-        side = self.of(letter)
-        return [] if side is None else [int(i) for i, short in side.short.items() if short > bound]
+        return [int(i) for i, short in self.of(letter).short.items() if short > bound]
 
     def short(self, letter: Letter, index: int) -> float:
         """Return how far a side's token is from the judge's choice."""
-        side = self.of(letter)
-        return 0.0 if side is None else side.short.get(str(index), 0.0)
+        return self.of(letter).short.get(str(index), 0.0)
 
     @cached_property
     def off(self) -> list[Letter]:
         """The sides with a token that arithmetic does not explain."""
         return [letter for letter in LETTERS if self.far(letter, self.known.bound)]
-
-    @property
-    def at_first(self) -> list[float]:
-        """Shortfalls of the two tokens at the first difference."""
-        tokens = () if self.judged is None else (self.judged.a, self.judged.b)
-        return [token.shortfall for token in tokens if token is not None]
 
     @property
     def is_prefix(self) -> bool:
@@ -133,20 +123,10 @@ class Pool:
     @property
     def tokens(self) -> int:
         """Judged tokens of all differing answers."""
-        return sum(len(side.probabilities) for case in self.known.cases if (side := case.of(self.letter)))
-
-    @property
-    def rare(self) -> bool:
-        return len(self.far) <= FEW * self.tokens
+        return sum(len(case.span(self.letter)) for case in self.known.cases)
 
     def _far(self, case: Case) -> list[int]:
         return case.far(self.letter, self.known.bound)
-
-    def _judged(self, case: Case) -> range:
-        side = case.of(self.letter)
-        assert case.judged is not None
-        assert side is not None
-        return range(case.judged.first, case.judged.first + len(side.probabilities))
 
     @cached_property
     def drafts(self) -> str | None:
@@ -156,7 +136,7 @@ class Pool:
         all is right again behind the only forward with such drafts, and no trial explains them, it was no cache.
         For several tokens no trial is made (`settled`).
         """
-        every = [(forwards(case.answer(self.letter)), self._judged(case), self._far(case)) for case in self.cases]
+        every = [(forwards(case.answer(self.letter)), case.span(self.letter), self._far(case)) for case in self.cases]
         if self.known.side(self.letter).plain is not False or not all(steps for steps, *_ in every):
             return None
         wrong = [[step for step in steps if {*step} & {*far}] for steps, _, far in every]
@@ -190,7 +170,7 @@ class Pool:
 
         Half of the tokens before may be too certain to be off: answers begin alike.
         """
-        judged = sum(len(self._judged(case)) for case in self.cases)
+        judged = sum(len(case.span(self.letter)) for case in self.cases)
         share = (len(self.far) - len(self.cases)) / max(1, judged - len(self.cases))
         return bool((1 - share) ** (before / 2) < CHANCE)
 
@@ -199,13 +179,13 @@ class Pool:
         """Items whose answer goes on with the tokens of another item, which the model would not: item -> the other."""
         found = {}
         for case in self.cases:
-            side, first = case.of(self.letter), self._judged(case).start
+            probabilities, first = case.of(self.letter).probabilities, case.span(self.letter).start
             for theirs in self.known.cases:
                 both = (case.answer(self.letter).tokens[first:], theirs.answer(OTHER[self.letter]).tokens[first:])
                 shared = min(MIXED, max(map(len, both)))
-                if theirs is case or shared < MIXED // 2 or both[0][:shared] != both[1][:shared] or side is None:
+                if theirs is case or shared < MIXED // 2 or both[0][:shared] != both[1][:shared]:
                     continue
-                if math.prod(side.probabilities[1:shared]) * len(self.known.cases) < CHANCE:
+                if math.prod(probabilities[1:shared]) * len(self.known.cases) < CHANCE:
                     found[case.item] = theirs.item
         return found
 
@@ -261,11 +241,6 @@ class Pool:
     def explanation(self) -> Explanation | None:
         """The trials that explain this side; None: none does."""
         return explain(self.trials)
-
-    @property
-    def nearest(self) -> list[TrialLine]:
-        """The trials that come nearest to an explanation, the best first."""
-        return nearest(self.trials)
 
 
 def forwards(answer: SideAnswer) -> list[range]:

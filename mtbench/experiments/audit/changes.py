@@ -5,7 +5,7 @@ A family is one change by values. `mtbench/experiments/audit/trials.py` tries th
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mtbench.experiments.audit.cases import Known, Letter
-from mtbench.experiments.audit.settings import FILTERS, PENALTIES, Setting, rounded, without
+from mtbench.experiments.audit.settings import PENALTIES, Setting, rounded, without
 from mtbench.measure.lossless_check import Answer, first_difference
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.kv_cache import KVCache
@@ -78,19 +78,20 @@ class Family(NamedTuple):
 
 def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], tokenizer: Any) -> list[Family]:
     """Return the changes that a side is tried with. chosen: the model's choices in place of tokens that are off."""
-    text, side = model.config.get_text_config(), known.side(letter)
+    side = known.side(letter)
     far = [(case.answer(letter).prompt or (), index) for case, index in known.pool(letter).far]
     fed, place = (min(size * len(prompt) + index for prompt, index in far) - 1 for size in (0, 1))
     every = range(len(layers_of(model)))
-    own = getattr(text, "sliding_window", None) if getattr(text, "layer_types", None) else None
-    penalties = PENALTIES | (FILTERS if side.temperature > 0 else {})
+    behind = [*every[1:], ALL] if every else []
+    wider = (1, -1) if windows_of(model) else ()
     coarse = ["bfloat16", "float16"] if side.dtype in EXACT_EPSILON else []
+    of_logits = [*coarse, "float8_e5m2"]
     emitted = {token for case in known.cases for token in case.answer(letter).tokens}
     often = [i for i, count in Counter(chosen).most_common(2) if count >= FEW_IDS and i not in emitted]
     pads = {0, tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
     return [
         *_of_places(fed, place),
-        Family("the sliding window {:+d}", lambda by: Trial(CACHE, places=_places(wider=by)), (1, -1) if own else ()),
+        Family("the sliding window {:+d}", lambda by: Trial(CACHE, places=_places(wider=by)), wider),
         *_of_rotary(model),
         *_of_parts({*tokenizer.all_special_ids}),
         *_of_prompts(known, letter),
@@ -101,22 +102,14 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
         ),
         Family("keys and values in {}", _rounded_cache, ["8 bits", "4 bits", "8-bit floats"]),
         *(
-            Family(
-                f"layer {{}} reads the {what} of the layer before",
-                partial(_other_layer, what),
-                [*every[1:], ALL] if every else [],
-            )
+            Family(f"layer {{}} reads the {what} of the layer before", partial(_other_layer, what), behind)
             for what in ("keys and values", "keys", "values")
         ),
         Family("weights in {}", lambda how: Trial(WEIGHTS, False, _rounded_weights(how)), [*COARSE]),
-        Family("layer {} left out", lambda i: Trial(WEIGHTS, model=_without_layer(i), layer=i), every),
+        Family("layer {} left out", _without_layer, every),
         Family("the model in {}", lambda kind: Trial(ROUNDING, False, dtype=kind), [] if side.ours else coarse),
-        Family(
-            "logits in {}",
-            lambda kind: Trial(ROUNDING, setting=rounded(getattr(torch, kind))),
-            [*coarse, "float8_e5m2"],
-        ),
-        *(Family(f"{what}={{:g}}", partial(_set, make), values, 0.01) for what, (make, values) in penalties.items()),
+        Family("logits in {}", lambda kind: Trial(ROUNDING, setting=rounded(getattr(torch, kind))), of_logits),
+        *(Family(f"{what}={{:g}}", partial(_set, make), values, 0.01) for what, (make, values) in PENALTIES.items()),
         Family("id {} never chosen", lambda i: Trial(SAMPLING, setting=without([i])), often),
     ]
 
@@ -124,6 +117,13 @@ def families(model: Any, known: Known, letter: Letter, chosen: Sequence[int], to
 def layers_of(model: Any) -> Sequence[Any]:
     """Return the layers of a model; of one that calls them otherwise, none."""
     return getattr(model.base_model, "layers", ())
+
+
+def windows_of(model: Any) -> list[int]:
+    """Return the sliding windows of a model's layers."""
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None) if getattr(text, "layer_types", None) else None
+    return [window] if window else []
 
 
 def _set(make: Callable[[float], Setting], value: float) -> Trial:
@@ -183,15 +183,7 @@ def _of_rotary(model: Any) -> Iterator[Family]:
         return
 
     def angles(frequencies: Tensor) -> Trial:
-        @contextmanager
-        def change(_: Any) -> Iterator[None]:
-            rotary.inv_freq = frequencies
-            try:
-                yield
-            finally:
-                rotary.inv_freq = own
-
-        return Trial(CACHE, model=change)
+        return Trial(CACHE, model=lambda _: replaced(rotary, "inv_freq", frequencies))
 
     place = torch.arange(len(own), device=own.device, dtype=own.dtype) / len(own)
     yield Family("positions times {}", lambda by: angles(own * by), (0.125, 0.25, 0.5, 2, 4, 8))
@@ -324,32 +316,32 @@ def _rounded_weights(how: str) -> Callable[[Any], AbstractContextManager[None]]:
     def change(model: Any) -> Iterator[None]:
         head = model.get_output_embeddings()
         linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-        kept = [module.weight.data for module in linear]
-        for module in linear:
-            module.weight.data = COARSE[how](module.weight.data)
-        try:
+        with ExitStack() as stack:
+            for module in linear:
+                stack.enter_context(replaced(module.weight, "data", COARSE[how](module.weight.data)))
             yield
-        finally:
-            for module, weight in zip(linear, kept, strict=True):
-                module.weight.data = weight
 
     return change
 
 
 @contextmanager
-def outputs(forwards: dict[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Give modules other forward passes for a while."""
-    for module, forward in forwards.items():
-        module.forward = forward
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute or method for a while."""
+    own = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        for module in forwards:
-            del module.forward
+        setattr(owner, name, own)
 
 
-def _without_layer(index: int) -> Callable[[Any], AbstractContextManager[None]]:
-    return lambda model: outputs({layers_of(model)[index]: lambda hidden_states, *_, **__: hidden_states})
+def identity(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Do nothing, in place of a layer."""
+    return hidden_states
+
+
+def _without_layer(index: int) -> Trial:
+    return Trial(WEIGHTS, model=lambda of: replaced(layers_of(of)[index], "forward", identity), layer=index)
 
 
 def _rounded_cache(how: str) -> Trial:

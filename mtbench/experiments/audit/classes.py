@@ -5,16 +5,17 @@ pair get an item's two answers; those of a side get a side with tokens that arit
 that holds gives the cause.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from mtbench.document.formatting import counted, listed
 from mtbench.experiments.audit.cases import LETTERS, OTHER, Case, Letter, Pool, forwards
+from mtbench.experiments.audit.explanation import nearest
+from mtbench.experiments.audit.format import Shown
 from mtbench.measure.lossless_check import first_difference
 
-NEAR = 0.75  # share of the tokens that a trial may leave to be near
-Shown = Literal["proof", "pattern", "hint"]
+FEW = 0.1  # largest share of the tokens that a lossy arm accepts
 
 
 class Cause(NamedTuple):
@@ -47,22 +48,18 @@ def _earlier(case: Case) -> Cause | None:
 
 
 def _template(case: Case) -> Cause | None:
-    ours, theirs = case.a.prompt, case.b.prompt
+    ours, theirs, known = case.a.prompt, case.b.prompt, case.known
     if ours is None or theirs is None or ours == theirs:
         return _other_tokens(case)
     place = first_difference(ours, theirs)
-    shown = [repr(case.known.text(ids[max(0, place - 2) : place + 6])) for ids in (ours, theirs)]
-    texts = [case.known.text(ids) for ids in (ours, theirs)]
+    shown = [repr(known.text(ids[max(0, place - 2) : place + 6])) for ids in (ours, theirs)]
     short, long = sorted((ours, theirs), key=len)
     why = "another template or question"
-    if short == long[1:]:
-        why = "the first token is there twice" if long[:1] == short[:1] else "one side has a token before the others"
-    elif texts[0] == texts[1]:
+    if short == long[1:] and short[:1] == long[:1]:
+        why = "the first token is there twice"
+    elif known.text(ours) == known.text(theirs):
         why = "the same text in other tokens: another tokenizer, or special tokens written as text"
-    elif "".join(texts[0].split()) == "".join(texts[1].split()):
-        why = "other whitespace"
-    counts = f"{len(ours)} and {len(theirs)} prompt tokens"
-    here = f"from token {place} on: A has {shown[0]}, B {shown[1]}; {counts}"
+    here = f"from token {place} on: A has {shown[0]}, B {shown[1]}; {len(ours)} and {len(theirs)} prompt tokens"
     return Cause("template/tokenizer", f"prompts differ ({why})", here)
 
 
@@ -112,7 +109,7 @@ def _stop(case: Case) -> Cause | None:
     for letter in () if why else LETTERS:
         side, ended = case.of(letter), case.answer(OTHER[letter])
         ended_there = case.judged is not None and len(ended.tokens) == case.judged.first + 1
-        if side is None or not case.far(letter, case.known.bound) or not ended_there or ended.finish != "end":
+        if not case.far(letter, case.known.bound) or not ended_there or ended.finish != "end":
             continue
         if side.endless is not None and side.endless <= case.known.bound:
             plan = case.side(letter)
@@ -153,13 +150,14 @@ def _within(case: Case) -> Cause | None:
     known, hot = case.known, [case.known.a.temperature, case.known.b.temperature]
     if case.judged is None or case.off:
         return None
-    here = f"the first two that differ are within {max(case.at_first):.2g} of the largest logit"
+    at_first = max(case.short(letter, case.judged.first) for letter in LETTERS)
+    here = f"the first two that differ are within {at_first:.2g} of the largest logit"
     if hot[0] != hot[1]:
         why = f"temperature {hot[0]:g} and {hot[1]:g}: each side's tokens are the model's choices at its own"
         return Cause("sampling", why, here)
     if not any(case.far(letter, known.noise) for letter in LETTERS):
         return Cause("near-tie", f"all tokens are within the noise of {known.noise:.2g} of the largest logit", here)
-    why = f"tokens are beyond the noise, {known.noise:.2g}; up to {known.bound:.2g} is the difference of {known.why}"
+    why = f"tokens are beyond the noise, {known.noise:.2g}, and within an engine's own numerics, {known.bound:.2g}"
     return Cause("rounding", why, here)
 
 
@@ -169,9 +167,7 @@ def _checkpoints(case: Case) -> Cause | None:
     return None if case.known.same_weights is not False else Cause("weights", case.known.checkpoints)
 
 
-PAIR: Sequence[Callable[[Case], Cause | None]] = (
-    *(_few_shot, _earlier, _template, _same, _lacking, _stop, _within, _checkpoints),
-)
+PAIR = (_few_shot, _earlier, _template, _same, _lacking, _stop, _within, _checkpoints)
 
 # --- Of a side whose tokens are off -----------------------------------------------------------------------------------
 
@@ -192,7 +188,8 @@ def _by_order(case: Case, letter: Letter) -> bool:
 def _accepted(case: Case, letter: Letter) -> Cause | None:
     """Tokens that are off only where a forward accepted drafts."""
     pool, side, answer = case.known.pool(letter), case.side(letter), case.answer(letter)
-    if side.claims == "lossy" and side.plain is False and answer.commits is None and pool.rare:
+    few = len(pool.far) <= FEW * pool.tokens
+    if side.claims == "lossy" and side.plain is False and answer.commits is None and few:
         return Cause("lossy", "lossy by design; which steps accepted such tokens is not stored (null)", by="hint")
     if (end := pool.drafts) is None:
         return None
@@ -208,7 +205,7 @@ def _tried(case: Case, letter: Letter) -> Cause | None:
     """What a trial shows, in the answers that it explains; those on which none was made are like the others."""
     pool, side = case.known.pool(letter), case.side(letter)
     found = pool.explanation
-    if found is None or found.name is None or (found.name == "weights" and _schema(case, letter)):
+    if found is None or found.name is None or (found.name == "weights" and side.schema):
         return None
     tried = {of.item for line in pool.trials if line.trial == found.trials[0] for of in line.tried}
     if case.item in tried - found.items:
@@ -220,16 +217,10 @@ def _tried(case: Case, letter: Letter) -> Cause | None:
         become = f"{found.before - found.after} of {found.before} tokens that are off become choices"
         why = f"with {found.trials[0]}{equal}, {become}, in {counted(len(found.items), 'answer')}"
         return Cause(found.name, why)
-    because, promised = "its plan is greedy", side.claims == "distribution"
-    if promised or side.temperature:
-        because = "as its method promises" if promised else "not with the seed of its plan"
-    drawn = not side.texts and not promised and not side.temperature  # against its plan
-    why = f"as likely as {found.trials[0]} (p = {found.chance:.2g}), {because}"
-    return Cause(found.name, why, fault=drawn or None)
-
-
-def _schema(case: Case, letter: Letter) -> bool:
-    return any(answer.schema for answer in case.side(letter).answers.values())
+    may_draw = side.claims == "distribution" or side.temperature > 0
+    plan = "as its method or plan says, with another seed" if may_draw else "and its plan is greedy"
+    why = f"as likely as {found.trials[0]} (p = {found.chance:.2g}), {plan}"
+    return Cause(found.name, why, fault=None if may_draw or side.texts else True)
 
 
 def _pattern(case: Case, letter: Letter) -> Cause | None:
@@ -250,7 +241,7 @@ def _plain_is_right(case: Case, letter: Letter) -> bool:
     """Whether a side drafts, and plain decoding of its checkpoint at its batch size has no token that is off."""
     side, other = case.side(letter), case.side(OTHER[letter])
     drafts = side.plain is False and other.plain is True and side.batch_size == other.batch_size
-    return bool(drafts and case.known.same_weights and case.known.right(OTHER[letter]))
+    return bool(drafts and case.known.same_weights and not case.known.pool(OTHER[letter]).cases)
 
 
 def _unexplained(case: Case, letter: Letter) -> Cause:
@@ -282,7 +273,7 @@ def _excluded(pool: Pool) -> str:
         alike = f", which stand for {' or '.join(found.classes)}" if len(found.classes) > 1 else ""
         few = f"; that may be chance: {counted(found.more, 'more such token')} would tell" if found.more else ""
         return better + alike + few + (f", in other answers: {found.name}" if found.name else "")
-    near = [f"{of.trial} ({of.before - of.after} of {of.before})" for of in pool.nearest if of.after < NEAR * of.before]
+    near = [f"{line.trial} ({line.before - line.after} of {line.before})" for line in nearest(pool.trials)]
     drawn = [f"as drawn tokens p = {line.chance:.1g}" for line in pool.trials if line.chance is not None]
     tried = f"none of {counted(len(pool.trials), 'trial')} explains them" if pool.trials else "no trial was made"
     return "; ".join([tried, *([f"nearest: {listed(near)}"] if near else []), *drawn])
@@ -293,7 +284,7 @@ def _hints(case: Case, letter: Letter) -> Iterator[str]:
     if _by_order(case, letter) and (pool.explanation is None or pool.mixed):
         yield "it has no prompts, and order paired the answers; vLLM shuffles without `--disable-shuffle`"
         return
-    if _schema(case, letter):
+    if side.schema:
         yield "the plan has a JSON schema, and the audit does not know which tokens it forces"
     if pool.some_rows and not pool.in_rows:
         yield "only some rows are off; more blocks would tell"
@@ -303,33 +294,25 @@ def _hints(case: Case, letter: Letter) -> Iterator[str]:
         yield case.known.checkpoints
     if _plain_is_right(case, letter):
         yield "a draft that was accepted, or what it left: plain decoding is right"
-    elif case.known.right(OTHER[letter]) and case.known.same_weights and side.engine == other.engine:
+    elif not case.known.pool(OTHER[letter]).cases and case.known.same_weights and side.engine == other.engine:
         yield f"the same checkpoint and engine are right as {other.arm} at batch size {other.batch_size}"
 
 
-SIDE: Sequence[Callable[[Case, Letter], Cause | None]] = (*(_rows, _accepted, _tried, _pattern, _unexplained),)
-
-
-class Class(NamedTuple):
-    """The meaning of a class, and whether it is a fault."""
-
-    says: str
-    fault: bool = False
-
-
-CLASSES: Mapping[str, Class] = {
-    "same": Class("The same tokens and, where both have one, the same score."),
-    "near-tie": Class("Both tokens are within the noise of the arithmetic."),
-    "rounding": Class("Both tokens are within the engine's own numerical variation, or that of coarser logits."),
-    "template/tokenizer": Class("The prompts, or the same text, have other tokens."),
-    "stop/budget": Class("One answer ends earlier, by another rule."),
-    "sampling": Class("The tokens are chosen by another rule: temperature, penalty, filter or seed."),
-    "lossy": Class("The arm accepts such tokens by design, and does not claim to be lossless."),
-    "weights": Class("One side computes with other weights."),
-    "cache/position": Class("One side reads other keys and values, or other positions.", fault=True),
-    "acceptance fault": Class("A draft was accepted that is not the model's choice.", fault=True),
-    "metric": Class("The same tokens or question, scored or asked in another way."),
-    "unexplained": Class("No test shows a cause.", fault=True),
+SIDE = (_rows, _accepted, _tried, _pattern, _unexplained)
+FAULTS = ("cache/position", "acceptance fault", "unexplained")
+CLASSES = {
+    "same": "The same tokens and, where both have one, the same score.",
+    "near-tie": "Both tokens are within the noise of the arithmetic.",
+    "rounding": "Both tokens are within the engine's own numerical variation, or that of coarser logits.",
+    "template/tokenizer": "The prompts, or the same text, have other tokens.",
+    "stop/budget": "One answer ends earlier, by another rule.",
+    "sampling": "The tokens are chosen by another rule: temperature, penalty, filter or seed.",
+    "lossy": "The arm accepts such tokens by design, and does not claim to be lossless.",
+    "weights": "One side computes with other weights.",
+    "cache/position": "One side reads other keys and values, or other positions.",
+    "acceptance fault": "A draft was accepted that is not the model's choice.",
+    "metric": "The same tokens or question, scored or asked in another way.",
+    "unexplained": "No test shows a cause.",
 }
 
 
@@ -356,4 +339,4 @@ def is_fault(case: Case, cause: Cause) -> bool:
     """Return whether a cause is a fault: weights are one if both sides have the same checkpoint."""
     if cause.fault is not None:
         return cause.fault
-    return CLASSES[cause.name].fault or (cause.name == "weights" and case.known.same_weights is True)
+    return cause.name in FAULTS or (cause.name == "weights" and case.known.same_weights is True)

@@ -33,6 +33,8 @@ def document(found: Audit, known: Sequence[Known]) -> Document:
     if blocks := [_part(of, cases[of.pair, of.item]) for of in first]:
         sections.append(Section("First differences", blocks))
     sections.append(Section("What was compared", [_compared(found)], folded=True))
+    word = verdict_of(found)
+    tone: model.Tone = "bad" if not found.explained else "plain" if word not in HARMLESS else "good"
     meanings = [(of.name, of.says) for of in found.classes if of.answers]
     sections.append(Section("How to read it", [model.Notes([*READING, *meanings])], folded=True))
     return Document(
@@ -40,7 +42,7 @@ def document(found: Audit, known: Sequence[Known]) -> Document:
         lead=found.sentence,
         subject=f"A: {found.request.a}; B: {found.request.b}; judge: {found.model or 'none'}, {found.request.dtype}",
         sections=sections,
-        verdict=_verdict(verdict_of(found), fault=not found.explained),
+        verdict=model.Verdict(word, tone=tone, sign=model.SIGNS[tone]),
         warnings=found.notes,
         source="`audit.json`",
     )
@@ -52,12 +54,7 @@ def verdict_of(found: Audit) -> str:
     others = [name for name in names if name not in HARMLESS]
     if not found.explained:
         return "FAULT"
-    return f"explained by: {listed(others)}" if others else [*HARMLESS[:1], *(n for n in HARMLESS if n in names)][-1]
-
-
-def _verdict(word: str, *, fault: bool) -> model.Verdict:
-    tone: model.Tone = "bad" if fault else "plain" if word.startswith("explained") else "good"
-    return model.Verdict(word, tone=tone, sign=model.SIGNS[tone])
+    return f"explained by: {listed(others)}" if others else max(names, key=HARMLESS.index, default=HARMLESS[0])
 
 
 def _causes(findings: Iterable[Divergence]) -> list[list[Divergence]]:
@@ -106,7 +103,7 @@ def _side_by_side(case: Case, first: int) -> Table:
         for letter in LETTERS:
             tokens, side = case.answer(letter).tokens, case.of(letter)
             texts = [repr(case.known.text([tokens[index]]))] if index < len(tokens) else []
-            if texts and side is not None and 0 <= index - first < len(side.probabilities):
+            if texts and index in case.span(letter):
                 texts += [number(side.probabilities[index - first], 4), f"{case.short(letter, index):.3g}"]
             entries += [Entry(text) for text in (*texts, NONE, NONE, NONE)][:3]
         if any(entry.value != NONE for entry in entries):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.experiments.audit.cases import SAMPLED
 from mtbench.experiments.audit.changes import Probe
 from mtbench.experiments.audit.format import Tried
 
@@ -25,6 +24,7 @@ FAR = 0.5  # shortfall
 LEAST = 10  # fewer tokens that are off fit a temperature by chance
 INTERVAL = 1.92  # of log likelihood: half the 95 % quantile of χ² with one degree of freedom
 BETTER = 3.0  # log likelihood by which a filter must be better than none
+LIKELY = 0.05  # probability of such tokens below which they were not drawn
 SURE = (0.0, 0.5, 0.9, 0.99, 1.01)  # probability of the choice: bounds of the places that are counted apart
 
 
@@ -94,25 +94,16 @@ class Draws:
         near = [of[0] for of in likely if likely[of] > likely[best] - INTERVAL]
         edge = {TEMPERATURES[0], TEMPERATURES[-1]} & {best[0]}
         chance = 0.0 if edge else _chance(self.seen[best], [*self.off.values()])
-        text = f"{SAMPLED}{best[0]:.2g} ({min(near):.2g} to {max(near):.2g})"
+        text = f"tokens sampled at temperature {best[0]:.2g} ({min(near):.2g} to {max(near):.2g})"
         text += f" and {best[1]}" if best[1] else ""
-        return Drawn(text, chance, self._tried(chance), clear=self.farthest > FAR)
-
-    def _tried(self, chance: float) -> list[Tried]:
-        return [
-            Tried(
-                item=item,
-                tokens=len(off),
-                before=int(off.sum()),
-                after=0 if chance >= LIKELY else int(off.sum()),
-                misfit_before=int(off.sum()),
-                misfit=0 if chance >= LIKELY else int(off.sum()),
+        tried = []
+        for item, off in self.off.items():
+            before = int(off.sum())
+            after = 0 if chance >= LIKELY else before
+            tried.append(
+                Tried(item=item, tokens=len(off), before=before, after=after, misfit_before=before, misfit=after)
             )
-            for item, off in self.off.items()
-        ]
-
-
-LIKELY = 0.05  # probability of such tokens below which they were not drawn
+        return Drawn(text, chance, tried, clear=self.farthest > FAR)
 
 
 def _ordered(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ DECODED = "decoded"  # the run of a side that is named by its method
 ASKED, JUDGED, NOISE, TRIALS = "asked.json", "judged.jsonl", "noise.jsonl", "trials.jsonl"
 MEASURED = 192  # tokens of an answer at which noise is measured, and those that are judged behind a difference
 FAULT = 1  # exit code
+AuditJob = Job[AuditRequest, AuditSession]
 
 
 class Compared(NamedTuple):
@@ -75,7 +76,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         """Return the request; what is compared, and with which options, is known when it runs."""
         return AuditPlan(RunDirectory(directory).read(ASKED, AuditRequest), None)
 
-    def run(self, job: Job[AuditRequest, AuditSession]) -> Audit:
+    def run(self, job: AuditJob) -> Audit:
         """Judge the answers that are not judged yet, name the class of each, write audit.json and the page."""
         planned = self._decoded(job, job.plan if job.new else self.plan(job.request, job.session))
         judge = Judge(planned.model, job.request)
@@ -88,7 +89,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         write(job.path, "audit", document(found, known))
         return found
 
-    def show(self, job: Job[AuditRequest, AuditSession], found: Audit, console: Terminal) -> None:
+    def show(self, job: AuditJob, found: Audit, console: Terminal) -> None:
         """Print the classes and the first differences."""
         show(document(found, []), console)
 
@@ -96,7 +97,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         """Return 0 if everything is explained without a fault."""
         return 0 if found.explained else FAULT
 
-    def _decoded(self, job: Job[AuditRequest, AuditSession], planned: AuditPlan) -> Compared:
+    def _decoded(self, job: AuditJob, planned: AuditPlan) -> Compared:
         """Return what is compared, when the side that is named by its method is decoded."""
         if planned.compared is not None:
             return planned.compared
@@ -108,9 +109,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         a, b = (str(run.path) if decoding.is_method(text) else text for text in (job.request.a, job.request.b))
         return _compared(job.request, a, b)
 
-    def _judged(
-        self, job: Job[AuditRequest, AuditSession], planned: Compared, judge: Judge
-    ) -> dict[tuple[int, str], JudgedLine]:
+    def _judged(self, job: AuditJob, planned: Compared, judge: Judge) -> Lines:
         """Return the judged first differences by pair, an index of `all_pairs`, and item."""
         lines = {(line.pair, line.item): line for line in job.directory.read_lines(JUDGED, JudgedLine)}
         due = [
@@ -126,9 +125,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
                 progress.show(f"judged {done} of {len(due)} answers")
         return lines
 
-    def _noises(
-        self, job: Job[AuditRequest, AuditSession], planned: Compared, judge: Judge, lines: Lines
-    ) -> dict[str, NoiseLine]:
+    def _noises(self, job: AuditJob, planned: Compared, judge: Judge, lines: Lines) -> dict[str, NoiseLine]:
         """Measure the noise of the number types that the sides ran in, on the answers of the side that is less off."""
         found = {line.dtype: line for line in job.directory.read_lines(NOISE, NoiseLine)}
         types = {coarse(side) for pair in planned.pairs for side in pair[:2]} - {None, *found}
@@ -141,7 +138,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
             job.directory.append(NOISE, [dump(found[dtype])])
         return found
 
-    def _try(self, job: Job[AuditRequest, AuditSession], known: Sequence[Known], judge: Judge) -> None:
+    def _try(self, job: AuditJob, known: Sequence[Known], judge: Judge) -> None:
         """Make the trials of each side with answers that stored data do not explain; earlier trials stay."""
         stored = job.directory.read_lines(TRIALS, TrialLine)
         for number, of in enumerate(known):
@@ -159,6 +156,8 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
 
 def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
     """Return the pairs of arms. Raises UserError for answers that cannot be compared."""
+    if a_text == b_text:
+        raise UserError(f"A and B are the same, {a_text!r}; name two arms, DIR:ARM, or two batch sizes, DIR:CELL.")
     a, b = (_read(text, request) for text in (a_text, b_text))
     model = request.model or next((side.model for side in (*a.meant, *b.meant) if side.model), None)
     if model is None:

@@ -10,22 +10,18 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from mtbench.experiments.audit.format import TrialLine, Tried
 
 CLEARLY = 3.0  # difference of misfits from which one is better: 20 times as likely
 REMAIN = {True: 0.1, False: 0.5}  # share of an answer's tokens that a trial may leave: exact, and only similar
 COVERED = 0.75  # share of the answers that are off which a trial must explain
 SLACK = 0.2  # share of the remaining misfit by which trials do not differ: a similar change is similar to others, too
-LEAST_SHARE, MOST_SHARE = (
-    0.05,
-    0.75,
-)  # of the tokens that are off that a change without a relation to them is taken to explain
+LEAST_SHARE, MOST_SHARE = 0.05, 0.75  # of the tokens that are off which any change is taken to explain by chance
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # of the answers that a change is in
-LIKELY = 0.05  # probability of drawn tokens from which they may be drawn
-STRONG = (
-    0.25  # share of the tokens that a change may leave which explains drawn tokens, too: they fit many temperatures
-)
-NEAREST = 3  # trials that a reader is told of if none explains a side
+STRONG = 0.25  # share of the tokens that a change may leave which explains drawn tokens: they fit many temperatures
+NEAREST, NEAR = 3, 0.75  # trials that a reader is told of if none explains a side; share of the tokens they may leave
 
 
 class Explanation(NamedTuple):
@@ -52,8 +48,8 @@ def explain(lines: Sequence[TrialLine]) -> Explanation | None:
     others = [line for line in lines if line.name != best.name and line.chance is None and line.before]
     shares = [max(0.0, 1 - line.after / line.before) for line in others]
     share = min(max(LEAST_SHARE, sum(shares) / max(1, len(shares))), MOST_SHARE)
-    reach = misfit(best) * (1 + SLACK) + CLEARLY / -math.log(share)
-    found = _of(best, [best, *(line for line in made if line is not best and misfit(line) <= reach)])
+    reach = misfit(best.tried) * (1 + SLACK) + CLEARLY / -math.log(share)
+    found = _of(best, [best, *(line for line in made if line is not best and misfit(line.tried) <= reach)])
     needed = math.ceil((math.log(len(lines)) + CLEARLY) / -math.log(share))
     more = max(0, needed - (found.before - found.after))
     return found._replace(name=None if more else found.name, more=more)
@@ -76,36 +72,24 @@ def compared(lines: Sequence[TrialLine]) -> list[TrialLine]:
     """Return the trials that were made on the most answers, the best first."""
     own = [line for line in lines if line.chance is None and line.tried]
     most = max((line.answers for line in own), default=0)
-    return sorted((line for line in own if line.answers == most), key=misfit)
+    return sorted((line for line in own if line.answers == most), key=lambda line: misfit(line.tried))
 
 
 def nearest(lines: Sequence[TrialLine]) -> list[TrialLine]:
     """Return the trials that come nearest to an explanation, the best first."""
-    return [line for line in compared(lines) if line.after < line.before][:NEAREST]
+    return [line for line in compared(lines) if line.after < NEAR * line.before][:NEAREST]
 
 
-def misfit(line: TrialLine) -> float:
+def misfit(tried: Sequence[Tried]) -> float:
     """Return the misfit of all answers, if a share of them has the change."""
-
-    def of_share(share: float) -> float:
-        weights = ((share, "misfit"), (1 - share, "misfit_before"))
-        return sum(_mixed([(w, getattr(of, field)) for w, field in weights if w]) for of in line.tried)
-
-    return min(map(of_share, SHARES))
-
-
-def _mixed(parts: Sequence[tuple[float, float]]) -> float:
-    """Return the misfit of a mixture of (weight, misfit)."""
-    least = min(misfit for _, misfit in parts)
-    return least - math.log(sum(weight * math.exp(least - misfit) for weight, misfit in parts))
+    logs = torch.tensor([(-of.misfit, -of.misfit_before) for of in tried], dtype=torch.float64)
+    shares = torch.tensor([[(share, 1 - share)] for share in SHARES], dtype=torch.float64)
+    return -float((shares.log() + logs).logsumexp(2).sum(1).max())
 
 
 def _explained(line: TrialLine) -> frozenset[str]:
     """Return the answers that a trial explains; empty if these are too few of those that are off."""
     off = [of for of in line.tried if of.before]
-    found = frozenset(of.item for of in off if _fits(of, line.exact))
-    return found if found and len(found) >= COVERED * len(off) else frozenset()
-
-
-def _fits(of: Tried, exact: bool) -> bool:
-    return of.after <= REMAIN[exact] * of.before and of.misfit < of.misfit_before
+    few = [of for of in off if of.after <= REMAIN[line.exact] * of.before]
+    found = frozenset(of.item for of in few if of.misfit < of.misfit_before)
+    return found if len(found) >= COVERED * len(off) else frozenset()

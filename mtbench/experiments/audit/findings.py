@@ -33,32 +33,21 @@ def to_judge(pair: Pair, item: str) -> bool:
 
 def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine], judge: Inspected) -> list[Known]:
     """Return what is known of each pair of arms, with its answers."""
-    every, found = all_pairs(pairs), list[Known]()
-
-    def text(ids: Sequence[int]) -> str:
-        return str(judge.tokenizer.decode(list(ids)))
-
-    apart = {(p.a.name, p.b.name): _apart(number, p, lines) for number, p in enumerate(every)}
+    every, found, text = all_pairs(pairs), list[Known](), judge.tokenizer.decode
+    apart = {(p.a.name, p.b.name): _apart(number, lines) for number, p in enumerate(every)}
     for number, pair in enumerate(pairs):
-        own = {
-            apart[a.name, b.name]: f"{a.arm} at batch sizes {a.batch_size} and {b.batch_size}" for a, b in pair.siblings
-        }
-        noise = EXACT_EPSILON["float64"]
+        own = [apart[a.name, b.name] for a, b in pair.siblings]
+        noise = max(EXACT_EPSILON.get(str(side.dtype), EXACT_EPSILON["float64"]) for side in pair[:2])
         for side in pair[:2]:
-            dtype = coarse(side)
-            if dtype is None or dtype not in noises:
-                pass  # exact, or nothing had to be judged
-            elif side.dtype == dtype:
-                noise = max(noise, bound_of(noises[dtype]))
-            else:
-                own[bound_of(noises[dtype])] = f"{dtype}, in which an engine may compute some of its products"
-            noise = max(noise, EXACT_EPSILON.get(str(side.dtype), 0.0))
-        rounding = max(own, default=None)
-        why = own.get(rounding or 0.0, "the engine")
+            measured = noises.get(coarse(side) or "")
+            if measured is not None and measured.dtype == side.dtype:
+                noise = max(noise, bound_of(measured))
+            elif measured is not None:
+                own.append(bound_of(measured))
         models = [side.model for side in pair[:2]]
         ends = judge.end_ids if None in models or models[0] == models[1] else ()
         same = True if models[0] == models[1] is not None else None
-        known = Known(pair.a, pair.b, noise, rounding, text, frozenset(ends), same, why=why)
+        known = Known(pair.a, pair.b, noise, max(own, default=None), text, ends, same)
         known.cases += [
             Case(item, pair.a.answers[item], pair.b.answers[item], lines.get((number, item)), known)
             for item in pair.items
@@ -74,19 +63,19 @@ def bound_of(measured: NoiseLine) -> float:
 
 def reference(number: int, pair: Pair, lines: Lines) -> Side:
     """Return the side that is less off: a fault would change the noise that is measured on its answers."""
-    judged = [lines[number, item] for item in pair.items if (number, item) in lines]
-    off = [
-        sum(min(MOST_NOISE, short) for line in judged for short in getattr(line, field).short.values())
-        for field in ("side_a", "side_b")
-    ]
-    return pair.a if off[0] <= off[1] else pair.b
+
+    def off(short: Mapping[str, float]) -> float:
+        return sum(min(MOST_NOISE, one) for one in short.values())
+
+    judged = [line for (of, _), line in lines.items() if of == number]
+    return pair.a if sum(off(line.side_a.short) - off(line.side_b.short) for line in judged) <= 0 else pair.b
 
 
-def _apart(number: int, pair: Pair, lines: Lines) -> float:
+def _apart(number: int, lines: Lines) -> float:
     """Return the largest shortfall at the first differences of a pair."""
-    judged = [lines[number, item] for item in pair.items if (number, item) in lines]
-    tokens = [token for line in judged for token in (line.a, line.b) if token is not None]
-    return min(EPSILON_CAP, max((token.shortfall for token in tokens), default=0.0))
+    judged = [line for (of, _), line in lines.items() if of == number]
+    shorts = [side.short.get(str(line.first), 0.0) for line in judged for side in (line.side_a, line.side_b)]
+    return min(EPSILON_CAP, max(shorts, default=0.0))
 
 
 def audit(request: AuditRequest, model: str | None, known: Sequence[Known], notes: Sequence[str]) -> Audit:
@@ -96,7 +85,7 @@ def audit(request: AuditRequest, model: str | None, known: Sequence[Known], note
     faults = Counter(finding.name for finding in findings if finding.fault)
     counts["same"] = sum(len(pair.cases) for pair in known) - len(findings)
     classes = [
-        ClassCount(name=key, answers=counts[key], faults=faults[key], says=kind.says) for key, kind in CLASSES.items()
+        ClassCount(name=key, answers=counts[key], faults=faults[key], says=says) for key, says in CLASSES.items()
     ]
     return Audit(
         schema_version=1,
@@ -133,7 +122,6 @@ def _findings(number: int, known: Known) -> Iterator[Divergence]:
             evidence=cause.why,
             here=cause.here,
             first=first_difference(case.a.tokens, case.b.tokens) if differ else None,
-            off="both" if len(case.off) == 2 else next(iter(case.off), None),
             off_from=off,
             off_by=None if off is None or side is None else case.short(side, off),
             judged=case.judged,
@@ -149,12 +137,12 @@ def _sentence(known: Sequence[Known], findings: Sequence[Divergence], classes: S
     for of in classes:
         those = [finding for finding in findings if finding.name == of.name]
         if those:
-            place = f" at {place_of(those[0])}" if len(those) == 1 else f", the first at {place_of(those[0])}"
+            place = f"{' at' if len(those) == 1 else ', the first at'} {_place(those[0])}"
             parts.append(f"{len(those)} {of.name}{place if len(those) == 1 or of.faults else ''}")
     return f"B differs from A in {len(findings)} of {counted(items, 'answer')}: {listed(parts)}."
 
 
-def place_of(finding: Divergence) -> str:
+def _place(finding: Divergence) -> str:
     """Return the item, and the first token that is off, else that differs."""
     token = finding.first if finding.off_from is None else finding.off_from
     return f"item {finding.item}" + ("" if token is None else f", token {token}")

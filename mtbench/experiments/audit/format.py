@@ -9,30 +9,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mtbench.experiments.audit.request import AuditRequest
-from mtbench.records import Count, Record, Share, StoredCount, StoredQuantity, Text, TokenId, VersionOne
+from mtbench.records import Count, Record, Share, StoredCount, StoredQuantity, Text, VersionOne
 
+Shown = Literal["proof", "pattern", "hint"]
 ClassName = Annotated[str, Field(description="name of a class, an entry of `classes`")]
 
 
-class TokenAt(Record):
-    """A token at the first difference, as the judge sees it."""
-
-    id: TokenId = Field(description="token id")
-    text: str = Field(description="text of the token")
-    probability: Share = Field(description="the judge's probability, at the temperature of the answer or at 1")
-    shortfall: StoredQuantity = Field(description="how far its logit lies below the largest")
-
-
 class SideJudged(Record):
-    """One side's tokens from the first difference on, as the judge sees them."""
+    """One side's tokens from the first difference on, as the judge sees them. Empty: the side has ended."""
 
-    probabilities: list[Share] = Field(description="probability of each judged token, the first difference first")
-    short: dict[str, StoredQuantity] = Field(
-        description="by index, the shortfall of each judged token that is not the judge's choice"
-    )
-    endless: StoredQuantity | None = Field(
-        description="the largest shortfall if no end token could be chosen; null: all tokens are choices as it is"
-    )
+    text: str = Field(description="text of the first of them")
+    probabilities: list[Share] = Field(description="probability of each, at the temperature of the answer or at 1")
+    short: dict[str, StoredQuantity] = Field(description="by index, the shortfall of each that is no choice")
+    endless: StoredQuantity | None = Field(description="largest shortfall without end tokens; null: all are choices")
+
+
+NOT_JUDGED = SideJudged(text="", probabilities=[], short={}, endless=None)
 
 
 class NoiseLine(Record):
@@ -40,9 +32,7 @@ class NoiseLine(Record):
 
     dtype: Text = Field(description="number type")
     positions: Count = Field(description="tokens at which it was measured")
-    spread: StoredQuantity | None = Field(
-        description="change of the distance of the two best logits, root mean square; null: no place was unsure"
-    )
+    spread: StoredQuantity | None = Field(description="RMS change of the two best logits' distance; null: none is near")
 
 
 class JudgedLine(Record):
@@ -51,9 +41,6 @@ class JudgedLine(Record):
     pair: Count = Field(description="index of the pair of arms")
     item: str = Field(description="name of the item")
     first: StoredCount = Field(description="index of the first token that differs")
-    choice: TokenAt = Field(description="the judge's choice at the first difference")
-    a: TokenAt | None = Field(description="A's token there; null: A has ended")
-    b: TokenAt | None = Field(description="B's token there; null: B has ended")
     side_a: SideJudged = Field(description="A's tokens from there on")
     side_b: SideJudged = Field(description="B's tokens from there on")
 
@@ -87,9 +74,7 @@ class TrialLine(Record):
     answers: Count = Field(description="answers that it was made on")
     before: Count = Field(description="their tokens that are no choice of the reference model")
     after: Count = Field(description="their tokens that are none with the change")
-    chance: Share | None = Field(
-        None, description="of drawn tokens: the probability of such tokens at this temperature; null: another trial"
-    )
+    chance: Share | None = Field(None, description="probability of tokens that are drawn so; null: not a drawing")
     tried: list[Tried] = Field(default_factory=list, description="the answers")
 
 
@@ -102,8 +87,7 @@ class PairRecord(Record):
     items: Count = Field(description="items that both have answered")
     noise: StoredQuantity = Field(description="shortfall up to which the arithmetic of A and B may choose a token")
     rounding: StoredQuantity | None = Field(
-        description="largest shortfall at which plain decoding of the same engine differs from itself, or which "
-        "bfloat16 explains; null: neither was measured"
+        description="shortfall that the engine's own numerics explain; null: not measured"
     )
 
 
@@ -114,13 +98,10 @@ class Divergence(Record):
     item: str = Field(description="name of the item")
     name: ClassName
     fault: bool = Field(description="true: a defect, a broken plan, or not explained")
-    by: Literal["proof", "pattern", "hint"] = Field(
-        description="proof: stored data or a trial show the class; pattern: which tokens are off; hint: nothing does"
-    )
+    by: Shown = Field(description="what shows the class: stored data or a trial; which tokens are off; nothing")
     evidence: Text = Field(description="what the class was decided by, alike in all answers of one cause")
     here: str = Field(description="what was seen in this answer; empty: nothing more")
     first: StoredCount | None = Field(description="index of the first token that differs; null: no token does")
-    off: str | None = Field(description="side whose token is not the judge's choice: a, b or both; null: neither")
     off_from: StoredCount | None = Field(description="index of the first token that is off; null: none is")
     off_by: StoredQuantity | None = Field(description="its shortfall")
     judged: JudgedLine | None = Field(description="the first difference; null: no token was judged")

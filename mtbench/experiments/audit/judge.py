@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mtbench.errors import UserError
-from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged, TokenAt
+from mtbench.experiments.audit.format import NOT_JUDGED, JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
 from mtbench.measure.lossless_check import COARSE, JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
@@ -77,47 +77,19 @@ class Judge:
     @torch.inference_mode()
     def judge(self, number: int, pair: Pair, item: str) -> JudgedLine:
         """Return the first difference of the two answers to an item. `number`: of the pair."""
-        sides, both = (pair.a, pair.b), (pair.a.answers[item], pair.b.answers[item])
-        first = first_difference(both[0].tokens, both[1].tokens)
-        answers = [answer_of(side, one, first) for side, one in zip(sides, both, strict=True)]
-        logits = [self._reader().logits(answer, first) for answer in answers]
-        judged = [self._side(answer, found, first) for answer, found in zip(answers, logits, strict=True)]
-        tokens = [
-            None if found is None else self._token(answer, found[0], first, answer.tokens[first])
-            for answer, found in zip(answers, logits, strict=True)
-        ]
-        longer = 0 if logits[0] is not None else 1
-        there = logits[longer]
-        assert there is not None, "one of two different answers goes on"
-        chosen = int(with_noise(there[:1], answers[longer], first).argmax())
-        choice = self._token(answers[longer], there[0], first, chosen)
-        return JudgedLine(
-            pair=number,
-            item=item,
-            first=first,
-            choice=choice,
-            a=tokens[0],
-            b=tokens[1],
-            side_a=judged[0],
-            side_b=judged[1],
-        )
+        a, b = pair.a.answers[item], pair.b.answers[item]
+        first = first_difference(a.tokens, b.tokens)
+        side_a, side_b = (self._side(answer_of(*of, first), first) for of in ((pair.a, a), (pair.b, b)))
+        return JudgedLine(pair=number, item=item, first=first, side_a=side_a, side_b=side_b)
 
-    def _token(self, answer: Answer, logits: Tensor, first: int, token: int) -> TokenAt:
-        noisy = with_noise(logits[None], answer, first)[0]
-        return TokenAt(
-            id=token,
-            text=self.known.tokenizer.decode([token]),
-            probability=float((logits / (answer.temperature or 1)).softmax(-1)[token]),
-            shortfall=_finite(noisy.max() - noisy[token]),
-        )
-
-    def _side(self, answer: Answer, logits: Tensor | None, first: int) -> SideJudged:
-        """Return the judge's figures of a side's tokens from `first` on; logits (n, V).
+    def _side(self, answer: Answer, first: int) -> SideJudged:
+        """Return the judge's figures of a side's tokens from `first` on.
 
         Their shortfalls without end tokens are computed only if one of them is not the judge's choice.
         """
-        if logits is None:
-            return SideJudged(probabilities=[], short={}, endless=None)
+        if len(answer.tokens) <= first:
+            return NOT_JUDGED
+        logits = self._reader().logits(answer, first)
         emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
         short = shortfalls(with_noise(logits, answer, first), emitted)
         own = answer.temperature or 1.0
@@ -128,6 +100,7 @@ class Judge:
             without = logits.index_fill(-1, ends, float("-inf"))
             endless = _finite(shortfalls(with_noise(without, answer, first), emitted).max())
         return SideJudged(
+            text=self.known.tokenizer.decode(answer.tokens[first : first + 1]),
             probabilities=[round(p, 9) for p in log_p.exp().clamp(max=1).tolist()],
             short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
             endless=endless,
@@ -145,8 +118,6 @@ class Judge:
             ids = [*answer.prompt, *answer.tokens]
             text = Answer(ids[:1], ids[1:])
             exact, rounded = self._reader().logits(text, 0), self._reader(dtype).logits(text, 0, width)
-            if exact is None or rounded is None:
-                continue  # a text of one token
             best, two = exact.topk(2)
             apart, there = best[:, 0] - best[:, 1], rounded.gather(1, two)
             change = (apart - (there[:, 0] - there[:, 1])).double().square()
@@ -180,10 +151,8 @@ class Reader:
         self._room = 0
         self._forwards = 0  # of the runner; another number: others have used its cache
 
-    def logits(self, answer: Answer, first: int, width: int = JUDGED_AT_ONCE) -> Tensor | None:
-        """Return the logits (n, V) of an answer's n tokens from `first` on; None if it has none."""
-        if len(answer.tokens) <= first:
-            return None
+    def logits(self, answer: Answer, first: int, width: int = JUDGED_AT_ONCE) -> Tensor:
+        """Return the logits (n, V) of an answer's n tokens from `first` on."""
         if isinstance(self.runner, WholeTexts):
             return logits_of(self.runner, answer, first)
         ids = [*answer.prompt, *answer.tokens[:-1]]

@@ -14,31 +14,20 @@ from mtbench.plan.request import Session
 from mtbench.records import Record
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
+NAMED = "DIR, DIR:ARM, DIR:CELL, a result file or METHOD."
 
 
 class AuditRequest(Record):
     """The options of `mtbench audit`."""
 
-    a: Annotated[
-        str,
-        option(
-            "The answers to compare with: DIR, DIR:ARM, DIR:CELL, a result file or METHOD.", COMPARED, argument=True
-        ),
-    ] = ""
-    b: Annotated[
-        str,
-        option("The answers to explain: DIR, DIR:ARM, DIR:CELL, a result file or METHOD.", COMPARED, argument=True),
-    ] = ""
+    a: Annotated[str, option(f"The answers to compare with: {NAMED}", COMPARED, argument=True)] = ""
+    b: Annotated[str, option(f"The answers to explain: {NAMED}", COMPARED, argument=True)] = ""
     model: Annotated[
         common.Model,
         Field(description="Checkpoint that judges: folder, hub id or GGUF file; default: the one that A decoded with."),
     ] = None
-    dtype: Annotated[Precision, option("Number type of the judge: float32, or float64 for the last word.", MACHINE)] = (
-        "float32"
-    )
-    ran_in: Annotated[Precision, option("Number type that the answers of a result file were computed in.", MACHINE)] = (
-        "bfloat16"
-    )
+    dtype: Annotated[Precision, option("Number type of the judge; float64 for the last word.", MACHINE)] = "float32"
+    ran_in: Annotated[Precision, option("Number type in which a result file was computed.", MACHINE)] = "bfloat16"
     device: common.Device = "auto"
     offline: common.Offline = False
 

@@ -25,22 +25,6 @@ def _frequency(by: float) -> Setting:
     return lambda logits, _, counts: logits - by * counts
 
 
-def _top_k(k: float) -> Setting:
-    def cut(logits: Tensor, *_: Tensor) -> Tensor:
-        return logits.masked_fill(logits < logits.topk(min(int(k), logits.shape[-1])).values[..., -1:], float("-inf"))
-
-    return cut
-
-
-def _top_p(p: float) -> Setting:
-    def cut(logits: Tensor, *_: Tensor) -> Tensor:
-        ordered, ids = logits.softmax(-1).sort(-1, descending=True)
-        beyond = (ordered.cumsum(-1) - ordered > p).scatter(-1, ids, ordered.cumsum(-1) - ordered > p)
-        return logits.masked_fill(beyond, float("-inf"))
-
-    return cut
-
-
 def rounded(kind: torch.dtype) -> Setting:
     """Return logits in a coarser type, where the first of equal ones is chosen: it is raised above the others."""
 
@@ -56,10 +40,8 @@ def without(ids: Sequence[int]) -> Setting:
     return lambda logits, *_: logits.index_fill(-1, torch.tensor(ids, device=logits.device), float("-inf"))
 
 
-Values = dict[str, tuple[Callable[[float], Setting], Sequence[float]]]
-PENALTIES: Values = {
+PENALTIES: dict[str, tuple[Callable[[float], Setting], Sequence[float]]] = {
     "repetition_penalty": (_repetition, (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)),
     "presence_penalty": (_presence, (0.1, 0.5, 1.0, 1.5, 2.0)),
     "frequency_penalty": (_frequency, (0.1, 0.5, 1.0, 1.5, 2.0)),
 }
-FILTERS: Values = {"top_k": (_top_k, (1, 10, 20, 40, 50)), "top_p": (_top_p, (0.8, 0.9, 0.95))}  # of sampled tokens

@@ -40,7 +40,6 @@ class SideAnswer:
     row: int | None = None
     follows: str | None = None  # the item whose answer, as its arm gave it, is in the prompt
     stop: Sequence[str] = ()  # the plan's stop strings
-    schema: bool = False  # the plan has a JSON schema for it
     raw_prompt: Prompt | None = None  # text or messages, of an answer without `prompt`
     parts: Sequence[str] = ()  # of a text with reasoning: the texts between which tokens were taken out
     lacks: str | None = None  # why it is left out: its text is not, or not all, there
@@ -67,6 +66,7 @@ class Side:
     max_new_tokens: int | None = None  # None: no plan says it, or a server may hide how many tokens it gave
     endless: bool = False  # end tokens end nothing, as its plan says
     task: Mapping[str, object] | None = None  # the suite's description of its prompts and scores
+    schema: bool = False  # the plan has a JSON schema for answers
     texts: bool = False  # answers are texts: their tokens are made of them
 
 
@@ -87,7 +87,6 @@ class Pair(NamedTuple):
 class Named(NamedTuple):
     """The sides that an argument names: all in its directory or file, and the chosen ones."""
 
-    text: str
     all: Sequence[Side]
     meant: Sequence[Side]
     chosen: bool  # an arm or cell was named
@@ -112,12 +111,12 @@ def named(text: str, *, offline: bool = False) -> Named:
     sides = of_run(Path(place), offline=offline)
     arms = dict.fromkeys(side.arm for side in sides)
     if not arm:
-        return Named(text, sides, sides, chosen=False)
+        return Named(sides, sides, chosen=False)
     meant = [side for side in sides if arm in (side.arm, side.name.rpartition(":")[2])]
     meant = meant or [side for side in sides if side.arm.startswith((f"{arm}@", f"{arm}/"))]
     if not meant:
         raise unknown(f"arm of {place}", arm, arms, f"mtbench audit {place}:{next(iter(arms))} …")
-    return Named(text, sides, meant, chosen=True)
+    return Named(sides, meant, chosen=True)
 
 
 def of_run(path: Path, *, offline: bool = False) -> list[Side]:
@@ -146,7 +145,7 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
             f"{path}: cell {cell.cell} has answers to {len(there)} of {len(due)} items, the first one missing is "
             f"{missing[0]!r:.60}; finish the run with `mtbench run -o {path} --resume`."
         )
-    contexts, schemas, endless = {line.item: line.context for line in lines}, suite.schemas, cell.length == "fixed"
+    contexts, endless = {line.item: line.context for line in lines}, cell.length == "fixed"
 
     def answer(line: GenerationLine) -> SideAnswer:
         index = number[line.item]
@@ -162,7 +161,6 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
             row=group.blocks[line.block].index(index) % cell.batch_size if cell.batching == "static" else None,
             follows=None if suite.is_fixed(index) else suite.items[suite.items[index].follows or 0].item,
             stop=() if endless else suite.items[index].stop,
-            schema=line.item in schemas,
         )
 
     answers = {line.item: answer(line) for line in sorted(lines, key=lambda line: number[line.item])}
@@ -184,6 +182,7 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
         max_new_tokens=suite.max_new_tokens if cell.accept is None and method.needs_weights else None,
         endless=endless,
         task=suite.task,
+        schema=bool(suite.schemas),
     )
 
 
@@ -192,8 +191,6 @@ def pairs(a: Named, b: Named) -> list[Pair]:
 
     Raises UserError if nothing can be compared.
     """
-    if a.text == b.text:
-        raise UserError(f"A and B are the same, {a.text!r}; name two arms, DIR:ARM, or two batch sizes, DIR:CELL.")
     suites = {side.suite for side in a.meant} & {side.suite for side in b.meant}
     any_suite = any(side.suite is None or side.texts for side in (*a.meant, *b.meant))
     if not suites and not any_suite:
@@ -201,8 +198,7 @@ def pairs(a: Named, b: Named) -> list[Pair]:
         raise UserError(f"other suites: A has {theirs[0]}, B has {theirs[1]}; give runs of the same suite.")
     found = []
     for side in b.meant:
-        fitting = [other for other in a.meant if any_suite or other.suite == side.suite]
-        fitting = [other for other in fitting if other.name != side.name]
+        fitting = [o for o in a.meant if (any_suite or o.suite == side.suite) and o.name != side.name]
         if (not a.chosen and not b.chosen) or len({other.arm for other in fitting}) > 1:
             alone = len({o.arm for o in a.meant}) == 1 == len({o.arm for o in b.meant})
             fitting = [other for other in fitting if other.arm == side.arm or alone]

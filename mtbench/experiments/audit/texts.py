@@ -32,17 +32,9 @@ def of_file(path: Path, ran_in: str) -> Named:
         for one in read.answers
     )
     answers = dict(zip(distinct([one.item for one in read.answers]), made, strict=True))
-    side = Side(
-        name=str(path),
-        source=str(path),
-        suite=read.suite,
-        arm=read.tool,
-        answers=answers,
-        dtype=ran_in,
-        task=read.settings,
-        texts=True,
-    )
-    return Named(str(path), [side], [side], chosen=True)
+    name = str(path)
+    side = Side(name, name, read.suite, read.tool, answers, dtype=ran_in, task=read.settings, texts=True)
+    return Named([side], [side], chosen=True)
 
 
 def with_prompts(named: Named, tokenizer: Any) -> Named:
@@ -50,25 +42,24 @@ def with_prompts(named: Named, tokenizer: Any) -> Named:
 
     Raises UserError for messages that the chat template refuses.
     """
-
     side = named.meant[0]
     if not side.texts:
         return named
-    prompts = {item: answer.raw_prompt for item, answer in side.answers.items() if answer.raw_prompt}
-    texts = {i: p if isinstance(p, str) else _conversation(tokenizer, p, side, i) for i, p in prompts.items()}
-    begin = tokenizer.bos_token or "\0"  # a chat template wrote a text that has it
-    plain = {i: isinstance(prompts[i], str) and not text.startswith(begin) for i, text in texts.items()}
-    ids = {i: tokenise(tokenizer, [text], plain=plain[i])[0] for i, text in texts.items()}
-    made = replace(side, answers={i: replace(answer, prompt=ids.get(i)) for i, answer in side.answers.items()})
+    prompted = {i: _with_prompt(of, tokenizer, f"{side.name}: {i:.60}") for i, of in side.answers.items()}
+    made = replace(side, answers=prompted)
     return named._replace(all=[made], meant=[made])
 
 
-def _conversation(tokenizer: Any, messages: Sequence[Any], side: Side, item: str) -> str:
-    """Return messages as the judge's chat template writes them. Raises UserError."""
+def _with_prompt(answer: SideAnswer, tokenizer: Any, where: str) -> SideAnswer:
+    asked = answer.raw_prompt
+    if not asked:
+        return answer
     try:
-        return render(tokenizer, messages, answer_follows=True)
+        text = asked if isinstance(asked, str) else render(tokenizer, asked, answer_follows=True)
     except TemplateError as error:
-        raise UserError(f"{side.name}: the chat template refuses {item!r:.60}: {first_line(error)}") from None
+        raise UserError(f"{where}: the chat template refuses the prompt: {first_line(error)}") from None
+    plain = isinstance(asked, str) and not text.startswith(tokenizer.bos_token or "\0")  # else a template wrote it
+    return replace(answer, prompt=tokenise(tokenizer, [text], plain=plain)[0])
 
 
 def left_out(letter: str, side: Side) -> list[str]:

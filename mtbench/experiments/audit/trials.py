@@ -21,16 +21,16 @@ from mtbench.experiments.audit.changes import (
     Probe,
     Trial,
     families,
+    identity,
     layers_of,
-    outputs,
+    replaced,
+    windows_of,
 )
 from mtbench.experiments.audit.drawn import Draws
 from mtbench.experiments.audit.explanation import SLACK, misfit
 from mtbench.experiments.audit.format import TrialLine, Tried
 from mtbench.experiments.audit.judge import TAIL, Judge, answer_of, logits_of, shortfalls
 from mtbench.measure.lossless_check import JUDGED_AT_ONCE, judged_logits, with_noise
-from mtbench.models.attention import AttentionMetadata
-from mtbench.models.runner import Forwarded, ModelRunner
 from mtbench.models.whole_texts import WholeTexts
 from mtbench.statistics import EXACT_EPSILON
 
@@ -42,21 +42,6 @@ WORSE, MOST_LEFT = 8.0, 10  # misfit by which a trial is clearly worse; trials t
 HOPE = 2.0  # misfit by which the best trial must be better than none
 SEARCHED, ROUNDS = 3, 8  # families whose best value is searched
 LATE = 4  # trials that are also made from a later token on
-
-
-class Changed:
-    """A model runner whose forward passes have other metadata."""
-
-    def __init__(self, runner: ModelRunner, trial: Trial, probe: Probe) -> None:
-        config = runner.model.config.get_text_config()
-        window = getattr(config, "sliding_window", None) if getattr(config, "layer_types", None) else None
-        self.runner, self.trial, self.probe, self.windows = runner, trial, probe, [window] if window else []
-        self.device, self.reserve = runner.device, runner.reserve
-
-    def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int) -> Forwarded:
-        """Run the model as `ModelRunner.forward` does, on changed metadata."""
-        assert self.trial.places is not None, "else the runner itself"
-        return self.runner.forward(ids, self.trial.places(metadata, self.probe, self.windows), judged)
 
 
 class Bench:
@@ -82,16 +67,9 @@ class Bench:
         key = trial.same(self.probe)
         if key is None or key not in self.found:
             self.found[key] = self._off(self._logits(trial), trial)
-        (before, misfit_before, late_before), (after, misfit_after, late) = self.before, self.found[key]
-        tried = Tried(
-            item=self.probe.item,
-            tokens=len(self.plain),
-            before=before,
-            after=after,
-            misfit_before=misfit_before,
-            misfit=misfit_after,
-        )
-        return tried, late_before - late
+        (before, was, late_before), (after, misfit, late), item = self.before, self.found[key], self.probe.item
+        of = Tried(item=item, tokens=len(self.plain), before=before, after=after, misfit_before=was, misfit=misfit)
+        return of, late_before - late
 
     def _logits(self, trial: Trial) -> Tensor:
         """Return the logits (n, V) of the judged tokens with a trial."""
@@ -109,24 +87,29 @@ class Bench:
             logits_of(self.runner, answer, first)
         with ExitStack() as stack:
             stack.enter_context(trial.model(self.runner.model))
-            if trial.layer:
-                stack.enter_context(outputs(self._outputs(trial.layer)))
+            for layer, given in self._given(trial.layer):
+                stack.enter_context(replaced(layer, "forward", given))
             if isinstance(self.runner, WholeTexts):
                 return logits_of(self.runner, answer, first)
             if (update := trial.cache) is not None:
                 cache = self.runner.cache
-                stack.callback(vars(cache).pop, "update")
-                vars(cache)["update"] = lambda key, value, layer, *_, **__: update(cache, key, value, layer)
-            runner: Any = self.runner if trial.places is None else Changed(self.runner, trial, self.probe)
+                changed: Any = lambda key, value, layer, *_, **__: update(cache, key, value, layer)  # noqa: E731
+                stack.enter_context(replaced(cache, "update", changed))
+            if (places := trial.places) is not None:
+                forward, windows = self.runner.forward, windows_of(self.runner.model)
+                moved: Any = lambda ids, of, judged: forward(ids, places(of, self.probe, windows), judged)  # noqa: E731
+                stack.enter_context(replaced(self.runner, "forward", moved))
             self.cached = min(begin, len(answer.prompt) + first + same - 1)
-            parts = judged_logits(runner, answer, JUDGED_AT_ONCE, first + same, self.cached)
+            parts = judged_logits(self.runner, answer, JUDGED_AT_ONCE, first + same, self.cached)
             return torch.cat((self.plain[:same], *(logits for _, logits in parts)))
 
-    def _outputs(self, layer: int) -> dict[Any, Any]:
-        """Return forwards of the layers before one: they give what they gave."""
-        given, rest = iter(self.kept[layer - 1]), self.layers[: layer - 1]
-        same = {of: lambda hidden_states, *_, **__: hidden_states for of in rest}
-        return same | {self.layers[layer - 1]: lambda *_, **__: next(given)}
+    def _given(self, layer: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the layers before one, and forwards by which the last of them gives what it gave."""
+        for before in self.layers[: max(0, layer - 1)]:
+            yield before, identity
+        if layer:
+            kept = iter(self.kept[layer - 1])
+            yield self.layers[layer - 1], lambda *_, **__: next(kept)
 
     def _off(self, logits: Tensor, trial: Trial | None = None) -> tuple[int, float, float]:
         """Return how many tokens are no choices by logits (n, V), their misfit, and its part from the first off on."""
@@ -162,15 +145,13 @@ class Trials:
                     self.made.setdefault(text, (trial, []))[1].append(tried)
                     self.late[text] = self.late.get(text, 0.0) + lower
 
-    def lines(self, texts: Sequence[str] = ()) -> Iterator[TrialLine]:
-        """Yield the lines of trials; without texts, of all."""
-        for text in texts or self.made:
-            trial, tried = self.made[text]
+    def lines(self) -> Iterator[TrialLine]:
+        for text, (trial, tried) in self.made.items():
             exact = trial.exact and self.known.bound <= EXACT_EPSILON["float32"]
             yield line(self.number, self.letter, text, trial._replace(exact=exact), tried)
 
     def misfit(self, text: str) -> float:
-        return misfit(next(self.lines([text])))
+        return misfit(self.made[text][1])
 
     def left(self) -> dict[str, Trial]:
         """Return the trials that are not clearly worse than the best one; none if that one is no better than none."""
@@ -186,9 +167,12 @@ class Trials:
         """Return the trials that fit best behind the first token that is off, as changes from a new token on."""
 
         def family(text: str) -> Family:
+            def begun(number: int) -> Trial:
+                return trial._replace(begin=lambda probe: len(probe.prompt) + number)
+
             trial = self.made[text][0]._replace(layer=0)
             values = sorted({start - back for back in BACK if start > back})
-            return Family(f"{text}, from new token {{}} on", lambda n: trial._replace(begin=_behind(n)), values, 1)
+            return Family(f"{text}, from new token {{}} on", begun, values, 1)
 
         fitting = [text for text, (trial, _) in self.made.items() if not (trial.prompt or trial.setting or trial.dtype)]
         best = sorted((text for text in fitting if self.late[text] > HOPE), key=lambda text: -self.late[text])[:LATE]
@@ -197,18 +181,15 @@ class Trials:
     def screen(self, probes: Sequence[Probe], tried: Sequence[Family]) -> None:
         """Make the trials of families, and with values between those that fit best."""
         self.make(probes, {of.text.format(n): of.make(n) for of in tried for n in of.values})
-        there = {
-            of.text: [*of.values]
-            for of in tried
-            if of.step and self.made.keys() & {of.text.format(n) for n in of.values}
-        }
+        searched = [of for of in tried if of.step and self.made.keys() & {of.text.format(n) for n in of.values}]
+        there = {of.text: [*of.values] for of in searched}
 
         def best(of: Family) -> tuple[float, Any]:
             return min((self.misfit(of.text.format(n)), n) for n in there[of.text])
 
         for _ in range(ROUNDS):
             new = dict[str, Trial]()
-            for of in sorted((of for of in tried if of.text in there), key=lambda of: best(of)[0])[:SEARCHED]:
+            for of in sorted(searched, key=lambda of: best(of)[0])[:SEARCHED]:
                 values, (_, at) = sorted(there[of.text]), best(of)
                 place = values.index(at)
                 for other in values[max(0, place - 1) : place + 2]:
@@ -219,10 +200,6 @@ class Trials:
             if not new or not self.left():
                 return
             self.make(probes, new)
-
-
-def _behind(number: int) -> Any:
-    return lambda probe: len(probe.prompt) + number
 
 
 @torch.inference_mode()
@@ -257,18 +234,8 @@ def run_trials(judge: Judge, number: int, known: Known, letter: Letter) -> Itera
 
 def line(number: int, letter: Letter, text: str, trial: Trial, tried: list[Tried], **more: Any) -> TrialLine:
     """Return the line of a trial."""
-    return TrialLine(
-        pair=number,
-        side=letter,
-        trial=text,
-        name=trial.name,
-        exact=trial.exact,
-        answers=len(tried),
-        before=sum(of.before for of in tried),
-        after=sum(of.after for of in tried),
-        tried=tried,
-        **more,
-    )
+    more |= {"before": sum(of.before for of in tried), "after": sum(of.after for of in tried), "answers": len(tried)}
+    return TrialLine(pair=number, side=letter, trial=text, name=trial.name, exact=trial.exact, tried=tried, **more)
 
 
 def _is_right(case: Case) -> bool:
@@ -278,8 +245,10 @@ def _is_right(case: Case) -> bool:
 
 def _whole(case: Case, letter: Letter) -> Probe:
     """Return an answer as far as it is judged."""
-    first = case.judged.first if case.judged else 0
-    return Probe(case.item, answer_of(case.side(letter), case.answer(letter), first), pads=_pads(case, letter))
+    own, every = case.answer(letter), [of.answer(letter) for of in case.known.cases]
+    answer = answer_of(case.side(letter), own, case.judged.first if case.judged else 0)
+    longest = max(len(of.prompt or ()) for of in every if of is own or (of.block == own.block is not None))
+    return Probe(case.item, answer, pads=longest - len(answer.prompt))
 
 
 def _cut(case: Case, letter: Letter, bound: float) -> Probe:
@@ -288,10 +257,3 @@ def _cut(case: Case, letter: Letter, bound: float) -> Probe:
     tokens = whole.answer.tokens[: far[COUNTED] if len(far) > COUNTED else None]
     answer = whole.answer._replace(tokens=tokens)
     return whole._replace(answer=answer, first=max(0, far[0] - TAIL), wrong=far[0])
-
-
-def _pads(case: Case, letter: Letter) -> int:
-    """Return by how many tokens the longest prompt of its block is longer."""
-    own, every = case.answer(letter), [of.answer(letter) for of in case.known.cases]
-    same = [len(of.prompt or ()) for of in every if of.block is not None and of.block == own.block]
-    return max(same, default=0) - len(own.prompt or ()) if same else 0
