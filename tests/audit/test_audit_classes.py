@@ -14,7 +14,7 @@ import mtbench
 from mtbench.document.model import Points, Table
 from mtbench.experiments.audit import experiment
 from mtbench.experiments.audit.cases import Case, Known
-from mtbench.experiments.audit.classes import name
+from mtbench.experiments.audit.classes import is_fault, name
 from mtbench.experiments.audit.document import document, verdict_of
 from mtbench.experiments.audit.findings import audit
 from mtbench.experiments.audit.format import JudgedLine, SideJudged, TrialLine, Tried
@@ -155,6 +155,18 @@ def test_sides_of_equal_weights_under_two_names_are_judged_by_their_tokens() -> 
     of = known(EVERYWHERE, replace(PLAIN, model="n"))
     of.same_weights, of.checkpoints = None, "A decoded with m, B with n"
     assert "Hint: A decoded with m, B with n" in name(of.cases[0]).why
+
+
+def test_a_prompt_that_mtbench_fed_wrongly_is_a_fault() -> None:
+    for ours in (True, False):
+        of = known(EVERYWHERE, replace(PLAIN, ours=ours))
+        of.add([trial("the first message left out", "template/tokenizer", range(16), EVERYWHERE)])
+        assert is_fault(of.cases[0], name(of.cases[0])) is ours
+
+
+def test_most_rows_of_a_block_may_be_off_by_chance() -> None:
+    of = known({n: [5, 9] for n in range(7)}, replace(PLAIN, batch_size=8), 8, **rows_of(8))
+    assert "row" not in name(of.cases[0]).why
 
 
 def test_variants_of_the_best_trial_are_not_said_to_explain_equally_well() -> None:

@@ -201,10 +201,14 @@ class Pool:
 
     @cached_property
     def some_rows(self) -> list[int]:
-        """The rows of the batch that are off, if nearly all of their answers are, and no other row."""
+        """The rows of the batch that are off, if nearly all of their answers are, and no other row.
+
+        Most rows of a single block may be off by chance.
+        """
         rows = {row for case in self.cases if (row := case.answer(self.letter).row) is not None}
         inside = [case.answer(self.letter).row in rows for case in self.known.cases]
-        return sorted(rows) if self._only(inside) < 1 else []
+        few = 2 * len(rows) <= (self.known.side(self.letter).batch_size or 1)
+        return sorted(rows) if self._only(inside) < (1 if few else SELDOM) else []
 
     @property
     def in_rows(self) -> bool:

@@ -216,7 +216,8 @@ def _tried(case: Case, letter: Letter) -> Cause | None:
         equal = f" (equally well: {'; '.join(others[:3])})" if others else ""
         become = f"{found.before - found.after} of {found.before} tokens that are off become choices"
         why = f"with {found.trials[0]}{equal}, {become}, in {counted(len(found.items), 'answer')}"
-        return Cause(found.name, why)
+        fed = found.name == "template/tokenizer" and side.ours  # with the tokens of the prompt: no template was there
+        return Cause(found.name, why, fault=fed or None)
     may_draw = side.claims == "distribution" or side.temperature > 0
     plan = "as its method or plan says, with another seed" if may_draw else "and its plan is greedy"
     why = f"as likely as {found.trials[0]} (p = {found.chance:.2g}), {plan}"

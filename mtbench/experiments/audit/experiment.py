@@ -29,7 +29,7 @@ from mtbench.records import dump
 
 DECODED = "decoded"  # the run of a side that is named by its method
 ASKED, JUDGED, NOISE, TRIALS = "asked.json", "judged.jsonl", "noise.jsonl", "trials.jsonl"
-MEASURED = 192  # tokens of an answer at which noise is measured, and those that are judged behind a difference
+MEASURED = 192  # noise is measured at the tokens of an answer up to `TAIL` behind this one
 FAULT = 1  # exit code
 AuditJob = Job[AuditRequest, AuditSession]
 
