@@ -21,10 +21,10 @@ FILTERS = {None: 0.0} | {f"top_k {k}": k for k in (10, 20, 40, 50, 100)} | {f"to
 ORDERED = 128  # largest logits that are kept in order
 WIDTH, BINS = 0.05, 800  # of the other logits: the width of a bin, and bins
 FAR = 0.5  # shortfall
-LEAST = 10  # fewer tokens that are off fit a temperature by chance
+LEAST = 16  # fewer tokens that are off fit a temperature by chance
 INTERVAL = 1.92  # of log likelihood: half the 95 % quantile of χ² with one degree of freedom
 BETTER = 3.0  # log likelihood by which a filter must be better than none
-LIKELY = 0.05  # probability of such tokens below which they were not drawn
+LIKELY = 0.2  # probability of such tokens below which they were not drawn: that of drawn ones is seldom below 0.5
 SURE = (0.0, 0.5, 0.9, 0.99, 1.01)  # probability of the choice: bounds of the places that are counted apart
 
 

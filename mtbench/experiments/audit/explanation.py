@@ -42,9 +42,11 @@ def explain(lines: Sequence[TrialLine]) -> Explanation | None:
     made = compared(lines)
     drawn = [line for line in lines if line.chance is not None and _explained(line)]
     fitting = [line for line in made if _explained(line)]
-    best = fitting[0] if fitting else None
-    if best is None or (drawn and best.after > STRONG * best.before):
-        return _of(drawn[0], drawn, drawn[0].chance) if drawn else None
+    if drawn and not any(line.after <= STRONG * line.before for line in made):
+        return _of(drawn[0], drawn, drawn[0].chance)
+    if not fitting:
+        return None
+    best = fitting[0]
     others = [line for line in lines if line.name != best.name and line.chance is None and line.before]
     shares = [max(0.0, 1 - line.after / line.before) for line in others]
     share = min(max(LEAST_SHARE, sum(shares) / max(1, len(shares))), MOST_SHARE)
