@@ -194,9 +194,10 @@ class Trials:
                 place = values.index(at)
                 for other in values[max(0, place - 1) : place + 2]:
                     middle = round((at + other) / 2 / of.step) * of.step
-                    if middle not in values:
+                    text = of.text.format(middle)  # of two numbers that are nearly equal it is the same
+                    if text not in self.made:
                         there[of.text].append(middle)
-                        new[of.text.format(middle)] = of.make(middle)
+                        new[text] = of.make(middle)
             if not new or not self.left():
                 return
             self.make(probes, new)
