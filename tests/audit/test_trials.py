@@ -16,7 +16,7 @@ from mtbench.experiments.audit.changes import Probe, layers_of
 from mtbench.experiments.audit.drawn import Draws
 from mtbench.experiments.audit.explanation import Explanation, explain
 from mtbench.experiments.audit.format import TrialLine, Tried
-from mtbench.experiments.audit.judge import Judge
+from mtbench.experiments.audit.judge import Judge, shortfalls
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.measure.lossless_check import Answer
 
@@ -183,6 +183,12 @@ def test_a_planted_fault_is_explained_by_its_own_change(fault: str, honest: Path
     assert isinstance(found, Explanation)
     assert found.name == name
     assert text in found.trials[0]
+
+
+def test_a_change_that_gives_no_number_explains_nothing() -> None:
+    """Such as a model in float16 whose values are beyond its range."""
+    logits = torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [-torch.inf, 0.0]])
+    assert shortfalls(logits, torch.tensor([[0], [1], [0]])).tolist() == [1.0, torch.inf, torch.inf]
 
 
 def test_a_model_that_calls_its_layers_otherwise_has_no_trials_of_layers() -> None:

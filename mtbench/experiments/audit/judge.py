@@ -7,6 +7,7 @@ those with examples, share that beginning.
 """
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -166,8 +167,8 @@ class Reader:
 
 
 def shortfalls(logits: Tensor, emitted: Tensor) -> Tensor:
-    """Return how far the logits of tokens (n, 1) lie below the largest of logits (n, V), (n,)."""
-    return logits.amax(1) - logits.gather(1, emitted)[:, 0]
+    """Return how far the logits of tokens (n, 1) lie below the largest of logits (n, V), (n,); ∞ where one is NaN."""
+    return (logits.amax(1) - logits.gather(1, emitted)[:, 0]).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _finite(value: Tensor | float) -> float:
