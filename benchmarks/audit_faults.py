@@ -154,19 +154,21 @@ def stops_between_tokens() -> Fault:
     """A stop string is found only if a token ends right behind it and one begins right before it."""
 
     def at_tokens(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> int | None:
-        texts = [answers.text_of(tokenizer, [i]) for i in ids]
+        texts = [answers.exact_text(tokenizer, [i]) for i in ids]
         for end in range(1, len(ids) + 1):
             if any("".join(texts[begin:end]) in stop for begin in range(max(0, end - 8), end)):
                 return end
         return None
 
     @around(answers, "cut_at_string")
-    def cut(old: Any, tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> Any:
-        if at_tokens(tokenizer, ids, stop) is None:
-            return len(ids), answers.text_of(tokenizer, ids), False
-        return old(tokenizer, ids, stop)
+    def cut(old: Any, tokenizer: Any, ids: Sequence[int], stop: Sequence[str], prompt: Sequence[int]) -> Any:
+        return (len(ids), None) if at_tokens(tokenizer, ids, stop) is None else old(tokenizer, ids, stop, prompt)
 
-    return both(around(run_state, "contains")(lambda _, *given: at_tokens(*given) is not None), cut)
+    @around(run_state, "contains")
+    def found(_: Any, tokenizer: Any, ids: Sequence[int], stop: Sequence[str], begin: int) -> bool:
+        return at_tokens(tokenizer, ids[begin:], stop) is not None
+
+    return both(found, cut)
 
 
 def extraction(pattern: str, *, stated: bool = True) -> Fault:

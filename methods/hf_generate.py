@@ -21,10 +21,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from mtbench.decoding.external import Answers, ExternalEngine, static_cache, stock, target_of
-from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
-from mtbench.decoding.run_state import READ_EVERY
+from mtbench.decoding.run_state import READ_EVERY, contains, overlap
 from mtbench.errors import UserError
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.loading import Checkpoint, Inspected
@@ -142,8 +141,7 @@ class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is An
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         stopped, new = [False] * len(self.stop), input_ids.shape[1] - self.prompt
         if new and new % READ_EVERY < self.most:
-            for row, (ids, strings) in enumerate(zip(input_ids[:, self.prompt :].tolist(), self.stop, strict=True)):
-                longest = max((len(s.encode()) for s in strings), default=0)  # a token is at least a byte
-                tail = text_of(self.tokenizer, ids[-(READ_EVERY + self.most + longest) :])
-                stopped[row] = any(s in tail for s in strings)
+            for row, (ids, strings) in enumerate(zip(input_ids.tolist(), self.stop, strict=True)):
+                begin = max(self.prompt, len(ids) - READ_EVERY - self.most - overlap(strings))
+                stopped[row] = contains(self.tokenizer, ids, strings, begin)
         return torch.tensor(stopped, device=input_ids.device)

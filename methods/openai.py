@@ -97,7 +97,7 @@ class OpenAI(ExternalEngine):
         replies = server.complete(bodies)
         if ignore_eos and any(reply.finish != "length" for reply in replies):
             raise ServerError(f"{server.url} does not support ignore_eos; leave out --ignore-eos or this arm")
-        answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
+        answers = [ids_of(reply, checkpoint, request) for reply, request in zip(replies, requests, strict=True)]
         for ids in answers:
             check(ids, server, checkpoint)
         counts = [reply.counted for reply in replies if reply.counted is not None]

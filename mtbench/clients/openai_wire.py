@@ -7,6 +7,7 @@ from uuid import uuid4
 from mtbench.clients.openai_client import Reply, ServerError
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
+from mtbench.models.token_text import ids_behind
 
 
 def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]:
@@ -57,14 +58,14 @@ def text_for(ids: Sequence[int], checkpoint: Inspected, written: Sequence[str] =
     raise ServerError("the server takes prompts as text only, and no text has the tokens of this prompt")
 
 
-def ids_of(reply: Reply, checkpoint: Inspected, stop: Sequence[str]) -> list[int]:
+def ids_of(reply: Reply, checkpoint: Inspected, request: Request) -> list[int]:
     """Return an answer's tokens: the server's own, else those of its text and of the stop that ended it."""
     if reply.token_ids:
         return reply.token_ids
     ended_by, text = reply.stopped_by, reply.text
     if isinstance(ended_by, str) and ended_by not in text:
         text += ended_by
-    ids: list[int] = checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if reply.finish != "stop" or isinstance(ended_by, str) or any(s in text for s in stop):
+    ids = ids_behind(checkpoint.tokenizer, text, request.prompt_ids)
+    if reply.finish != "stop" or isinstance(ended_by, str) or any(s in text for s in request.stop):
         return ids
     return [*ids, ended_by] if isinstance(ended_by, int) else [*ids, *checkpoint.end_ids[:1]]

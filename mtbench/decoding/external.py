@@ -175,11 +175,9 @@ def _generation(
     target: Checkpoint | Inspected, request: Request, ids: Sequence[int], end_ids: Sequence[int], forwards: int | None
 ) -> Generation:
     """Return an engine's answer, cut where it ends. `forwards`: by its own count, of the whole answer."""
-    token_ids, text, reason = finish(
-        target.tokenizer, until_end(ids, request.max_new_tokens, end_ids), end_ids, request.stop
-    )
-    counted = forwards if len(token_ids) == len(ids) else None
-    return Generation(token_ids=token_ids, text=text, finish_reason=reason, counted=counted)
+    kept = until_end(ids, request.max_new_tokens, end_ids)
+    generation = finish(target.tokenizer, kept, end_ids, request.stop, request.prompt_ids)
+    return replace(generation, counted=forwards if len(generation.token_ids) == len(ids) else None)
 
 
 C = TypeVar("C")

@@ -171,9 +171,10 @@ class LiveRun(RunState):
         ticket, placed = self.tickets[row], self.placed[row]
         if ticket.given_up:
             return True
-        begin = max(0, placed.searched - overlap(placed.request.stop))
+        prompt, searched = placed.request.prompt_ids, placed.searched
         placed.searched = len(ticket.token_ids)
-        return contains(tokenizer, ticket.token_ids[begin:], placed.request.stop)
+        begin = len(prompt) + max(0, searched - overlap(placed.request.stop))
+        return contains(tokenizer, [*prompt, *ticket.token_ids], placed.request.stop, begin)
 
     def must_free(self, finished: bool) -> bool:
         return finished or (self.waiting and len(self.live) < self.rows)
@@ -186,7 +187,7 @@ class LiveRun(RunState):
         else:
             ends = () if request.ignore_eos else self.checkpoint.end_ids
             ids = token_ids[len(request.prompt_ids) :]
-            generation = finished(self.checkpoint.tokenizer, ids, counts, ends, request.stop)
+            generation = finished(self.checkpoint.tokenizer, ids, counts, ends, request)
             assert generation.commits is not None
             offered = counts.offered[: len(generation.commits)]
             ticket.outcome = Ended(generation, offered, request.options)

@@ -1,10 +1,13 @@
 """The answer to a request, its cost, and where an answer ends: for our loop and for external engines."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
+
+from mtbench.models.thinking import reasoning_letters
+from mtbench.models.token_text import CONTEXT, exact_text, shown_text, special_ids
 
 FinishReason = Literal["end", "stop", "length"]
 
@@ -17,7 +20,9 @@ class Generation:
     """
 
     token_ids: list[int]  # with the end token, or the token that completes a stop string
-    text: str  # cut before the end token, or before the first character of the stop string
+    text: str  # shown: cut before the end token, or before the first character of the stop string
+    reasoning: int = 0  # letters at the beginning of `text` that are reasoning, with its marks; all if it goes on
+    special: list[tuple[int, str]] | None = None  # letters of `text` before each special token, and its text
     commits: list[int] | None = None  # tokens committed by each forward, zeros included
     positions_fed: int | None = None
     draft_forwards: int | None = None  # by models other than the target
@@ -70,36 +75,79 @@ class Timing:
 
 
 def finish(
-    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Sequence[int], stop: Sequence[str]
-) -> tuple[list[int], str, FinishReason]:
-    """Return an answer's tokens up to the first stop string, its text and its finish reason.
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    end_ids: Collection[int],
+    stop: Sequence[str],
+    prompt: Sequence[int] = (),
+) -> Generation:
+    """Return an answer up to the first stop string, without its cost. `ids` are behind those of its `prompt`.
 
     Only the last of `ids` can be an end token. Without end token and stop string, the budget ended the answer.
     """
-    length, text, found = cut_at_string(tokenizer, ids, stop)
+    length, stopped = cut_at_string(tokenizer, ids, stop, prompt)
     kept = list(ids[:length])
-    if found:
-        return kept, text, "stop"
-    ended = kept[-1] in end_ids
-    return kept, text_of(tokenizer, kept[:-1] if ended else kept), "end" if ended else "length"
+    ended = stopped is None and kept[-1] in end_ids
+    before = kept[:-1] if ended else kept  # tokens before the end
+    text = shown_text(tokenizer, before, prompt)
+    reasoning = reasoning_letters(tokenizer, before, prompt, text)
+    if stopped is not None:
+        before = kept[: stopped.tokens]
+        text = shown_text(tokenizer, before, prompt) + stopped.rest
+    return Generation(
+        token_ids=kept,
+        text=text,
+        reasoning=min(reasoning, len(text)),
+        special=_special_tokens(tokenizer, before, prompt),
+        finish_reason="stop" if stopped is not None else "end" if ended else "length",
+    )
 
 
-def cut_at_string(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str]) -> tuple[int, str, bool]:
-    """Cut an answer at the first stop string: return the tokens it needs, the text before it, whether there is one."""
-    text = text_of(tokenizer, ids) if stop else ""
-    if not any(s in text for s in stop):
-        return len(ids), text, False
+class Stopped(NamedTuple):
+    """What stands before a stop string."""
+
+    tokens: int  # whole ones
+    rest: str  # shown text behind them
+
+
+def cut_at_string(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str], prompt: Sequence[int]
+) -> tuple[int, Stopped | None]:
+    """Find the first stop string in an answer's exact text. Return how many tokens it takes, and what is before it."""
+    text = exact_text(tokenizer, ids, prompt) if stop else ""
+    if first_of(text, stop) is None:
+        return len(ids), None
     low, high = 1, len(ids)
     while low < high:  # find the shortest prefix that holds a stop string
         middle = (low + high) // 2
-        if any(s in text_of(tokenizer, ids[:middle]) for s in stop):
+        if first_of(exact_text(tokenizer, ids[:middle], prompt), stop) is not None:
             high = middle
         else:
             low = middle + 1
-    text = text_of(tokenizer, ids[:low])  # tokens after the stop must not influence where the text ends
-    return low, text[: min(text.find(s) for s in stop if s in text)], True
+    text = exact_text(tokenizer, ids[:low], prompt)  # tokens after the stop must not influence where the text ends
+    text, before = text[: min(text.find(s) for s in stop if s in text)], low - 1
+    while not text.startswith(whole := exact_text(tokenizer, ids[:before], prompt)):
+        before -= 1
+    return low, Stopped(before, "" if ids[before] in special_ids(tokenizer) else text[len(whole) :])
 
 
-def text_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of some tokens, without special ones."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
+    """Return the place of the first of some strings in a text, and that string; None without any.
+
+    >>> first_of("18 apples. Q: And", ["A:", "Q:"])
+    (11, 'Q:')
+    """
+    return min(((text.find(string), string) for string in strings if string in text), default=None)
+
+
+def _special_tokens(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int]
+) -> list[tuple[int, str]] | None:
+    """Return the special tokens of an answer, each with its place in the shown text; None without any."""
+    special, found, at, begin = special_ids(tokenizer), list[tuple[int, str]](), 0, 0
+    for place, token in enumerate(ids):
+        if token in special:
+            at += len(shown_text(tokenizer, ids[begin:place], [*prompt[-CONTEXT:], *ids[:begin]]))
+            begin = place + 1
+            found.append((at, exact_text(tokenizer, [token])))
+    return found or None

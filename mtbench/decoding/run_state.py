@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from mtbench.decoding.host_sync import AsyncCopy, Counts, HostSnapshot
-from mtbench.decoding.output import Generation, finish, text_of
+from mtbench.decoding.output import Generation, finish, first_of
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
+from mtbench.models.token_text import exact_text
 
 READ_EVERY = 8  # steps between two searches of the text for stop strings
 Reads = Literal["all", "recent"] | None  # of the tokens: all, those that a few steps decided, or none
@@ -138,7 +139,7 @@ class WorkloadRun(RunState):
         placed, known = self.placed[row], self.snapshot.known[row]
         begin = max(len(placed.request.prompt_ids), placed.searched - overlap(placed.request.stop))
         placed.searched = known
-        return contains(tokenizer, self.snapshot.tokens[row][begin:known], placed.request.stop)
+        return contains(tokenizer, self.snapshot.tokens[row][:known], placed.request.stop, begin)
 
     def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
         placed = self.placed.pop(row)
@@ -151,7 +152,7 @@ class WorkloadRun(RunState):
         for number, request in enumerate(self.requests):
             ids, counts, first_step = self.answers[number]
             ends = () if request.ignore_eos else checkpoint.end_ids
-            generation = finished(checkpoint.tokenizer, ids, counts, ends, request.stop)
+            generation = finished(checkpoint.tokenizer, ids, counts, ends, request)
             end = first_step + len(generation.commits or ())
             fed = self.positions_fed[end] - self.positions_fed[first_step]
             drafts = self.draft_forwards[end] - self.draft_forwards[first_step]
@@ -164,26 +165,21 @@ def overlap(stop: Sequence[str]) -> int:
     return max((len(s.encode()) for s in stop), default=0)
 
 
-def contains(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str]) -> bool:
-    """Return whether the text of some tokens contains a stop string."""
-    if not stop:
-        return False
-    text = text_of(tokenizer, ids)
-    return any(s in text for s in stop)
+def contains(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str], begin: int) -> bool:
+    """Return whether the text of the tokens from index `begin` on contains a stop string."""
+    return bool(stop) and first_of(exact_text(tokenizer, ids[begin:], ids[:begin]), stop) is not None
 
 
 def finished(
-    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], counts: Counts, ends: Sequence[int], stop: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], counts: Counts, ends: Sequence[int], request: Request
 ) -> Generation:
     """Return an answer, cut at its stop strings, with its counts; those of the batch's work are None."""
-    kept, text, reason = finish(tokenizer, ids, ends, stop)
-    commits = _cut(counts.commits, len(kept))
-    return Generation(
-        token_ids=kept,
-        text=text,
+    generation = finish(tokenizer, ids, ends, request.stop, request.prompt_ids)
+    commits = _cut(counts.commits, len(generation.token_ids))
+    return replace(
+        generation,
         commits=commits,
         drafted=sum(counts.offered[: len(commits)]),
-        finish_reason=reason,
         surplus=counts.accepted[len(commits) - 1] - commits[-1],
     )
 

@@ -54,6 +54,15 @@ class Prompt:
     plain: bool = False  # no template wrote it, so the tokenizer adds its special tokens; set in planning
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a suite reads in one answer."""
+
+    score: float  # in [0, 1], by the rule of the benchmark's owner
+    unread: str | None = None  # why that rule finds no result, such as "no number behind ####"; None: it finds one
+    by_value: float | None = None  # in [0, 1], by the value of the result in whatever notation; None: no such reading
+
+
 class Suite:
     """One benchmark. Subclasses set the attributes below and implement the methods.
 
@@ -89,6 +98,10 @@ class Suite:
         `answers` may hold any subset of the items; scores must not depend on which. Called only if `metric` is set.
         """
         raise NotImplementedError
+
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
+        """Return the reading of each item of `answers`: its `score`, and what else the suite knows of it."""
+        return {item: Reading(score) for item, score in self.score(answers).items()}
 
     def examples(self, count: int | None, seed: int) -> Iterable[Messages]:
         """Return the first `count` training conversations (None: all); none of them may be an item.

@@ -1,20 +1,24 @@
 """Stage 3 of a run: score the stored texts. Needs the suites' libraries, but no model and no GPU."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from mtbench.errors import first_line
-from mtbench.evaluation.suite import Suite
-from mtbench.plan.formats import FailureLine, GenerationLine, Scores
+from mtbench.evaluation.suite import Reading, Suite
+from mtbench.models.thinking import reasoning_in
+from mtbench.plan.formats import FailureLine, GenerationLine, Scores, SpecialToken
 from mtbench.plan.plan import Cell, Plan, SuitePlan
 from mtbench.plan.prompts import open_suite
 from mtbench.plan.run import Run
 
 STAGE: Literal["score"] = "score"  # marks failures that another scoring may repair
+# Why no result is read in an answer: what ended it before there was one
+INSIDE, STOPPED, CUT = "inside its reasoning", "ended by a stop string", "cut by the budget"
 
 
 def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -> None:
-    """Write scores.json: cell -> item -> score in [0, 1].
+    """Write scores.json: cell -> item -> score in [0, 1], and readings.json: what else the suite read.
 
     Cells of suites without a metric have no scores. Nor have cells of fixed length, whose answers continue after their
     end. If a suite raises an error, its cells fail until they are scored again.
@@ -26,6 +30,7 @@ def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -
     plan = run.plan
     request = plan.request.changed(allow_unsandboxed_code=unsandboxed, data_dir=data_dir or plan.request.data_dir)
     scores: dict[str, dict[str, float]] = {}
+    others: dict[str, dict[str, dict[str, Any]]] = {}
     tasks: dict[str, dict[str, Any]] = {}
     failures = [failure for failure in run.failures if failure.stage != STAGE]
     for suite_plan in plan.suites:
@@ -38,11 +43,16 @@ def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -
             if not any(line.item in suite_plan.scored_items for line in lines):
                 continue
             try:
-                scores[cell.cell] = scores_of(suite, suite_plan, lines)
+                readings = readings_of(suite, suite_plan, lines)
             except Exception as error:  # a suite may raise anything
                 reason = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
                 failures.append(FailureLine(cell=cell.cell, error=reason, stage=STAGE))
+                continue
+            scores[cell.cell] = {item: reading.score for item, reading in readings.items()}
+            if further := {item: stored for item, reading in readings.items() if (stored := _stored(reading))}:
+                others[cell.cell] = further
     run.write_environment(run.environment.changed(scored_as=tasks))
+    run.directory.write_json("readings.json", others)
     run.directory.write_json("scores.json", scores)
     run.keep_failures(failures)
 
@@ -60,14 +70,56 @@ def faults(run: Run, cell: Cell) -> dict[str, str | None]:
     suite = run.plan.suite(cell.suite)
     of = {i.item: (i.cut, suite.answer_formats[i.answer_format]) for i in suite.items if i.answer_format is not None}
     answers = [(line, *of[line.item]) for line in run.answers[cell.cell] if line.item in of]
-    return {line.item: wanted.fault(before(line.text, cut)) for line, cut, wanted in answers}
+    return {line.item: wanted.fault(answer_of(line, cut).text) for line, cut, wanted in answers}
 
 
-def scores_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, float]:
-    """Return the scores by item of the answers that get one. Raises the suite's errors."""
+class Answer(NamedTuple):
+    """What is scored of a stored answer."""
+
+    text: str  # without its reasoning
+    inside: bool  # it ended inside of its reasoning, or there is nothing behind that
+    ended_by: str | None  # what ended it before it was complete; None: nothing
+
+
+def answer_of(line: GenerationLine, cut: Sequence[str] = ()) -> Answer:
+    """Return what is scored of an answer: the text behind its reasoning, up to the first of the strings that cut it."""
+    text = before(line.text, cut, line.special or ())
+    rest, inside = behind(text, line.reasoning)
+    stopped = line.finish_reason == "stop" or len(text) < len(line.text)
+    return Answer(rest, inside, STOPPED if stopped else CUT if line.finish_reason == "length" else None)
+
+
+def behind(text: str, reasoning: int | None) -> tuple[str, bool]:
+    """Return the text behind its reasoning, and whether there is reasoning and nothing behind it.
+
+    `reasoning`: its letters; None: as the text's marks say.
+    """
+    begin = reasoning_in(text) if reasoning is None else reasoning
+    rest = text[begin:].lstrip() if begin else text
+    return rest, begin > 0 and not rest
+
+
+def readings_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, Reading]:
+    """Return the readings by item of the answers that get a score. Raises the suite's errors."""
     cuts = {item.item: item.cut for item in plan.items if item.cut}
-    scored = [line for line in lines if line.item in plan.scored_items]
-    return _checked_scores(suite, {line.item: before(line.text, cuts.get(line.item, ())) for line in scored})
+    answers = {line.item: answer_of(line, cuts.get(line.item, ())) for line in lines if line.item in plan.scored_items}
+    readings = _checked(suite, {item: answer.text for item, answer in answers.items() if not answer.inside})
+    other = 0.0 if any(reading.by_value is not None for reading in readings.values()) else None
+    return {
+        item: Reading(0.0, INSIDE, other) if answer.inside else _with_cause(readings[item], answer)
+        for item, answer in answers.items()
+    }
+
+
+def _with_cause(reading: Reading, answer: Answer) -> Reading:
+    """Return a reading that finds no result with what ended the answer before there was one."""
+    return replace(reading, unread=answer.ended_by) if reading.unread and answer.ended_by else reading
+
+
+def _stored(reading: Reading) -> dict[str, Any]:
+    """Return what readings.json holds of a reading: what it has besides the score."""
+    further = {"unread": reading.unread, "by_value": reading.by_value}
+    return {name: value for name, value in further.items() if value is not None}
 
 
 def _scored_cells(plan: Plan, suite: SuitePlan) -> list[Cell]:
@@ -89,22 +141,29 @@ def due(run: Run) -> bool:
     )
 
 
-def before(text: str, strings: Sequence[str]) -> str:
-    """Return the text up to the first occurrence of any of the strings.
+def before(text: str, strings: Sequence[str], special: Sequence[SpecialToken] = ()) -> str:
+    """Return the text up to the first occurrence of any of the strings, which may hold the `special` tokens inside it.
 
     >>> before("18 apples. Q: And", ["Q:", "A:"])
     '18 apples. '
     """
-    positions = [text.find(string) for string in strings]
-    return text[: min((position for position in positions if position >= 0), default=len(text))]
+    exact, hidden, begin = "", list[tuple[int, int]](), 0  # of each special token: its place, and its letters
+    for token in special:
+        exact += text[begin : token.at]
+        hidden.append((len(exact), len(token.text)))
+        exact, begin = exact + token.text, token.at
+    exact += text[begin:]
+    at = min((exact.find(string) for string in strings if string in exact), default=len(exact))
+    return text[: at - sum(min(letters, at - place) for place, letters in hidden if place < at)]
 
 
-def _checked_scores(suite: Suite, answers: Mapping[str, str]) -> dict[str, float]:
-    """Return the suite's scores. Raise ValueError unless every answer has a score from 0 to 1."""
-    scores = {item: score for item, score in suite.score(answers).items() if item in answers}
+def _checked(suite: Suite, answers: Mapping[str, str]) -> dict[str, Reading]:
+    """Return the suite's readings. Raise ValueError unless every answer has a score from 0 to 1."""
+    readings = {item: reading for item, reading in suite.read(answers).items() if item in answers} if answers else {}
     for item in answers:
-        if item not in scores:
+        if item not in readings:
             raise ValueError(f"no score of {item}")
-        if not isinstance(scores[item], float | int) or not 0 <= scores[item] <= 1:
-            raise ValueError(f"{item} has the score {scores[item]!r}, not 0 to 1")
-    return scores
+        score = readings[item].score
+        if not isinstance(score, float | int) or not 0 <= score <= 1:
+            raise ValueError(f"{item} has the score {score!r}, not 0 to 1")
+    return readings

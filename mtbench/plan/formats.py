@@ -31,6 +31,13 @@ MOST_COMMITTED = 1 << 16  # tokens of one forward
 Committed = Annotated[int, Field(ge=0, le=MOST_COMMITTED)]
 
 
+class SpecialToken(Record):
+    """A special token inside an answer."""
+
+    at: StoredCount = Field(description="letters of the answer's text before it")
+    text: str = Field(description="its text")
+
+
 class GenerationLine(Record):
     """A line of generations/<cell>.jsonl: the answer to one item. null: an engine hides the value."""
 
@@ -44,7 +51,10 @@ class GenerationLine(Record):
     token_ids: list[TokenId] = Field(
         description="token ids of the answer, including the end token and the token that completes a stop string"
     )
-    text: str = Field(description="text of token_ids, cut before the end token or the stop string")
+    text: str = Field(
+        description="text of token_ids behind that of the prompt, without special tokens, cut before the end token or "
+        "the stop string"
+    )
     forwards: StoredSize | None = Field(description="forwards of the target that the answer took")
     commits: list[Committed] | None = Field(
         description="tokens committed by each forward, zeros included: as many entries as forwards, which sum to the "
@@ -61,6 +71,12 @@ class GenerationLine(Record):
     cached_tokens: StoredCount | None = Field(
         None, description="tokens of the prompt that the engine had kept, by its own count"
     )
+    reasoning: StoredCount | None = Field(
+        None,
+        description="letters at the beginning of the text that are reasoning, with its marks: all of them if the "
+        "answer ends inside; null: an earlier mtbench stored the line",
+    )
+    special: list[SpecialToken] | None = Field(None, description="special tokens inside the answer; null: none")
     finish_reason: FinishReason = Field(
         description="end: an end token; stop: a stop string; length: the budget of tokens"
     )
@@ -363,5 +379,21 @@ class MemoryRecord(RootModel[dict[str, StoredCount | None]]):
 
 class Scores(RootModel[dict[str, dict[str, Annotated[float, Field(ge=0, le=1, strict=False)]]]]):
     """scores.json: per cell and item, a score from 0 to 1. In valid.json: 1 for an answer in its format, else 0."""
+
+    model_config = ROOT
+
+
+class StoredReading(Sparse):
+    """What a suite reads in an answer besides its score."""
+
+    unread: str | None = Field(None, description="why the score's rule finds no result in it; absent: it finds one")
+    by_value: Annotated[float, Field(ge=0, le=1, strict=False)] | None = Field(
+        None,
+        description="score by the value of its result, in whatever notation; absent: the suite has no such reading",
+    )
+
+
+class Readings(RootModel[dict[str, dict[str, StoredReading]]]):
+    """readings.json: per cell and item, what the suite reads besides the score; items with nothing else are absent."""
 
     model_config = ROOT

@@ -24,6 +24,7 @@ from mtbench.decoding.request import Request
 from mtbench.document.formatting import counted
 from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
+from mtbench.models.thinking import Thinking
 from mtbench.options.classes import decoding_options
 from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
 from mtbench.options.common import Batching as Batching
@@ -32,7 +33,6 @@ from mtbench.plan.formats import Committed
 from mtbench.plan.request import CHECKPOINTS
 from mtbench.plan.request import REFILLS as REFILLS
 from mtbench.plan.request import RunRequest as RunRequest
-from mtbench.plan.thinking import Thinking
 from mtbench.records import CellName, Record, Sha256, Share, StoredCount, StoredSeconds, TokenId, VersionOne
 
 Length = Literal["natural", "fixed"]

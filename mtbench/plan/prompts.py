@@ -17,10 +17,10 @@ from mtbench.models import chat_template
 from mtbench.models.families import Family
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected, inspect
+from mtbench.models.thinking import Thinking
 from mtbench.options.common import MOST_NEW_TOKENS
 from mtbench.plan.plan import Item, Plan, RunRequest, SuitePlan
 from mtbench.plan.run import Run
-from mtbench.plan.thinking import Thinking
 
 LEFT_OUT = "{:,} turns of {:,} conversations are left out: over {:,} tokens"  # a flag
 RAW_PROMPTS = "raw prompts: the checkpoint has no chat template"  # a flag

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from mtbench import statistics
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.output import FinishReason
+from mtbench.models.thinking import Thinking
 from mtbench.plan.formats import TimingLine
-from mtbench.plan.thinking import Thinking
 from mtbench.results.comparisons import bounds
 from mtbench.results.figure_formats import AcceptanceFigures, AcceptancePart, DerivedAcceptance, Estimate
 from mtbench.results.parts import context_part

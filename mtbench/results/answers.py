@@ -248,8 +248,3 @@ def pieces(content: Any, kind: str = "text") -> Iterator[tuple[str, str]]:
             yield from pieces(max((content.get(name) for name in names), key=lambda v: (bool(v), v is not None)), of)
         yield from ((name, "") for name in NO_TEXT if content.get(name))
         yield from ((cut, "") for cut in CUT if content.get("finish_reason") == cut)
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text in a message of a completion or a chat, streamed or whole, with its reasoning."""
-    return "".join(text for _, text in pieces(message.get("choices")))

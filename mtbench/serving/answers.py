@@ -10,13 +10,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from mtbench.decoding.live import Ended
-from mtbench.decoding.output import text_of
+from mtbench.decoding.output import first_of
+from mtbench.models.token_text import INCOMPLETE, exact_text, is_byte, shown_text, special_ids
 from mtbench.serving.served import Served
 from mtbench.serving.wire import Call
 from mtbench.serving.worker import TimedTicket
 
 DONE = b"data: [DONE]\n\n"
-INCOMPLETE = "\ufffd"  # a decoder's replacement for an incomplete character
 
 
 class Answer:
@@ -25,7 +25,7 @@ class Answer:
     def __init__(self, call: Call, served: Served, job: TimedTicket) -> None:
         self.call, self.served, self.job = call, served, job
         self._names = {"id": f"mtbench-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
-        self._stream = TextStream(served.tokenizer, call.request.stop)
+        self._stream = TextStream(served.tokenizer, call.request.stop, call.request.prompt_ids)
         self._read = 0  # token ids seen
         self._sent = 0  # token ids in messages
         self._text = 0  # characters in messages
@@ -84,8 +84,9 @@ class Answer:
     def _ending(self, ended: Ended) -> dict[str, Any]:
         generation, stopped = ended.generation, None
         if generation.finish_reason == "stop":
-            rest = text_of(self.served.tokenizer, generation.token_ids)[len(generation.text) :]
-            stopped = next((stop for stop in self.call.request.stop if rest.startswith(stop)), None)
+            request = self.call.request
+            found = first_of(exact_text(self.served.tokenizer, generation.token_ids, request.prompt_ids), request.stop)
+            stopped = found and found[1]
         return {"finish_reason": "length" if generation.finish_reason == "length" else "stop", "stop_reason": stopped}
 
     def _usage(self, ended: Ended) -> dict[str, int]:
@@ -98,40 +99,37 @@ class Answer:
 
 
 class TextStream:
-    """The text of one answer while it grows: complete characters only, and no beginning of a stop string.
+    """The text of one answer while it grows: complete characters only, and no beginning of a stop string."""
 
-    Some tokens are parts of a character, and some tokenizers write a token differently at the beginning of a text. So
-    new tokens are decoded together with those before them, and the text of these is cut off (as in
-    text-generation-inference).
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, stop
-        self._before: list[int] = []  # tokens that are decoded together with new ones
-        self._new: list[int] = []  # tokens whose text is not complete
-        self._held = ""  # text that may begin a stop string
+        self._ids = list(prompt)
+        self._read = len(prompt)  # tokens whose text is complete
+        self._held = ""  # shown text behind which a stop string may begin
+        self._begun = ""  # exact text that may begin a stop string
         self.stopped = False  # a stop string is complete: `add` returns nothing more
 
     def add(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens complete."""
-        self._new += ids
-        before = text_of(self._tokenizer, self._before)
-        text = text_of(self._tokenizer, self._before + self._new)
-        if self.stopped or text.endswith(INCOMPLETE) or len(text) <= len(before):
+        self._ids += ids
+        new, before = self._ids[self._read :], self._ids[: self._read]
+        exact, shown = exact_text(self._tokenizer, new, before), shown_text(self._tokenizer, new, before)
+        ordinary = [token for token in new if token not in special_ids(self._tokenizer)]
+        goes_on = shown.endswith(INCOMPLETE) or (ordinary and is_byte(self._tokenizer, ordinary[-1]))
+        if self.stopped or goes_on or exact.endswith(INCOMPLETE):
             return ""
-        self._before, self._new = self._new, []
-        return self._release(text[len(before) :])
+        self._read = len(self._ids)
+        text, self._begun = self._held + shown, self._begun + exact
+        self.stopped = first_of(self._begun, self._stop) is not None
+        self._begun = self._begun[len(self._begun) - self._begins() :]
+        end = max(0, len(text) - len(self._begun))
+        text, self._held = text[:end], text[end:]
+        return "" if self.stopped else text
 
-    def _release(self, piece: str) -> str:
-        text = self._held + piece
-        self.stopped = any(s in text for s in self._stop)
-        end = min((text.find(s) for s in self._stop if s in text), default=len(text) - self._begun(text))
-        self._held = text[end:]
-        return text[:end]
-
-    def _begun(self, text: str) -> int:
-        """Return how many characters at the end of the text may begin a stop string."""
-        return max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+    def _begins(self) -> int:
+        """Return how many letters at the end of the exact text may begin a stop string."""
+        ends = (n for s in self._stop for n in range(1, len(s)) if self._begun.endswith(s[:n]))
+        return max(ends, default=0)
 
 
 def acceptance(commits: Sequence[int], offered: Sequence[int], window: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from scipy.stats import t as student
 
 from mtbench import records, statistics
 from mtbench.decoding.output import FinishReason
+from mtbench.models.thinking import Thinking
 from mtbench.plan.formats import GenerationLine, TimingLine
-from mtbench.plan.thinking import Thinking
 from mtbench.records import dump
 from mtbench.report import figures
 from mtbench.report.phrases import falling_acceptance

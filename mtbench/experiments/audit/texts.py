@@ -13,11 +13,11 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mtbench.decoding.output import text_of
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
 from mtbench.experiments.audit.sides import Named, Pair, Side, SideAnswer, distinct
 from mtbench.models.chat_template import render, tokenise
+from mtbench.models.token_text import ids_behind, shown_text, special_ids
 from mtbench.results.answers import read_answers
 
 
@@ -88,9 +88,10 @@ def _with_tokens(answer: SideAnswer, other: SideAnswer, tokenizer: Any, *, known
     same = answer.text == other.text or (parted and _parts(answer, tokenizer) == _parts(other, tokenizer))
     if known and same:
         return replace(answer, prompt=prompt, tokens=other.tokens, finish=other.finish)
-    shared = _shared(other.tokens, answer.text, tokenizer) if known else []
-    rest = answer.text[len(text_of(tokenizer, shared)) :]
-    own: list[int] = tokenizer(rest, add_special_tokens=False)["input_ids"] if rest else []
+    before = prompt or []
+    shared = _shared(other.tokens, answer.text, tokenizer, before) if known else []
+    rest = answer.text[len(shown_text(tokenizer, shared, before)) :]
+    own = ids_behind(tokenizer, rest, [*before, *shared]) if rest else []
     cut = other.text.endswith(answer.text) and not other.text.startswith(answer.text)
     return replace(answer, prompt=prompt, tokens=[*shared, *own], whole=same or not (answer.parts or cut))
 
@@ -101,13 +102,14 @@ def _parts(answer: SideAnswer, tokenizer: Any) -> list[str]:
     return [part.strip() for text in answer.parts or (answer.text,) for part in re.split(taken, text) if part.strip()]
 
 
-def _shared(tokens: Sequence[int], text: str, tokenizer: Any) -> list[int]:
+def _shared(tokens: Sequence[int], text: str, tokenizer: Any, prompt: Sequence[int]) -> list[int]:
     """Return the tokens whose text begins `text`, without special ones at their end."""
     low, high = 0, len(tokens)
     while low < high:  # the longest prefix: texts of prefixes are prefixes of one another
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if text.startswith(text_of(tokenizer, tokens[:middle])) else (low, middle - 1)
-    special = set(tokenizer.all_special_ids)
-    while low and tokens[low - 1] in special:
+        low, high = (
+            (middle, high) if text.startswith(shown_text(tokenizer, tokens[:middle], prompt)) else (low, middle - 1)
+        )
+    while low and tokens[low - 1] in special_ids(tokenizer):
         low -= 1
     return list(tokens[:low])

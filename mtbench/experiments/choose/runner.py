@@ -14,7 +14,7 @@ from mtbench.experiments.choose.candidates import Candidates
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay, words
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.score import scores_of
+from mtbench.measure.score import readings_of
 from mtbench.plan.formats import Elimination, GenerationLine, Race, Slo, TimingLine
 from mtbench.plan.plan import Cell, Group, Plan
 from mtbench.plan.prompts import open_suite
@@ -190,10 +190,10 @@ class Racing:
         new = {line.item: line for line in lines if (line.item, line.text) not in scores}
         if new:
             try:
-                found = scores_of(self._suite(group.suite), suite, [*new.values()])
+                found = readings_of(self._suite(group.suite), suite, [*new.values()])
             except Exception:  # a suite may raise anything; the scoring at the end reports it
                 return {}
-            scores |= {(item, new[item].text): score for item, score in found.items()}
+            scores |= {(item, new[item].text): reading.score for item, reading in found.items()}
         return {line.item: scores[line.item, line.text] for line in lines if (line.item, line.text) in scores}
 
     def _suite(self, name: str) -> Suite:

@@ -27,7 +27,7 @@ from mtbench.experiments.load.servers import Running
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
 from mtbench.programs.environments import Note, Pip, installed
-from mtbench.results.answers import messages_of, text_of, within
+from mtbench.results.answers import messages_of, pieces, within
 
 NAME, VERSION = "aiperf", "0.13.0"
 LABEL = f"{NAME} {VERSION}"
@@ -220,6 +220,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     error, messages = raw.get("error"), list(messages_of(raw.get("responses")))
     metrics = record.get("metrics") or {}
     answered = not error and "request_latency" in metrics
+    parts = [part for message in messages for part in pieces(message.get("choices"))]
     reason = None
     if error:
         reason = f"{error.get('type')}: {error.get('message')}"[:200]
@@ -236,7 +237,8 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "ttft_s": _seconds(metrics, "time_to_first_token"),
         "tpot_s": _seconds(metrics, "inter_token_latency"),
         "tokens": tokens,
-        "text": "".join(map(text_of, messages)) if answered else None,
+        "text": "".join(text for _, text in parts) if answered else None,
+        "reasoning": sum(len(text) for kind, text in parts if kind == "reasoning") or None,
         "forwards": forwards_of(measured, tokens),
         "cached_tokens": within(usage, "prompt_tokens_details", "cached_tokens"),
     }

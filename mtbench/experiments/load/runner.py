@@ -29,7 +29,7 @@ from mtbench.experiments.load.format import LoadPlan, PointLine, PointPlan, Requ
 from mtbench.experiments.load.planning import run_request
 from mtbench.experiments.load.servers import Running
 from mtbench.hardware import machine
-from mtbench.measure.score import before
+from mtbench.measure.score import before, behind
 from mtbench.models.loading import inspect
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.prompts import open_suite
@@ -175,7 +175,10 @@ def passes(answers: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _answer(line: RequestLine, cut: Sequence[str]) -> tuple[str, str] | None:
-    return None if line.text is None else (line.item, before(line.text, cut))
+    if line.text is None:
+        return None
+    text, _ = behind(before(line.text, cut), line.reasoning)
+    return line.item, text
 
 
 def window_s(requests: Sequence[RequestLine], planned_s: float) -> float:

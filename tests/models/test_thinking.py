@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 
 from mtbench.lineup.planner import make_plan
 from mtbench.models.families import TINY
+from mtbench.models.thinking import Thinking
 from mtbench.plan.plan import RunRequest
-from mtbench.plan.thinking import Thinking
 
 OPEN, CLOSE = 8, 9
 ONE, OPENED = (Thinking(opening=[OPEN], closing=[CLOSE], opened=opened) for opened in (False, True))
@@ -72,7 +72,9 @@ def test_marks_of_several_tokens_and_of_none() -> None:
     """GPT-OSS marks a channel by three tokens; a half of a mark is none."""
     found = Thinking.find(HARMONY, [[6, 0]])
     assert found is not None
-    assert found.places([1, 2, 3, 0, 4, 6, 0, 1, 5, 3, 0]) == {0, 1, 2, 3}
+    answer = [1, 2, 3, 0, 4, 6, 0, 1, 5, 3, 0]
+    assert found.places(answer) == {*range(7)}
+    assert found.reasoning(answer) == 10
     assert Thinking.find({"<think>": 1, "<|channel|>": 2}, [[1]]) is None
 
 
