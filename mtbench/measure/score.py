@@ -103,16 +103,14 @@ def readings_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) 
     """Return the readings by item of the answers that get a score. Raises the suite's errors."""
     cuts = {item.item: item.cut for item in plan.items if item.cut}
     answers = {line.item: answer_of(line, cuts.get(line.item, ())) for line in lines if line.item in plan.scored_items}
-    readings = _checked(suite, {item: answer.text for item, answer in answers.items() if not answer.inside})
-    other = 0.0 if any(reading.by_value is not None for reading in readings.values()) else None
-    return {
-        item: Reading(0.0, INSIDE, other) if answer.inside else _with_cause(readings[item], answer)
-        for item, answer in answers.items()
-    }
+    readings = _checked(suite, {item: answer.text for item, answer in answers.items()})
+    return {item: _with_cause(reading, answers[item]) for item, reading in readings.items()}
 
 
 def _with_cause(reading: Reading, answer: Answer) -> Reading:
     """Return a reading that finds no result with what ended the answer before there was one."""
+    if answer.inside:
+        return Reading(0.0, INSIDE, None if reading.by_value is None else 0.0)
     return replace(reading, unread=answer.ended_by) if reading.unread and answer.ended_by else reading
 
 
@@ -159,7 +157,7 @@ def before(text: str, strings: Sequence[str], special: Sequence[SpecialToken] = 
 
 def _checked(suite: Suite, answers: Mapping[str, str]) -> dict[str, Reading]:
     """Return the suite's readings. Raise ValueError unless every answer has a score from 0 to 1."""
-    readings = {item: reading for item, reading in suite.read(answers).items() if item in answers} if answers else {}
+    readings = {item: reading for item, reading in suite.read(answers).items() if item in answers}
     for item in answers:
         if item not in readings:
             raise ValueError(f"no score of {item}")

@@ -57,14 +57,15 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def ids_behind(tokenizer: PreTrainedTokenizerBase, text: str, before: Sequence[int]) -> list[int]:
-    """Return tokens of a text behind the tokens `before`, of which exactly this text is made where there are such."""
-    last = context(tokenizer, before)
-    alone: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if exact_text(tokenizer, alone, before) == text:
-        return alone
-    whole: list[int] = tokenizer(exact_text(tokenizer, last) + text, add_special_tokens=False)["input_ids"]
-    behind = whole[len(last) :]
-    return behind if whole[: len(last)] == last and exact_text(tokenizer, behind, before) == text else alone
+    """Return the tokens of a text, if possible such that exactly this text is made of them behind the tokens `before`.
+
+    For an answer that a server returns as text.
+    """
+    head = exact_text(tokenizer, context(tokenizer, before))
+    texts = text, head, head + text
+    alone, first, whole = (list[int](tokenizer(one, add_special_tokens=False)["input_ids"]) for one in texts)
+    behind = whole[len(first) :] if whole[: len(first)] == first else alone
+    return behind if exact_text(tokenizer, alone, before) != text else alone
 
 
 def _following(tokenizer: PreTrainedTokenizerBase, ids: list[int], before: list[int]) -> str:

@@ -180,14 +180,17 @@ def _described(suite: Suite, request: RunRequest, rendered: bool | None) -> dict
 
 
 def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], rendered: bool | None) -> list[str]:
-    """Return a remark if there is no chat template, for each variable that it does not read, and for end tokens."""
+    """Return remarks on a missing chat template, on variables that it does not read, on end tokens and stop strings."""
     flags = [RAW_PROMPTS] if rendered is False else []
     names = chat_template.ignored(target.tokenizer, names) if rendered else names
     flags += [f"the chat template does not read {name}" for name in names]
     ended = sum(
         last in target.end_ids for item in items for last in item.prompt_ids[-1:]
     )  # tokenizers with `add_eos_token` do so
-    return [*flags, f"{ended} of {len(items)} prompts end with an end token"] if ended else flags
+    flags += [f"{ended} of {len(items)} prompts end with an end token"] if ended else []
+    known, stops = target.tokenizer.get_vocab(), dict.fromkeys(s for item in items for s in (*item.stop, *item.cut))
+    never = [s for s in stops if s in known and (known[s] >= target.vocabulary or known[s] == target.mask_id)]
+    return [*flags, *(f"the stop string {stop!r} is a token that no arm may emit" for stop in never)]
 
 
 def _refuse_unknown_ids(prompts: Sequence[Prompt], items: Sequence[Item], tokenizer: Any, reader: Inspected) -> None:

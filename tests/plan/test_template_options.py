@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mtbench.suites.prompts import Prompts
 from small import BEGIN, PAD, TEMPLATES, beginning_tokenizer, save_beginning
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.evaluation.suite import Prompt
 from mtbench.lineup.planner import make_plan
 from mtbench.models import chat_template
 from mtbench.models.families import TINY
@@ -202,3 +204,21 @@ def test_other_text_is_refused(given: str, says: str) -> None:
     """In one line with an example."""
     with pytest.raises(ValueError, match=says):
         template_variables([given])
+
+
+def test_a_stop_string_that_no_arm_may_emit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that has no row in the embedding, or the mask; others may come."""
+
+    def stopping(suite: Any, template: Any, limit: int | None) -> list[Prompt]:
+        return [Prompt(item="prompts/1/0", text="1 + 1", stop=("<|far|>", "<|im_end|>", "Question:"))]
+
+    folder = Path(shutil.copytree(TINY / "ar", tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<|{n}|>" for n in range(rows - len(tokenizer))] + ["<|far|>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    monkeypatch.setattr(Prompts, "prompts", stopping)
+    flags = planned(folder, tmp_path).suites[0].flags
+    assert [flag for flag in flags if "stop string" in flag] == [
+        "the stop string '<|far|>' is a token that no arm may emit"
+    ]
