@@ -10,7 +10,7 @@ import pytest
 import torch
 from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, ar, decode_prompts, mars, on, requests_for, run
 from decoding_live import Watcher, generation_of, live, live_answers, live_generations
-from small import WORDS, small_checkpoint
+from small import PAD, WORDS, scripted_lane, small_checkpoint
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.host_sync import Shape
@@ -57,6 +57,21 @@ def test_a_live_batch_answers_as_a_workload(runner: ModelRunner, method: Method,
     want, _ = decode(method, on(runner), asked, rows=3, make=None if tight else READ_LAG)
     got = live_generations(batch(method, runner, tight=tight), asked)
     assert [outcome(g) for g in got] == [outcome(g) for g in want]
+
+
+@pytest.mark.parametrize("method", [ar(), mars(tau=0.9), mars(tau=0.9, block_size=8)], ids=str)
+@pytest.mark.parametrize("stop", ["<|endoftext|>", "c<|endoftext|>", "<|endoftext|>d"])
+def test_a_stop_string_with_a_special_token_ends_an_answer(method: Method, stop: str) -> None:
+    """Also inside of accepted drafts, in a workload and in a server; the text has no special tokens."""
+    script = torch.tensor([[0, 1, PAD, 2, PAD, 3] + [1, 2, 3] * 12])
+    runner = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
+    asked = requests_for([[5]], [30], stop=[(stop,)])
+    ends = {"<|endoftext|>": (2, "b"), "c<|endoftext|>": (4, "b"), "<|endoftext|>d": (5, "bc")}[stop]
+    [closed], _ = decode(method, on(runner), asked)
+    [live] = live_generations(batch(method, runner, rows=1), asked)
+    for g in (closed, live):
+        assert (len(g.token_ids), g.text, g.finish_reason) == (*ends, "stop")
+        assert g.special == ([(1, "<|endoftext|>")] if len(g.token_ids) > 2 else None)
 
 
 @pytest.mark.parametrize("options", [{"cache": "block"}, {"confidence": "entropy"}, {"confidence": "margin"}], ids=str)
