@@ -17,6 +17,7 @@ def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]
         "repetition_penalty": 1,
         "return_token_ids": True,
         "return_spec_tokens_details": True,  # by SGLang
+        **({"skip_special_tokens": False} if request.stop else {}),  # vLLM and SGLang search the text that they return
         **caching(request.cache, begins=request.begins),
     }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,13 @@ class Generation:
     surplus: int | None = None  # tokens that its last forward accepted after the answer's end
     counted: int | None = None  # forwards by an external engine's own count
     cached_tokens: int | None = None  # tokens of the prompt that an external engine had kept
+
+    @property
+    def exact(self) -> str:
+        """The text with its special tokens."""
+        places = [0, *(at for at, _ in self.special or ()), len(self.text)]
+        tokens = [*(token for _, token in self.special or ()), ""]
+        return "".join(self.text[a:b] + token for (a, b), token in zip(pairwise(places), tokens, strict=True))
 
     @property
     def forwards(self) -> int | None:

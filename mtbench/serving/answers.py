@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from mtbench.decoding.live import Ended
-from mtbench.decoding.output import first_of
+from mtbench.decoding.output import Generation, first_of
 from mtbench.models.token_text import INCOMPLETE, exact_text, is_byte, shown_text, special_ids
 from mtbench.serving.served import Served
 from mtbench.serving.wire import Call
@@ -25,7 +25,7 @@ class Answer:
     def __init__(self, call: Call, served: Served, job: TimedTicket) -> None:
         self.call, self.served, self.job = call, served, job
         self._names = {"id": f"mtbench-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
-        self._stream = TextStream(served.tokenizer, call.request.stop, call.request.prompt_ids)
+        self._stream = TextStream(served.tokenizer, call.request.stop, call.request.prompt_ids, exact=call.exact)
         self._read = 0  # token ids seen
         self._sent = 0  # token ids in messages
         self._text = 0  # characters in messages
@@ -33,7 +33,7 @@ class Answer:
     def whole(self, ended: Ended) -> dict[str, Any]:
         """Return the complete answer."""
         generation = ended.generation
-        choice = self._choice({"content": generation.text}, generation.token_ids) | self._ending(ended)
+        choice = self._choice({"content": self._text_of(generation)}, generation.token_ids) | self._ending(ended)
         if self.call.chat:
             choice["message"] = {"role": "assistant", **choice.pop("delta")}
         kind = "chat.completion" if self.call.chat else "text_completion"
@@ -53,7 +53,9 @@ class Answer:
     def end(self, ended: Ended) -> list[bytes]:
         """Return the last messages."""
         generation, metrics = ended.generation, self.metrics(ended)
-        last = self._part(generation.text[self._text :], generation.token_ids[self._sent :]) | self._ending(ended)
+        last = self._part(self._text_of(generation)[self._text :], generation.token_ids[self._sent :]) | self._ending(
+            ended
+        )
         if not self.call.include_usage:
             return [self._message([last], metrics=metrics), DONE]
         return [self._message([last]), self._message([], usage=self._usage(ended), metrics=metrics), DONE]
@@ -69,6 +71,9 @@ class Answer:
                 "options": [{"tokens": len(ended.generation.token_ids), **ended.options}],
             },
         }
+
+    def _text_of(self, generation: Generation) -> str:
+        return generation.exact if self.call.exact else generation.text
 
     def _part(self, text: str, ids: Sequence[int]) -> dict[str, Any]:
         """Return the choice of a message with more of the answer."""
@@ -101,11 +106,19 @@ class Answer:
 class TextStream:
     """The text of one answer while it grows: complete characters only, and no beginning of a stop string."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], prompt: Sequence[int] = ()) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str],
+        prompt: Sequence[int] = (),
+        *,
+        exact: bool = False,
+    ) -> None:
+        """`exact`: the text has special tokens."""
+        self._tokenizer, self._stop, self._exact = tokenizer, stop, exact
         self._ids = list(prompt)
         self._read = len(prompt)  # tokens whose text is complete
-        self._held = ""  # shown text behind which a stop string may begin
+        self._held = ""  # text behind which a stop string may begin
         self._begun = ""  # exact text that may begin a stop string
         self.stopped = False  # a stop string is complete: `add` returns nothing more
 
@@ -119,7 +132,7 @@ class TextStream:
         if self.stopped or goes_on or exact.endswith(INCOMPLETE):
             return ""
         self._read = len(self._ids)
-        text, self._begun = self._held + shown, self._begun + exact
+        text, self._begun = self._held + (exact if self._exact else shown), self._begun + exact
         self.stopped = first_of(self._begun, self._stop) is not None
         self._begun = self._begun[len(self._begun) - self._begins() :]
         end = max(0, len(text) - len(self._begun))

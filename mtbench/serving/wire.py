@@ -38,8 +38,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("continue_final_message", "no_stop_trim"), OFF),
     **dict.fromkeys(("include_stop_str_in_output", "logprobs"), (False,)),  # logprobs: 0 requests one
     **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (1,)),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    **dict.fromkeys(("detokenize", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("spaces_between_special_tokens", "detokenize", "add_generation_prompt"), (True,)),
     **dict.fromkeys(("prompt_logprobs", "truncate_prompt_tokens", "reasoning_effort"), ()),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -114,6 +113,7 @@ class Body(_Record):
     stream_options: dict[str, bool | None] | None = Field(None, description="an object of true and false")
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None  # false: the text has them
     add_special_tokens: bool | None = None  # by the tokenizer; as in vLLM not to a chat, and to other texts by default
 
 
@@ -159,6 +159,7 @@ class Call:
     stream: bool
     include_usage: bool
     token_ids: bool
+    exact: bool  # the text has special tokens
 
 
 def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Call:
@@ -199,6 +200,7 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Cal
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.get("include_usage")),
         token_ids=bool(body.return_token_ids),
+        exact=body.skip_special_tokens is False,
     )
 
 

@@ -118,10 +118,10 @@ def test_a_batch_is_as_many_requests_at_once(service: Service, words: Inspected)
     service.together = asyncio.Barrier(len(PROMPTS))
     ask(service, words, [8, 9, 10], stop=[["x"], [], []])
     asked = sorted((body for _, _, body in service.seen if body), key=lambda body: body["max_tokens"])
-    assert [(b["prompt"], b["max_tokens"], b.get("stop")) for b in asked] == [
-        (PROMPTS[0], 8, ["x"]),
-        (PROMPTS[1], 9, None),
-        (PROMPTS[2], 10, None),
+    assert [(b["prompt"], b["max_tokens"], b.get("stop"), b.get("skip_special_tokens")) for b in asked] == [
+        (PROMPTS[0], 8, ["x"], False),  # a stop may be a special token
+        (PROMPTS[1], 9, None, None),
+        (PROMPTS[2], 10, None, None),
     ]
     assert {(b["model"], b["temperature"], b["repetition_penalty"], b["ignore_eos"]) for b in asked} == {
         ("served", 0, 1, False)

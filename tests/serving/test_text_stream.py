@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tokenizer_kinds import tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -49,24 +50,34 @@ def cuts(ids: list[int], seed: int) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_pieces_make_up_the_text(name: str, seed: int) -> None:
-    tokenizer = TOKENIZERS[name]
-    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    stream = TextStream(tokenizer, ())
+    own = TOKENIZERS[name]
+    ids = own(TEXT, add_special_tokens=False)["input_ids"]
+    stream = TextStream(own, ())
     pieces = [stream.add(part) for part in cuts(ids, seed)]
-    assert "".join(pieces) == shown_text(tokenizer, ids)
+    assert "".join(pieces) == shown_text(own, ids)
     assert not any(INCOMPLETE in piece for piece in pieces)
     assert len([piece for piece in pieces if piece]) > len(ids) / 15  # it waits for the end of a run of bytes only
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_client_may_ask_for_special_tokens(seed: int) -> None:
+    """`"skip_special_tokens": false`: whole and streamed, up to a stop string that is one."""
+    own = tokenizer("byte-level")
+    ids = own("the [/THINK]1 é<s>x</s>1")["input_ids"]
+    answer, stream = finish(own, ids, (), ("</s>",)), TextStream(own, ("</s>",), exact=True)
+    assert (answer.exact, answer.text) == ("the [/THINK]1 é<s>x", "the 1 éx")
+    assert answer.exact.startswith("".join(stream.add(part) for part in cuts(ids, seed)))
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("stop", [["🧀,"], ["\n\n"], ["日本人", "語 —"], ["x = 4", " x"], ["nothing"]])
 def test_nothing_of_a_stop_string_is_released(stop: list[str], seed: int) -> None:
     """The pieces are the beginning of the text before the stop string; one that only begins is released later."""
-    tokenizer = TOKENIZERS["bytes"]
-    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    answer = finish(tokenizer, ids, (), stop)
+    own = TOKENIZERS["bytes"]
+    ids = own(TEXT, add_special_tokens=False)["input_ids"]
+    answer = finish(own, ids, (), stop)
     text, found = answer.text, answer.finish_reason == "stop"
-    stream = TextStream(tokenizer, stop)
+    stream = TextStream(own, stop)
     told = "".join(stream.add(part) for part in cuts(ids, seed))
     assert stream.stopped == found
     assert text.startswith(told)
