@@ -60,13 +60,10 @@ class Thinking(Record):
 
     def reasoning(self, token_ids: Sequence[int]) -> int:
         """Return how many of an answer's first tokens are reasoning: up to the last closing, or all if it goes on."""
-        inside, ended = self.opened, 0
-        for place in range(len(token_ids)):
-            if [*token_ids[place : place + len(self.closing)]] == self.closing:
-                inside, ended = False, place + len(self.closing)
-            elif [*token_ids[place : place + len(self.opening)]] == self.opening:
-                inside = True
-        return len(token_ids) if inside else ended
+        if len(token_ids) - 1 in self.places(token_ids):
+            return len(token_ids)
+        size = len(self.closing)
+        return max((n + size for n in range(len(token_ids)) if [*token_ids[n : n + size]] == self.closing), default=0)
 
 
 _marks: WeakKeyDictionary[PreTrainedTokenizerBase, Thinking | None] = WeakKeyDictionary()
