@@ -46,8 +46,7 @@ def processor(name: str, cores: int, threads: int, bfloat16: bool, quota: float 
     """A quota of less than one core stops every thread again and again."""
     has = "with" if bfloat16 else "without"
     text = f"{name}, {has} bfloat16; {counted(cores, 'core')}, {counted(threads, 'thread')}"
-    if quota is not None:
-        text += f", CPU quota of {quota:g} cores"
+    text += "" if quota is None else f", CPU quota of {quota:g} cores"
     if quota is not None and quota < 1:
         return Finding("fail", text, "raise the quota to one core or more: samples that it stops do not count")
     return Finding("pass", text)

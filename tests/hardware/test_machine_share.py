@@ -9,8 +9,10 @@ import torch
 from cgroup_trees import plant, quota_of
 
 from mtbench.errors import UserError
-from mtbench.measure.model_pool import threads_for
+from mtbench.measure import model_pool
+from mtbench.measure.model_pool import ModelPool, threads_for, use_threads
 from mtbench.measure.workers import refuse
+from mtbench.plan.plan import RunRequest
 from mtbench.programs.machine_share import cpu_quota, throttled_s, usable_memory_bytes, usable_processors
 
 V1 = "9:memory:/other\n4:cpu,cpuacct:/docker/5ab\n0::/"
@@ -118,6 +120,11 @@ def test_threads_are_at_most_the_cores_of_the_quota(
     assert threads_for("cpu", [64_000_000]) == threads
     assert threads_for("cpu", [1_000]) == 1
     assert threads_for("cuda", [1_000]) == threads
+    used = list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(model_pool, "parameters", lambda *_: 64_000_000)
+    use_threads(ModelPool(RunRequest(device="cpu")), ["served"])
+    assert used == [threads]
 
 
 def test_workers_are_at_most_the_cores_of_the_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
