@@ -88,6 +88,7 @@ def loaded_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flags, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
+        patch.setattr(machine, "THROTTLED_SHARE", float("inf"))
         patch.setattr(executor, "_say_if_busy", lambda *_: None)
         patch.setattr(samples, "FAR_OFF", float("inf"))
         patch.setattr(samples, "STRETCHED", float("inf"))

@@ -20,8 +20,8 @@ from mtbench.clients.openai_client import Reply, Server, ServerError
 from mtbench.clients.serving_engine import HOST, Serving, ServingEngine
 from mtbench.decoding.external import Answers, Speculation
 from mtbench.decoding.request import Request
-from mtbench.evaluation.machine_share import available_memory_bytes
 from mtbench.programs import environments, processes, supervise
+from mtbench.programs.machine_share import available_memory_bytes
 
 READY_S = 1800.0  # time in which a server must be ready: a large checkpoint is loaded, kernels are compiled
 SILENCE_S = 600.0  # longest silence of a request

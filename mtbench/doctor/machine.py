@@ -7,9 +7,9 @@ import torch
 
 from mtbench.doctor.checks import Figures, Finding, Subject, check
 from mtbench.document.formatting import counted, memory, percent, seconds
-from mtbench.evaluation.machine_share import available_memory_bytes, usable_processors
 from mtbench.hardware import machine, probe
-from mtbench.measure.model_pool import computes_bfloat16
+from mtbench.measure.model_pool import computes_bfloat16, usable_threads
+from mtbench.programs.machine_share import available_memory_bytes, cpu_quota, usable_processors
 from mtbench.version import __version__
 
 LOAD_S = 2.0  # over which the load of others is counted
@@ -37,17 +37,18 @@ def software(versions: str, unused: str | None) -> Finding:
 
 
 def _processor(_: Subject) -> Figures:
-    name, cores, threads = machine.host()["processor"], usable_processors(), torch.get_num_threads()
-    return {"name": name, "cores": cores, "threads": threads, "bfloat16": computes_bfloat16()}
+    counts = {"cores": usable_processors(), "threads": usable_threads(), "quota": cpu_quota()}
+    return {"name": machine.host()["processor"], **counts, "bfloat16": computes_bfloat16()}
 
 
 @check("processor", _processor)
-def processor(name: str, cores: int, threads: int, bfloat16: bool) -> Finding:
-    """Threads beyond the cores that a container may use are stopped again and again."""
+def processor(name: str, cores: int, threads: int, bfloat16: bool, quota: float | None) -> Finding:
+    """A quota of less than one core stops every thread again and again."""
     has = "with" if bfloat16 else "without"
     text = f"{name}, {has} bfloat16; {counted(cores, 'core')}, {counted(threads, 'thread')}"
-    if threads > cores:
-        return Finding("fail", f"{text}: too many", f"set the environment variable OMP_NUM_THREADS={cores}")
+    text += "" if quota is None else f", CPU quota of {quota:g} cores"
+    if quota is not None and quota < 1:
+        return Finding("fail", text, "raise the quota to one core or more: samples that it stops do not count")
     return Finding("pass", text)
 
 
@@ -75,15 +76,20 @@ def _graded(share: float, noticeable: float, most: float, text: str) -> Finding:
 
 def _laps(subject: Subject) -> Figures:
     square, products = torch.randn(512, 512, device=subject.device), range(PRODUCTS[subject.device])
-    return {"laps_s": probe.laps_s(square.device, lambda: [square @ square for _ in products], LAPS)}
+    torch.set_num_threads(usable_threads())  # as in a run
+    before = machine.sample("cpu")
+    laps_s = probe.laps_s(square.device, lambda: [square @ square for _ in products], LAPS)
+    return {"laps_s": laps_s, "throttled": machine.is_throttled(before, machine.sample("cpu"))}
 
 
 @check("steady times", _laps)
-def laps(laps_s: Sequence[float]) -> Finding:
+def laps(laps_s: Sequence[float], throttled: bool) -> Finding:
     """Equal work must take equal time."""
     usual_s = median(laps_s)
     share = sum(lap_s > SLOW * usual_s for lap_s in laps_s) / len(laps_s)
     text = f"{percent(share)} % of {len(laps_s)} equal laps of {seconds(usual_s)} are over {SLOW:g} times the median"
+    if throttled:
+        return Finding("fail", f"{text}: {machine.THROTTLED}", machine.MORE_QUOTA)
     return _graded(share, NOTICEABLE_SLOW, MOST_SLOW, text)
 
 

@@ -35,10 +35,10 @@ from pathlib import Path
 from time import monotonic
 
 from mtbench.errors import UserError, first_line
-from mtbench.evaluation.machine_share import usable_memory_bytes, usable_processors
 from mtbench.evaluation.sandbox_child import KEY_BYTES, PAGE_BYTES
 from mtbench.evaluation.sandbox_watch import INTERVAL_S, Totals, Watch, Watched
 from mtbench.evaluation.seccomp import filter_for
+from mtbench.programs.machine_share import usable_memory_bytes, usable_processors
 
 NOBODY_ID = "65534"  # user and group
 USR = Path("/usr")

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mtbench.programs.machine_share import cpu_quota, throttled_s
 from mtbench.programs.processes import processor_times
 from mtbench.version import __version__
 
@@ -25,7 +26,7 @@ PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
     """Return the contents of environment.json. Imports nothing large, since every run begins with it."""
-    found = gpu()
+    found, quota = gpu(), cpu_quota()
     return {
         "command": list(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -35,6 +36,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         **host(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **({} if quota is None else {"cpu_quota": quota}),
         "gpu": None if found is None else found.describe(),
     }
 
@@ -55,6 +57,9 @@ POLLING_SHARE = 0.9  # of processor time, from which a thread that waits for a G
 RECENT = 40  # windows that define the usual share
 MOST_OTHERS = 0.10  # share of the cores that other programs may use
 NO_PROCESSOR = "the process did not get the processor"
+THROTTLED = "the CPU quota stopped the process"
+MORE_QUOTA = "raise the quota, or end other programs that share it"
+THROTTLED_SHARE = 0.02  # of a window that a quota may stop it: speeds that differ by less are the same
 NOTICEABLE_SHARE = 1e-3  # of a window: drivers also count thermal slowdowns of "0.0 seconds"
 
 
@@ -66,6 +71,7 @@ class Sample:
     cpu_s: float  # processor time of this thread, or of this process and a server, total
     threads: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a server (`processor_times`)
     machine_s: float | None = None  # processor time of all programs, total; only beside a server
+    throttled_s: float | None = None  # for which a CPU quota stopped this process's cgroups, total over all processors
     clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None  # the driver's reading, on most GPUs the mean of the last second
@@ -148,6 +154,7 @@ def sample(device: str, servers: Collection[int] | None = None) -> Sample:
     """
     found = gpu() if device == "cuda" else None
     state = Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if found is None else found.sample()
+    state = replace(state, throttled_s=throttled_s())
     if servers is None or not Path("/proc/stat").exists():
         return state
     times = [(time.process_time(), {}), *map(processor_times, servers)]
@@ -191,6 +198,16 @@ def processor(before: Sample, after: Sample) -> tuple[float, float]:
         return cpu_s, after.at_s - before.at_s
     computed, waited = _decoding_thread(before, after)
     return cpu_s, cpu_s + max(0.0, min(cpu_s * waited / max(computed, 1), used_s - cpu_s))
+
+
+def is_throttled(before: Sample, after: Sample) -> bool:
+    """Return whether a CPU quota stopped the thread that decodes for a noticeable part of the time between samples.
+
+    The kernel adds up the stops on all processors. Those of this thread are at most the time for which it waited.
+    """
+    wall_s, (cpu_s, _) = after.at_s - before.at_s, processor(before, after)
+    waited_s = wall_s - cpu_s if after.machine_s is None else _decoding_thread(before, after)[1] * 1e-9
+    return min(waited_s, _growth(before.throttled_s, after.throttled_s) or 0.0) > THROTTLED_SHARE * wall_s
 
 
 def _decoding_thread(before: Sample, after: Sample) -> tuple[int, int]:
@@ -262,6 +279,7 @@ def window(before: Sample, after: Sample, *, lacking: bool = False, processes: i
     found = [s.processes for s in (before, after) if s.processes is not None]
     shared = max(found) > processes if found else None
     cpu_s, wanted_s = processor(before, after)
+    stopped = THROTTLED if is_throttled(before, after) else NO_PROCESSOR if lacking else None
     return {
         "cpu_s": cpu_s,
         "wanted_s": None if after.machine_s is None else wanted_s,
@@ -270,7 +288,7 @@ def window(before: Sample, after: Sample, *, lacking: bool = False, processes: i
         "power_w": after.power_w if energy_j is None or wall_s < 1 else energy_j / wall_s,
         "throttle": throttle if known else None,
         "shared": shared,
-        "dropped": NO_PROCESSOR if lacking else _contamination(throttle, bool(shared)),
+        "dropped": stopped or _contamination(throttle, bool(shared)),
     }
 
 

@@ -100,7 +100,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
-            for note in kernels.notes(run.sessions[-1].kernels_off):
+            for note in [*_quota_notes(run.sessions[-1].cpu_quota), *kernels.notes(run.sessions[-1].kernels_off)]:
                 progress.note(note)
             _say_if_busy(run, {cell.engine for cell in due if is_served(cell.engine)}, progress)
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
@@ -122,6 +122,13 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
         passes.execute(pool, progress.note, progress.show)
     else:
         passes.execute_in_child(progress.note, progress.show)
+
+
+def _quota_notes(quota: float | None) -> list[str]:
+    """Return a line if a CPU quota stops every program. None: there is no quota."""
+    if quota is None or quota >= 1:
+        return []
+    return [f"the CPU quota is {quota:g} cores: samples that it stops do not count; raise it to one core or more"]
 
 
 def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None:

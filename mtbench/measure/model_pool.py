@@ -33,6 +33,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.models.vocabularies import TranslatedRunner, differ
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.programs.machine_share import usable_processors
 
 SERVED_SHARE = 0.9  # of a GPU's memory, for the servers of a batch size and our own models
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
@@ -319,7 +320,12 @@ def use_threads(pool: ModelPool, served: Iterable[str] = ()) -> None:
 def threads_for(device: str, sizes: Iterable[int]) -> int:
     """Return the threads for models with these parameters. On a CPU small ones run on one, faster than on two."""
     small = device == "cpu" and max(sizes, default=0) < SMALL_MODEL
-    return 1 if small else torch.get_num_threads()
+    return 1 if small else usable_threads()
+
+
+def usable_threads() -> int:
+    """Return torch's threads, but at most as many as this process may keep busy: a quota stops more again and again."""
+    return min(torch.get_num_threads(), usable_processors())
 
 
 def resolve_device(device: str) -> str:

@@ -32,12 +32,13 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
-from mtbench.measure.model_pool import ModelPool, resolve_device
+from mtbench.measure.model_pool import ModelPool, resolve_device, usable_threads
 from mtbench.models.loading import DTYPES
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.formats import SessionRecord
 from mtbench.plan.plan import Cell, RunRequest
 from mtbench.plan.run import Run
+from mtbench.programs.machine_share import usable_processors
 
 CONNECT_TIMEOUT_S = 5.0  # for a cluster
 
@@ -211,7 +212,7 @@ def _serve(connection: Connection, number: int, workers: int, request: RunReques
     if resolve_device(request.device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
-    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    torch.set_num_threads(max(1, usable_threads() // workers))
     worker = LocalWorker(ModelPool(request), cells)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -404,11 +405,11 @@ def _no_cluster(address: str, error: BaseException) -> UserError:
 
 
 def _check_count(workers: int, device: str) -> None:
-    """Raise UserError for more workers than this machine has GPUs or cores."""
+    """Raise UserError for more workers than this machine has GPUs, or than this process may use cores."""
     if device == "cuda":
         _refuse_count(workers, torch.cuda.device_count(), "GPUs of this machine")
     else:
-        _refuse_count(workers, os.cpu_count() or 1, "cores of this machine")
+        _refuse_count(workers, usable_processors(), "cores of this process")
 
 
 def _refuse_count(workers: int, most: int, units: str) -> None:

@@ -36,7 +36,12 @@ def machine(results: Results) -> str:
         return used.gpu.name
     if not used.processor:
         return ""
-    return f"{used.processor} ({counted(used.cores, 'core')})" if used.cores else used.processor
+    return f"{used.processor} ({counted(used.cores, 'core')}{quota(used)})" if used.cores else used.processor
+
+
+def quota(used: Machine) -> str:
+    """Return what to say of a CPU quota after the number of cores; empty if there is none."""
+    return "" if used.cpu_quota is None else f", CPU quota of {used.cpu_quota:g} cores"
 
 
 def facts(cells: Sequence[ResultCell]) -> list[str]:
@@ -70,7 +75,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     starts = [start for start in (stored.started, *(s.started for s in stored.sessions)) if start]
     packages = [f"{name} {version}" for name, version in (used.packages or {}).items() if version]
     pairs: list[tuple[str, str | int | None]] = [
-        ("Processor", f"{used.processor}, {used.cores} cores"),
+        ("Processor", f"{used.processor}, {used.cores} cores{quota(used)}"),
         ("GPU", "none" if used.gpu is None else _gpu_text(used.gpu)),
         ("Roofline probe", _probe_text(session, used.gpu)),
         ("Idle power", None if stored.idle_power_w is None else f"{number(stored.idle_power_w)} W"),

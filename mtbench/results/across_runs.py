@@ -28,6 +28,7 @@ SELECTION = {"subtasks", "mean", "left_out"}  # keys of a task that say which it
 CONDITIONS: Mapping[str, Callable[[SessionRecord], object]] = {
     "processor": lambda session: session.processor,
     "cores": lambda session: session.cores,
+    "CPU quota, cores": lambda session: session.cpu_quota,
     "GPU": lambda session: session.gpu and session.gpu.name,
     "GPU driver": lambda session: session.gpu and session.gpu.driver,
     "GPU power cap, W": lambda session: session.gpu and session.gpu.power_cap_w,

@@ -6,7 +6,7 @@ import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours, is_served
-from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
+from mtbench.hardware.machine import MORE_QUOTA, NO_PROCESSOR, POWER_CAP, THERMAL, THROTTLED
 from mtbench.measure import cache_probe
 from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine
 from mtbench.plan.plan import Cell, SuitePlan
@@ -17,6 +17,7 @@ from mtbench.results.samples import CellData, FarOff
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
 FEW_DROPPED = 0.05  # share of samples that may be dropped without a warning above the decision
+REMEDIES = {NO_PROCESSOR: "end other programs, or measure again", THROTTLED: MORE_QUOTA}  # of dropped samples
 FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
 ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
 
@@ -73,11 +74,11 @@ def disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
     for reason in sorted({t.dropped for t in data.timings if t.dropped}):
         lines = [t for t in data.timings if t.dropped == reason]
         flags.append(f"{len(lines)} of {len(data.timings)} samples dropped: {reason}")
-        if reason == NO_PROCESSOR:
+        if reason in REMEDIES:
             longest = max(lines, key=lambda line: line.wall_s)
             flags[-1] += f" (block {longest.block}: {_had(longest)})"
             if len(lines) > FEW_DROPPED * len(data.timings):
-                flags[-1] = f"{statistics.DISTURBED}: {flags[-1]}; end other programs, or measure again"
+                flags[-1] = f"{statistics.DISTURBED}: {flags[-1]}; {REMEDIES[reason]}"
     again = [(one, t.block) for t in data.timings for one in t.disturbed or ()]
     if again:
         one, block = max(again, key=lambda pair: pair[0].wall_s)

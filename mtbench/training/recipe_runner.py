@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from mtbench.errors import UserError
-from mtbench.evaluation.machine_share import usable_processors
 from mtbench.options.fields import as_words, fields_of
+from mtbench.programs.machine_share import usable_processors
 from mtbench.programs.processes import last_line
 from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import Stage

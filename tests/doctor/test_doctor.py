@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cgroup_trees import quota_of
 from driver import Driver, processes
 from interpreted import definition, use_definitions
 from schemas import validator
@@ -31,9 +32,9 @@ CPU, CUDA = Subject("cpu"), Subject("cuda")
 SETTLED = {"clock_mhz": 1980, "most_mhz": 1980, "temperature_c": 45, "throttle": 0, "shared": False}
 GOOD: dict[str, dict[str, Any]] = {
     "versions": {"versions": "torch 2", "unused": None},
-    "processor": {"name": "a CPU", "cores": 2, "threads": 2, "bfloat16": True},
+    "processor": {"name": "a CPU", "cores": 2, "threads": 2, "bfloat16": True, "quota": None},
     "other load": {"others": 0.01, "stolen": 0.0},
-    "steady times": {"laps_s": [0.002] * 95 + [0.003] * 5},
+    "steady times": {"laps_s": [0.002] * 95 + [0.003] * 5, "throttled": False},
     "memory": {"free_bytes": 8 << 30, "read_bytes_per_s": 2e10},
     "GPU": {"name": "H100", "driver": "570", "capability": 90, "shared_bytes": 232448, "free_bytes": 8 << 30},
     "compilers": {"missing": []},
@@ -50,12 +51,13 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figures, state, what it says, what to do
     ("versions", {"unused": "H100"}, "fail", "does not use the H100", "install torch's build for CUDA"),
-    ("processor", {"threads": 64}, "fail", "2 cores, 64 threads: too many", "OMP_NUM_THREADS=2"),
+    ("processor", {"cores": 1, "quota": 0.6}, "fail", "1 core, 2 threads, CPU quota of 0.6 cores", "one core or more"),
     ("other load", {"stolen": 0.05}, "fail", "5.0 % are stolen", "shares its cores with nobody"),
     ("other load", {"others": 0.5}, "fail", "others use 50.0 %", "stop other programs"),
     ("other load", {"others": 0.05}, "warn", "others use 5.0 %", "stop other programs"),
     ("steady times", {"laps_s": [0.002] * 70 + [0.003] * 30}, "fail", "30.0 % of 100", "stop other programs"),
     ("steady times", {"laps_s": [0.002] * 90 + [0.003] * 10}, "warn", "10.0 % of 100", "stop other programs"),
+    ("steady times", {"throttled": True}, "fail", "the median: the CPU quota stopped the process", "raise the quota"),
     ("memory", {"free_bytes": 1 << 30}, "warn", "1.00 GiB free", "end programs"),
     ("GPU", {"capability": 75}, "warn", "no bfloat16", "--dtype float16"),
     ("GPU", {"name": "H100 MIG 1g.10gb"}, "warn", "a part (MIG)", "take a whole GPU"),
@@ -141,6 +143,20 @@ def test_the_load_is_that_of_the_cores_of_this_process(monkeypatch: pytest.Monke
     lines = "cpu {1}\ncpu0 {0}\ncpu1 0 0 0 0 0 0 0 0\ncpu2 {1}\nintr 5\n"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: lines.format(*next(looks)))
     assert BY_NAME["other load"].measure(CPU) == {"others": 0.25, "stolen": 0.05}
+
+
+def test_laps_run_on_the_threads_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two threads would be stopped by a quota of one core, and a run has one there."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        quota_of(monkeypatch, tmp_path, 100)
+        monkeypatch.setattr(machine, "LAPS", 2)
+        assert ", 1 thread, CPU quota of 1 cores" in result("processor").text
+        assert BY_NAME["steady times"].measure(CPU)["throttled"] is False  # type: ignore[index]
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture

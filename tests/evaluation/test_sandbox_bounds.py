@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cgroup_trees import plant
 from confinement import confined
 from hostile import CALL, PROGRAMS
 
-from mtbench.evaluation import machine_share
-from mtbench.evaluation.machine_share import usable_memory_bytes, usable_processors
 from mtbench.evaluation.sandbox import Limits, Outcome, max_concurrent, run_all
 from mtbench.evaluation.sandbox_watch import Totals
+from mtbench.programs.machine_share import usable_memory_bytes
 
 whole = pytest.mark.whole
 MIB = 2**20
@@ -25,48 +25,23 @@ MIB = 2**20
 # --- The share of the machine -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cgroups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return an empty folder that stands for /sys/fs/cgroup; this process is in the group /job/step."""
-    (tmp_path / "membership").write_text("4:memory:/other\n0::/job/step\n")
-    monkeypatch.setattr(machine_share, "MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(machine_share, "CGROUPS", tmp_path / "cgroup")
-    (tmp_path / "cgroup").mkdir()
-    return tmp_path / "cgroup"
-
-
-def _write(folder: Path, **numbers: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in numbers.items():
-        (folder / name.replace("__", ".")).write_text(f"{text}\n")
-
-
-def test_without_limits_the_share_is_the_machine(cgroups: Path) -> None:
-    """A group without limits says `max`."""
-    _write(cgroups / "job/step", cpu__max="max 100000", memory__max="max")
-
-    assert usable_processors() == len(os.sched_getaffinity(0))
-    assert usable_memory_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def test_a_group_or_one_above_it_limits_the_share(cgroups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest limit counts, and a quota of one and a half processors keeps two busy."""
+def test_a_group_or_one_above_it_limits_the_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The smallest limit counts. A group without limits says `max`."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    _write(cgroups / "job", cpu__max="150000 100000", memory__max=str(900 * MIB))
-    _write(cgroups / "job/step", cpu__max="400000 100000", memory__max=str(1000 * MIB))
+    limits = {"job/memory.max": str(900 * MIB), "job/step/memory.max": str(1000 * MIB), "memory.max": "max"}
+    plant(monkeypatch, tmp_path, {"job/cpu.max": "250000 100000", **limits})
 
-    assert usable_processors() == 2
     assert usable_memory_bytes() == 900 * MIB
     assert max_concurrent(Limits()) == 1
     small = Limits(memory_bytes=2**24, scratch_bytes=2**20, together=Totals(address_bytes=2**24))
     assert max_concurrent(small) == 2
 
 
-def test_a_group_that_is_not_visible_here_counts_by_the_root_of_the_folder(cgroups: Path) -> None:
+def test_a_group_that_is_not_visible_here_counts_by_the_root_of_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A container sees its own group as the root folder, and may be told the host's path."""
-    _write(cgroups, cpu__max="100000 100000", memory__max=str(700 * MIB))
-
-    assert usable_processors() == 1
+    plant(monkeypatch, tmp_path, {"memory.max": str(700 * MIB)})
     assert usable_memory_bytes() == 700 * MIB
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from cgroup_trees import plant, quota_of
 from driver import Driver, processes
 from stages import assemble
 from stored import keep_lines, stored_json, stored_lines
@@ -174,6 +175,52 @@ def test_a_window_without_its_usual_share_of_the_processor_is_dropped(
     assert machine.processor_shares(start, end, None) == {OURS: pytest.approx(share)}
     reason = machine.window(start, end, lacking=lacking)["dropped"]
     assert reason == ("the process did not get the processor" if lacking else None)
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "throttled_s", "lacking", "dropped"),
+    [
+        (1.2, 0.8, True, machine.THROTTLED),
+        (1.2, 0.8, False, machine.THROTTLED),  # every window of a permanent quota is like the others
+        (1.2, 9.0, False, machine.THROTTLED),  # several processors
+        (1.2, 0.03, True, machine.NO_PROCESSOR),  # others had it
+        (1.2, 0.0, True, machine.NO_PROCESSOR),
+        (1.2, None, True, machine.NO_PROCESSOR),  # no quota
+        (1.98, 5.0, False, None),  # other threads were stopped
+        (1.0, 0.0, False, None),
+        (1.0, -3.0, False, None),  # it is in another cgroup now
+    ],
+)
+def test_a_window_that_a_quota_stopped_is_dropped_for_that_cause(
+    monkeypatch: pytest.MonkeyPatch, cpu_s: float, throttled_s: float | None, lacking: bool, dropped: str | None
+) -> None:
+    """Of two seconds. Without a count of the kernel no quota is named; a stop is no longer than the thread's wait."""
+    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/conftest.py has none
+    before = Sample(at_s=0.0, cpu_s=1.0, throttled_s=None if throttled_s is None else 4.0)
+    after = Sample(at_s=2.0, cpu_s=1.0 + cpu_s, throttled_s=None if throttled_s is None else 4.0 + throttled_s)
+    assert machine.window(before, after, lacking=lacking)["dropped"] == dropped
+
+
+@pytest.mark.parametrize(("waited_s", "throttled"), [(0.9, True), (0.01, False)])
+def test_a_quota_stops_a_server_while_its_busiest_thread_waits(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float, throttled: bool
+) -> None:
+    """Other programs need not compute meanwhile."""
+    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/conftest.py has none
+    before = Sample(at_s=0.0, cpu_s=1.0, machine_s=3.0, throttled_s=0.0, threads={"1": (0, 0)})
+    spent = {"1": (1_000_000_000, round(waited_s * 1e9)), "2": (0, 500_000_000)}
+    after = Sample(at_s=2.0, cpu_s=2.0, machine_s=4.0, throttled_s=1.7, threads=spent)
+    assert machine.is_throttled(before, after) == throttled
+
+
+def test_a_sample_reads_the_stops_of_the_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The environment has the quota, and no such key without one."""
+    quota_of(monkeypatch, tmp_path, 60, throttled_s=1.5)
+    assert machine.sample("cpu").throttled_s == pytest.approx(1.5)
+    assert machine.environment([])["cpu_quota"] == 0.6
+    plant(monkeypatch, tmp_path, {"job/cpu.max": "max 100000"})
+    assert machine.sample("cpu").throttled_s is None
+    assert "cpu_quota" not in machine.environment([])
 
 
 def test_the_usual_share_of_the_processor_is_low_on_a_busy_machine_and_none_where_threads_sleep() -> None:

@@ -218,6 +218,7 @@ def loaded_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flags, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
+        patch.setattr(machine, "THROTTLED_SHARE", float("inf"))
         yield
 
 

@@ -92,4 +92,5 @@ def figures(value: Any) -> Any:
 def serve_busily(*arguments: Any) -> None:
     """A worker's process on a busy machine: no sample is dropped because it had to wait."""
     machine.COMPUTING_SHARE = 0.0
+    machine.THROTTLED_SHARE = float("inf")
     workers._serve(*arguments)

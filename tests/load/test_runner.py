@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_loads import CLIENT, PYTHON, answering, begun, line, load_run, point, request
+from cgroup_trees import quota_of
+from made_loads import CLIENT, PYTHON, FastClient, answering, begun, line, load_run, point, request
 from schemas import validator
 
 from mtbench.document.html_page import write
 from mtbench.errors import UserError
 from mtbench.experiments.load import aiperf
+from mtbench.experiments.load.aiperf import Sending
 from mtbench.experiments.load.document import document
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.planning import run_request
@@ -56,6 +58,22 @@ def test_a_whole_load(tmp_path: Path) -> None:
         validator(kind).validate(json.loads((run.path / name).read_text()))
     for text in (run.path / "points.jsonl").read_text().splitlines():
         validator("load_point").validate(json.loads(text))
+
+
+def test_a_point_has_the_time_for_which_a_quota_stopped_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Stopped(FastClient):
+        def send(self, python: Path, sending: Sending, folder: Path) -> Any:
+            quota_of(monkeypatch, tmp_path, 60, throttled_s=1.75)
+            return super().send(python, sending, folder)
+
+    asked = request(request_rate=[8.0], rounds=1, url={"x": "http://h/v1"})
+    planned = begun(tmp_path / "plan", asked)[1]
+    with answering(knowing(planned)) as server:
+        run, planned = begun(tmp_path / "load", asked.changed(url={"x": server.url}))
+        quota_of(monkeypatch, tmp_path, 60, throttled_s=1.5)
+        LoadRun(run, planned, Stopped(), lambda _: None).send(PYTHON)
+    [stored] = read_points(run, planned)
+    assert stored.throttled_s == pytest.approx(0.25)
 
 
 def test_every_request_has_the_fields_of_the_plan(tmp_path: Path) -> None:

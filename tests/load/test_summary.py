@@ -9,6 +9,7 @@ from mtbench.experiments.load.format import RequestLine
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import window_s
 from mtbench.experiments.load.summary import Sent, cell, compare, is_good
+from mtbench.hardware import machine
 from mtbench.report.phrases import verdict_text
 from mtbench.results.figure_formats import Verdict
 
@@ -122,6 +123,28 @@ def test_words_are_the_projects() -> None:
     assert verdict_text(slower.goodput_verdict) == "inconclusive: nothing measured"
     few = sent(rounds([line(0), line(1)], 3))
     assert verdict_text(compare(few, [other()], 0.02)[0].speed_verdict) == "inconclusive: 3 rounds, 5 needed"
+
+
+def test_rounds_that_a_quota_stopped_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five others are enough for a word. An arm says how many were stopped."""
+    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/conftest.py has none
+
+    def stopped(first: int, count: int = 6, throttled_s: float = 0.5) -> Sent:
+        points = rounds([line(0, e2e_s=0.15), line(1, e2e_s=0.15)], count, arm="b")
+        lost = [p.changed(throttled_s=throttled_s, requests=[line(0, **SLOW), line(1, **SLOW)]) for p in points]
+        return sent([*lost[:first], *points[first:]], arm="b")
+
+    base = sent(rounds([line(0), line(1)], 6))
+    [one] = compare(base, [stopped(1)], 0.02)
+    assert one.speed_verdict.word == "faster"
+    assert one.speedup.value == pytest.approx(2.0)
+    [few] = compare(base, [stopped(2)], 0.02)
+    assert verdict_text(few.speed_verdict) == "inconclusive: 4 rounds, 5 needed"
+    [none] = compare(base, [stopped(6)], 0.02)
+    assert verdict_text(none.speed_verdict) == "inconclusive: the CPU quota stopped the process"
+    flag = "the CPU quota stopped the process in 2 of 6 rounds; raise the quota, or end other programs that share it"
+    assert flag in cell(stopped(2)).flags
+    assert not any("quota" in flag for flag in cell(stopped(6, throttled_s=0.05)).flags)
 
 
 def test_times_are_compared_on_the_same_requests() -> None:

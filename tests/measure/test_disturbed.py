@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cgroup_trees import quota_of
 from fork_server import run_child
 from made_records import cell_data, doubted, timing_line
 from scripted_engine import PLUGIN, Scripted, install
@@ -27,7 +28,9 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import TimingLine
 from mtbench.plan.plan import LEARNS, Cell, RunRequest
 from mtbench.plan.request import Execution
+from mtbench.records import dump
 from mtbench.report.phrases import verdict_text
+from mtbench.report.text import environment
 from mtbench.results import samples
 from mtbench.results.comparisons import compare
 from mtbench.results.flags import disturbances
@@ -216,6 +219,29 @@ def test_arms_that_waited_unequally_for_the_processor_have_no_word(monkeypatch: 
     )
     assert found(0.78, 0.45).startswith("inconclusive: the machine was disturbed")
     assert found(0.45, 0.44) == found(0.99, 0.92) == "faster"
+
+
+@pytest.mark.parametrize(("dropped", "warned"), [(3, True), (40, True), (2, False)])
+def test_a_quota_is_named_with_its_own_remedy(dropped: int, warned: bool) -> None:
+    """And no other program. A few dropped samples are no warning."""
+    [data] = arms(ar=[2.0] * 40).values()
+    lost = {"dropped": machine.THROTTLED, "cpu_s": 1.2}
+    data.timings[:] = [t.changed(**lost) if t.block < dropped else t for t in data.timings]
+    text = f"{dropped} of 40 samples dropped: the CPU quota stopped the process (block 0: 1.2 of 2 s)"
+    remedy = "; raise the quota, or end other programs that share it"
+    assert disturbances(data, None) == [f"the machine was disturbed: {text}{remedy}" if warned else text]
+
+
+def test_a_run_under_a_quota_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before it decodes, beside the cores of its machine, and where it is compared with other runs."""
+    quota_of(monkeypatch, tmp_path, 60)
+    run, progress, said = start(tmp_path / "run", REQUEST.changed(method=("ar",), limit=2)), Quiet(), list[str]()
+    progress.note = said.append  # type: ignore[assignment, method-assign]
+    generate(run, progress, Execution(timed_only=True))
+    assert said == ["the CPU quota is 0.6 cores: samples that it stops do not count; raise it to one core or more"]
+    results = assemble(run)
+    assert dict(environment(results))["Processor"].endswith(" cores, CPU quota of 0.6 cores")
+    assert dump(results)["environment"]["sessions"][0]["cpu_quota"] == 0.6
 
 
 @pytest.mark.usefixtures("far")

@@ -193,7 +193,10 @@ def test_a_ray_cluster_gives_the_figures_of_one(actors: int, request_: RunReques
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"workers": 10_000}, r"--workers 10000 is not allowed; it is from 1 to \d+, the cores of this machine"),
+        (
+            {"workers": 10_000},
+            r"--workers 10000 is not allowed; it is from 1 to \d+, the cores of this process",
+        ),
         pytest.param(
             {"ray": "local"}, r"has no GPU to count; give the number of workers: `--workers N`", marks=pytest.mark.slow
         ),

@@ -12,6 +12,7 @@ from mtbench.experiments.load.planning import started_at
 from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
 from mtbench.report.phrases import shown_verdict
+from mtbench.report.text import quota
 from mtbench.results.figure_formats import Estimate
 
 COLUMNS = [
@@ -199,7 +200,7 @@ def _machine(load: Load) -> list[tuple[str, str]]:
     found = load.environment
     gpu = found.gpu.name if found.gpu is not None else "none"
     return [
-        ("Processor", f"{found.processor}, {found.cores} cores"),
+        ("Processor", f"{found.processor}, {found.cores} cores{quota(found)}"),
         ("GPU", gpu or NONE),
         ("System", found.platform or NONE),
         ("mtbench", " ".join(filter(None, (found.mtbench, found.git)))),

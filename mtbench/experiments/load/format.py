@@ -127,6 +127,9 @@ class PointLine(Record):
         description="from the first request to the last answer, or requests / rate where that is longer"
     )
     energy_j: NonNegative | None = Field(description="energy of the GPU in the client's time; null: not measured")
+    throttled_s: StoredSeconds | None = Field(
+        None, description="for how long a CPU quota stopped server and client, over all processors; null: no quota"
+    )
     requests: list[RequestLine] = Field(description="its requests in the order of the items")
 
 

@@ -33,6 +33,7 @@ from mtbench.measure.score import before, behind
 from mtbench.models.loading import inspect
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.prompts import open_suite
+from mtbench.programs.machine_share import throttled_s
 from mtbench.programs.processes import utc_now
 from mtbench.records import dump
 
@@ -102,8 +103,9 @@ class LoadRun:
         if running.prefix_cache:
             servers.warm_up(running, self.planned)
         started, gpu = utc_now(), machine.gpu() if running.command is not None else None
-        before_j = None if gpu is None else gpu.energy_j()
+        before_j, before_s = None if gpu is None else gpu.energy_j(), throttled_s()
         requests = self.client.send(python, sending, folder)
+        after_s = throttled_s()
         after_j = None if gpu is None else gpu.energy_j()
         shutil.rmtree(folder, ignore_errors=True)
         return PointLine(
@@ -114,6 +116,7 @@ class LoadRun:
             started=started,
             window_s=window_s(requests, sending.duration_s),
             energy_j=None if before_j is None or after_j is None else after_j - before_j,
+            throttled_s=None if before_s is None or after_s is None else max(0.0, after_s - before_s),
             requests=requests,
         )
 

@@ -29,6 +29,7 @@ from mtbench.experiments.load.format import (
 )
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
+from mtbench.hardware import machine
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Environment
 from mtbench.results import collapse, verdicts
@@ -164,12 +165,14 @@ def compare(baseline: Sent, others: Sequence[Sent], max_loss: float) -> list[Com
     speedups, goodputs, differences, doubts = [], [], [], []
     by_round = {point.round: point for point in baseline.points}
     for arm in others:
-        shared = [(by_round[point.round], point) for point in arm.points if point.round in by_round]
+        common = [(by_round[point.round], point) for point in arm.points if point.round in by_round]
+        shared = [pair for pair in common if not any(map(_throttled, pair))]
         speedups.append(_speedup(shared))
         goodputs.append(_goodput_ratio(baseline, arm, shared))
         changes = statistics.gains_and_losses(arm.first_scores, baseline.first_scores)
         differences.append(statistics.paired_difference(*changes))
-        doubts.append(None if shared else Reason(kind="nothing measured", text="no common round"))
+        why = machine.THROTTLED if common else "no common round"
+        doubts.append(None if shared else Reason(kind="nothing measured", text=why))
     by_speed, by_goodput = (verdicts.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
     by_accuracy = verdicts.accuracy_verdicts(differences, statistics.as_share(max_loss))
     compared = zip(others, speedups, by_speed, goodputs, by_goodput, differences, by_accuracy, strict=True)
@@ -272,9 +275,16 @@ def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
         flags.append(f"first failure: {errors[0]}")
     if warm := sum(bool(line.cached_tokens) and line.turn == 1 for line in sent.requests):
         flags.append(f"the server had cached tokens of {counted(warm, 'first turn')}, by other prompts or sent before")
+    if stopped := sum(map(_throttled, sent.points)):
+        rounds = counted(len(sent.points), "round")
+        flags.append(f"{machine.THROTTLED} in {stopped} of {rounds}; {machine.MORE_QUOTA}")
     if reason := verdicts.too_few(len(sent.points), "round"):
         flags.append(f"no intervals of times: {reason.text}")
     return [*flags, *_collapse(sent)]
+
+
+def _throttled(point: PointLine) -> bool:
+    return (point.throttled_s or 0.0) > machine.THROTTLED_SHARE * point.window_s
 
 
 def _collapse(sent: Sent) -> list[str]:
