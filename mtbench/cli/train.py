@@ -41,6 +41,7 @@ app = typer.Typer(
     help="Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
 )
 
+NO_VARIABLES: Mapping[str, Any] = {}  # of the chat template
 Size = Annotated[int, option("As in the model's config.json.", TRAINED, ge=1)]
 
 
@@ -63,6 +64,7 @@ class CheckpointOptions(Record):
     grow_vocabulary: Annotated[
         bool, option("Add a row for a mask token to the embedding of a base without one.", TRAINED)
     ] = False
+    chat_template_kwargs: common.ChatTemplateKwargs = NO_VARIABLES
     data_dir: common.DataDir = None
     offline: common.Offline = False
     dry_run: common.TrainingDryRun = False
@@ -86,6 +88,7 @@ def recipe(
     ] = None,
     base: Annotated[str | None, option("Checkpoint to start from, in the place of the recipe's own.", TRAINED)] = None,
     data: Annotated[Sequence[str], option("Data in the place of the recipe's own. Repeatable.", TRAINED)] = (),
+    chat_template_kwargs: common.ChatTemplateKwargs = NO_VARIABLES,
     data_dir: common.DataDir = None,
     offline: common.Offline = False,
     dry_run: common.TrainingDryRun = False,
@@ -104,7 +107,7 @@ def recipe(
         raise typer.Exit(MISTAKE)
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES, "mtbench train --help")
-    stages = changed(RECIPES[recipe], base, tuple(data))
+    stages = changed(RECIPES[recipe], base, tuple(data), chat_template_kwargs)
     folder = out_folder or Path("checkpoints") / recipe
     workers = workers or recipe_runner.default_workers()
     session = ["--data-dir", data_dir] if data_dir else []
@@ -174,6 +177,7 @@ def answers(
     minutes: Annotated[
         float | None, option("End after so many minutes with the answers so far.", TRAINED, ge=0.01, le=1e6)
     ] = None,
+    chat_template_kwargs: common.ChatTemplateKwargs = NO_VARIABLES,
     seed: common.TrainingSeed = 42,
     data_dir: common.DataDir = None,
     offline: common.Offline = False,
@@ -187,6 +191,7 @@ def answers(
         out,
         max_new_tokens=max_new_tokens,
         keep_cut=keep_cut,
+        options=chat_template_kwargs,
         minutes=minutes,
         offline=offline,
     )
@@ -285,6 +290,7 @@ def _train(options: CheckpointOptions, objective: Any, settings: Any) -> None:
         teacher=options.teacher,
         mask_token=options.mask_token,
         grow_vocabulary=options.grow_vocabulary,
+        chat_template_kwargs=options.chat_template_kwargs,
         data_dir=None if options.data_dir is None else Path(options.data_dir),
         offline=options.offline,
     )

@@ -14,10 +14,11 @@ from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, suite_errors
 from mtbench.models import chat_template
-from mtbench.models.families import Family
+from mtbench.models.families import Family, short_name
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected, inspect
 from mtbench.options.common import MOST_NEW_TOKENS
+from mtbench.options.texts import joined, pairs
 from mtbench.plan.plan import Item, Plan, RunRequest, SuitePlan
 from mtbench.plan.run import Run
 from mtbench.plan.thinking import Thinking
@@ -112,6 +113,7 @@ def plan_suite(
             *(["out of domain"] if family.domain not in (None, suite.name) else []),
             *([LEFT_OUT.format(lost.total(), len(lost), room)] if lost else []),
             *_prompt_flags(items, checkpoints[0], names, rendered),
+            *(_training_flags(checkpoints, request.chat_template_kwargs) if rendered else []),
         ],
         items=items,
         answer_formats=formats,
@@ -188,6 +190,16 @@ def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], re
         last in target.end_ids for item in items for last in item.prompt_ids[-1:]
     )  # tokenizers with `add_eos_token` do so
     return [*flags, f"{ended} of {len(items)} prompts end with an end token"] if ended else flags
+
+
+def _training_flags(checkpoints: Sequence[Inspected], options: chat_template.Options) -> list[str]:
+    """Return a remark for each checkpoint that learned answers under other variables of the chat template."""
+    return [
+        f"{short_name(one.source)} was trained with the template variables {joined(pairs(then)) or 'none'}, and runs "
+        f"with {joined(pairs(options)) or 'none'}"
+        for one in checkpoints
+        if (then := one.chat_template_kwargs) is not None and then != options
+    ]
 
 
 def _refuse_unknown_ids(prompts: Sequence[Prompt], items: Sequence[Item], tokenizer: Any, reader: Inspected) -> None:

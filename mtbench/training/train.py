@@ -175,6 +175,7 @@ def check(request: TrainingRequest) -> Checked:
         base.tokenizer,
         max_length=settings.max_length,
         seed=settings.seed,
+        options=request.chat_template_kwargs,
         data_dir=request.data_dir,
         offline=request.offline,
     )
@@ -250,6 +251,7 @@ def _request_record(request: TrainingRequest, base: Inspected, teacher: Inspecte
         "options": asdict(request.objective),
         "settings": asdict(request.settings),
         "data": {**data.description, "sha256": data.examples.sha256},
+        "chat_template_kwargs": dict(request.chat_template_kwargs),
         "mask_token": base.tokenizer.mask_token if request.objective.needs_mask else None,
         "base": base.source,
         "base_sha256": weights_sha256(Path(base.source)),
