@@ -88,7 +88,6 @@ def recipe(
     ] = None,
     base: Annotated[str | None, option("Checkpoint to start from, in the place of the recipe's own.", TRAINED)] = None,
     data: Annotated[Sequence[str], option("Data in the place of the recipe's own. Repeatable.", TRAINED)] = (),
-    chat_template_kwargs: common.ChatTemplateKwargs = NO_VARIABLES,
     data_dir: common.DataDir = None,
     offline: common.Offline = False,
     dry_run: common.TrainingDryRun = False,
@@ -107,7 +106,7 @@ def recipe(
         raise typer.Exit(MISTAKE)
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES, "mtbench train --help")
-    stages = changed(RECIPES[recipe], base, tuple(data), chat_template_kwargs)
+    stages = changed(RECIPES[recipe], base, tuple(data))
     folder = out_folder or Path("checkpoints") / recipe
     workers = workers or recipe_runner.default_workers()
     session = ["--data-dir", data_dir] if data_dir else []

@@ -12,7 +12,6 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +45,7 @@ class Row(NamedTuple):
     location: str  # for messages
     turns: Messages | None  # None if one of them is empty
     cut: bool = False  # the answer was cut off, so nothing ends it
-    options: Options | None = None  # variables of the chat template that its prompt needs, if known
+    options: Options | None = None  # variables of the chat template, if it names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +80,19 @@ def prepare(
     *,
     max_length: int,
     seed: int,
-    options: Options = NO_OPTIONS,
+    options: Options | None = NO_OPTIONS,
     data_dir: Path | None = None,
     offline: bool = False,
 ) -> Data:
     """Read and tokenise the data.
 
     `count` is how many conversations to read of each of `data` (see `read`); None: all. `options`: variables of the
-    chat template.
+    chat template; None: those of each row.
 
     Raises UserError if nothing is left to train on, and the errors of `read` and `tokenise`.
     """
     refuse_without_template(tokenizer)
-    chat_template.refuse_unread(tokenizer, options)
+    chat_template.refuse_unread(tokenizer, options or ())
     names = [data] if isinstance(data, str) else list(data)
     source = Source(data_dir=data_dir, offline=offline, seed=seed)
     found = [tokenise(read(name, count, source), tokenizer, max_length, options) for name in names]
@@ -102,12 +101,11 @@ def prepare(
     examples = contiguous_examples(*map(torch.cat, columns))
     counts = Counts(*map(sum, zip(*(counts for _, counts in found), strict=True)))
     if not examples:
-        reason = f"no conversation shorter than max_length {max_length}"
-        remedy = "a larger one with `--max-length N`, or other conversations with `--data`"
-        if counts.rewritten:
-            reason = "no answer that the chat template keeps as it is"
-            remedy = "`--chat-template-kwargs` under which it does, or answers made by `mtbench train answers`"
-        raise UserError(f"{', '.join(names)} holds {reason} ({counts}); give {remedy}")
+        raise UserError(
+            f"{', '.join(names)} holds no conversation to train on, at a max_length of {max_length} ({counts}); give a "
+            "larger one with `--max-length N`, `--chat-template-kwargs` under which the template keeps answers as they "
+            "are, or other conversations with `--data`"
+        )
     description = {
         "data": names,
         "examples": len(examples),
@@ -164,9 +162,11 @@ def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
     """
     for location, row in islice(_rows(data, count, source), count):
         try:
-            yield Row(location, as_conversation(row), row.get("cut") is True, row.get("chat_template_kwargs"))
+            turns, own = as_conversation(row), row.get("chat_template_kwargs")
         except UserError as error:
             raise UserError(f"{location}: {error}") from None
+        options = {n: v for n, v in own.items() if v is not None} if isinstance(own, dict) else None  # as in a table
+        yield Row(location, turns, row.get("cut") is True, options)
 
 
 def as_conversation(row: Any) -> Messages | None:
@@ -282,21 +282,21 @@ def _hub_rows(data: str, count: int | None, offline: bool) -> Iterator[tuple[str
 
 
 def tokenise(
-    rows: Iterable[Row], tokenizer: Any, max_length: int, options: Options = NO_OPTIONS
+    rows: Iterable[Row], tokenizer: Any, max_length: int, options: Options | None = NO_OPTIONS
 ) -> tuple[Examples, Counts]:
     """Tokenise conversations, each cut to `max_length` tokens. Return the examples and the counts.
 
-    `options`: variables of the chat template. Raises UserError if the template refuses a conversation, or for a row
-    that needs other variables.
+    `options`: variables of the chat template; None: those of each row. Raises UserError if the template refuses a
+    conversation, or for a row with other variables.
     """
     read = dropped = cut = rewritten = 0
     tokens, lengths, prompts = array("i"), array("q"), array("q")
     stream = iter(rows)
     while chunk := list(islice(stream, CHUNK)):
-        whole = [row for row in chunk if row.turns is not None]
+        whole = [_under(options, row) for row in chunk if row.turns is not None]
         read += len(chunk)
         dropped += len(chunk) - len(whole)
-        for prompt, answer in _tokens(whole, tokenizer, options):
+        for prompt, answer in _tokens(whole, tokenizer):
             rewritten += answer is None
             if answer is None or len(prompt) >= max_length:
                 dropped += 1
@@ -315,14 +315,13 @@ def emitted_text(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int]) -> s
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _tokens(rows: Sequence[Row], tokenizer: Any, options: Options) -> Iterator[tuple[list[int], list[int] | None]]:
+def _tokens(rows: Sequence[Row], tokenizer: Any) -> Iterator[tuple[list[int], list[int] | None]]:
     """Yield the tokens of each row's prompt, and those of its answer; None if the chat template rewrites it."""
-    encode = partial(chat_template.tokenise, tokenizer, plain=False)
-    asked = [_render(row, (row.turns or ())[:-1], tokenizer, options, answer_follows=True) for row in rows]
-    prompts = encode(asked)
-    answers = [_answer(*one, tokenizer, options) for one in zip(rows, asked, prompts, strict=True)]
+    asked = [_render(row, (row.turns or ())[:-1], tokenizer, answer_follows=True) for row in rows]
+    prompts = chat_template.tokenise(tokenizer, asked, plain=False)
+    answers = [_answer(*one, tokenizer) for one in zip(rows, asked, prompts, strict=True)]
     texts = [text + answer for text, answer in zip(asked, answers, strict=True) if isinstance(answer, str)]
-    wholes = iter(encode(texts))
+    wholes = iter(chat_template.tokenise(tokenizer, texts, plain=False))
     for prompt, answer in zip(prompts, answers, strict=True):
         if not isinstance(answer, str):
             yield prompt, answer
@@ -331,24 +330,28 @@ def _tokens(rows: Sequence[Row], tokenizer: Any, options: Options) -> Iterator[t
         else:
             # A token spans prompt and answer (an answer that begins with a newline). In decoding, the model gets the
             # prompt's tokens alone, so the answer is tokenised alone, too.
-            yield prompt, encode([answer])[0]
+            yield prompt, chat_template.tokenise(tokenizer, [answer], plain=False)[0]
 
 
-def _render(row: Row, turns: Messages, tokenizer: Any, options: Options, answer_follows: bool = False) -> str:
-    """Return turns of a row as the chat template writes them. Raises UserError if it refuses them."""
-    if row.options is not None and row.options != options:
+def _under(options: Options | None, row: Row) -> Row:
+    """Return a row that is rendered with `options`, or None: its own. Raises UserError if it names others."""
+    if options is not None and row.options not in (None, options):
         raise UserError(
-            f"{row.location}: its answer follows a prompt with the template variables "
-            f"{joined(pairs(row.options)) or 'none'}, not {joined(pairs(options)) or 'none'}; give the same by "
-            "`--chat-template-kwargs`"
+            f"{row.location}: its answer was made with the template variables {joined(pairs(row.options)) or 'none'}, "
+            f"not with {joined(pairs(options)) or 'none'}; give the same by `--chat-template-kwargs`"
         )
+    return row._replace(options=row.options or options or NO_OPTIONS)
+
+
+def _render(row: Row, turns: Messages, tokenizer: Any, answer_follows: bool = False) -> str:
+    """Return turns of a row as the chat template writes them. Raises UserError if it refuses them."""
     try:
-        return chat_template.render(tokenizer, turns, answer_follows=answer_follows, options=options)
+        return chat_template.render(tokenizer, turns, answer_follows=answer_follows, options=row.options or NO_OPTIONS)
     except TemplateError as error:  # Gemma's, for example, refuses a system turn
         raise UserError(f"{row.location}: the chat template refuses it ({first_line(error)})") from None
 
 
-def _answer(row: Row, asked: str, prompt: Sequence[int], tokenizer: Any, options: Options) -> list[int] | str | None:
+def _answer(row: Row, asked: str, prompt: Sequence[int], tokenizer: Any) -> list[int] | str | None:
     """Return what is learned of a row: the emitted ids, else the text behind the prompt; None if it is rewritten.
 
     That is, unless the template writes the answer as it is, then what ends every answer. The prompt may hold the
@@ -359,7 +362,7 @@ def _answer(row: Row, asked: str, prompt: Sequence[int], tokenizer: Any, options
     content, ids = turn["content"], turn.get("token_ids")
     if ids and emitted_text(tokenizer, ids if row.cut else ids[:-1], prompt) == content:
         return list(ids)  # ids of another vocabulary have another text
-    whole, other = (_render(row, [*turns, {**turn, "content": text}], tokenizer, options) for text in (content, PROBE))
+    whole, other = (_render(row, [*turns, {**turn, "content": text}], tokenizer) for text in (content, PROBE))
     ending = other.rpartition(PROBE)[2]
     before = whole.removesuffix(content + ending)
     begun = asked[len(before) :]  # of the answer

@@ -20,7 +20,6 @@ import torch
 from mtbench.errors import UserError
 from mtbench.evaluation.machine_share import usable_processors
 from mtbench.options.fields import as_words, fields_of
-from mtbench.options.texts import pairs
 from mtbench.programs.processes import last_line
 from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import Stage
@@ -69,8 +68,6 @@ def arguments(stage: Stage, stages: Sequence[Stage], folder: Path) -> list[str]:
             words += ["--max-new-tokens", str(stage.answer_tokens), "--keep-cut"]
         for name, value in stage.shape.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if stage.objective or stage.answer_tokens is not None:
-        words += [word for text in pairs(stage.chat_template_kwargs) for word in ("--chat-template-kwargs", text)]
     return [*words, "--out", str(output(stage, folder))]
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mtbench.models.chat_template import Options
 from mtbench.training.draft_objectives import Eagle, MarkovBlockDraft
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
 from mtbench.training.trainer import Settings
@@ -34,7 +33,6 @@ class Stage:
     teacher: str | None = None
     shape: Mapping[str, int] = field(default_factory=dict)  # of the untrained checkpoint
     answer_tokens: int | None = None
-    chat_template_kwargs: Options = field(default_factory=dict)  # of its prompts
 
     def to_read(self) -> int | None:
         """Return how many conversations to read of each of `data` (None: all), so that `examples` are trained on.
@@ -144,10 +142,8 @@ def _eagle_cpu() -> tuple[Stage, ...]:
     )
 
 
-def changed(stages: Sequence[Stage], base: str | None, data: tuple[str, ...], options: Options) -> tuple[Stage, ...]:
-    """Return the stages with variables of the chat template, and another base, and other data, wherever they name no
-    stage. None, (): as they are.
-    """
+def changed(stages: Sequence[Stage], base: str | None, data: tuple[str, ...]) -> tuple[Stage, ...]:
+    """Return the stages with another base, and other data, wherever they name no stage. None, (): as they are."""
     names = {stage.name for stage in stages}
 
     def model(source: str | None) -> str | None:
@@ -159,7 +155,6 @@ def changed(stages: Sequence[Stage], base: str | None, data: tuple[str, ...], op
             base=model(stage.base),
             teacher=model(stage.teacher),
             data=stage.data if names.intersection(stage.data) else data or stage.data,
-            chat_template_kwargs=options,
         )
         for stage in stages
     )

@@ -139,7 +139,7 @@ def test_a_command_trains_and_prints_the_folder(base: Path, tmp_path: Path) -> N
     [
         (["--data", "nothing"], "no data 'nothing'; known: a suite"),
         (["--data", "arithmetic"], "--examples N"),
-        (["--data", "arithmetic", "--examples", "8", "--max-length", "3"], "no conversation shorter than"),
+        (["--data", "arithmetic", "--examples", "8", "--max-length", "3"], "no conversation to train on"),
         (["--data", "arithmetic", "--batch-size", "0"], "--batch-size 0 is not allowed; it is a whole number of at"),
         (["--data", "arithmetic", "--examples", "8", "--base", "/nowhere"], "'/nowhere'"),
         (["--data", "arithmetic", "--examples", "8", "--teacher", "/nowhere"], "uses no teacher"),

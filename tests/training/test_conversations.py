@@ -313,7 +313,7 @@ def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any
     assert (counts.dropped, counts.cut) == (0, 2)
     none, counts = tokenise([Row("here", CHAT)], tokenizer, max_length=prompt)
     assert (len(none), counts.dropped, counts.cut) == (0, 1, 0)
-    reason = r"no conversation shorter than max_length 3 \(8 conversations: 8 dropped.*; give .* `--max-length N`"
+    reason = r"no conversation to train on, at a max_length of 3 \(8 conv.*: 8 dropped.*; give .* `--max-length N`"
     with pytest.raises(UserError, match=reason):
         prepare(rows, None, tokenizer, max_length=3, seed=0)
 
@@ -343,9 +343,9 @@ def test_an_answer_that_would_merge_with_the_prompts_last_token_is_tokenised_alo
     [
         (
             "{{ messages | length }}{{ messages[-1].content }}",
-            r"holds no answer that the .* \(8 conv.*: 8 d",
+            r"holds no conversation to train on, .*8 dropped \(8: the",
         ),
-        ("{{ messages[0].content }}", r"rows.jsonl holds no answer that the chat template keeps as it is \(8 conv"),
+        ("{{ messages[0].content }}", r"rows.jsonl holds no conv.*: the chat template rewrites their"),
         ("{{ messages[0].content }}{% if messages | length > 1 %}{{ raise_exception('No') }}{% endif %}", r"it \(No\)"),
         ("{{ raise_exception('No users') }}", r"line 1: the chat template refuses it \(No users\)"),
         (None, "no chat template"),

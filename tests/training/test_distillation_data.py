@@ -144,7 +144,7 @@ def test_a_training_learns_what_the_teacher_emitted(
     assert any("[/THINK] answer is" in answer for answer in answers)
     assert {answer.finish_reason for answer in emitted} == ({"end"} if tokens == 160 else {"end", "length"})
     if variables:
-        with pytest.raises(UserError, match=r"template variables enable_thinking=false, not none; give the same"):
+        with pytest.raises(UserError, match=r"template variables enable_thinking=false, not with none; give the same"):
             prepare(str(out), None, teacher.tokenizer, max_length=512, seed=0)
 
 

@@ -191,13 +191,13 @@ LATER = "A sea near Italy.\n</think>\n\nThe Adriatic."  # the prompt has opened 
         ("qwen35", "<think>\nOkay, a hill, maybe in", True, None),
         ("qwen35", "Okay, a town, maybe by the", True, None),
         ("qwen35", "< and </think>", False, None),  # moved into a block
-        ("qwen35", "<think>\n", True, None),  # nothing of it is behind the prompt
         ("qwen3", "The Danube.", False, None),
         ("qwen3", THOUGHT, False, THOUGHT),
         ("qwen3", LATER, False, None),
         ("qwen3", "Okay, a town, maybe by the", True, None),
         ("opens", "Okay, a town, maybe by the", True, None),  # without the block that the prompt opens
         ("opens", "<think>\nOkay, a town, maybe by the", True, "Okay, a town, maybe by the"),
+        ("opens", "<think>\n", True, None),  # nothing of it is behind the prompt
         ("r1", "The Danube.", False, "The Danube."),
         ("r1", THOUGHT, False, None),
         ("r1", "<think>\nOkay, a hill, maybe in", True, "<think>\nOkay, a hill, maybe in"),
@@ -249,7 +249,7 @@ def test_rewritten_answers_are_counted_and_named(tokenizer: Any, tmp_path: Path)
     data = prepare(str(file), None, tokenizer, max_length=128, seed=0)
     assert data.summary == "3 conversations: 2 dropped (2: the chat template rewrites their answers), 0 cut"
     assert (len(data.examples), data.description["dropped"], data.description["rewritten"]) == (1, 2, 2)
-    with pytest.raises(UserError, match=r"holds no answer that the chat template keeps as it is \(2 .*; give `--chat"):
+    with pytest.raises(UserError, match=r"2 dropped \(2: .*`--chat-template-kwargs` under which the template"):
         prepare(str(file), 2, tokenizer, max_length=128, seed=0)
     plain = prepare(str(file), 2, tokenizer, max_length=128, seed=0, options={"enable_thinking": False})
     assert plain.summary == "2 conversations: 0 dropped, 0 cut"
@@ -265,11 +265,12 @@ def test_an_answer_is_learned_behind_the_prompt_that_its_author_read(tokenizer: 
     off = {"enable_thinking": False}
     row = {"messages": turns("Why?", "Okay."), "chat_template_kwargs": off}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    with pytest.raises(UserError, match=r"line 1: .* variables enable_thinking=false, not none; give the same"):
+    with pytest.raises(UserError, match=r"line 1: .* variables enable_thinking=false, not with none; give the same"):
         prepare(str(tmp_path / "a.jsonl"), None, tokenizer, max_length=128, seed=0)
     data = prepare(str(tmp_path / "a.jsonl"), None, tokenizer, max_length=128, seed=0, options=off)
     example = data.examples[0]
     assert example.ids[: example.prompt].tolist() == asked(tokenizer, turns("Why?", ""), **off)
+    assert len(prepare(str(tmp_path / "a.jsonl"), None, tokenizer, max_length=128, seed=0, options=None).examples) == 1
 
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "add_generation_prompt"])
@@ -278,3 +279,11 @@ def test_a_variable_that_the_template_does_not_read_is_refused(tokenizer: Any, n
     tokenizer.chat_template = TEMPLATES["qwen35"]
     with pytest.raises(UserError, match=f"--chat-template-kwargs '{name}'"):
         prepare("nothing", None, tokenizer, max_length=128, seed=0, options={name: False})
+
+
+@pytest.mark.parametrize(("own", "options"), [({"a": 1, "b": None}, {"a": 1}), ({}, {}), (None, None), ("a=1", None)])
+def test_a_row_names_its_variables(tmp_path: Path, own: Any, options: Any) -> None:
+    """A table has a column for the variables of all its rows, empty where a row has none."""
+    row = {"messages": turns("Why?", "Okay."), "chat_template_kwargs": own}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    assert [found.options for found in read(str(tmp_path / "a.jsonl"), None, Source())] == [options]
