@@ -41,6 +41,7 @@ app = typer.Typer(
     help="Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
 )
 
+NO_VARIABLES: Mapping[str, Any] = {}  # of the chat template
 Size = Annotated[int, option("As in the model's config.json.", TRAINED, ge=1)]
 
 
@@ -63,6 +64,7 @@ class CheckpointOptions(Record):
     grow_vocabulary: Annotated[
         bool, option("Add a row for a mask token to the embedding of a base without one.", TRAINED)
     ] = False
+    chat_template_kwargs: common.ChatTemplateKwargs = NO_VARIABLES
     data_dir: common.DataDir = None
     offline: common.Offline = False
     dry_run: common.TrainingDryRun = False
@@ -174,6 +176,7 @@ def answers(
     minutes: Annotated[
         float | None, option("End after so many minutes with the answers so far.", TRAINED, ge=0.01, le=1e6)
     ] = None,
+    chat_template_kwargs: common.ChatTemplateKwargs = NO_VARIABLES,
     seed: common.TrainingSeed = 42,
     data_dir: common.DataDir = None,
     offline: common.Offline = False,
@@ -187,6 +190,7 @@ def answers(
         out,
         max_new_tokens=max_new_tokens,
         keep_cut=keep_cut,
+        options=chat_template_kwargs,
         minutes=minutes,
         offline=offline,
     )
@@ -285,6 +289,7 @@ def _train(options: CheckpointOptions, objective: Any, settings: Any) -> None:
         teacher=options.teacher,
         mask_token=options.mask_token,
         grow_vocabulary=options.grow_vocabulary,
+        chat_template_kwargs=options.chat_template_kwargs,
         data_dir=None if options.data_dir is None else Path(options.data_dir),
         offline=options.offline,
     )

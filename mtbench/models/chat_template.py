@@ -17,6 +17,7 @@ from mtbench.programs.deadline import OutOfTimeError, deadline
 
 LONGEST_S = 5.0
 Options = Mapping[str, bool | int | float | str]
+NO_OPTIONS: Options = MappingProxyType({})
 
 
 def render(
@@ -25,7 +26,7 @@ def render(
     *,
     answer_follows: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
-    options: Options = MappingProxyType({}),
+    options: Options = NO_OPTIONS,
 ) -> str:
     """Return the conversation as the tokenizer's template writes it, with the beginning of an answer if one follows.
 
@@ -70,7 +71,7 @@ def tokenise(tokenizer: Any, texts: Sequence[str], *, plain: bool) -> list[list[
     Raises UserError if the tokenizer fails.
     """
     try:
-        return list(tokenizer(list(texts), add_special_tokens=plain)["input_ids"]) if texts else []
+        return list(tokenizer(list(texts), add_special_tokens=plain, verbose=False)["input_ids"]) if texts else []
     except Exception as error:  # a tokenizer may raise any, and tokenizers raises plain ones
         raise UserError(
             f"the tokenizer of checkpoint {tokenizer.name_or_path!r} fails: {first_line(error)}; give another one with "
@@ -87,6 +88,13 @@ def refuse_reserved(tokenizer: Any, names: Iterable[str], field: str) -> None:
                 f"{field} {name!r} is not allowed: it is no variable of a chat template. Give one that the template "
                 "reads, such as enable_thinking."
             )
+
+
+def refuse_unread(tokenizer: Any, names: Collection[str]) -> None:
+    """Raise UserError for a name in --chat-template-kwargs that the tokenizer's template does not read."""
+    refuse_reserved(tokenizer, names, "--chat-template-kwargs")
+    for name in ignored(tokenizer, names) if tokenizer.chat_template and names else ():
+        raise UserError(f"--chat-template-kwargs {name!r}: the chat template does not read it; give one that it reads.")
 
 
 def ignored(tokenizer: Any, names: Collection[str]) -> list[str]:

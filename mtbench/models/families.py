@@ -68,6 +68,7 @@ class TrainingOptions(BaseModel):
     options: dict[str, bool | int | float | str | None] = {}
     objective: str | None = None
     feeds_masks: bool | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
 
 
 def read_training_record(folder: Path) -> dict[str, Any]:

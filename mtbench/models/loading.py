@@ -133,6 +133,11 @@ class Inspected:
         return self._record.get("feeds_masks") is True or pard_token(self.config) is not None
 
     @property
+    def chat_template_kwargs(self) -> Mapping[str, Any] | None:
+        """The variables of the chat template in its training; None without a record of them."""
+        return self._record.get("chat_template_kwargs")
+
+    @property
     def _record(self) -> dict[str, Any]:
         """The training record; empty if it is missing or invalid. `Family.training` reports an invalid one."""
         try:

@@ -14,11 +14,12 @@ from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, suite_errors
 from mtbench.models import chat_template
-from mtbench.models.families import Family
+from mtbench.models.families import Family, short_name
 from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected, inspect
 from mtbench.models.thinking import Thinking
 from mtbench.options.common import MOST_NEW_TOKENS
+from mtbench.options.texts import joined, pairs
 from mtbench.plan.plan import Item, Plan, RunRequest, SuitePlan
 from mtbench.plan.run import Run
 
@@ -112,6 +113,7 @@ def plan_suite(
             *(["out of domain"] if family.domain not in (None, suite.name) else []),
             *([LEFT_OUT.format(lost.total(), len(lost), room)] if lost else []),
             *_prompt_flags(items, checkpoints[0], names, rendered),
+            *(_training_flags(checkpoints, request.chat_template_kwargs) if rendered else []),
         ],
         items=items,
         answer_formats=formats,
@@ -191,6 +193,16 @@ def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], re
     known, stops = target.tokenizer.get_vocab(), dict.fromkeys(s for item in items for s in (*item.stop, *item.cut))
     never = [s for s in stops if s in known and (known[s] >= target.vocabulary or known[s] == target.mask_id)]
     return [*flags, *(f"the stop string {stop!r} is a token that no arm may emit" for stop in never)]
+
+
+def _training_flags(checkpoints: Sequence[Inspected], options: chat_template.Options) -> list[str]:
+    """Return a remark for each checkpoint that learned answers under other variables of the chat template."""
+    return [
+        f"{short_name(one.source)} was trained with the template variables {joined(pairs(then)) or 'none'}, and runs "
+        f"with {joined(pairs(options)) or 'none'}"
+        for one in checkpoints
+        if (then := one.chat_template_kwargs) is not None and then != options
+    ]
 
 
 def _refuse_unknown_ids(prompts: Sequence[Prompt], items: Sequence[Item], tokenizer: Any, reader: Inspected) -> None:

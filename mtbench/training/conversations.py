@@ -3,6 +3,8 @@
 The labels are the last assistant turn with its end token and the newline after it; earlier turns are prompt. Long
 answers are cut on the right; conversations whose prompt leaves no room for an answer are dropped. All of this is as in
 the released code of MARS (arXiv 2604.07023). A row with `cut` has an answer that does not end: no end token is learned.
+If the last turn has the `token_ids` that a teacher emitted, the labels are these and nothing else. A row whose answer
+the chat template rewrites is dropped: a model would learn what nobody wrote.
 `datasets` is needed for the hub, pyarrow for Parquet, neither for JSONL.
 """
 
@@ -24,6 +26,8 @@ from mtbench.evaluation.dataset_files import RowError, read_rows
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
+from mtbench.models.chat_template import NO_OPTIONS, Options
+from mtbench.options.texts import joined, pairs
 from mtbench.programs import network
 from mtbench.training.packing import Examples, contiguous_examples
 
@@ -32,6 +36,7 @@ PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "outp
 SCHEMAS = "messages; prompt and completion; question and answer; instruction and output, maybe input"
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
 SUFFIXES = (".jsonl", ".parquet")
+PROBE = "1827"  # an answer that no template rewrites
 
 
 class Row(NamedTuple):
@@ -40,6 +45,7 @@ class Row(NamedTuple):
     location: str  # for messages
     turns: Messages | None  # None if one of them is empty
     cut: bool = False  # the answer was cut off, so nothing ends it
+    options: Options | None = None  # variables of the chat template, if it names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,27 +80,31 @@ def prepare(
     *,
     max_length: int,
     seed: int,
+    options: Options | None = NO_OPTIONS,
     data_dir: Path | None = None,
     offline: bool = False,
 ) -> Data:
     """Read and tokenise the data.
 
-    `count` is how many conversations to read of each of `data` (see `read`); None: all.
+    `count` is how many conversations to read of each of `data` (see `read`); None: all. `options`: variables of the
+    chat template; None: those of each row.
 
     Raises UserError if nothing is left to train on, and the errors of `read` and `tokenise`.
     """
     refuse_without_template(tokenizer)
+    chat_template.refuse_unread(tokenizer, options or ())
     names = [data] if isinstance(data, str) else list(data)
     source = Source(data_dir=data_dir, offline=offline, seed=seed)
-    found = [tokenise(read(name, count, source), tokenizer, max_length) for name in names]
+    found = [tokenise(read(name, count, source), tokenizer, max_length, options) for name in names]
     parts = [examples for examples, _ in found]
     columns = zip(*((part.ids, part.lengths, part.prompts) for part in parts), strict=True)
     examples = contiguous_examples(*map(torch.cat, columns))
     counts = Counts(*map(sum, zip(*(counts for _, counts in found), strict=True)))
     if not examples:
         raise UserError(
-            f"{', '.join(names)} holds no conversation shorter than max_length {max_length} ({counts}); give a larger "
-            "one with `--max-length N`, or other conversations with `--data`"
+            f"{', '.join(names)} holds no conversation to train on, at a max_length of {max_length} ({counts}); give a "
+            "larger one with `--max-length N`, `--chat-template-kwargs` under which the template keeps answers as they "
+            "are, or other conversations with `--data`"
         )
     description = {
         "data": names,
@@ -103,6 +113,7 @@ def prepare(
         "read": counts.read,
         "dropped": counts.dropped,
         "cut": counts.cut,
+        **({"rewritten": counts.rewritten} if counts.rewritten else {}),
     }
     return Data(
         examples=examples,
@@ -122,11 +133,13 @@ class Counts(NamedTuple):
     """How many conversations were read, dropped and cut."""
 
     read: int
-    dropped: int  # a turn has no content, or the prompt alone reaches the maximum length
+    dropped: int  # a turn has no content, the prompt alone reaches the maximum length, or the answer is rewritten
     cut: int  # kept, with the end of the answer cut off
+    rewritten: int = 0  # dropped, because the chat template writes another answer
 
     def __str__(self) -> str:
-        return f"{self.read:,} conversations: {self.dropped:,} dropped, {self.cut:,} cut"
+        rewritten = f" ({self.rewritten:,}: the chat template rewrites their answers)" if self.rewritten else ""
+        return f"{self.read:,} conversations: {self.dropped:,} dropped{rewritten}, {self.cut:,} cut"
 
 
 # --- Reading ------------------------------------------------------------------------------------------------------
@@ -149,16 +162,18 @@ def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
     """
     for location, row in islice(_rows(data, count, source), count):
         try:
-            yield Row(location, as_conversation(row), row.get("cut") is True)
+            turns, own = as_conversation(row), row.get("chat_template_kwargs")
         except UserError as error:
             raise UserError(f"{location}: {error}") from None
+        options = {n: v for n, v in own.items() if v is not None} if isinstance(own, dict) else None  # as in a table
+        yield Row(location, turns, row.get("cut") is True, options)
 
 
 def as_conversation(row: Any) -> Messages | None:
     """Return the turns of a row, the assistant's last; None if one has no content (a system turn may be empty).
 
-    Rows follow one of `SCHEMAS`; the last is that of Alpaca. Other columns are ignored. Raises UserError with the
-    reason.
+    The last one keeps its `token_ids`, those that its author emitted, with the end token unless it is cut. Rows follow
+    one of `SCHEMAS`; the last is that of Alpaca. Other columns are ignored. Raises UserError with the reason.
     """
     if not isinstance(row, dict):
         raise UserError(f"a row must be an object, this is a {type(row).__name__}")
@@ -169,7 +184,11 @@ def as_conversation(row: Any) -> Messages | None:
         raise UserError("a conversation has at least two turns and ends with the assistant's")
     if any(turn["content"] is None or not (turn["content"].strip() or turn["role"] == "system") for turn in turns):
         return None
-    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    found = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    ids = turns[-1].get("token_ids")
+    if isinstance(ids, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
+        found[-1]["token_ids"] = ids
+    return found
 
 
 def _two_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -262,22 +281,24 @@ def _hub_rows(data: str, count: int | None, offline: bool) -> Iterator[tuple[str
 # --- Tokens -------------------------------------------------------------------------------------------------------
 
 
-def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Examples, Counts]:
+def tokenise(
+    rows: Iterable[Row], tokenizer: Any, max_length: int, options: Options | None = NO_OPTIONS
+) -> tuple[Examples, Counts]:
     """Tokenise conversations, each cut to `max_length` tokens. Return the examples and the counts.
 
-    Raises UserError if the chat template refuses a conversation or writes another prompt when an answer follows.
+    `options`: variables of the chat template; None: those of each row. Raises UserError if the template refuses a
+    conversation, or for a row with other variables.
     """
-    read = dropped = cut = 0
+    read = dropped = cut = rewritten = 0
     tokens, lengths, prompts = array("i"), array("q"), array("q")
     stream = iter(rows)
     while chunk := list(islice(stream, CHUNK)):
-        texts = [_apply_template(row, tokenizer) for row in chunk if row.turns is not None]
+        whole = [_under(options, row) for row in chunk if row.turns is not None]
         read += len(chunk)
-        dropped += len(chunk) - len(texts)
-        if not texts:
-            continue
-        for prompt, answer in _encode(texts, tokenizer):
-            if len(prompt) >= max_length:
+        dropped += len(chunk) - len(whole)
+        for prompt, answer in _tokens(whole, tokenizer):
+            rewritten += answer is None
+            if answer is None or len(prompt) >= max_length:
                 dropped += 1
                 continue
             ids = prompt + answer
@@ -286,49 +307,66 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
             lengths.append(min(len(ids), max_length))
             prompts.append(len(prompt))
     columns = (torch.from_numpy(numpy.asarray(column)) for column in (tokens, lengths, prompts))
-    return contiguous_examples(*columns), Counts(read, dropped, cut)
+    return contiguous_examples(*columns), Counts(read, dropped, cut, rewritten)
 
 
-def _apply_template(row: Row, tokenizer: Any) -> tuple[str, str]:
-    """Return prompt and whole conversation as the chat template writes them; of a cut answer, nothing after it."""
-    location, turns, cut = row
-    assert turns is not None
-    try:
-        whole = chat_template.render(tokenizer, turns)
-        prompt = chat_template.render(tokenizer, turns[:-1], answer_follows=True)
-    except TemplateError as error:  # Gemma's, for example, refuses a system turn
-        raise UserError(f"{location}: the chat template refuses it ({first_line(error)})") from None
-    if whole == prompt or not whole.startswith(prompt):
-        raise UserError(
-            f"{location}: this chat template changes a prompt when its answer follows, so the labels are unknown"
-        )
-    if not cut:
-        return prompt, whole
-    answer = turns[-1]["content"].strip()
-    if (place := whole.find(answer, len(prompt))) < 0:
-        raise UserError(f"{location}: this chat template changes the answer, so it is unknown where it was cut")
-    return prompt, whole[: place + len(answer)]
+def emitted_text(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int]) -> str:
+    """Return the text of tokens that were emitted behind a prompt, with special ones."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _encode(texts: Sequence[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the tokens of each prompt, and those of its answer; `texts` are pairs of prompt and whole conversation."""
-
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        encoded = tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        ids: list[list[int]] = encoded.input_ids
-        return ids
-
-    prompts, wholes = ([text[place] for text in texts] for place in (0, 1))
-    for (prompt, whole), prompt_ids, ids in zip(texts, encode(prompts), encode(wholes), strict=True):
-        if ids[: len(prompt_ids)] == prompt_ids:
-            yield prompt_ids, ids[len(prompt_ids) :]
+def _tokens(rows: Sequence[Row], tokenizer: Any) -> Iterator[tuple[list[int], list[int] | None]]:
+    """Yield the tokens of each row's prompt, and those of its answer; None if the chat template rewrites it."""
+    asked = [_render(row, (row.turns or ())[:-1], tokenizer, answer_follows=True) for row in rows]
+    prompts = chat_template.tokenise(tokenizer, asked, plain=False)
+    answers = [_answer(*one, tokenizer) for one in zip(rows, asked, prompts, strict=True)]
+    texts = [text + answer for text, answer in zip(asked, answers, strict=True) if isinstance(answer, str)]
+    wholes = iter(chat_template.tokenise(tokenizer, texts, plain=False))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if not isinstance(answer, str):
+            yield prompt, answer
+        elif (ids := next(wholes))[: len(prompt)] == prompt:
+            yield prompt, ids[len(prompt) :]
         else:
             # A token spans prompt and answer (an answer that begins with a newline). In decoding, the model gets the
             # prompt's tokens alone, so the answer is tokenised alone, too.
-            yield prompt_ids, encode([whole[len(prompt) :]])[0]
+            yield prompt, chat_template.tokenise(tokenizer, [answer], plain=False)[0]
+
+
+def _under(options: Options | None, row: Row) -> Row:
+    """Return a row that is rendered with `options`, or None: its own. Raises UserError if it names others."""
+    if options is not None and row.options not in (None, options):
+        raise UserError(
+            f"{row.location}: its answer was made with the template variables {joined(pairs(row.options)) or 'none'}, "
+            f"not with {joined(pairs(options)) or 'none'}; give the same by `--chat-template-kwargs`"
+        )
+    return row._replace(options=row.options or options or NO_OPTIONS)
+
+
+def _render(row: Row, turns: Messages, tokenizer: Any, answer_follows: bool = False) -> str:
+    """Return turns of a row as the chat template writes them. Raises UserError if it refuses them."""
+    try:
+        return chat_template.render(tokenizer, turns, answer_follows=answer_follows, options=row.options or NO_OPTIONS)
+    except TemplateError as error:  # Gemma's, for example, refuses a system turn
+        raise UserError(f"{row.location}: the chat template refuses it ({first_line(error)})") from None
+
+
+def _answer(row: Row, asked: str, prompt: Sequence[int], tokenizer: Any) -> list[int] | str | None:
+    """Return what is learned of a row: the emitted ids, else the text behind the prompt; None if it is rewritten.
+
+    That is, unless the template writes the answer as it is, then what ends every answer. The prompt may hold the
+    answer's beginning, such as <think>. A space before it is part of a word in the tokens of Mistral.
+    """
+    assert row.turns is not None
+    *turns, turn = row.turns
+    content, ids = turn["content"], turn.get("token_ids")
+    if ids and emitted_text(tokenizer, ids if row.cut else ids[:-1], prompt) == content:
+        return list(ids)  # ids of another vocabulary have another text
+    whole, other = (_render(row, [*turns, {**turn, "content": text}], tokenizer) for text in (content, PROBE))
+    ending = other.rpartition(PROBE)[2]
+    before = whole.removesuffix(content + ending)
+    begun = asked[len(before) :]  # of the answer
+    fits = before in (asked, f"{asked} ") or (begun.strip() and len(begun) < len(content))
+    if before == whole or not whole.startswith(asked) or not fits:
+        return None
+    return whole[len(asked) : len(whole) - len(ending) if row.cut else None]

@@ -64,7 +64,8 @@ def write_token_map(base: str, data: Sequence[str], out: Path, *, size: int, off
             f"--data {suites[0]} is a suite, and a token map comes from other texts; give a file of answers."
         )
     found = inspect(base, offline=offline)
-    examples = prepare(data, None, found.tokenizer, max_length=LONGEST, seed=0, offline=offline).examples
+    read = prepare(data, None, found.tokenizer, max_length=LONGEST, seed=0, options=None, offline=offline)
+    examples = read.examples
     ids = most_frequent(examples, size, found.vocabulary)
     token_map.write(out, ids.tolist())
     return coverage(ids, examples, found.vocabulary)

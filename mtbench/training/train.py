@@ -8,7 +8,7 @@ interruption.
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import ATTENTION
+from mtbench.models.chat_template import Options
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.families import locate
 from mtbench.models.loading import Inspected, downloaded, inspect, refuse_undecodable
@@ -47,6 +48,7 @@ class TrainingRequest(Stage):
     out: Path
     mask_token: str | None = None  # reserved token of a base that has no mask token
     grow_vocabulary: bool = False  # or add a row for one to its embedding
+    chat_template_kwargs: Options = field(default_factory=dict)
     data_dir: Path | None = None
     offline: bool = False
 
@@ -175,6 +177,7 @@ def check(request: TrainingRequest) -> Checked:
         base.tokenizer,
         max_length=settings.max_length,
         seed=settings.seed,
+        options=request.chat_template_kwargs,
         data_dir=request.data_dir,
         offline=request.offline,
     )
@@ -250,6 +253,7 @@ def _request_record(request: TrainingRequest, base: Inspected, teacher: Inspecte
         "options": asdict(request.objective),
         "settings": asdict(request.settings),
         "data": {**data.description, "sha256": data.examples.sha256},
+        "chat_template_kwargs": dict(request.chat_template_kwargs),
         "mask_token": base.tokenizer.mask_token if request.objective.needs_mask else None,
         "base": base.source,
         "base_sha256": weights_sha256(Path(base.source)),

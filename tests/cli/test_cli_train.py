@@ -110,6 +110,7 @@ def test_a_stage_of_answers_is_a_command_that_keeps_cut_answers(tmp_path: Path) 
 def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -> None:
     """Numbers, words and switches; options that are not given have their defaults."""
     words = "mars --base a/b --data x --data y -o out --block-size 8 --layout anchored --ar-weight 0"
+    words += " --chat-template-kwargs enable_thinking=false"
     assert invoke(*words.split(), "--no-timestep-weight", "--learning-rate", "1e-3", "--pack", "0").exception is None
     assert received["request"] == TrainingRequest(
         name="out",
@@ -117,6 +118,7 @@ def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -
         base="a/b",
         data=("x", "y"),
         settings=Settings(learning_rate=1e-3, pack=0),
+        chat_template_kwargs={"enable_thinking": False},
         out=Path("out"),
     )
 
@@ -137,7 +139,7 @@ def test_a_command_trains_and_prints_the_folder(base: Path, tmp_path: Path) -> N
     [
         (["--data", "nothing"], "no data 'nothing'; known: a suite"),
         (["--data", "arithmetic"], "--examples N"),
-        (["--data", "arithmetic", "--examples", "8", "--max-length", "3"], "no conversation shorter than"),
+        (["--data", "arithmetic", "--examples", "8", "--max-length", "3"], "no conversation to train on"),
         (["--data", "arithmetic", "--batch-size", "0"], "--batch-size 0 is not allowed; it is a whole number of at"),
         (["--data", "arithmetic", "--examples", "8", "--base", "/nowhere"], "'/nowhere'"),
         (["--data", "arithmetic", "--examples", "8", "--teacher", "/nowhere"], "uses no teacher"),

@@ -155,6 +155,45 @@ def test_a_variable_that_changes_nothing_is_flagged(model: Path, tmp_path: Path)
     assert "template_options" not in unused.task
 
 
+@pytest.mark.parametrize(
+    ("trained", "run", "words"),
+    [
+        ({}, {"enable_thinking": False}, ("none", "enable_thinking=false")),
+        ({"enable_thinking": False}, {}, ("enable_thinking=false", "none")),
+        ({"enable_thinking": True}, {"enable_thinking": False}, ("enable_thinking=true", "enable_thinking=false")),
+        ({}, {}, None),
+        ({"enable_thinking": False}, {"enable_thinking": False}, None),
+        (None, {"enable_thinking": False}, None),
+    ],
+)
+def test_a_checkpoint_that_was_trained_under_other_variables_is_flagged(
+    model: Path, tmp_path: Path, trained: Any, run: dict[str, bool], words: tuple[str, str] | None
+) -> None:
+    """A draft and a target, each by name; a training record of an older version says nothing of them."""
+    record = {"objective": "draft", "options": {}}
+    for name in ("target", "small"):
+        shutil.copytree(model, tmp_path / name)
+        given = {} if trained is None else {"chat_template_kwargs": trained}
+        (tmp_path / name / "mtbench_training.json").write_text(json.dumps(record | given))
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "1 + 1"}\n')
+    request = RunRequest(
+        suite=(f"prompts:{tmp_path}/mine.jsonl", "synthetic:8x4"),
+        model=str(tmp_path / "target"),
+        checkpoint={"draft": str(tmp_path / "small")},
+        method=("ar", "speculative"),
+        max_new_tokens=4,
+        chat_template_kwargs=run,
+    )
+    chat, plain = make_plan(request).suites
+    expected = [
+        f"{name} was trained with the template variables {words[0]}, and runs with {words[1]}"
+        for name in ("target", "small")
+        if words
+    ]
+    assert [flag for flag in chat.flags if "trained" in flag] == expected
+    assert not [flag for flag in plain.flags if "trained" in flag]  # it has no chat template
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_openais_developer_is_the_system(role: str) -> None:
     """Templates of open models know the one name only, and leave out the turn of another."""

@@ -1,14 +1,19 @@
 """A teacher's answers as training data."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.models.families import family
+from mtbench.models.families import TINY, family
 from mtbench.models.loading import load
 from mtbench.training import distillation_data
 from mtbench.training.conversations import prepare, read_conversations
@@ -55,7 +60,8 @@ def test_interrupted_answers_are_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     partial = tmp_path / "answers.jsonl.partial"
     with partial.open("a") as file:
         file.write(torn)
-    for other in ({"max_new_tokens": 99}, {"conversations": conversations[1:]}):
+    other_variables = {"options": {"enable_thinking": False}}
+    for other in ({"max_new_tokens": 99}, {"conversations": conversations[1:]}, other_variables):
         request: dict[str, Any] = {"conversations": conversations, "max_new_tokens": 100} | other
         with pytest.raises(UserError, match="holds answers to another request; repeat its command, or remove it"):
             write_answers(teacher, request.pop("conversations"), out, **request)
@@ -88,6 +94,62 @@ def test_cut_answers_are_kept_and_end_nothing(tmp_path: Path) -> None:
     assert [row["messages"][0] for row in rows] == [turns[0] for turns in conversations]
     for row, (ids, prompt) in zip(rows, data.examples, strict=True):
         answer = checkpoint.tokenizer.decode(ids[prompt:])
-        assert answer == row["messages"][-1]["content"].strip() + ("" if row.get("cut") else "<|im_end|>\n")
+        assert answer == row["messages"][-1]["content"] + ("" if row.get("cut") else "<|im_end|>")
         assert not row.get("cut") or len(ids) - prompt <= 60
     assert sum(row.get("cut", False) for row in rows) == cut
+
+
+THINKS = (  # the prompt opens a block; without the variable it stays open
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ 'Okay, ' }}{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def marking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded `ar`, in whose answers ' The' is the special token [/THINK]; its template trims answers."""
+    folder = tmp_path_factory.mktemp("marking") / "ar"
+    shutil.copytree(TINY / "ar", folder)
+    (folder / "chat_template.jinja").write_text(THINKS)
+    data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    model, mark = data["model"], {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    number = model["vocab"].pop("\u0120The")
+    model["vocab"]["[/THINK]"] = number
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    model["merges"] = [pair for pair in pairs if "\u0120The" not in (*pair, "".join(pair))]
+    data["added_tokens"].append({"id": number, "content": "[/THINK]", "special": True, **mark})
+    data["added_tokens"].sort(key=lambda entry: entry["id"])
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("tokens", "variables"), [(160, {}), (60, {}), (160, {"enable_thinking": False})])
+def test_a_training_learns_what_the_teacher_emitted(
+    marking: Path, tmp_path: Path, tokens: int, variables: dict[str, bool]
+) -> None:
+    """Behind the prompt that it read: special tokens, too, words as it spelled them, and cut answers to their end."""
+    conversations = list(read_conversations("arithmetic", 8, 7))
+    out, teacher = tmp_path / "answers.jsonl", load(str(marking))
+    write_answers(str(marking), conversations, out, max_new_tokens=tokens, keep_cut=True, options=variables)
+    data = prepare(str(out), None, teacher.tokenizer, max_length=512, seed=0, options=variables)
+    assert data.summary == "8 conversations: 0 dropped, 0 cut"
+    engine = ENGINES["graph"]()
+    runners = ModelRunners("teacher", {"teacher": engine.runner(teacher)})
+    requests = [Request(prompt_ids=ids[:prompt].tolist(), max_new_tokens=tokens) for ids, prompt in data.examples]
+    emitted, _ = decode(METHODS["ar"](), runners, requests, rows=8, make=engine.batch)
+    assert [ids[prompt:].tolist() for ids, prompt in data.examples] == [answer.token_ids for answer in emitted]
+    assert all(("Okay, " in teacher.tokenizer.decode(ids[:prompt])) == bool(variables) for ids, prompt in data.examples)
+    answers = [json.loads(line)["messages"][-1]["content"] for line in out.read_text().splitlines()]
+    assert any("[/THINK] answer is" in answer for answer in answers)
+    assert {answer.finish_reason for answer in emitted} == ({"end"} if tokens == 160 else {"end", "length"})
+    if variables:
+        with pytest.raises(UserError, match=r"template variables enable_thinking=false, not with none; give the same"):
+            prepare(str(out), None, teacher.tokenizer, max_length=512, seed=0)
+
+
+def test_a_variable_that_the_teachers_template_does_not_read_is_refused(marking: Path, tmp_path: Path) -> None:
+    """Before anything is decoded."""
+    conversations = list(read_conversations("arithmetic", 1, 7))
+    with pytest.raises(UserError, match="--chat-template-kwargs 'thinking': the chat template does not read it"):
+        write_answers(str(marking), conversations, tmp_path / "a", max_new_tokens=8, options={"thinking": False})

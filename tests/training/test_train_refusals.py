@@ -15,6 +15,7 @@ from mtbench.training.draft_objectives import Eagle
 from mtbench.training.init_model import initialise
 from mtbench.training.objectives import Ar, Draft, Mars, Objective
 from mtbench.training.selector_draft import SelectorBlockDraft
+from mtbench.training.train import check
 
 pytest_plugins = ["training_fixtures"]
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
@@ -104,3 +105,23 @@ def test_another_launch_is_refused_before_weights_are_loaded(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     both_refuse(requested(Ar(), base, rows, USUAL, tmp_path / "out"), reason)
+
+
+@pytest.mark.usefixtures("without_weights")
+def test_variables_of_the_chat_template_are_recorded_and_kept_on_resuming(base: str, rows: str, tmp_path: Path) -> None:
+    """None, too: a record without them is of an older version. An interrupted training of that version goes on."""
+    thinks = tmp_path / "base"
+    shutil.copytree(base, thinks)
+    template = thinks / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if add_generation_prompt and enable_thinking %}{{ ' ' }}{% endif %}")
+    request = requested(Ar(), str(thinks), rows, USUAL, tmp_path / "out")
+    record = check(request).record
+    assert record.pop("chat_template_kwargs") == {}
+    request.resume_folder.mkdir()
+    (request.resume_folder / "request.json").write_text(json.dumps(record))
+    assert check(request).record == record | {"chat_template_kwargs": {}}
+    given = replace(request, chat_template_kwargs={"enable_thinking": False})
+    both_refuse(given, "interrupted training whose chat_template_kwargs.enable_thinking was null, not false")
+    both_refuse(
+        replace(request, chat_template_kwargs={"thinking": True}), "'thinking': the chat template does not read"
+    )
