@@ -27,6 +27,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
 from mtbench.models.chat_template import NO_OPTIONS, Options
+from mtbench.models.token_text import exact_text
 from mtbench.options.texts import joined, pairs
 from mtbench.programs import network
 from mtbench.training.packing import Examples, contiguous_examples
@@ -310,11 +311,6 @@ def tokenise(
     return contiguous_examples(*columns), Counts(read, dropped, cut, rewritten)
 
 
-def emitted_text(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int]) -> str:
-    """Return the text of tokens that were emitted behind a prompt, with special ones."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
 def _tokens(rows: Sequence[Row], tokenizer: Any) -> Iterator[tuple[list[int], list[int] | None]]:
     """Yield the tokens of each row's prompt, and those of its answer; None if the chat template rewrites it."""
     asked = [_render(row, (row.turns or ())[:-1], tokenizer, answer_follows=True) for row in rows]
@@ -360,7 +356,7 @@ def _answer(row: Row, asked: str, prompt: Sequence[int], tokenizer: Any) -> list
     assert row.turns is not None
     *turns, turn = row.turns
     content, ids = turn["content"], turn.get("token_ids")
-    if ids and emitted_text(tokenizer, ids if row.cut else ids[:-1], prompt) == content:
+    if ids and exact_text(tokenizer, ids if row.cut else ids[:-1], prompt) == content:
         return list(ids)  # ids of another vocabulary have another text
     whole, other = (_render(row, [*turns, {**turn, "content": text}], tokenizer) for text in (content, PROBE))
     ending = other.rpartition(PROBE)[2]

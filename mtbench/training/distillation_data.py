@@ -25,7 +25,7 @@ from mtbench.measure.model_pool import fastest_for, parameters
 from mtbench.models import chat_template
 from mtbench.models.chat_template import NO_OPTIONS, Options
 from mtbench.models.loading import DTYPES, Checkpoint, load
-from mtbench.training.conversations import emitted_text
+from mtbench.models.token_text import exact_text
 
 ROWS = 64  # answers decoded together
 CHUNK = 256  # answers decoded before they are kept
@@ -129,7 +129,7 @@ def answered(
         answers, _ = decode(reference, runners, requests, rows=ROWS, make=engine.batch)
         for turns, prompt, answer in zip(questions, prompts, answers, strict=True):
             ids, finished = answer.token_ids, answer.finish_reason == "end"
-            text = emitted_text(tokenizer, ids[:-1] if finished else ids, prompt)
+            text = exact_text(tokenizer, ids[:-1] if finished else ids, prompt)
             yield Answered([*turns, {"role": "assistant", "content": text, "token_ids": ids}], finished)
         now = time.monotonic()
         left = (ends_at - now) * len(chunk) / (now - began)  # answers until then
