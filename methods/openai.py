@@ -5,7 +5,8 @@ SGLang: Zheng et al., "SGLang: Efficient Execution of Structured Language Model 
 
 The server must serve the checkpoint of the role given by `on`; the tokenizer of that checkpoint encodes the prompts.
 mtbench cannot check this, so the server's tokens are not graded. A batch of R prompts is R concurrent requests.
-Decoding is greedy, without the checkpoint's penalties. As in our arms, requests share no prefix cache.
+Decoding is greedy, without the checkpoint's penalties. Requests ask for no prefix cache. A server that
+keeps prompts is flagged: by its counts of cached tokens, else by first tokens over 3 times as fast as in round 1.
 
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
 that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is the server's report
@@ -108,6 +109,7 @@ class OpenAI(ExternalEngine):
             counted=sum(counts) if len(counts) == len(replies) else None,
             speculation=Speculation.total([reply.speculation for reply in replies]),
             dropped="a request was sent again, because the server was busy" if again else None,
+            cached_tokens=[reply.cached for reply in replies],
         )
 
 

@@ -165,7 +165,7 @@ def timed(
         ttft_s=answers.ttft_s,
         preparation_s=wall_s if answers.prepared else 0.0,  # at most: engines do not report it
         counted=answers.counted,
-        cached_tokens=None if None in cached else sum(filter(None, cached)),
+        cached_tokens=None if {*cached} == {None} else sum(filter(None, cached)),  # vLLM leaves out a 0
         dropped=answers.dropped,
         **(answers.speculation._asdict() if answers.speculation else {}),
     )

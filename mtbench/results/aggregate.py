@@ -42,6 +42,7 @@ from mtbench.results.figure_formats import (
     SpeedParts,
 )
 from mtbench.results.flags import (
+    cache_flags,
     disturbances,
     measurement_flags,
     prefix_cache,
@@ -222,6 +223,7 @@ def _cell(
             *cell.flags,
             *disturbances(data, compared.far_off),
             *measurement_flags(data, stored.sessions),
+            *cache_flags(data, of_arm),
             *scoring_flags(data, suite),
             *result_flags(cell, summary, finish, compared),
             *degenerate.flags(loops, summary.tokens_per_forward),

@@ -1,5 +1,6 @@
 """Flags of a cell: disturbances, changes and gaps of its measurement, and why it is void."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,9 @@ PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU comput
 FEW_DROPPED = 0.05  # share of samples that may be dropped without a warning above the decision
 REMEDIES = {NO_PROCESSOR: "end other programs, or measure again", THROTTLED: MORE_QUOTA}  # of dropped samples
 FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
+WARM, WARM_S = 3.0, 0.02  # least ratio and difference, in seconds, of a prompt's time and a cached prompt's
+ALIKE = 2 / 3  # of a prompt's tokens: one of so many takes over a third of its time to read
+ANEW = "start it without its prefix cache, or anew for one batch size and `--rounds 1`"
 ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
 
 
@@ -129,6 +133,34 @@ def _engine_flags(data: CellData) -> list[str]:
         accepted, drafted = (sum(column) for column in zip(*wrong, strict=True))
         flags.append(f"the engine's counts cannot be: {accepted:,} of {drafted:,} drafted tokens accepted")
     return flags
+
+
+def cache_flags(data: CellData, of_arm: Sequence[CellData]) -> list[str]:
+    """Return a flag if prompts were cached: by the server's counts, else by its times to the first token.
+
+    These are compared with those of round 1 at each batch size: `of_arm`, the cells of the arm on the suite.
+    """
+    outside, samples = data.cell.engine is None, data.samples
+    if data.cell.prefix_cache:  # later turns may use it
+        samples = [t for t in samples if data.unit_of[t.block] == t.block]
+    if kept := [t.cached_tokens for t in samples if t.cached_tokens]:
+        where = f"in {len(kept)} of {len(samples)} samples, by other prompts or sent before"
+        return [f"the server had cached {sum(kept):,} tokens of prompts {where}" + f"; {ANEW}" * outside]
+    read = {f"in round 1 at batch size {o.cell.batch_size}": _first_tokens(o, 1) for o in of_arm if outside}
+    for (when, first), number in itertools.product(read.items(), sorted({t.round for t in samples})):
+        later = _first_tokens(data, number)
+        pairs = [(s, float(np.median(of))) for n, s in first if (of := [t for m, t in later if m >= ALIKE * n])]
+        if len(pairs) > 1:
+            slow_s, fast_s = sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 4]
+            if slow_s > max(WARM * fast_s, fast_s + WARM_S):
+                took = f"first tokens took {fast_s:.2g} s in round {number}, and {slow_s:.2g} s {when}"
+                return [f"{took}: the server seems to keep prompts; {ANEW}"]
+    return []
+
+
+def _first_tokens(data: CellData, number: int) -> list[tuple[int, float]]:
+    """Return the prompt tokens of each block of a round, and its time to the first token, where it is known."""
+    return [(t.prompt_tokens, t.ttft_s) for t in data.samples if t.round == number and t.ttft_s]
 
 
 def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:

@@ -25,6 +25,7 @@ class Service:
         self.counted_besides = 0  # tokens that its usage has and its text has not
         self.fault: str | None = None
         self.knows: set[str] | None = None  # fields of a request; others, and prompts of ids, are refused. None: all
+        self.cached: Callable[[list[int]], int | None] = lambda prompt: None  # of these, that its usage says were kept
         self.beside_usage: dict[str, Any] = {}  # members of the event with the usage
         self.counters: dict[str, float] | None = {}  # None: no /metrics
         self.seen: list[tuple[str, Mapping[str, str], dict[str, Any]]] = []  # path, headers, body
@@ -84,7 +85,9 @@ class Service:
                 choice |= {"finish_reason": finish, "stop_reason": said}
             yield "data: " + json.dumps({"choices": [choice], "usage": None})
         if self.tells_usage and body["stream_options"]["include_usage"]:
-            usage = {"completion_tokens": len(ids) + self.counted_besides}
+            usage: dict[str, Any] = {"completion_tokens": len(ids) + self.counted_besides}
+            if (cached := self.cached(body["prompt"])) is not None:
+                usage["prompt_tokens_details"] = {"cached_tokens": cached}
             yield "data: " + json.dumps({"choices": [], "usage": usage, **self.beside_usage})
         yield "data: [DONE]"
 

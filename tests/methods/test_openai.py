@@ -159,6 +159,25 @@ def test_what_the_server_counts_besides_its_text_is_kept(service: Service, words
     assert ask(service, words)[1].counted is None
 
 
+@pytest.mark.parametrize(
+    ("told", "each", "of_batch"),
+    [
+        ([2, 0, 1], [2, 0, 1], 3),
+        ([0, 0, 0], [0, 0, 0], 0),
+        ([2, None, None], [2, None, None], 2),
+        ([None] * 3, [None] * 3, None),
+    ],
+    ids=["all", "none was cached", "a 0 is left out", "silent"],
+)
+def test_cached_tokens_are_the_servers(
+    told: list[int | None], each: list[int | None], of_batch: int | None, service: Service, words: Inspected
+) -> None:
+    """Of each request, and their sum: a prompt that the server had is not read, whatever was asked of it."""
+    service.cached = lambda prompt: told[PROMPTS.index(prompt)]
+    generations, timing = ask(service, words)
+    assert ([g.cached_tokens for g in generations], timing.cached_tokens) == (each, of_batch)
+
+
 COUNTERS = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]
 VLLM = {
     "mean_acceptance_length": 1.75,
@@ -299,6 +318,7 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
     """The same tokens from the same weights; what it hides is null; a server that is not there costs its own cells."""
     same_model.counters = {"vllm:spec_decode_num_drafts_total": 0.0}
     same_model.counted_besides = 1
+    same_model.cached = lambda prompt: len(prompt) - 1
     there, gone = f"openai:url={same_model.url}", "openai:url=http://127.0.0.1:9/v1"
     run, results = finish(tmp_path / "run", request_for(folder, same_model.url, method=["ar", there, gone]))
     cells = {(c["arm"], c["batch_size"]): c for c in results["cells"]}
@@ -328,6 +348,10 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
     counted = [c for c in served["flags"] if c.startswith("token counts differ")]
     assert counted == [f"token counts differ: engine {c + 5 * 2:,}, ours {c:,}" for c in (2 * served["tokens"],)]
     timings = stored_lines(run, f"timings/{served['cell']}.jsonl")
+    kept = sum(t["prompt_tokens"] - t["items"] for t in timings)
+    assert any(
+        flag.startswith(f"the server had cached {kept:,} tokens of prompts in 6 of 6") for flag in served["flags"]
+    )
     assert {t["drafts"] - t["tokens"] for t in timings} == {0}
     assert {t["accepted"] for t in timings} == {None}
 
