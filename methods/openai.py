@@ -6,7 +6,8 @@ SGLang: Zheng et al., "SGLang: Efficient Execution of Structured Language Model 
 The server must serve the checkpoint of the role given by `on`; the tokenizer of that checkpoint encodes the prompts.
 mtbench cannot check this, so the server's tokens are not graded. A batch of R prompts is R concurrent requests.
 Decoding is greedy, without the checkpoint's penalties. Requests ask for no prefix cache. A server that
-keeps prompts is flagged: by its counts of cached tokens, else by first tokens over 3 times as fast as in round 1.
+keeps prompts is flagged: by its counts of cached tokens, else by first tokens over 3 times as fast as those of
+the warm-up, whose prompts it cannot know: they are rotated at random.
 
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
 that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is the server's report

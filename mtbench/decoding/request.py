@@ -1,5 +1,6 @@
 """A request: one prompt to continue, the maximum number of tokens, and the strings that end it earlier."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,15 @@ class Request:
     def slots(self) -> int:
         """The most tokens that it can have, with its prompt."""
         return len(self.prompt_ids) + self.max_new_tokens
+
+    @property
+    def unseen(self) -> "Request":
+        """The request with its prompt behind the first token rotated at random: no server has kept that prompt.
+
+        The first token may be the one that begins every prompt.
+        """
+        (first, *rest), at = self.prompt_ids, 1 + secrets.randbelow(max(1, len(self.prompt_ids) - 2))
+        return replace(self, prompt_ids=[first, *rest[at:], *rest[:at]])
 
 
 def in_batch(requests: Sequence[Request], *, temperature: float, ignore_eos: bool) -> list[Request]:

@@ -10,7 +10,7 @@ import random
 import shlex
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -414,7 +414,7 @@ class Stage:
             started_s = outcome.timing.preparation_s
             if started_s:
                 remember_start(cell, started_s)
-            self._store_preparation(session, cell, started_s, outcome.server)
+            self._store_preparation(session, cell, started_s, server=outcome.server)
         elif may_leave and outcome.late:
             self._leave_out([cell], outcome.error)
         elif outcome.late:
@@ -435,11 +435,16 @@ class Stage:
                 self._start(session, cell, min(blocks))
         cells = [cell for cell in cells if not is_served(cell.engine)]
         wall_s: dict[tuple[str, int], list[float]] = {}
+        unseen = defaultdict[str, list[JsonObject]](list)
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in itertools.product(blocks, self._alive(cells)):
                 self.progress.show(f"warming up {cell.arm} b{cell.batch_size}")
-                outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
+                outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True, unseen=cell.engine is None)
+                if isinstance(outcome, Failed) and self._alive([cell]):  # no text has the tokens in that order
+                    outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
+                elif isinstance(outcome, Done) and cell.engine is None and (ttft_s := outcome.timing.ttft_s):
+                    unseen[cell.cell].append({"prompt_tokens": outcome.timing.prompt_tokens, "ttft_s": ttft_s})
                 if isinstance(outcome, Done):
                     session.warm.add((cell.cell, len(self.group.blocks[block])))
                     wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)
@@ -449,11 +454,11 @@ class Stage:
         for cell in self._alive(cells):
             calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
-            self._store_preparation(session, cell, prepared_s)
+            self._store_preparation(session, cell, prepared_s, unseen=unseen[cell.cell])
 
-    def _store_preparation(self, session: WorkerSession, cell: Cell, seconds: float, server: str | None = None) -> None:
+    def _store_preparation(self, session: WorkerSession, cell: Cell, seconds: float, **found: Any) -> None:
         line = {"session": session.session, "cell": cell.cell, "preparation_s": seconds}
-        line |= {"server": server} if server else {}
+        line |= {name: value for name, value in found.items() if value}
         with self.writing:
             self.run.directory.append("preparation.jsonl", [line])
 
@@ -523,15 +528,18 @@ class Stage:
         budget: int,
         *,
         cold: bool = False,
+        unseen: bool = False,
         within_s: float = READY_S,
         cache: str | None = None,
     ) -> Done | Failed:
         """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it.
 
-        within_s: time in which its server must be ready; a late cell has not failed. cache: as in `Plan.requests`.
+        unseen: with prompts that no server has kept; a cell that fails by these has not failed. within_s: time in
+        which its server must be ready; a late cell has not failed. cache: as in `Plan.requests`.
         """
         budget = min(budget, self.suite.max_new_tokens)
-        requests = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget, cache)
+        asked = self.plan.requests(self.suite, self.group.blocks[block], self.answered[cell.cell], budget, cache)
+        requests = [request.unseen if unseen else request for request in asked]
         task = Task(cell=cell.cell, requests=requests, room=self.room, visit=self.visit, within_s=within_s)
         outcome: Done | Failed = Failed("", late=True)
         for _ in range(ATTEMPTS):
@@ -549,7 +557,7 @@ class Stage:
                 self.progress.note(f"{cell.cell}: {death}; a new worker continues")
                 session.worker.revive()
                 session.begin()
-        if isinstance(outcome, Failed) and not outcome.late:
+        if isinstance(outcome, Failed) and not (outcome.late or unseen):
             self._fail(cell, outcome)
         return outcome
 

@@ -167,6 +167,13 @@ class TimingLine(Record):
     identical: StoredCount | None = Field(description="requests with the tokens of round 1; null in round 1")
 
 
+class Unseen(Record):
+    """A warm-up call with prompts that its server cannot have kept."""
+
+    prompt_tokens: StoredCount = Field(description="prompt tokens of all requests")
+    ttft_s: StoredSeconds = Field(description="time until every request had a token, in seconds")
+
+
 class PreparationLine(Sparse):
     """A line of preparation.jsonl: the cost of capture and compilation of a cell in a session."""
 
@@ -175,6 +182,9 @@ class PreparationLine(Sparse):
     preparation_s: StoredSeconds = Field(description="time of the first calls beyond that of the last, in seconds")
     server: Annotated[str | None, NotNull()] = Field(
         None, description="command that started its server, on port 8000; absent: it has none"
+    )
+    unseen: list[Unseen] = Field(
+        default_factory=list, description="calls of a server that mtbench did not start; absent: none"
     )
 
 

@@ -191,7 +191,7 @@ def _cell(
     summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
     ends = Counter(line.finish_reason for line in data.lines.values())
     finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
-    prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
+    prepared = [line for line in stored.preparation if line.cell == cell.cell]
     cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
     collapsed = collapse.find(data, [stored.cells[name] for name in group.cells], session.dtype)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
@@ -213,7 +213,7 @@ def _cell(
         **_counts(data),
         degenerate=loops,
         **_times(data),
-        preparation_s=sum(prepared_s) if prepared_s else None,
+        preparation_s=sum(line.preparation_s for line in prepared) if prepared else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
         repeated_identical=_over(*data.repeated),
         reference=cell.is_reference,
@@ -223,7 +223,7 @@ def _cell(
             *cell.flags,
             *disturbances(data, compared.far_off),
             *measurement_flags(data, stored.sessions),
-            *cache_flags(data, of_arm),
+            *cache_flags(data, of_arm, [call for line in prepared for call in line.unseen]),
             *scoring_flags(data, suite),
             *result_flags(cell, summary, finish, compared),
             *degenerate.flags(loops, summary.tokens_per_forward),

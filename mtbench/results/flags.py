@@ -9,7 +9,7 @@ from mtbench import statistics
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.hardware.machine import MORE_QUOTA, NO_PROCESSOR, POWER_CAP, THERMAL, THROTTLED
 from mtbench.measure import cache_probe
-from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine
+from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine, Unseen
 from mtbench.plan.plan import Cell, SuitePlan
 from mtbench.results import verdicts
 from mtbench.results.comparisons import Comparisons
@@ -135,10 +135,11 @@ def _engine_flags(data: CellData) -> list[str]:
     return flags
 
 
-def cache_flags(data: CellData, of_arm: Sequence[CellData]) -> list[str]:
+def cache_flags(data: CellData, of_arm: Sequence[CellData], unseen: Sequence[Unseen] = ()) -> list[str]:
     """Return a flag if prompts were cached: by the server's counts, else by its times to the first token.
 
-    These are compared with those of round 1 at each batch size: `of_arm`, the cells of the arm on the suite.
+    These are compared with those of `unseen` prompts; without these, with those of round 1 at each batch size.
+    `of_arm`: the cells of the arm on the suite.
     """
     outside, samples = data.cell.engine is None, data.samples
     if data.cell.prefix_cache:  # later turns may use it
@@ -147,6 +148,8 @@ def cache_flags(data: CellData, of_arm: Sequence[CellData]) -> list[str]:
         where = f"in {len(kept)} of {len(samples)} samples, by other prompts or sent before"
         return [f"the server had cached {sum(kept):,} tokens of prompts {where}" + f"; {ANEW}" * outside]
     read = {f"in round 1 at batch size {o.cell.batch_size}": _first_tokens(o, 1) for o in of_arm if outside}
+    if len(unseen) > 1:
+        read = {"with prompts that it could not know": [(u.prompt_tokens, u.ttft_s) for u in unseen]}
     for (when, first), number in itertools.product(read.items(), sorted({t.round for t in samples})):
         later = _first_tokens(data, number)
         pairs = [(s, float(np.median(of))) for n, s in first if (of := [t for m, t in later if m >= ALIKE * n])]

@@ -361,6 +361,33 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_warm_up_sends_no_prompt_that_is_timed(
+    refuses: bool, same_model: Service, folder: Path, tmp_path: Path
+) -> None:
+    """Else the server might keep it. A server that refuses the others is warmed up by those that are timed."""
+    alone: dict[str, Any] = {"method": [f"openai:url={same_model.url}"], "batch_size": (2,), "rounds": 1}
+    request = request_for(folder, same_model.url, **alone)
+    planned = {tuple(item.prompt_ids) for item in make_plan(request).suites[0].items}
+    answer, others = same_model.answer, list[tuple[int, ...]]()
+
+    def picky(body: Mapping[str, Any]) -> Answer:
+        if tuple(body["prompt"]) in planned:
+            return answer(body)
+        others.append(tuple(body["prompt"]))
+        return ([], "stop", None) if refuses else answer(body)
+
+    same_model.answer = picky
+    run, results = finish(tmp_path / "run", request)
+    assert results["cells"][0]["status"] == "ok"
+    sent = [tuple(body["prompt"]) for _, _, body in same_model.seen if body]
+    [line] = stored_lines(run, "preparation.jsonl")
+    assert (len(line.get("unseen", [])) > 1) != refuses
+    assert (len(sent) > len(set(sent))) == refuses, "every prompt is sent once"
+    assert {tuple(sorted(ids)) for ids in others} <= {tuple(sorted(ids)) for ids in planned}
+
+
+@pytest.mark.whole
 @pytest.mark.parametrize(("fault", "again"), [("overloaded", True), ("ends", True), ("nonsense", False)])
 def test_a_failure_that_may_pass_is_tried_again(
     fault: str, again: bool, same_model: Service, folder: Path, tmp_path: Path
