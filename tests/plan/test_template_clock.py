@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from made_loads import request as load_request
@@ -54,9 +55,9 @@ class Letter(Suite):
     family = "tiny"
     max_new_tokens = 4
     private = True
-    task: ClassVar[dict[str, Any]] = {"name": "letter", "chat_template": True}
 
-    def __init__(self, rest: str, source: Source) -> None: ...
+    def __init__(self, rest: str, source: Source) -> None:
+        self.task = {"name": "letter", "chat_template": True}
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [Prompt(item="letter/0/0", text=template([{"role": "user", "content": "d e f"}]))]
@@ -74,13 +75,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def day(of: str) -> Iterator[None]:
     """The machine's clock is at a day, as plans read it."""
 
-    class Day(date):
-        @classmethod
-        def today(cls) -> date:
-            return date.fromisoformat(of)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "date", Day)
+        patch.setattr(planner, "date", SimpleNamespace(today=lambda: date.fromisoformat(of)))
         yield
 
 
