@@ -30,6 +30,7 @@ def serve(
     dtype: common.Dtype = "auto",
     device: common.Device = "auto",
     offline: common.Offline = False,
+    chat_template_date: common.ChatTemplateDate = None,
     max_num_seqs: common.MaxNumSeqs = 8,
     max_length: Annotated[
         int | None, option("Tokens of a prompt and its answer; default: the context, at most 4096.", SERVER, ge=2)
@@ -68,6 +69,7 @@ def serve(
         dtype=dtype,
         device=device,
         offline=offline,
+        chat_template_date=chat_template_date,
     )
     loaded = served.load(request, method, max_num_seqs, max_length)
     for note in kernels.notes(kernels.off()):

@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from mtbench import plugins
@@ -34,7 +36,7 @@ from mtbench.lineup.simulation import (
     refuse_unscriptable,
     simulated_parts,
 )
-from mtbench.models import token_map
+from mtbench.models import chat_template, token_map
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected
 from mtbench.models.vocabularies import vocabulary_flags
@@ -84,11 +86,13 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
     known: dict[str, Inspected] = {}
     lineups = {spec: lineup or line_up(spec, request, acceptance, known) for spec in request.suite}
     opened = opened or open_suites(request)
+    today = os.environ.get(chat_template.DATE) or date.today().isoformat()  # no time: the plans of a day are equal
+    dated = request.changed(chat_template_date=request.chat_template_date or today)
     suites: list[SuitePlan] = []
     cells: list[Cell] = []
     groups: list[Group] = []
     for spec, chosen in lineups.items():
-        suite_plan = plan_suite(spec, opened[spec], chosen.family, chosen.checkpoints, request, chosen.readers)
+        suite_plan = plan_suite(spec, opened[spec], chosen.family, chosen.checkpoints, dated, chosen.readers)
         suites.append(suite_plan)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
             # Refill needs mtbench's own loop and at least two slots.
@@ -111,7 +115,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
     used += [SERVING_ENGINES[cell.engine] for cell in cells if cell.engine in list(SERVING_ENGINES)]
     plan = Plan(
         schema_version=SCHEMA_VERSION,
-        request=request,
+        request=dated if any("template_date" in suite.task for suite in suites) else request,
         suites=suites,
         cells=cells,
         groups=groups,

@@ -7,17 +7,33 @@ import inspect
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
+from transformers.utils import chat_template_utils
 
 from mtbench.errors import UserError, first_line
 from mtbench.programs.deadline import OutOfTimeError, deadline
 
 LONGEST_S = 5.0
+DATE = "MTBENCH_CHAT_TEMPLATE_DATE"  # environment variable: the date of plans in place of today, as a gate sets it
 Options = Mapping[str, bool | int | float | str]
 NO_OPTIONS: Options = MappingProxyType({})
+
+
+@dataclass
+class Clock:
+    """A template's function `strftime_now`: the time by ISO 8601, None for now, and whether a template has read it."""
+
+    time: str | None = None
+    read: bool = False
+
+    def __call__(self, format: str) -> str:
+        self.read = True
+        return (datetime.fromisoformat(self.time) if self.time else datetime.now()).strftime(format)
 
 
 def render(
@@ -27,27 +43,30 @@ def render(
     answer_follows: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
     options: Options = NO_OPTIONS,
+    clock: Clock | None = None,
 ) -> str:
     """Return the conversation as the tokenizer's template writes it, with the beginning of an answer if one follows.
 
     `tools`: as in OpenAI's API. `options`: variables that the template may read, such as Qwen3's `enable_thinking`.
-    Raises jinja2.TemplateError if the template refuses the conversation, and UserError if there is none, or it fails or
-    takes too long.
+    `clock`: None for the machine's. Raises jinja2.TemplateError if the template refuses the conversation, and UserError
+    if there is none, or it fails or takes too long.
     """
     if not tokenizer.chat_template:  # an empty one would render nothing
         raise _failed(tokenizer, "is missing (plain text, as for /v1/completions, needs none)")
     # OpenAI's other name of a role: templates that do not know it write nothing
     messages = [{**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in messages]
+    offered = list(tools) or None
+    functions: Any = {}
     try:
-        if "tool_calls" not in tokenizer.get_chat_template(tools=list(tools) or None):
+        template = tokenizer.get_chat_template(tools=offered)
+        if "tool_calls" not in template:
             messages = [text_only(turn) for turn in messages]
+        # The compiled template, which is cached, gets the clock: transformers makes plain data of all that it is passed
+        functions = chat_template_utils._compile_jinja_template(template).globals
+        functions["strftime_now"] = clock or Clock()
         with deadline(LONGEST_S):
             text = tokenizer.apply_chat_template(
-                messages,
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=answer_follows,
-                **options,
+                messages, tools=offered, tokenize=False, add_generation_prompt=answer_follows, **options
             )
     except (UserError, TemplateError):
         raise
@@ -55,6 +74,8 @@ def render(
         raise _failed(tokenizer, f"takes more than {LONGEST_S:g} s") from None
     except Exception as error:  # a template may raise any
         raise _failed(tokenizer, f"fails: {type(error).__name__}: {first_line(error)}") from None
+    finally:
+        functions.pop("strftime_now", None)  # transformers' own comes back
     return str(text)
 
 

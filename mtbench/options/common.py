@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mtbench.options import texts
 from mtbench.options.fields import option
@@ -182,6 +182,15 @@ ChatTemplateKwargs = Annotated[
         metavar="NAME=VALUE|JSON",
         parse_all=texts.template_variables,
         show=texts.pairs,
+    ),
+]
+ChatTemplateDate = Annotated[
+    Annotated[str, AfterValidator(texts.time)] | None,
+    option(
+        "Date, or date and time, that a chat template reads; default: the day of the plan (serve: the time).",
+        DECODING,
+        metavar="DATE",
+        exclude_if=lambda date: date is None,  # few templates read any
     ),
 ]
 DataDir = Annotated[

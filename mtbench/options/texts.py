@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -143,6 +144,14 @@ def template_variables(texts: Sequence[str]) -> dict[str, PlainValue]:
             raise ValueError("give NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`")
         found[name] = _plain_value(value)
     return found
+
+
+def time(text: str) -> str:
+    """Return a date, or a date and a time, by ISO 8601. Midnight is left out. Raises ValueError for other text."""
+    try:
+        return datetime.fromisoformat(text).isoformat().removesuffix("T00:00:00")
+    except ValueError:
+        raise ValueError("give a date, such as 2026-11-28, or a date and a time, such as 2026-11-28T09:30") from None
 
 
 def _object(text: str) -> dict[str, PlainValue]:

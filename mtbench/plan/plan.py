@@ -356,6 +356,8 @@ class Plan(Record):
         if subtasks := set(self.request.subtask):
             whole = [s.suite for s in self.suites if subtasks.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
             sentences += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
+        if self.request.chat_template_date and not any("template_date" in suite.task for suite in self.suites):
+            sentences.append("--chat-template-date changes nothing: no chat template reads the clock")
         if "refill" not in self.request.batching:
             return sentences
         if 1 in self.request.batch_size:

@@ -24,6 +24,7 @@ from mtbench.plan.plan import Item, Plan, RunRequest, SuitePlan
 from mtbench.plan.run import Run
 
 LEFT_OUT = "{:,} turns of {:,} conversations are left out: over {:,} tokens"  # a flag
+READS_CLOCK = "the chat template reads the clock: {} is in every prompt (`--chat-template-date`)"  # a flag
 RAW_PROMPTS = "raw prompts: the checkpoint has no chat template"  # a flag
 
 
@@ -81,7 +82,7 @@ def plan_suite(
 
     Raise UserError if there are none, if the readers tokenise them differently, or if one is too long.
     """
-    prompts, rendered = prompt_texts(suite, spec, checkpoints[0], request)
+    prompts, rendered, date = prompt_texts(suite, spec, checkpoints[0], request)
     named = {id(one.answer_format): (one.answer_format, one.item) for one in prompts if one.answer_format is not None}
     for wanted, name in named.values():
         wanted.refuse_faulty(name)
@@ -105,13 +106,14 @@ def plan_suite(
     plan = SuitePlan(
         suite=spec,
         family=family.name,
-        task=_described(suite, request, rendered),
+        task=_described(suite, request, rendered, date),
         metric=suite.metric,
         max_new_tokens=budget,
         flags=[
             *suite.flags,
             *(["out of domain"] if family.domain not in (None, suite.name) else []),
             *([LEFT_OUT.format(lost.total(), len(lost), room)] if lost else []),
+            *([READS_CLOCK.format(date)] if date else []),
             *_prompt_flags(items, checkpoints[0], names, rendered),
             *(_training_flags(checkpoints, request.chat_template_kwargs) if rendered else []),
         ],
@@ -135,13 +137,17 @@ def open_plan(run: Run, data_dir: str | None = None, *, offline: bool = False) -
     return plan.changed(suites=[_with_private_prompts(suite, plan, request, run) for suite in plan.suites])
 
 
-def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest) -> tuple[list[Prompt], bool | None]:
-    """Return the suite's prompts as texts, and whether the chat template wrote them; None: the suite has plain texts.
+def prompt_texts(
+    suite: Suite, spec: str, target: Inspected, request: RunRequest
+) -> tuple[list[Prompt], bool | None, str | None]:
+    """Return the suite's prompts as texts, whether the chat template wrote them, and the date that it read.
 
-    Without a template, a conversation becomes paragraphs. Raise UserError for an option that is no variable of one.
+    None: the suite has plain texts; it read none. Without a template, a conversation becomes paragraphs. Raise
+    UserError for an option that is no variable of one.
     """
     tokenizer, options = target.tokenizer, request.chat_template_kwargs
     rendered: bool | None = None
+    clock = chat_template.Clock(request.chat_template_date)
     chat_template.refuse_reserved(tokenizer, options, "--chat-template-kwargs")
 
     def render(messages: Messages, /, *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -149,12 +155,13 @@ def prompt_texts(suite: Suite, spec: str, target: Inspected, request: RunRequest
         rendered = bool(tokenizer.chat_template)  # an empty one would render nothing
         if not rendered:
             return "\n\n".join(chat_template.text_only(message)["content"] for message in messages)
-        return chat_template.render(tokenizer, messages, answer_follows=True, tools=tools, options=options)
+        return chat_template.render(tokenizer, messages, answer_follows=True, tools=tools, options=options, clock=clock)
 
     with suite_errors(spec):
         prompts = suite.prompts(render, request.limit)
     whole = [prompt.follows is None or prompt.recorded for prompt in prompts]
-    return [replace(p, plain=not rendered and begins) for p, begins in zip(prompts, whole, strict=True)], rendered
+    prompts = [replace(p, plain=not rendered and begins) for p, begins in zip(prompts, whole, strict=True)]
+    return prompts, rendered, clock.time if clock.read else None
 
 
 def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run: Run) -> SuitePlan:
@@ -164,7 +171,7 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     source = next(source for cell in plan.cells if cell.suite == suite.suite for source in cell.checkpoints.values())
     checkpoint = inspect(source, offline=request.offline, needs_mask=False)
     opened = open_suite(suite.suite, request)
-    prompts, _ = prompt_texts(opened, suite.suite, checkpoint, request)
+    prompts, *_ = prompt_texts(opened, suite.suite, checkpoint, request)
     complete = suite.changed(items=_tokenise(prompts, suite.suite, checkpoint, request.protocol))
     if complete.digest() != suite.withheld:
         raise UserError(
@@ -174,11 +181,12 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     return complete
 
 
-def _described(suite: Suite, request: RunRequest, rendered: bool | None) -> dict[str, Any]:
-    """Return the suite's description of its task, with whether a chat template wrote its prompts, and its variables."""
+def _described(suite: Suite, request: RunRequest, rendered: bool | None, date: str | None) -> dict[str, Any]:
+    """Return the suite's description of its task, with whether a chat template wrote its prompts, and what it read."""
     task = {name: bool(rendered) if name == "chat_template" else value for name, value in suite.task.items()}
     options = dict(request.chat_template_kwargs)
-    return {**task, "template_options": options} if options and rendered else task
+    task |= {"template_options": options} if options and rendered else {}
+    return task | ({"template_date": date} if date else {})
 
 
 def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], rendered: bool | None) -> list[str]:

@@ -42,6 +42,7 @@ class DecodingRequest(Record):
     seed: common.Seed = 0
     temperature: common.Temperature = 0.0
     chat_template_kwargs: common.ChatTemplateKwargs = Field(default_factory=dict)
+    chat_template_date: common.ChatTemplateDate = None
     data_dir: common.DataDir = None
     offline: common.Offline = False
     skip_unscorable: common.SkipUnscorable = False

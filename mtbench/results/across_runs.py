@@ -277,6 +277,7 @@ def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
     request = stored.plan.request
     conditions |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}
     conditions["template options"] = _listed(f"{name}={value}" for name, value in request.chat_template_kwargs.items())
+    conditions["chat template date"] = request.chat_template_date
     of_cells: dict[str, list[object]] = {}
     for cell in (stored.cells[name].cell for name in names):
         suite = cell.cell.partition(".")[0]  # the suite's name may hold a path, which differs between machines

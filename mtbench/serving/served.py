@@ -35,6 +35,7 @@ class Served:
     end_ids: tuple[int, ...]
     tokenizer: PreTrainedTokenizerBase  # for the threads that do not decode
     make: Callable[[], Batch]
+    date: str | None = None  # that the chat template reads; None: the machine's clock
 
     def option(self, name: str, value: float) -> float:
         """Return a request's value of an option. Raises UserError with what is allowed."""
@@ -86,6 +87,7 @@ def load(request: RunRequest, method: str, rows: int, max_length: int | None = N
         end_ids=target.end_ids,
         tokenizer=copy.deepcopy(target.tokenizer),
         make=lambda: make(chosen, runners, rows, length),
+        date=request.chat_template_date,
     )
 
 

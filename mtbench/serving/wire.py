@@ -130,7 +130,8 @@ class ChatBody(Body):
             chat_template.refuse_reserved(served.tokenizer, options, "chat_template_kwargs:")
         except UserError as error:
             raise BadRequestError(str(error), "chat_template_kwargs") from None
-        text = chat_template.render(served.tokenizer, messages, answer_follows=True, options=options)
+        clock = chat_template.Clock(served.date)
+        text = chat_template.render(served.tokenizer, messages, answer_follows=True, options=options, clock=clock)
         return chat_template.tokenise(served.tokenizer, [text], plain=bool(self.add_special_tokens))[0]
 
 

@@ -157,6 +157,20 @@ def test_sides_of_equal_weights_under_two_names_are_judged_by_their_tokens() -> 
     assert "Hint: A decoded with m, B with n" in name(of.cases[0]).why
 
 
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ({"template_date": "2026-11-29"}, "the chat template reads the clock: A has 2026-11-28, B 2026-11-29"),
+        ({"template_date": "2026-11-28"}, "another template or question"),
+    ],
+)
+def test_prompts_of_two_days_are_named(task: dict[str, Any], why: str) -> None:
+    of = known({}, replace(PLAIN, task=task), items=1, prompt=lambda _: [1] * 10)
+    of.a = replace(PLAIN, task={"template_date": "2026-11-28"})
+    cause = name(of.cases[0])
+    assert (cause.name, cause.why) == ("template/tokenizer", f"prompts differ ({why})")
+
+
 def test_a_prompt_that_mtbench_fed_wrongly_is_a_fault() -> None:
     for ours in (True, False):
         of = known(EVERYWHERE, replace(PLAIN, ours=ours))

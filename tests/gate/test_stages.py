@@ -20,6 +20,7 @@ from mtbench.experiments.gate.format import Gate, NoiseFloor
 from mtbench.experiments.gate.timed import is_replayable
 from mtbench.hardware import machine
 from mtbench.lineup.planner import make_plan
+from mtbench.models import chat_template
 from mtbench.plan.plan import RunRequest
 
 pytest_plugins = ["gate_fixtures"]
@@ -377,6 +378,17 @@ def test_a_floor_is_void_when_its_key_changes_or_it_is_old(tmp_path: Path, plan:
     assert "torch" in why
     old = measured.changed(measured="2020-01-01T00:00:00Z")
     assert floor.find([old], measured.key, interleave=False)[0] is None
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_both_builds_plan_with_one_date(gate: Callable[..., Gate], tmp_path: Path, reads: bool) -> None:
+    """The same every day. With a base that has stored none, as of an older mtbench, head has today's, too."""
+    code = "import json, os; p = out / 'plan.json'; s = json.loads(p.read_text()); "
+    code += f"d = os.environ[{chat_template.DATE!r}]; (out / 'date').write_text(d); "
+    code += "s['request'].update(chat_template_date=d); p.write_text(json.dumps(s))" if reads else ""
+    assert gate(base={"plan_code": code}, plan_code=code, asked={"counts_only": True}).word == "PASS"
+    dates = [(tmp_path / f"runs/gate/plans/{side}/date").read_text() for side in ("base", "head")]
+    assert dates == ["2024-07-26", "2024-07-26" if reads else ""]
 
 
 def test_a_second_calibration_replaces_the_first(tmp_path: Path) -> None:

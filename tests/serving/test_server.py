@@ -253,6 +253,21 @@ def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
     assert list(asked.request.prompt_ids) == tokenizer("a b c", add_special_tokens=False)["input_ids"]
 
 
+def test_a_chat_has_the_servers_date(mars_server: Running) -> None:
+    """The machine's clock, or the fixed date that its command gave; a variable of the request goes before both."""
+    tokenizer = copy.deepcopy(mars_server.service.served.tokenizer)
+    tokenizer.chat_template = "{% if day is not defined %}{% set day = strftime_now('%Y') %}{% endif %}" + (
+        "{{ {'1999': 'a', '1998': 'b'}.get(day, 'c') }}"
+    )
+    body = {"messages": [{"role": "user", "content": "d"}]}
+    for date, given, word in ((None, None, "c"), ("1999-11-28", None, "a"), ("1999-11-28", {"day": "1998"}, "b")):
+        served = replace(mars_server.service.served, tokenizer=tokenizer, date=date)
+        asked = wire.parse(
+            json.dumps({**body, "chat_template_kwargs": given}).encode(), served, chat=True, max_new_tokens=1
+        )
+        assert list(asked.request.prompt_ids) == tokenizer(word, add_special_tokens=False)["input_ids"]
+
+
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [  # a body, the status, the field, and the end of the message
     ({"tau": 1.5}, 400, "tau", "tau=1.5 is not allowed; a probability is a number from 0 to 1."),
     ({"tua": 0.5}, 400, "tua", "Unrecognized request argument supplied: tua"),

@@ -54,11 +54,14 @@ def _template(case: Case) -> Cause | None:
     place = first_difference(ours, theirs)
     shown = [repr(known.text(ids[max(0, place - 2) : place + 6])) for ids in (ours, theirs)]
     short, long = sorted((ours, theirs), key=len)
+    dates = [(side.task or {}).get("template_date") for side in (known.a, known.b)]
     why = "another template or question"
     if short == long[1:] and short[:1] == long[:1]:
         why = "the first token is there twice"
     elif known.text(ours) == known.text(theirs):
         why = "the same text in other tokens: another tokenizer, or special tokens written as text"
+    elif dates[0] != dates[1]:
+        why = f"the chat template reads the clock: A has {dates[0]}, B {dates[1]}"
     here = f"from token {place} on: A has {shown[0]}, B {shown[1]}; {len(ours)} and {len(theirs)} prompt tokens"
     return Cause("template/tokenizer", f"prompts differ ({why})", here)
 

@@ -164,7 +164,9 @@ def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
         raise UserError("neither A nor B says which model decoded; give it with `--model`.")
     judge = inspect(locate(model), offline=request.offline)
     refuse_unreadable(judge.source, judge.config, offline=request.offline)
-    a, b = (texts.with_prompts(side, judge.tokenizer) for side in (a, b))
+    tasks = (side.task or {} for side in (*a.meant, *b.meant))
+    date = next((str(task["template_date"]) for task in tasks if "template_date" in task), None)
+    a, b = (texts.with_prompts(side, judge.tokenizer, date) for side in (a, b))
     paired = sides.pairs(a, b)
     found = [texts.with_tokens(pair, judge.tokenizer) for pair in paired]
     every = {side.name: (letter, side) for pair in found for letter, side in zip("AB", pair[:2], strict=True)}

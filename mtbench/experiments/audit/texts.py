@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
 from mtbench.experiments.audit.sides import Named, Pair, Side, SideAnswer, distinct
-from mtbench.models.chat_template import render, tokenise
+from mtbench.models.chat_template import Clock, render, tokenise
 from mtbench.models.token_text import ids_behind, shown_text, special_ids
 from mtbench.results.answers import read_answers
 
@@ -37,25 +37,25 @@ def of_file(path: Path, ran_in: str) -> Named:
     return Named([side], [side], chosen=True)
 
 
-def with_prompts(named: Named, tokenizer: Any) -> Named:
+def with_prompts(named: Named, tokenizer: Any, date: str | None = None) -> Named:
     """Return the sides with the tokens of the prompts that a file has as texts, or as messages.
 
-    Raises UserError for messages that the chat template refuses.
+    `date`: that the chat template reads. Raises UserError for messages that the chat template refuses.
     """
     side = named.meant[0]
     if not side.texts:
         return named
-    prompted = {i: _with_prompt(of, tokenizer, f"{side.name}: {i:.60}") for i, of in side.answers.items()}
+    prompted = {i: _with_prompt(of, tokenizer, f"{side.name}: {i:.60}", Clock(date)) for i, of in side.answers.items()}
     made = replace(side, answers=prompted)
     return named._replace(all=[made], meant=[made])
 
 
-def _with_prompt(answer: SideAnswer, tokenizer: Any, where: str) -> SideAnswer:
+def _with_prompt(answer: SideAnswer, tokenizer: Any, where: str, clock: Clock) -> SideAnswer:
     asked = answer.raw_prompt
     if not asked:
         return answer
     try:
-        text = asked if isinstance(asked, str) else render(tokenizer, asked, answer_follows=True)
+        text = asked if isinstance(asked, str) else render(tokenizer, asked, answer_follows=True, clock=clock)
     except TemplateError as error:
         raise UserError(f"{where}: the chat template refuses the prompt: {first_line(error)}") from None
     plain = isinstance(asked, str) and not text.startswith(tokenizer.bos_token or "\0")  # else a template wrote it

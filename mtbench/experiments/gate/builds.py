@@ -24,6 +24,7 @@ from mtbench.experiments.gate import build_probe
 from mtbench.experiments.gate.format import BuildRecord
 from mtbench.files import cache_home
 from mtbench.hardware import machine
+from mtbench.models import chat_template
 from mtbench.plugins import read_file
 from mtbench.programs import environments
 from mtbench.programs.environments import MARKER, Note, Pip, installed
@@ -34,6 +35,7 @@ CHOICES = "give a virtual environment or git:REV, or with --engine ENGINE a rele
 PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*", re.ASCII)
 SHORT = 7  # digits of a commit in a label
 PIP = "pip:"
+DATE = "2024-07-26"  # of every gate's prompts, so that a floor holds on any day; Llama 3's own default
 ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
 
 
@@ -46,11 +48,13 @@ class Build:
     python: Path
     plugins: tuple[str, ...] = ()  # files of `--plugin`
     release: str | None = None  # of a serving engine, `ENGINE=NAME==VERSION`; None: the one that its mtbench pins
+    date: str = DATE  # that a chat template reads; empty: today
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables of its processes."""
-        return environments.variables(self.python) | ({RELEASE: self.release} if self.release else {})
+        ours = {chat_template.DATE: self.date, **({RELEASE: self.release} if self.release else {})}
+        return environments.variables(self.python) | ours
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of `mtbench ARGUMENTS` in this build, which imports its plugin files."""

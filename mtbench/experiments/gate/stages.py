@@ -14,7 +14,7 @@ resumes where it stopped and gives the same one.
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -180,7 +180,9 @@ class GateRun:
                 refuse_dirty(build)
         findings = _compare_packages(*builds, other_torch=self.request.allow_torch)
         base = self._plan("base", self.base)
-        head = base if one_build else self._plan("head", self.head)
+        # An older mtbench reads the clock: its prompts have today's date, and so have those of head.
+        dated = replace(self.head, date=base.plan.request.chat_template_date or "")
+        head = base if one_build else self._plan("head", dated)
         _refuse_other_gpu(base, head)
         if base.plan.request.device != "cpu":
             refuse_busy_gpu(_gpu_of(base))

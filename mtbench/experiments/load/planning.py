@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from mtbench.clients.openai_client import ServerError
 from mtbench.clients.openai_wire import text_for
@@ -61,13 +62,13 @@ def plan(request: LoadRequest) -> LoadPlan:
     planned = make_plan(asked, opened, lineup)
     suite, [suite_plan], checkpoint = opened[request.suite], planned.suites, lineup.checkpoints[0]
     _refuse_suite(suite, suite_plan)
-    prompts, _ = prompt_texts(suite, request.suite, checkpoint, asked)
+    prompts, *_ = prompt_texts(suite, request.suite, checkpoint, planned.request)
     texts, fields = _sent(suite_plan, prompts, checkpoint)
     stops = {tuple(item.stop) for item in suite_plan.items}
     conversations = _conversations(suite_plan)
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
-        request=request,
+        request=request.changed(chat_template_date=planned.request.chat_template_date),
         family=suite_plan.family,
         tokenizer=checkpoint.source,
         task=suite_plan.task,
@@ -158,24 +159,9 @@ def started_at(request: LoadRequest, level: float) -> int:
 
 def run_request(request: LoadRequest, limit: int | None = None) -> RunRequest:
     """Return the options of a run on the same suite, to plan its prompts and to score with it."""
-    return RunRequest(
-        suite=[request.suite],
-        family=request.family,
-        model=request.model,
-        checkpoint=request.checkpoint,
-        batch_size=[1],
-        rounds=1,
-        limit=limit,
-        max_new_tokens=request.max_new_tokens,
-        engine_option=request.engine_option,
-        prefix_cache=request.prefix_cache,
-        dtype=request.dtype,
-        device=request.device,
-        seed=request.seed,
-        data_dir=request.data_dir,
-        offline=request.offline,
-        allow_unsandboxed_code=request.allow_unsandboxed_code,
-    )
+    shared = LoadRequest.model_fields.keys() & RunRequest.model_fields.keys() - {"method", "engine"}
+    same: dict[str, Any] = {name: getattr(request, name) for name in shared}
+    return RunRequest(**same | {"suite": [request.suite], "batch_size": [1], "rounds": 1, "limit": limit})
 
 
 def _refuse_levels(request: LoadRequest) -> None:

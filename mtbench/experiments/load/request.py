@@ -109,6 +109,7 @@ class LoadRequest(Record):
     max_new_tokens: common.MaxNewTokens = None
     request_timeout_s: common.RequestTimeout = 300.0
     seed: Annotated[common.Seed, Field(description="Random seed for the order of items, arms and arrivals.")] = 0
+    chat_template_date: common.ChatTemplateDate = None
     data_dir: common.DataDir = None
     offline: common.Offline = False
     allow_unsandboxed_code: common.AllowUnsandboxedCode = False

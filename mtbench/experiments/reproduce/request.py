@@ -51,6 +51,7 @@ class ReproduceRequest(Record):
         common.EngineName | None,
         option("graph, eager (as papers measure) or invariant; default: the table's.", COMPARED),
     ] = None
+    chat_template_date: common.ChatTemplateDate = None
     data_dir: common.DataDir = None
     offline: common.Offline = False
     protocol: Annotated[
