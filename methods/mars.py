@@ -117,4 +117,4 @@ class Mars(Method):
         full = ((filled == self.cache_block) | rows.done).all()
         state["base"].add_(full * filled)
         offered = (undecided.sum(1) - 1).clamp(min=0) * several
-        return Commit(choice.gather(1, source), count, kept=full * filled, offered=offered)
+        return Commit(choice.gather(1, source), count, kept=full * filled, offered=offered, columns=source)

@@ -78,4 +78,5 @@ class MarsSpeculative(Method):
         sure = output.sure("probability", rows.option(self, "tau"), never=1.0)
         sure = (column < 0) | (sure.gather(1, source) & (column < self.masks))
         offered = self.ahead + self.masks * rows.differs(self, "tau", 1.0)
-        return Commit(output.choice.gather(1, source), sampling.prefix_length(sure), kept=accepted, offered=offered)
+        count = sampling.prefix_length(sure)
+        return Commit(output.choice.gather(1, source), count, kept=accepted, offered=offered, columns=source)

@@ -40,6 +40,14 @@ class UserError(ValueError):
         super().__init__(printable(message))
 
 
+class NotNumbersError(UserError):
+    """Logits, of which `what` says which, are NaN or +∞ in a number type, so that no token can be chosen by them."""
+
+    def __init__(self, what: str, dtype: object) -> None:
+        cause = "overflow? try `--dtype bfloat16` or float32" if "16" in str(dtype) else "is the checkpoint damaged?"
+        super().__init__(f"{what} are not numbers (NaN or +inf) in {str(dtype).removeprefix('torch.')}: {cause}")
+
+
 class UnreadableCheckpoint(UserError):
     """A checkpoint or a part of it that mtbench's own loop cannot read; a serving engine may read it."""
 

@@ -22,7 +22,7 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import Reads, RunState, contains, finished, overlap
-from mtbench.errors import loses_device
+from mtbench.errors import UserError, loses_device
 
 
 class Ended(NamedTuple):
@@ -179,11 +179,13 @@ class LiveRun(RunState):
     def must_free(self, finished: bool) -> bool:
         return finished or (self.waiting and len(self.live) < self.rows)
 
-    def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
+    def collect(self, row: int, token_ids: list[int], counts: Counts, error: UserError | None = None) -> None:
         placed, ticket = self.placed.pop(row), self.tickets.pop(row)
         request = placed.request
         if ticket.given_up:
             ticket.outcome = GivenUpError()
+        elif error is not None:
+            ticket.outcome = error
         else:
             ends = () if request.ignore_eos else self.checkpoint.end_ids
             ids = token_ids[len(request.prompt_ids) :]

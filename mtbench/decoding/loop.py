@@ -34,9 +34,10 @@ from mtbench.decoding.prefill import prefill
 from mtbench.decoding.request import Request, in_batch, refuse_unknown_ids
 from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.decoding.step import feed, move_cursors, write
-from mtbench.errors import UserError
+from mtbench.errors import NotNumbersError, UserError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options.classes import per_request
+from mtbench.sampling import heat
 
 READ_LAG = 2  # steps by which a GPU's host lags: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
@@ -138,6 +139,7 @@ class Batch:
             endless=zeros(rows, dtype=torch.bool),
         )
         self.temperatures = zeros(rows, dtype=torch.double)  # the rows have them while one is above 0
+        self.faulty = zeros(rows, dtype=torch.bool)  # rows that ended because logits are not numbers
         self.options = {name: zeros(rows, dtype=torch.double) for name in per_request(method)}
         self.state: State = {}
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)  # which ids are end tokens
@@ -245,9 +247,10 @@ class Batch:
         out = self.target.forward(ids, metadata, guess.shape[1] + 1)
         position = metadata.positions[:, shape.pending - 1 :] + 1
         one_pass = self.rows.choose_in_one_pass(out.logits, position) if out.logits.is_cuda else None
-        commit = method.accept(self.state, self.rows, TargetOutput(self.rows, guess, position, out.logits, one_pass))
+        output = TargetOutput(self.rows, guess, position, out.logits, one_pass)
+        commit = method.accept(self.state, self.rows, output)
         check_commit(commit, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
-        if moved := self.commit(commit, window):
+        if moved := self.commit(commit, output, window):
             self.target.cache.move(*moved)
 
     def feed(self, guess: Tensor, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
@@ -260,12 +263,20 @@ class Batch:
             metadata = replace(metadata, view_is_full=True)
         return ids, metadata
 
-    def commit(self, commit: Commit, window: Window) -> tuple[Tensor, ...]:
-        """Commit what a forward decided and move the cursors. Return slots of the cache to copy from and to, (R, D)."""
+    def commit(self, commit: Commit, output: TargetOutput, window: Window) -> tuple[Tensor, ...]:
+        """Commit what a forward decided and move the cursors. Return slots of the cache to copy from and to, (R, D).
+
+        A row ends before a token whose logits are not numbers, if nothing else ends it before.
+        """
         if self.widths.many:
             commit = self._within_width(commit, window)
-        own = self.method.own_cursors
-        moved = write(self.rows, commit, window, self.ends, self.log, self.method.block, own_cursors=own)
+        rows, own, sound = self.rows, self.method.own_cursors, output.sound(commit, self.method.block)
+        fault = sound < commit.count.clamp(min=1)  # in a block a forward may decide tokens and commit none
+        commit = replace(commit, count=torch.minimum(commit.count, sound))
+        moved = write(rows, commit, window, self.ends, self.log, self.method.block, own_cursors=own)
+        self.faulty.logical_or_(fault.logical_and_(~rows.done))
+        rows.done.logical_or_(fault)
+        torch.where(fault, rows.known, rows.limit, out=rows.limit)
         if own:
             base, final = self.method.base(self.state, self.rows), self.method.final(self.state, self.rows)
             move_cursors(self.rows, commit, base, final)
@@ -327,6 +338,7 @@ class Batch:
         self._write(taken, at)
         rows.cached[at] = 0
         rows.done[at] = 0
+        self.faulty[at] = False
         self.log.begin(at)
         self.widths.begin(at)
         for name, start in method.start(rows, self.runners).items():
@@ -359,7 +371,7 @@ class Batch:
             (rows.limit, [request.slots for request in requests]),
             (rows.seed, [request.seed for request in requests]),
             (rows.endless, [request.ignore_eos for request in requests]),
-            (self.temperatures, [request.temperature or 0.0 for request in requests]),
+            (self.temperatures, [heat(request.temperature or 0.0) for request in requests]),
         ]
         for name, tensor in rows.options.items():
             default = getattr(self.method, name)
@@ -385,8 +397,15 @@ class Batch:
         at = torch.tensor(finished, device=self.device)
         tokens, known = self.rows.tokens[at].tolist(), self.rows.known[at].tolist()
         logs = self.log.read(at, max(run.steps - run.placed[row].first_step for row in finished))
+        faulty = [row for row, fault in zip(finished, self.faulty[at].tolist(), strict=True) if fault]
+        for runner in self.runners.values() if faulty else ():
+            runner.cache.clear(faulty if run.goes_on else range(self.width))
         for row, ids, until, counts in zip(finished, tokens, known, logs, strict=True):
-            run.collect(row, ids[:until], counts)
+            error, request = None, run.placed[row].request
+            if row in faulty:
+                place = f"token {until - len(request.prompt_ids) + 1}" + f" of item {request.item}" * (not run.goes_on)
+                error = NotNumbersError(f"the target's logits at {place}", self.target.model.dtype)
+            run.collect(row, ids[:until], counts, error)
 
     def _read(self, reads: Reads = None) -> AsyncCopy:
         """Start to read the cursors and the tokens of `reads`: all, or the last ones, which the steps since decided."""

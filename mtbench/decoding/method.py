@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mtbench import kernels, sampling
 from mtbench.models.loading import Inspected
@@ -166,6 +167,17 @@ class TargetOutput:
             sure = sampling.sure(self.logits, metric, threshold)
         return sure & (threshold != never) if isinstance(threshold, Tensor) else sure
 
+    def sound(self, commit: "Commit", block: int) -> Tensor:
+        """Return how many leading tokens of a commit were chosen by numbers, (R,); in a block all or none."""
+        logits = self.logits if self.one_pass is None else self.one_pass[2][..., None]  # their log-sum-exp
+        numbers, most, columns = sampling.numbers(logits), commit.tokens.shape[1], commit.columns
+        if block > 1:
+            return numbers.all(1) * most
+        if columns is None and commit.path is not None:
+            columns = pad(commit.path + 1, (1, 0))
+        numbers = numbers if columns is None else numbers.gather(1, columns)
+        return sampling.prefix_length(pad(numbers, (0, most - numbers.shape[1]), value=True))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Commit:
@@ -177,6 +189,7 @@ class Commit:
     path: Tensor | None = None  # (R, D) accepted guesses by number, if they are not contiguous (trees)
     offered: Tensor | None = None  # (R,) tokens beyond the first that could be committed; None: all of the window
     stopped: Tensor | None = None  # (R,) 1: it held back more as unlikely, which counts as one rejected; None: 0
+    columns: Tensor | None = None  # (R, N) where each token was chosen; None: at 0, 1 …, or at those of the path
 
 
 def block_start(position: Tensor, block: int) -> Tensor:

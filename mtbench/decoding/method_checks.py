@@ -107,6 +107,7 @@ def check_commit(commit: Commit, method: Method, window: Window, rows: int, voca
         ("offered", (rows,), window.commits - 1),
         ("stopped", (rows,), 1),
         ("path", (rows, min(depth, window.guesses)), window.guesses - 1),
+        ("columns", (rows, window.commits), window.guesses),
     ):
         value = getattr(commit, name)
         if value is not None or name in ("count", "kept"):

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from mtbench.decoding.host_sync import AsyncCopy, Counts, HostSnapshot
 from mtbench.decoding.output import Generation, finish, first_of
 from mtbench.decoding.request import Request
+from mtbench.errors import UserError
 from mtbench.models.loading import Checkpoint
 from mtbench.models.token_text import exact_text
 
@@ -95,8 +96,8 @@ class RunState:
         """Return whether to collect finished rows and to fill free ones now. `finished`: some rows just finished."""
         raise NotImplementedError
 
-    def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
-        """Keep a row's answer. `token_ids` begin with the prompt."""
+    def collect(self, row: int, token_ids: list[int], counts: Counts, error: UserError | None = None) -> None:
+        """Keep a row's answer, or the `error` that ended it. `token_ids` begin with the prompt."""
         raise NotImplementedError
 
 
@@ -141,7 +142,9 @@ class WorkloadRun(RunState):
         placed.searched = known
         return contains(tokenizer, self.snapshot.tokens[row][:known], placed.request.stop, begin)
 
-    def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
+    def collect(self, row: int, token_ids: list[int], counts: Counts, error: UserError | None = None) -> None:
+        if error is not None:
+            raise error
         placed = self.placed.pop(row)
         prompt = len(placed.request.prompt_ids)
         self.answers[placed.number] = CollectedRow(token_ids[prompt:], counts, placed.first_step)

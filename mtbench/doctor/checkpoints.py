@@ -10,6 +10,7 @@ from typing import Any
 from mtbench import kernels
 from mtbench.decoding.registry import plain_decoding
 from mtbench.doctor.checks import NO_TRITON, Figures, Finding, Subject, check
+from mtbench.doctor.decoding import decoded
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.lineup.planner import make_plan
@@ -45,8 +46,10 @@ def _described(name: str, subject: Subject) -> dict[str, Any]:
 
 
 def _loaded(source: str, request: RunRequest) -> dict[str, Any]:
-    """Return the same of a checkpoint, after loading it."""
+    """Return the same of a checkpoint, after loading it and decoding a token. Raises UserError if it cannot."""
     pool = ModelPool(request)
+    if not source.startswith(families.RANDOM):
+        list(decoded(make_plan(request), pool, 1))
     decoder = pool.runner("", source, ENGINE).decoder
     layers = pool.engine(ENGINE).layers(pool.checkpoint(source))
     pool.clear()

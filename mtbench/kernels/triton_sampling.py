@@ -81,7 +81,7 @@ def _choose_row(parts, results, slices, vocabulary, SLICES: tl.constexpr):
     highest = tl.max(peak, 0)
     anchor = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
     own = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
-    mass = tl.sum(tl.where(peak == float("-inf"), 0.0, mass * tl.exp(own - anchor)), 0)
+    mass = tl.sum(tl.where(peak == float("-inf"), mass, mass * tl.exp(own - anchor)), 0)
     tl.store(largest + row, highest)
     tl.store(logsumexp + row, anchor + tl.log(mass))
 

@@ -39,7 +39,7 @@ from torch import Tensor
 from mtbench import sampling
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.errors import UserError, first_line
+from mtbench.errors import NotNumbersError, UserError, first_line
 from mtbench.measure.model_pool import ModelPool
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
@@ -282,6 +282,8 @@ def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tens
     """
     own, largest = [], []
     for begin, logits in judged_logits(runner, answer, width):
+        if not sampling.numbers(logits).all():
+            raise NotNumbersError("the judge's logits", runner.model.dtype)
         noisy = with_noise(logits, answer, begin)
         emitted = torch.tensor(answer.tokens[begin : begin + len(logits)], device=runner.device)[:, None]
         own.append(noisy.gather(1, emitted)[:, 0])
@@ -332,8 +334,8 @@ def with_noise(logits: Tensor, answer: Answer, first: int) -> Tensor:
         return logits
     positions = len(answer.prompt) + first + torch.arange(len(logits), device=logits.device)[None]
     seed = torch.tensor([answer.seed], device=logits.device)
-    noisy = sampling.sampled(logits[None], answer.temperature, seed, positions)[0]
-    return answer.temperature * (noisy if logits.dtype == torch.float64 else noisy.float())
+    noisy = answer.temperature * sampling.sampled(logits[None], answer.temperature, seed, positions)[0]
+    return noisy if logits.dtype == torch.float64 else noisy.float()
 
 
 class Graded(NamedTuple):

@@ -30,7 +30,7 @@ from mtbench.decoding.method_checks import MethodContractError, whereabouts
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
-from mtbench.errors import UserError, first_line
+from mtbench.errors import NotNumbersError, UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.measure.model_pool import ModelPool, resolve_device, usable_threads
 from mtbench.models.loading import DTYPES
@@ -129,6 +129,8 @@ class LocalWorker:
         before = machine.sample(self.pool.device, self.pool.server_groups(cell))
         try:
             generations, timing = self.pool.decode(cell, task.requests, room=task.room, visit=task.visit)
+        except (NoProgressError, MethodContractError, NotNumbersError) as error:
+            return Failed(str(error))
         except UserError as error:
             where = whereabouts(error, METHODS[cell.method])
             if not where:  # not raised by the method: it would fail every cell
@@ -143,8 +145,6 @@ class LocalWorker:
             )
         except ServerError as error:
             return Failed(str(error), error.again, isinstance(error, LateError))
-        except (NoProgressError, MethodContractError) as error:
-            return Failed(str(error))
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         # before anything else changes the device's state

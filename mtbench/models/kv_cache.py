@@ -106,6 +106,11 @@ class KVCache:
         index = row[:, None] * self.slots + slots
         return torch.cat([self._features[tap][index] for tap in taps], -1)
 
+    def clear(self, rows: Sequence[int]) -> None:
+        """Zero the data of some rows: NaN in a slot spoils a later text there, since 0 · NaN is NaN under a mask."""
+        for store in (*(store for pair in self.layers.values() for store in pair), *self._features.values()):
+            self._by_row(store)[list(rows)] = 0
+
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots (R, D) to slots (R, D) in every layer, so that the accepted path of a draft tree is contiguous.
 

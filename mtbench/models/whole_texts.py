@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtbench.errors import UserError
+from mtbench.errors import NotNumbersError, UserError
 from mtbench.models.families import locate
 from mtbench.models.loading import DTYPES, downloaded, load_config, loaded_model, refuse_unreadable, rope_types
+from mtbench.sampling import numbers
 
 FED_AT_ONCE = (
     1024  # tokens of one forward: on a slow CPU it takes seconds, and the time budget is looked at between two
@@ -68,8 +69,8 @@ class WholeTexts:
         ).logits
         ends = [len(text) - 1 - first for text in texts]
         cut = [row[end - n : end] for row, end, n in zip(found, ends, judged, strict=True)]
-        if any(not of.isfinite().all() for of in cut):
-            raise UserError("the logits are not finite.")
+        if not all(numbers(of).all() for of in cut):
+            raise NotNumbersError("the judge's logits", self.model.dtype)
         return [of if of.dtype == torch.float64 else of.float() for of in cut]
 
     def _padded(self, rows: Sequence[list[int]]) -> Tensor:

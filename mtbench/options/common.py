@@ -10,6 +10,7 @@ from mtbench.options import texts
 from mtbench.options.fields import option
 from mtbench.options.texts import PlainValue
 from mtbench.records import Price
+from mtbench.sampling import heat
 
 MOST_ITEMS = 1 << 24  # of a suite
 MOST_ROWS, MOST_NEW_TOKENS, MOST_ROUNDS = 1 << 16, 1 << 24, 1000
@@ -173,6 +174,7 @@ Temperature = Annotated[
     option(
         "0 is greedy. Above 0, all arms share one random seed per request and position.", DECODING, ge=0, le=HOTTEST
     ),
+    AfterValidator(heat),
 ]
 ChatTemplateKwargs = Annotated[
     Mapping[str, PlainValue],

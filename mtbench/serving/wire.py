@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.models import chat_template
-from mtbench.options.common import HOTTEST
+from mtbench.options.common import Temperature
 from mtbench.serving.served import Served
 
 # Fields that never change an answer here.
@@ -106,7 +106,7 @@ class Body(_Record):
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=HOTTEST)
+    temperature: Temperature | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = Field(None, description=STOPS)
     stream: bool | None = None

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from mtbench.decoding.live import Ended, Queue, Ticket, serve
 from mtbench.decoding.request import Request
-from mtbench.errors import UserError, first_line
+from mtbench.errors import NotNumbersError, UserError, first_line
 from mtbench.serving.served import Served
 
 Outcome = Literal["ok", "rejected", "failed", "cancelled", "timed_out"]
@@ -103,7 +103,7 @@ class Worker:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(job.news.wait(), 0.1)
                 job.news.clear()
-            if (error := self.error or job.outcome) is not job.ended:
+            if (error := self.error or job.outcome) is not job.ended and not isinstance(error, NotNumbersError):
                 raise UserError(f"{self.served.arm} cannot be served: {first_line(error)}.")  # type: ignore[arg-type]
         self.metrics = self._new_metrics()
 

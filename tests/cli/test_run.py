@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small import save_small
 from stages import assemble, generate
 from stored import stored_json, stored_lines
@@ -217,6 +218,24 @@ def test_a_method_without_memory_fails_only_its_own_cells(
     assert [c["status"] for c in cells.values()] == ["ok", "failed", "ok"]
     error = r"out of memory at batch size 1, prompts of up to \d+ tokens and 6 new ones"
     assert re.match(error, cells["hungry@ar/graph"]["error"])
+
+
+def test_cells_whose_logits_are_not_numbers_fail_by_name(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """The weights are finite, and a product of them is not: no speedup, nothing is exact. The other cells go on."""
+    folder = shutil.copytree(checkpoints["ar"], tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"].fill_(1e38)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    methods = ["ar", "prompt-lookup", "jacobi", "hf-generate", "mars"]
+    given = {**checkpoints, "ar": str(folder)}
+    brief = request_for(given, method=methods, batch_size=(2,), limit=2, rounds=1, dtype="float32")
+    results = finish(start(tmp_path / "run", brief))
+    cells = cells_of(results, 2)
+    assert [c["status"] for c in cells.values()] == [*["failed"] * 4, "ok"]
+    said = r"the target's logits at token 1 of item \d are not numbers \(NaN or \+inf\) in float32"
+    for cell in list(cells.values())[:4]:
+        assert re.match(said, cell["error"])
+        assert cell["lossless"] is None
 
 
 def mtbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from interpreted import definition, use_definitions
+from safetensors.torch import load_file, save_file
 from small import save_small, small_tokenizer
 from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel, HeliumConfig
 from typer.testing import CliRunner
@@ -97,3 +98,14 @@ def test_the_command_takes_several_and_writes_what_it_found(monkeypatch: pytest.
     assert list(told) == ["embedded:tiny/ar", "random:qwen2.5-x"]
     assert told["random:qwen2.5-x"]["code"] is None
     assert "✗  checkpoints" in done.stdout
+
+
+def test_a_checkpoint_whose_logits_are_not_numbers_fails(tmp_path: Path) -> None:
+    """Its weights are finite; a product of them exceeds float32."""
+    folder = save_small(tmp_path / "small")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"].fill_(1e38)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    state, text, one = found(str(folder))
+    assert (state, one["code"]) == ("fail", None)
+    assert "nothing (the target's logits at token 1 of item 0 are not numbers (NaN or +inf) in float32" in text

@@ -83,7 +83,7 @@ class ScriptedModel(torch.nn.Module):
     It wants the mask id where the script says so; decoding must then take id 0, as sure as the script is.
     """
 
-    device = torch.device("cpu")
+    device, dtype = torch.device("cpu"), torch.float32
     config = small_config()
     generation_config = None
 

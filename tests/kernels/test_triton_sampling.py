@@ -121,3 +121,18 @@ def test_a_row_samples_the_same_alone_and_in_a_batch() -> None:
     together = triton_kernels.choose_logsumexp(logits, rows([0.7] * 4), seed, position)
     alone = triton_kernels.choose_logsumexp(logits[2:3, 1:2], rows([0.7]), seed[2:3], position[2:3, 1:2])
     assert all(torch.equal(a[0, 0], b[2, 1]) for a, b in zip(alone, together, strict=True))
+
+
+@each_choose
+@pytest.mark.parametrize("temperatures", [None, [1.0] * 4], ids=["greedy", "sampled"])
+def test_a_logsumexp_is_a_number_where_all_logits_are(choose: Choose, temperatures: list[float] | None) -> None:
+    """NaN or +∞ at any place makes it NaN or +∞, also beside −∞ alone; by it the loop finds rows without numbers."""
+    logits, seed, position = scene(5000)
+    logits[0, 0, 4990] = logits[1, 1, :1024] = logits[2, 2] = float("nan")
+    logits[3, 0, 7] = logits[3, 1, -1] = float("inf")
+    logits[0, 1, 2048:3072] = float("-inf")
+    logits[0, 1, 2050] = float("nan")
+    logits[0, 2, 1:], logits[1, 0] = float("-inf"), float("-inf")
+    found = choose(logits, rows(temperatures), seed, position)[2] < float("inf")
+    assert torch.equal(found, sampling.numbers(logits))
+    assert torch.equal(found, ~(logits.isnan() | logits.isposinf()).any(-1))

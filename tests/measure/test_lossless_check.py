@@ -1,5 +1,6 @@
 """Who judges an arm's tokens, and in which words: an engine that computes something else does not excuse itself."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from mtbench import statistics
 from mtbench.decoding.engines import ENGINES, Graph
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
+from mtbench.errors import NotNumbersError
 from mtbench.kernels import Norm
 from mtbench.measure import lossless_check, peak_memory
 from mtbench.measure.model_pool import ModelPool
@@ -294,3 +296,22 @@ def test_products_in_bfloat16_sum_in_float32() -> None:
     matmul.allow_bf16_reduced_precision_reduction = True
     ModelPool(RunRequest(device="cpu"))
     assert not matmul.allow_bf16_reduced_precision_reduction
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_judge_without_numbers_says_so(checkpoint: Checkpoint, value: float) -> None:
+    """It does not find every token right."""
+    head, token = checkpoint.model.get_output_embeddings(), torch.tensor(3)
+    head.register_forward_hook(lambda *of: of[2].index_fill(-1, token, value))
+    answer = lossless_check.Answer([1, 2], [5, 6, 7], 0)
+    with pytest.raises(NotNumbersError, match=r"the judge's logits are not numbers \(NaN or \+inf\) in float64"):
+        lossless_check.forced_logits(ModelRunner(checkpoint), answer, 4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("temperature", [1e-9, 1e-45, 1e-200])
+def test_tokens_at_a_temperature_near_zero_are_judged_by_numbers(checkpoint: Checkpoint, temperature: float) -> None:
+    """Logits over the temperature exceed a float32; the shortfalls are those of greedy tokens."""
+    logits, answer = torch.randn(3, 40), lossless_check.Answer([1, 2], [5, 6, 7], 3, temperature)
+    noisy = lossless_check.with_noise(logits, answer, 0)
+    torch.testing.assert_close(noisy, logits)

@@ -1,5 +1,6 @@
 """transformers' own `generate` as an arm: the same tokens as `ar`, on the same weights, leaving our model as it was."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -20,7 +21,7 @@ from mtbench.decoding.external import ExternalEngine, stock
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError
+from mtbench.errors import NotNumbersError, UserError
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 
@@ -260,3 +261,28 @@ def test_only_its_plain_loop_is_a_baseline() -> None:
     assert engine_baselines(assisted, arms) == [str(ar), str(static)]
     assert engine_baselines(mars, arms) == [str(plain), str(static)]
     assert assisted.roles == ("ar", "draft")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_numbers_are_named(
+    make_runner: Callable[..., ModelRunner], form: str, value: float
+) -> None:
+    """At the item and the token, where one of its answer is chosen by them; a draft's own do not count."""
+    runner, row = make_runner(), 1
+    want = ours(runner)
+    length = len(want[row].token_ids) - 2
+    text = torch.tensor([*PROMPTS[row], *want[row].token_ids[:length]])
+
+    def spoil(model: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """The logits behind the first words of the row's answer, which are fed last."""
+        if out.logits.shape[-1] == len(runner.checkpoint.model.get_output_embeddings().weight):
+            ids = kwargs["input_ids"]
+            place = (kwargs["position_ids"] == len(text) - 1) & (ids == text[-1])
+            out.logits[place[:, -out.logits.shape[1] :]] = value
+
+    hook = stock(runner.checkpoint).register_forward_hook(spoil, with_kwargs=True)
+    with pytest.raises(NotNumbersError, match=f"at token {length + 1} of item 0 are not numbers"):
+        generate(runner, form)
+    hook.remove()
+    assert answers(generate(runner, form)) == answers(want)

@@ -3,6 +3,7 @@
 import copy
 import http.client
 import json
+import math
 import socket
 import threading
 import time
@@ -529,3 +530,48 @@ def test_ending_lets_open_requests_end_and_refuses_new_ones(
             assert events(answer)[-1]["choices"][0]["finish_reason"] == "length"
         running.thread.join(WAIT_S)
         assert not running.thread.is_alive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_request_whose_logits_are_not_numbers_fails_and_no_other(
+    runner: ModelRunner, reference: ModelRunner, monkeypatch: pytest.MonkeyPatch, value: float, stream: bool
+) -> None:
+    """Its text ends with an error, and what was sent of it is right; the others have the tokens of a run."""
+    want = [g.token_ids for g in decode(ar(), on(reference), requests_for(MANY[:3], 12), ignore_eos=True)[0]]
+    word = next(word for word in want[1] if word not in [*MANY[0], *MANY[1], *want[0], *MANY[2], *want[2]])
+    fault, forward = want[1].index(word) + 1, runner.forward
+
+    def spoilt(ids: Any, metadata: Any, judged: int) -> Any:
+        out = forward(ids, metadata, judged)
+        out.logits.masked_fill_((ids[:, -judged:] == word)[..., None], value)
+        return out
+
+    with serving(small_served(ar(), runner)) as running, running.client() as client:
+        monkeypatch.setattr(runner, "forward", spoilt)
+        body = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "temperature": 0, "stream": stream}
+        with ThreadPoolExecutor(3) as threads:
+            posts = [threads.submit(client.post, "/completions", json=body | {"prompt": p}) for p in MANY[:3]]
+            answers = [post.result() for post in posts]
+    failed = f"failed: the target's logits at token {fault + 1} are not numbers (NaN or +inf) in float64"
+    assert failed in answers[1].text
+    assert answers[1].status_code == (200 if stream else 500)
+    if stream:
+        told = [event for event in events(answers[1]) if "choices" in event]
+        sent = [i for event in told for c in event["choices"] for i in c["token_ids"]]
+        assert sent == want[1][: len(sent)]
+        assert len(sent) <= fault
+    for answer, ids in zip(answers[::2], want[::2], strict=True):
+        messages = events(answer) if stream else [answer.json()]
+        assert [i for message in messages for c in message["choices"] for i in c["token_ids"]] == ids
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-307, 1e-308, 5e-324])
+def test_a_temperature_near_zero_is_greedy(reference: ModelRunner, mars_server: Running, temperature: float) -> None:
+    """Where division cannot bear it, the fields of sampling change nothing either."""
+    want = decode(mars(tau=0.5), on(reference), requests_for([[5, 9, 1]], 12))[0][0].token_ids
+    more = {"top_p": 0.5, "top_k": 3} if temperature < 1e-300 else {}
+    answer = mars_server.complete(
+        prompt=[5, 9, 1], max_tokens=12, temperature=temperature, return_token_ids=True, **more
+    )
+    assert answer["choices"][0]["token_ids"] == want

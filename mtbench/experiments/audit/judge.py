@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mtbench.errors import UserError
+from mtbench.errors import NotNumbersError, UserError
 from mtbench.experiments.audit.format import NOT_JUDGED, JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
@@ -26,6 +26,7 @@ from mtbench.models.loading import Inspected, inspect
 from mtbench.models.runner import ModelRunner
 from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.request import RunRequest
+from mtbench.sampling import numbers
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged
@@ -93,8 +94,8 @@ class Judge:
         logits = self._reader().logits(answer, first)
         emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
         short = shortfalls(with_noise(logits, answer, first), emitted)
-        own = answer.temperature or 1.0
-        log_p = logits.gather(1, emitted)[:, 0] / own - (logits / own).logsumexp(1)
+        hot = logits.double() / (answer.temperature or 1.0)
+        log_p = hot.gather(1, emitted)[:, 0] - hot.logsumexp(1)
         endless = None
         if float(short.max()) > EXACT_EPSILON["float32"]:
             ends = torch.tensor(self.known.end_ids, device=logits.device)
@@ -162,6 +163,8 @@ class Reader:
             shared, self._room = 0, max(self._room, -(-len(ids) // ROOM) * ROOM)
         parts = judged_logits(self.runner, answer, width, first, shared, self._room)
         found = torch.cat([logits for _, logits in parts])
+        if not numbers(found).all():
+            raise NotNumbersError("the judge's logits", self.runner.model.dtype)
         self._cached, self._forwards = ids, self.runner.forwards
         return found
 
