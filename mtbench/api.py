@@ -23,12 +23,12 @@ from mtbench.experiments.experiment import Job
 from mtbench.experiments.registry import experiment_of, records_of
 from mtbench.options.fields import argument_of, as_words, fields_of, read_options
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.formats import GenerationLine, Scores
+from mtbench.plan.formats import GenerationLine, Readings, Scores, StoredReading
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results.format import Results as ResultsRecord
 
-NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
+NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram", "unread")  # cell keys that stay objects
 NO_COLUMN = ("prompt_ids",)
 OF_COMMANDS = {"json_to", "dry_run", "fail_on"}  # options that print, or end a process
 
@@ -52,18 +52,21 @@ class Results:
         return pd.DataFrame([_row(cell) for cell in self.record["cells"]])
 
     def items(self) -> pd.DataFrame:
-        """Return one row per item and arm: the answer, its counts and its score (NaN: not scored)."""
+        """Return one row per item and arm: the answer, its counts and its score (NaN: not scored), in both readings."""
         run = RunDirectory(self.directory)
         scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
+        readings = run.read("readings.json", Readings).root if run.has("readings.json") else {}
         rows = []
         for cell in self.record["cells"]:
             of_cell = {name: cell[name] for name in ("cell", "suite", "arm", "batch_size", "batching")}
             for line in run.read_lines(f"generations/{cell['cell']}.jsonl", GenerationLine):
                 generated = {name: value for name, value in dump(line).items() if name not in NO_COLUMN}
                 score = scores.get(cell["cell"], {}).get(line.item)
-                rows.append({**of_cell, **generated, "tokens": len(line.token_ids), "score": score})
+                read = readings.get(cell["cell"], {}).get(line.item, StoredReading())
+                other = {"score": score, "unread": read.unread, "by_value": read.by_value}
+                rows.append({**of_cell, **generated, "tokens": len(line.token_ids), **other})
         frame = pd.DataFrame(rows)
-        return frame.astype({"score": float}) if rows else frame
+        return frame.astype({"score": float, "by_value": float}) if rows else frame
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def _arguments(kind: type[records.Record]) -> dict[str, str]:
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell as one row. Only the first speedup of the lists has columns."""
+    """Return a cell as one row. Only the first speedup of the lists has columns. `unread`: the number of answers."""
     row: dict[str, Any] = {}
     for name, value in cell.items():
         if name == "speedup":
@@ -201,7 +204,7 @@ def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
             row |= _columns(name, value)
         else:
             row[name] = value
-    return row
+    return row | {"unread": cell.get("unread", {"answers": 0})["answers"] if cell["accuracy"] else None}
 
 
 def _columns(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mtbench.plan.formats import (
     GenerationLine,
     MemoryRecord,
     PreparationLine,
+    Readings,
     RescoringRecord,
     Scores,
     TimingLine,
@@ -44,6 +45,7 @@ WHOLE: dict[str, type[BaseModel]] = {
     "environment.json": Environment,
     "energy.json": EnergyRecord,
     "scores.json": Scores,
+    "readings.json": Readings,
     "lossless/*.json": RescoringRecord,
 }
 LINES: dict[str, type[BaseModel]] = {

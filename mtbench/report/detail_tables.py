@@ -321,6 +321,11 @@ def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Ta
             lambda cell: _latency_entry(cell.commit_latency_s),
         ),
         Column(
+            "stopped by a string",
+            "answers that ended at a stop string",
+            lambda cell: Entry(count(cell.finish.stop)) if any(other.finish.stop for other in cells) else Entry(),
+        ),
+        Column(
             "cut by budget, %",
             "answers that ended at the token budget",
             lambda cell: Entry(percent(cell.finish.length / cell.items if cell.items else None)),

@@ -7,12 +7,13 @@ committed.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from mtbench.models import gguf
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
-from mtbench.plan.formats import GenerationLine, Scores
+from mtbench.models.token_text import INCOMPLETE, exact_text, special_ids
+from mtbench.plan.formats import GenerationLine, Readings, Scores, StoredReading
 from mtbench.plan.plan import Group, Plan
 from mtbench.plan.run import Run
 from mtbench.records import Record, dump
@@ -28,7 +29,8 @@ NO_TOKENIZER = "A tokenizer could not be loaded when this page was made, so its 
 LATER_TURNS = "The prompt of a later turn is the first arm's. Every arm continues from its own answers."
 RECORDED_TURNS = "The prompt of a later turn holds recorded answers. All arms have the same."
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[Sequence[int], Sequence[int]], str]  # the text of ids behind other ids
+Place = tuple[int, int]  # token, and letter in it
 
 
 class Against(Record):
@@ -47,9 +49,12 @@ class ViewedAnswer(Record):
     forwards: int | None
     tokens: int | None
     special: list[int]  # indices of special tokens
-    cut: list[int] | None  # [token, letter] at which a stop string starts
+    begins: Place | None  # the answer behind its reasoning; None: it has no reasoning
+    cut: Place | None  # a stop string
     finish: str
     score: float | None
+    by_value: float | None
+    unread: str | None
     against: Against | None
 
 
@@ -57,6 +62,7 @@ class ShownItem(Record):
     """An item with the answer of every arm; None: no answer is stored."""
 
     item: str
+    marked: bool  # an answer is unread, or its readings differ
     prompt: str | None
     answers: list[ViewedAnswer | None]
 
@@ -85,6 +91,7 @@ class Viewer(Record):
 
     groups: list[ShownGroup]
     notes: list[str]
+    marked: bool  # an item is
 
 
 @cache
@@ -101,27 +108,17 @@ def _tokenizer(source: str) -> Any:
         return None
 
 
-def _decode(source: str) -> Decode | None:
-    """Return the function that turns ids of a checkpoint into text, or None without a tokenizer."""
-    tokenizer = _tokenizer(source)
-    if tokenizer is None:
-        return None
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def split(ids: Sequence[int], decode: Decode) -> list[str]:
-    """Return the text of each token. A letter made of several tokens stands with the last of them."""
-    whole = decode(ids)
-    alone = {i: decode([i]) for i in set(ids)}
-    if "".join(alone[i] for i in ids) == whole:
+def split(ids: Sequence[int], prompt: Sequence[int], decode: Decode) -> list[str]:
+    """Return the text of each token behind a prompt. A letter made of several tokens stands with the last of them."""
+    alone = {i: decode([i], prompt) for i in set(ids)}
+    if "".join(alone[i] for i in ids) == decode(ids, prompt):
         return [alone[i] for i in ids]
-    pieces, start, shown = [], 0, 0  # ids[start:shown] are in `pieces`, and give the next ids their context
+    pieces, shown = list[str](), 0  # ids[:shown] are in `pieces`
     for end in range(1, len(ids) + 1):
-        before, now = decode(ids[start:shown]), decode(ids[start:end])
-        unfinished = now.endswith("\ufffd") and end < len(ids) and end - shown < BYTES_OF_A_LETTER
-        pieces.append("" if unfinished else now[len(before) :])
-        if not unfinished:
-            start, shown = shown, end
+        now = decode(ids[shown:end], [*prompt, *ids[:shown]])
+        unfinished = now.endswith(INCOMPLETE) and end < len(ids) and end - shown < BYTES_OF_A_LETTER
+        pieces.append("" if unfinished else now)
+        shown = shown if unfinished else end
     return pieces
 
 
@@ -133,7 +130,13 @@ class _Generations:
     own: OwnSpeedups
     lines: Mapping[str, Mapping[str, GenerationLine]]  # by cell and item
     scores: Mapping[str, Mapping[str, float]]  # by cell and item
+    readings: Mapping[str, Mapping[str, StoredReading]]  # by cell and item
     names: Mapping[str, str]  # readable name of every arm
+
+    def marked(self, item: str) -> bool:
+        """Whether an answer to the item is unread, or its readings differ."""
+        found = [(self.readings.get(c.cell, {}).get(item), self.scores.get(c.cell, {}).get(item)) for c in self.cells]
+        return any(one is not None and (one.unread or one.by_value not in (None, score)) for one, score in found)
 
 
 def viewer(run: Run, results: Results, numbers: Mapping[str, int], names: Mapping[str, str]) -> Viewer:
@@ -141,12 +144,13 @@ def viewer(run: Run, results: Results, numbers: Mapping[str, int], names: Mappin
     _tokenizer.cache_clear()  # a checkpoint may have changed
     plan, files = run.plan, run.directory
     scores = files.read("scores.json", Scores).root if files.has("scores.json") else {}
+    readings = files.read("readings.json", Readings).root if files.has("readings.json") else {}
     by_name = {cell.cell: cell for cell in results.cells}
     groups = []
     for group in plan.groups:
         cells = [by_name[name] for name in group.cells]
         lines = {name: {line.item: line for line in run.answers[name]} for name in group.cells}
-        generations = _Generations(cells, own_speedups(cells), lines, scores, names)
+        generations = _Generations(cells, own_speedups(cells), lines, scores, readings, names)
         shown = _group(plan, group, generations, numbers)
         if shown.items:
             groups.append(shown)
@@ -156,7 +160,7 @@ def viewer(run: Run, results: Results, numbers: Mapping[str, int], names: Mappin
         notes.append(NO_TOKENIZER)
     later = {item.shared is None for suite in plan.suites for item in suite.items if item.follows is not None}
     notes += [note for own, note in ((True, LATER_TURNS), (False, RECORDED_TURNS)) if own in later]
-    return Viewer(groups=groups, notes=notes)
+    return Viewer(groups=groups, notes=notes, marked=any(item.marked for group in groups for item in group.items))
 
 
 def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping[str, int]) -> ShownGroup:
@@ -164,6 +168,8 @@ def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping
     suite = plan.suite(group.suite)
     numbered = {item.item: number for number, item in enumerate(suite.items)}
     answered = [name for name in numbered if any(name in by_item for by_item in generations.lines.values())]
+    first = [*filter(generations.marked, answered)][: ITEMS // 2]
+    answered.sort(key=lambda name: name not in first)
     items, letters = [], 0
     for name in answered[:ITEMS]:
         items.append(_item(name, generations, [] if suite.withheld else suite.prompt(numbered[name])))
@@ -186,39 +192,41 @@ def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping
 def _item(name: str, generations: _Generations, planned: Sequence[int]) -> ShownItem:
     """Return an item with its prompt, as the first arm with an answer read it or as planned, and all answers."""
     prompts = [by_item[name].prompt_ids or planned for by_item in generations.lines.values() if name in by_item]
-    decode = _decode(_source(generations.cells[0]))
+    tokenizer = _tokenizer(_source(generations.cells[0]))
     prompt = None
-    if prompts[0] and decode is not None:
-        prompt = _sound(decode(prompts[0]))
+    if prompts[0] and tokenizer is not None:
+        prompt = _sound(exact_text(tokenizer, prompts[0]))
         if len(prompt) > PROMPT_LETTERS:
             prompt = f"… {prompt[-PROMPT_LETTERS:]}"
-    answers = [_answer(name, cell, generations) for cell in generations.cells]
-    return ShownItem(item=name, prompt=prompt, answers=answers)
+    answers = [_answer(name, cell, generations, planned) for cell in generations.cells]
+    return ShownItem(item=name, marked=generations.marked(name), prompt=prompt, answers=answers)
 
 
-def _answer(item: str, cell: ResultCell, generations: _Generations) -> ViewedAnswer | None:
+def _answer(item: str, cell: ResultCell, generations: _Generations, planned: Sequence[int]) -> ViewedAnswer | None:
     """Return an arm's answer to an item; None if there is none."""
     line = generations.lines[cell.cell].get(item)
     if line is None:
         return None
-    source = _source(cell)
-    decode, pieces, special, cut = _decode(source), None, list[int](), None
-    if decode is not None:
-        of_vocabulary = set(_tokenizer(source).all_special_ids)
-        pieces = [_sound(piece) for piece in split(line.token_ids, decode)]
-        special = [i for i, token in enumerate(line.token_ids) if token in of_vocabulary]
-        if line.finish_reason == "stop":
-            cut = _cut(pieces, special, len(line.text))
+    tokenizer, pieces, special = _tokenizer(_source(cell)), None, list[int]()
+    if tokenizer is not None:
+        decode = partial(exact_text, tokenizer)
+        pieces = [_sound(piece) for piece in split(line.token_ids, line.prompt_ids or planned, decode)]
+        special = [i for i, token in enumerate(line.token_ids) if token in special_ids(tokenizer)]
+    text = [_sound(line.text)] if pieces is None else pieces
+    read = generations.readings.get(cell.cell, {}).get(item, StoredReading())
     return ViewedAnswer(
         pieces=pieces,
-        text=_sound(line.text) if pieces is None else None,
+        text=text[0] if pieces is None else None,
         commits=line.commits,
         forwards=line.forwards,
         tokens=len(line.token_ids),
         special=special,
-        cut=cut,
+        begins=_place(text, special, line.reasoning) if line.reasoning else None,
+        cut=_place(text, special, len(line.text), stop=True) if line.finish_reason == "stop" else None,
         finish=line.finish_reason,
         score=generations.scores.get(cell.cell, {}).get(item),
+        by_value=read.by_value,
+        unread=read.unread,
         against=_against(item, cell, line, generations),
     )
 
@@ -243,15 +251,14 @@ def _baseline(cell: ResultCell, own: OwnSpeedups) -> str | None:
     return None if cell.lossless is None else cell.lossless.against
 
 
-def _cut(pieces: Sequence[str], special: Sequence[int], letters: int) -> list[int] | None:
-    """Return [token, letter] where the stored text ends and a stop string starts."""
+def _place(pieces: Sequence[str], special: Sequence[int], letters: int, *, stop: bool = False) -> Place:
+    """Return the place behind so many letters of the shown text, and behind special tokens there unless they `stop`."""
     for index, piece in enumerate(pieces):
-        if index in special:
-            continue
-        if letters < len(piece):
-            return [index, letters]
-        letters -= len(piece)
-    return None
+        if index not in special or (stop and not letters):
+            if letters < len(piece):
+                return index, letters
+            letters -= len(piece)
+    return len(pieces), 0
 
 
 def _source(cell: ResultCell) -> str:

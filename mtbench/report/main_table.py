@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mtbench.document.formatting import bounds, counted, interval, number, times
+from mtbench.document.formatting import NONE, bounds, count, counted, interval, number, times
 from mtbench.document.model import Bar, Entry, Table
 from mtbench.report.arm_table import Column, Notes, table_of
 from mtbench.report.detail_tables import length_detail, percent_entry
@@ -23,7 +23,7 @@ from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Speedup
 from mtbench.results.format import ResultCell
 
 CAPTION = "95% intervals in brackets. Bars: speedup on a log scale; the upright line is 1."
-IMPORTANT = ("speedup", "cost", "accuracy", "valid", "lossless", "tokens per forward")  # of headings, in a terminal
+IMPORTANT = ("speedup", "cost", "accuracy", "valid", "unread", "lossless", "by value", "per forward")  # of headings
 LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
 
 
@@ -38,11 +38,22 @@ def main_table(
     common = baselines.pop() if len(baselines) == 1 else None
     sound = {cell.arm for cell in cells if not cell.void}
     drawn = _bars([speedup for arm, speedup in own.headline.items() if arm in sound])
+    unread = any(cell.unread for cell in cells)
     columns = [
         Column(
             "accuracy, %",
             "share of items answered correctly; the verdict compares it with the baseline's, on the same items",
             lambda cell: _share_entry(cell.accuracy, cell.accuracy_vs, own.headline.get(cell.arm)),
+        ),
+        Column(
+            "unread",
+            "answers in which the rule of the score finds no result",
+            lambda cell: Entry(count(cell.unread.answers if cell.unread else 0) if unread and cell.accuracy else NONE),
+        ),
+        Column(
+            "by value, %",
+            "the same share by the value of each result, in whatever notation",
+            lambda cell: _share_entry(cell.by_value, cell.by_value_vs, own.headline.get(cell.arm)),
         ),
         Column(
             "valid, %",

@@ -10,6 +10,7 @@ from mtbench.document.formatting import bounds, counted, listed, number, percent
 from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import FAMILIES, PART, RANDOM, short_name
 from mtbench.plan.plan import OTHER_RULE
+from mtbench.results.comparisons import by_reading
 from mtbench.results.figure_formats import JUDGE, Lossless, SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
 
@@ -18,6 +19,7 @@ SMALL_MODEL = "Demonstration: small model"
 REPEATED_FLAG = "accuracy inconclusive"  # a row has it in its verdict
 DIVISIONS = {"context": "tokens before the forward", "category": "category", "thinking": "thinking or answer"}
 TOKENS_PRICED = 1_000_000
+READINGS = "Accuracy is by the rule of the benchmark's owner, the score; by value, a right result counts in any form."
 SIMULATED = "Simulated {kinds}: speed only, not the speed of a trained model"
 
 
@@ -201,6 +203,15 @@ def fewer_items(cells: Sequence[ResultCell]) -> list[str]:
             fact = f"accuracy is over {same.n:,} of {same.items:,} items; on the same items, {where} has"
             arms.setdefault(fact, []).append((cell.arm, same))
     return [f"{fact} {_elsewhere(of_arms)}" for fact, of_arms in arms.items()]
+
+
+def readings(cells: Sequence[ResultCell]) -> list[str]:
+    """Return what the two readings of a group's answers are, and the verdicts that depend on the reading."""
+    if not any(cell.by_value for cell in cells):
+        return []
+    found = [(f"{cell.arm} against {baseline}", *words) for cell in cells for baseline, *words in by_reading(cell)]
+    other = [f"{pair}: {by_score} by the score, {by_value} by value" for pair, by_score, by_value in found]
+    return [READINGS, *([f"Verdicts on accuracy depend on the reading: {'; '.join(other)}."] if other else [])]
 
 
 def _elsewhere(arms: Sequence[tuple[str, SameItems]]) -> str:

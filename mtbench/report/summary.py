@@ -10,7 +10,7 @@ from mtbench import statistics
 from mtbench.decoding.registry import plain_decoding
 from mtbench.document.formatting import counted, listed
 from mtbench.plan.directory import RunDirectory
-from mtbench.report.phrases import breaks_promise, grade_note
+from mtbench.report.phrases import breaks_promise, grade_note, readings
 from mtbench.results.comparisons import GroupKey
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import FILE, Decision, Recommendation
@@ -56,7 +56,7 @@ def _beside(recommendations: Sequence[Recommendation], sentence: str) -> list[st
 
 
 def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str) -> list[str]:
-    """Return how many arms are faster than their baseline, and the cells left out.
+    """Return how many arms are faster than their baseline, the cells left out, and the two readings of the answers.
 
     own: arm -> its speedup of the main table. Both run by the same engine, so that the gain of an engine is not counted
     as a gain of the method.
@@ -72,7 +72,7 @@ def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str)
         sentence = f"On {place}: {faster}, {words.count('slower')} slower."
     failed, void = sum(cell.status == "failed" for cell in cells), sum(bool(cell.void) for cell in cells)
     left_out = [f"{n} {word}" for n, word in ((failed, "failed"), (void, "void")) if n]
-    return [sentence, *([f"Left out: {listed(left_out)}."] if left_out else [])]
+    return [sentence, *([f"Left out: {listed(left_out)}."] if left_out else []), *readings(cells)]
 
 
 def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> list[str]:

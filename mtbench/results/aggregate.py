@@ -29,7 +29,7 @@ from mtbench.plan.formats import (
 from mtbench.plan.plan import Group
 from mtbench.plan.run import Run
 from mtbench.records import dump
-from mtbench.results import acceptance, collapse, degenerate
+from mtbench.results import acceptance, collapse, degenerate, subtasks
 from mtbench.results.acceptance_curves import write_curves
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
@@ -46,6 +46,7 @@ from mtbench.results.flags import (
     disturbances,
     measurement_flags,
     prefix_cache,
+    reading_flags,
     result_flags,
     scoring_flags,
     void_reasons_of,
@@ -193,12 +194,14 @@ def _cell(
     finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
     prepared = [line for line in stored.preparation if line.cell == cell.cell]
     cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
-    collapsed = collapse.find(data, [stored.cells[name] for name in group.cells], session.dtype)
+    beside = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
+    collapsed, read = collapse.find(data, [*beside.values()], session.dtype), subtasks.readings(suite.metric, data)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
+    versus = {"valid_vs": compared.valid_vs, "by_value_vs": compared.by_value_vs}
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_given(data, collapse=collapsed, prefix_cache=cached, valid_vs=compared.valid_vs, acceptance_by=divided),
+        **_given(data, collapse=collapsed, prefix_cache=cached, acceptance_by=divided, **versus, **read),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -226,6 +229,7 @@ def _cell(
             *cache_flags(data, of_arm, [call for line in prepared for call in line.unseen]),
             *scoring_flags(data, suite),
             *result_flags(cell, summary, finish, compared),
+            *reading_flags(data, beside, **read),
             *degenerate.flags(loops, summary.tokens_per_forward),
             *(found.text for found in (collapsed, cached) if found is not None),
         ],

@@ -38,6 +38,7 @@ class Comparisons:
     speedup: list[Speedup] = field(default_factory=list)
     accuracy_vs: list[AccuracyComparison] = field(default_factory=list)
     valid_vs: list[AccuracyComparison] = field(default_factory=list)  # of the shares of valid answers
+    by_value_vs: list[AccuracyComparison] = field(default_factory=list)
     agreement: list[Agreement] = field(default_factory=list)
     far_off: FarOff | None = None  # a block of the arm
 
@@ -83,6 +84,13 @@ def own_speedups(cells: Sequence[ResultCell]) -> OwnSpeedups:
     return found
 
 
+def by_reading(cell: ResultCell) -> list[tuple[str, str, str]]:
+    """Return the verdicts on an arm's accuracy that depend on the reading: baseline, word by the score, by value."""
+    by_value = {versus.baseline: versus.verdict.word for versus in cell.by_value_vs}
+    words = [(v.baseline, v.verdict.word, by_value.get(v.baseline, v.verdict.word)) for v in cell.accuracy_vs]
+    return [found for found in words if found[1] != found[2]]
+
+
 def over_fastest_engine(cell: ResultCell) -> Speedup | None:
     """Return the speedup over the fastest reference on another engine: the lowest ratio."""
     lowest = None
@@ -115,11 +123,10 @@ def compare(
             found[data.cell.arm].speedup.append(speedup)
         for data in arms:
             found[data.cell.arm].agreement.append(agreement(data, baseline))
-        for arm, accuracy in accuracies(arms, baseline, max_loss, doubts, looks).items():
-            found[arm].accuracy_vs.append(accuracy)
-        *valid, base = (replace(data, scores=data.validity) for data in (*arms, baseline))
-        for arm, accuracy in accuracies(valid, base, max_loss, doubts, looks).items():
-            found[arm].valid_vs.append(accuracy)
+        for kind, of in (("accuracy_vs", "scores"), ("valid_vs", "validity"), ("by_value_vs", "values")):
+            *judged, base = (replace(data, scores=getattr(data, of)) for data in (*arms, baseline))
+            for arm, accuracy in accuracies(judged, base, max_loss, doubts, looks).items():
+                getattr(found[arm], kind).append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
         doubts = [_void_doubt(data, baseline, void) or _disturbed(data, baseline, disturbed) for data in arms]
         for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts, looks):
@@ -230,7 +237,7 @@ def bounds(ratio: Ratio) -> list[float] | None:
 def _in_order(found: Comparisons, data: CellData) -> Comparisons:
     """Return the same comparisons in the order of the cell's baselines."""
     order = [*data.cell.baselines, *data.cell.engine_baselines]
-    for compared in (found.speedup, found.accuracy_vs, found.valid_vs, found.agreement):
+    for compared in (value for value in vars(found).values() if isinstance(value, list)):
         compared.sort(key=lambda c: order.index(c.baseline))
     return found
 

@@ -22,10 +22,10 @@ from typing import NamedTuple, Protocol
 from mtbench import statistics
 from mtbench.decoding.arms import is_served
 from mtbench.plan.plan import APART
-from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
+from mtbench.results.comparisons import GroupKey, by_reading, groups_of, own_speedups
 from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
+from mtbench.results.decision_text import answer, sentence
 from mtbench.results.decision_text import headline as headline
-from mtbench.results.decision_text import sentence
 from mtbench.results.figure_formats import AccuracyComparison, Estimate, Speedup
 from mtbench.results.format import ResultCell
 
@@ -98,7 +98,32 @@ def recommend(
         most = _with_most_items([accuracies[place], *(accuracies[other] for other in alike)])
         arms = _arms(group, baselines[place], most, pairs, misses_slo)
         found.append(_of_group(key, engine, group, arms, baselines[place], max_loss, pairs))
+    if any(cell.by_value_vs for cell in cells):
+        others = recommend(_by_value(cells), max_loss=max_loss, pairs=pairs, misses_slo=misses_slo)
+        found = [_with_reading(*both) for both in zip(found, others, strict=True)]
     return found
+
+
+def _by_value(cells: Sequence[ResultCell]) -> list[ResultCell]:
+    """Return the cells with their accuracy by value, where it is known, in place of the score.
+
+    An arm that left because of an accuracy that has another verdict by value, its own or its rival's, has not lost.
+    """
+    other = {cell.cell for cell in cells if by_reading(cell)}
+    found = []
+    for cell in cells:
+        left = cell.left
+        if left is not None and (left.rival or cell.cell) in other:
+            left = left.changed(lost=False)
+        found.append(cell.changed(left=left, accuracy_vs=cell.by_value_vs or cell.accuracy_vs, by_value_vs=[]))
+    return found
+
+
+def _with_reading(found: Recommendation, by_value: Recommendation) -> Recommendation:
+    """Return a recommendation that says what it would be by value, if that is another arm or word."""
+    word, other = ([r.word, *(c and c.arm for c in (r.same_tokens, r.within_loss))] for r in (found, by_value))
+    found = found if word == other else found.changed(by_value=answer(by_value))
+    return found.changed(text=sentence(found))
 
 
 def _by_engine(cells: Sequence[ResultCell]) -> dict[str | None, list[ResultCell]]:

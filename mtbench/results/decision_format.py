@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from mtbench.plan.plan import Batching
-from mtbench.records import Count, Record, Seconds, Share, Size
+from mtbench.records import Count, Record, Seconds, Share, Size, Sparse
 from mtbench.results.figure_formats import Estimate, Verdict
 
 FILE = "decision.json"
@@ -39,7 +39,7 @@ class Choice(Record):
     accuracy: AccuracyCost | None = Field(description="what it costs in accuracy; null: not scored")
 
 
-class Recommendation(Record):
+class Recommendation(Sparse):
     """The recommendation on a suite at a batch size, by its measurements."""
 
     suite: str = Field(description="suite as requested, name or name:rest")
@@ -81,6 +81,9 @@ class Recommendation(Record):
     )
     prompts: Count = Field(0, description="of a race, prompts whose times it rests on: the others were not decoded")
     planned: Count = Field(0, description="of a race, prompts that were planned; 0: no race")
+    by_value: str | None = Field(
+        None, description="what it would be if accuracy were by value, as a sentence; absent: the same"
+    )
     text: str = Field(description="the recommendation as a sentence")
 
     @property

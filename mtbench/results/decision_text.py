@@ -69,9 +69,10 @@ def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     engines = len({found.engine for found in recommendations})
     groups: dict[tuple[str | None, str], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
-        groups.setdefault((found.engine, _answer(found)), []).append(found)
+        other = f". By value, the answer would be: {found.by_value}" if found.by_value else ""
+        groups.setdefault((found.engine, f"{answer(found)}{other}"), []).append(found)
     places = {place: (f"{_in_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
-    return " ".join(f"{_capital(places[engine, answer])}: {answer}." for engine, answer in groups)
+    return " ".join(f"{_capital(places[place])}: {place[1]}." for place in groups)
 
 
 def with_engine(name: str | None, text: str) -> str:
@@ -109,7 +110,7 @@ def _no_gain(found: Recommendation) -> str:
     return f"no arm gains more than {SPEED_MARGIN:.0%}{within}".replace("%", " %")
 
 
-def _answer(found: Recommendation) -> str:
+def answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
     first = f"look first at {'; at '.join(found.collapsed[:MOST_COLLAPSED])}. As it is, " if found.collapsed else ""
     if found.word == "plain":

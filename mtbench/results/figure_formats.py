@@ -110,6 +110,22 @@ class Accuracy(Sparse):
     n: Count = Field(description="scored items")
 
 
+class ByValue(Accuracy):
+    """The accuracy by the value of each answer's result, and how it differs from the score."""
+
+    false_passes: Count = Field(description="answers whose score is higher than by value")
+    missed: Count = Field(description="answers whose score is lower than by value")
+    differs: bool = Field(description="true: it differs from the accuracy by more than chance, on the same answers")
+
+
+class Unread(Record):
+    """Answers in which the rule of the score finds no result. Their score is that rule's."""
+
+    answers: Size = Field(description="unread answers")
+    of: Size = Field(description="scored answers")
+    reasons: dict[str, Size] = Field(description="unread answers by reason, the most frequent first")
+
+
 class SameItems(Record):
     """The accuracy of a cell's arm at a larger batch size that has more items, on the items of this cell only."""
 

@@ -1,19 +1,20 @@
 """Flags of a cell: disturbances, changes and gaps of its measurement, and why it is void."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours, is_served
+from mtbench.document.formatting import listed, percent
 from mtbench.hardware.machine import MORE_QUOTA, NO_PROCESSOR, POWER_CAP, THERMAL, THROTTLED
 from mtbench.measure import cache_probe
 from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine, Unseen
 from mtbench.plan.plan import Cell, SuitePlan
 from mtbench.results import verdicts
 from mtbench.results.comparisons import Comparisons
-from mtbench.results.figure_formats import Finish, Lossless, PrefixCache, Summary
+from mtbench.results.figure_formats import ByValue, Finish, Lossless, PrefixCache, Summary, Unread
 from mtbench.results.samples import CellData, FarOff
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
@@ -23,6 +24,8 @@ FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, anothe
 WARM, WARM_S = 3.0, 0.02  # least ratio and difference, in seconds, of a prompt's time and a cached prompt's
 ALIKE = 2 / 3  # of a prompt's tokens: one of so many takes over a third of its time to read
 ANEW = "start it without its prefix cache, or anew for one batch size and `--rounds 1`"
+UNREAD_SHARE = 0.05  # of the answers, above which unread ones are flagged
+UNREAD_WRONG = 5  # unread wrong answers, from which on they are flagged if they are most of the wrong ones
 ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
 
 
@@ -196,6 +199,33 @@ def scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:
         due = unscored & suite.scored_items
         why = "score them all with `mtbench score`" if due else "the other items have no answer to compare with"
         flags.append(f"{len(data.lines) - len(unscored)} of {len(data.lines)} answers are scored; {why}")
+    return flags
+
+
+def reading_flags(
+    data: CellData, group: Mapping[str, CellData], unread: Unread | None, by_value: ByValue | None
+) -> list[str]:
+    """Return what a reader must know about unread answers and the two readings. group: by arm."""
+    flags, count = [], "{0.answers:,} of {0.of:,}".format
+    if unread is not None:
+        if unread.answers > UNREAD_SHARE * unread.of:
+            reasons = listed(f"{n:,} {reason}" for reason, n in unread.reasons.items())
+            flags.append(f"{count(unread)} answers are unread: {reasons}")
+        wrong = [item in data.unread for item, score in data.scores.items() if not score]
+        if sum(wrong) >= max(UNREAD_WRONG, len(wrong) // 2 + 1):
+            flags.append(f"{sum(wrong):,} of {len(wrong):,} wrong answers are unread: the score is that of a format")
+        for base in (group[arm] for arm in data.cell.baselines):
+            read, theirs = ({item: float(item not in of.unread) for item in of.scores} for of in (data, base))
+            high = statistics.paired_difference(*statistics.gains_and_losses(read, theirs)).ci_high
+            if high is not None and high < 0:
+                of_base = f"its baseline {base.cell.arm} {len(base.unread):,} of {len(base.scores):,}"
+                flags.append(f"unread answers: {count(unread)}, {of_base}: its answers lose their format")
+                break
+    if by_value is not None and by_value.differs and by_value.value is not None:
+        apart = by_value.value - sum(data.scores.values()) / by_value.n
+        side = f"{percent(abs(apart))} points {'above' if apart > 0 else 'below'} the score"
+        answers = f"right by value only {by_value.missed:,}, by the score only {by_value.false_passes:,}"
+        flags.append(f"accuracy by value {percent(by_value.value)}%, {side}: see the answers that differ ({answers})")
     return flags
 
 

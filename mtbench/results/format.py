@@ -31,6 +31,7 @@ from mtbench.results.figure_formats import (
     Accuracy,
     AccuracyComparison,
     Agreement,
+    ByValue,
     Collapse,
     Degenerate,
     Estimate,
@@ -46,6 +47,7 @@ from mtbench.results.figure_formats import (
     Speedup,
     Spread,
     TaskFigures,
+    Unread,
 )
 from mtbench.statistics import Word
 
@@ -89,6 +91,8 @@ class ResultCell(Sparse):
     samples: Samples = Field(description="timing lines")
     items: Count = Field(description="answered items")
     accuracy: Accuracy | None = Field(description="mean score of the items; null: not scored")
+    unread: Unread | None = Field(None, description="answers in which the score finds no result; absent: none")
+    by_value: ByValue | None = Field(None, description="accuracy by value; absent: no answer has such a reading")
     accuracy_macro: Accuracy | None = Field(
         None, description="unweighted mean over the suite's tasks; null: the suite has one task"
     )
@@ -163,6 +167,7 @@ class ResultCell(Sparse):
     speedup: list[Speedup] = Field(description="speed over each baseline, those by the same engine first")
     accuracy_vs: list[AccuracyComparison] = Field(description="accuracy against each baseline by the same engine")
     valid_vs: list[AccuracyComparison] = Field(default_factory=list, description="the same of valid answers")
+    by_value_vs: list[AccuracyComparison] = Field(default_factory=list, description="the same by value")
     agreement: list[Agreement] = Field(description="agreement of tokens with each baseline by the same engine")
     tasks: list[TaskFigures] = Field(description="figures of each task; empty: all items are of one task")
     turns: list[RangeFigures] = Field(default_factory=list, description="figures by turn; absent: no later turns")

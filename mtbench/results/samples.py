@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mtbench import statistics
 from mtbench.decoding.arms import is_served
 from mtbench.measure import cache_probe
-from mtbench.plan.formats import CacheRecord, Elimination, GenerationLine, Scores, TimingLine
+from mtbench.plan.formats import CacheRecord, Elimination, GenerationLine, Readings, Scores, StoredReading, TimingLine
 from mtbench.plan.plan import Cell, Group, Item
 from mtbench.plan.run import Run
 from mtbench.results import verdicts
@@ -51,6 +51,7 @@ class CellData:
     cache: CacheRecord = cache_probe.UNPROBED  # probes of its prefix cache
     unit: Unit = "block"  # of the intervals of times; round: arms decoded one after the other
     validity: Mapping[str, float] = field(default_factory=dict)  # by item: 1 if the answer is what it must be
+    readings: Mapping[str, StoredReading] = field(default_factory=dict)  # of scored items
 
     def beside(self, other: "CellData") -> tuple["CellData", "CellData"] | None:
         """Return both with the samples that count for both; None if they differ and have none in common."""
@@ -171,6 +172,17 @@ class CellData:
         row_slots = float(self._by_unit(slots).sum())
         return Totals(row_slots=row_slots, **dict(zip(names, known, strict=True)))
 
+    @cached_property
+    def unread(self) -> dict[str, str]:
+        """Why the score's rule finds no result, by item."""
+        return {item: reading.unread for item, reading in self.readings.items() if reading.unread}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """By scored item: its score by value, or its only score; empty if no item has one by value."""
+        known = {item: reading.by_value for item, reading in self.readings.items() if reading.by_value is not None}
+        return {**self.scores, **known} if known else {}
+
     @property
     def repeated(self) -> tuple[int, int]:
         """Requests of later rounds with the tokens of round 1, and all requests of later rounds."""
@@ -195,6 +207,7 @@ def read(run: Run) -> dict[str, CellData]:
     left = {line.cell: line for line in run.left}
     scores = files.read("scores.json", Scores).root if files.has("scores.json") else {}
     valid = files.read("valid.json", Scores).root if files.has("valid.json") else {}
+    readings = files.read("readings.json", Readings).root if files.has("readings.json") else {}
     data = {}
     for group in plan.groups:
         suite = plan.suite(group.suite)
@@ -220,6 +233,7 @@ def read(run: Run) -> dict[str, CellData]:
                 cache=cache_probe.read(files, name),
                 unit=unit,
                 validity=valid.get(name, {}),
+                readings={item: r for item, r in readings.get(name, {}).items() if item in scores.get(name, {})},
             )
     return data
 

@@ -14,10 +14,12 @@ from typing import Any
 
 from mtbench import statistics
 from mtbench.plan.plan import Item
+from mtbench.records import dump
 from mtbench.results import acceptance
 from mtbench.results.comparisons import Comparisons, bounds
 from mtbench.results.figure_formats import (
     Accuracy,
+    ByValue,
     Estimate,
     RangeFigures,
     Speedup,
@@ -26,6 +28,7 @@ from mtbench.results.figure_formats import (
     TaskFigures,
     TaskSpeedup,
     TaskValue,
+    Unread,
 )
 from mtbench.results.parts import context_part, turn_part
 from mtbench.results.samples import CellData
@@ -172,6 +175,7 @@ def _part(data: CellData, items: Collection[str], blocks: Collection[int], in_se
         timed_unit_of=data.timed_unit_of if in_seconds else data.unit_of,
         unit=data.unit if in_seconds or data.unit == "round" else "conversation",
         validity={},
+        readings={},
     )
 
 
@@ -180,6 +184,18 @@ def accuracy_of(metric: str | None, scores: Mapping[str, float]) -> Accuracy | N
     if metric is None or not scores:
         return None
     return Accuracy(metric=metric, **statistics.wilson(round(sum(scores.values())), len(scores))._asdict())
+
+
+def readings(metric: str | None, data: CellData) -> dict[str, Any]:
+    """Return a cell's unread answers and its accuracy by value; None where there are none."""
+    accuracy, reasons = accuracy_of(metric, data.values), dict(Counter(data.unread.values()).most_common())
+    found = statistics.paired_difference(*statistics.gains_and_losses(data.values, data.scores))
+    differs = bool(found.ci_low and found.ci_high and found.ci_low * found.ci_high > 0)
+    return {
+        "unread": Unread(answers=len(data.unread), of=len(data.scores), reasons=reasons) if reasons else None,
+        "by_value": accuracy
+        and ByValue(**dump(accuracy), missed=found.gained, false_passes=found.lost, differs=differs),
+    }
 
 
 def _macro_accuracy(metric: str | None, scores: Mapping[str, float]) -> Accuracy | None:

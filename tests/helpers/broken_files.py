@@ -237,6 +237,7 @@ OTHERS: dict[str, Change] = {
     **_broken_as_a_whole("failures.jsonl"),
     **_broken_as_a_whole("preparation.jsonl"),
     **_broken_as_a_whole("scores.json"),
+    **_broken_as_a_whole("readings.json"),
     **_broken_as_a_whole("memory.json"),
     **_broken_as_a_whole("energy.json"),
     **_broken_as_a_whole(f"lossless/{LOOKUP}.json"),

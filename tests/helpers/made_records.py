@@ -125,8 +125,8 @@ def result_cell(**given: Any) -> ResultCell:
     nothing: dict[str, Any] = dict.fromkeys(ResultCell.model_fields)
     copied = {name: getattr(plan_cell(), name) for name in Cell.model_fields if name in ResultCell.model_fields}
     counts = dict.fromkeys(("blocks", "items", "tokens"), 0)
-    names = ("void", "flags", "speedup", "accuracy_vs", "valid_vs", "agreement", "tasks", "turns", "contexts")
-    lists: dict[str, Any] = {name: [] for name in names}
+    names = ("void", "flags", "speedup", "accuracy_vs", "valid_vs", "by_value_vs", "agreement", "tasks", "turns")
+    lists: dict[str, Any] = {name: [] for name in (*names, "contexts")}
     records = {
         "samples": Samples(used=0, dropped=0),
         "tokens_per_s": Estimate(value=None, ci_low=None, ci_high=None),

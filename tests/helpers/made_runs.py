@@ -25,6 +25,7 @@ class Answer:
     tokens: list[int]
     commits: list[int] | None
     score: float | None = 1.0
+    reading: Mapping[str, Any] = field(default_factory=dict)  # in readings.json
 
 
 @dataclass
@@ -44,6 +45,7 @@ class MadeRun:
     request: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)  # of an outside engine, in every timing line
     length: str = "natural"
+    baseline: str | None = None  # arm that all others are compared with
 
     def plan(self) -> Plan:
         count = max(map(len, self.answers.values()))
@@ -76,7 +78,7 @@ class MadeRun:
             schema_version=1,
             request=request,
             suites=[suite],
-            cells=[_cell(name, self.length) for name in self.answers],
+            cells=[_cell(name, self.length, self.baseline) for name in self.answers],
             groups=[group],
         )
 
@@ -108,6 +110,12 @@ class MadeRun:
             scores[cell] = {item: score for item, score in of_items.items() if score is not None}
         if self.metric:
             run.write_json("scores.json", scores)
+        read = {
+            cell: {f"arithmetic/{n}/0": dict(a.reading) for n, a in enumerate(answers) if a is not None and a.reading}
+            for cell, answers in self.answers.items()
+        }
+        if any(read.values()):
+            run.write_json("readings.json", read)
         return path
 
     def _lines(self, plan: Plan, block: int, answers: Sequence[Answer | None]) -> list[dict[str, Any]]:
@@ -136,10 +144,11 @@ class MadeRun:
         return read_stored(RunDirectory.open(self.write(path)))
 
 
-def _cell(name: str, length: str) -> Cell:
+def _cell(name: str, length: str, baseline: str | None) -> Cell:
     role = name.split(".")[2]
-    checkpoints = {role: f"embedded:tiny/{role}"}
-    return plan_cell(cell=name, arm=f"ar@{role}/graph", on=role, checkpoints=checkpoints, batch_size=2, length=length)
+    arm, checkpoints = f"ar@{role}/graph", {role: f"embedded:tiny/{role}"}
+    over = [] if baseline in (None, arm) else [baseline]
+    return plan_cell(cell=name, arm=arm, on=role, checkpoints=checkpoints, batch_size=2, length=length, baselines=over)
 
 
 def answer(tokens: str, forwards: int | None = None, score: float | None = 1.0) -> Answer:

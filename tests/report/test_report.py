@@ -425,13 +425,15 @@ def test_tokens_that_share_a_letter_are_shown_together() -> None:
     """A letter split over several tokens stands with the last of them; broken bytes are shown as such."""
     parts = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"\xff", 4: b" b"}
 
-    def decode(ids: Any) -> str:
-        return b"".join(parts[i] for i in ids).decode(errors="replace")
+    def decode(ids: Any, before: Any = ()) -> str:
+        head, whole = (b"".join(parts[i] for i in of).decode(errors="replace") for of in (before, [*before, *ids]))
+        return whole.removeprefix(head)
 
-    assert split([0, 1, 2, 4], decode) == ["a", "", "é", " b"]
+    assert split([0, 1, 2, 4], [], decode) == ["a", "", "é", " b"]
     for ids in ([], [1], [3, 3, 3, 3, 3, 3, 0], [0, 1, 0, 1, 2], [1, 1, 2, 3, 4]):
-        assert "".join(split(ids, decode)) == decode(ids)
-        assert len(split(ids, decode)) == len(ids)
+        for prompt in ([], [0, 4]):
+            assert "".join(split(ids, prompt, decode)) == decode(ids, prompt)
+            assert len(split(ids, prompt, decode)) == len(ids)
 
 
 @BROWSER

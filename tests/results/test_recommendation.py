@@ -10,6 +10,7 @@ from made_records import doubted, made_results, result_cell, speedup
 from mtbench.document.formatting import interval
 from mtbench.plan.formats import Elimination
 from mtbench.plan.plan import Simulated
+from mtbench.records import dump
 from mtbench.report.summary import decided
 from mtbench.results.decision import Bounds, Intervals, headline, recommend
 from mtbench.results.decision_format import Choice, Recommendation
@@ -477,3 +478,59 @@ def test_a_decision_names_its_prompts_if_it_rests_on_fewer_than_planned() -> Non
     found = one([plain(), arm("a", 1.5)])
     assert headline([found.changed(prompts=16, planned=20)]).startswith("At batch size 1 (16 of 20 prompts): use a")
     assert headline([found.changed(prompts=20, planned=20)]).startswith("At batch size 1: use a")
+
+
+BY_VALUE = " By value, the answer would be: "
+
+
+@pytest.mark.parametrize(
+    ("score", "value", "word", "other"),
+    [
+        ("worse than margin", "not worse", "plain", "use"),
+        ("not worse", "worse than margin", "use", "keep plain decoding"),
+        ("inconclusive", "not worse", "cannot tell", "use"),
+        ("not worse", "inconclusive", "use", "no conclusion"),
+        ("not worse", "worse by less than the margin", "use", None),
+        ("worse than margin", "worse than margin", "plain", None),
+    ],
+)
+def test_a_decision_says_if_it_depends_on_the_reading(score: Any, value: Any, word: str, other: str | None) -> None:
+    """In its sentence, in the headline and in a key, which another decision lacks."""
+    accuracies = {"accuracy_vs": [lost(verdict=score)], "by_value_vs": [lost(verdict=value)]}
+    slow = arm("a", 1.0, "same", spread=1.01)
+    found = one([plain(), slow, arm("b", 2.0, claims="lossy", lossless=None, **accuracies)])
+    assert found.word == word
+    if other is None:
+        assert "by_value" not in dump(found)
+        assert BY_VALUE not in found.text
+    else:
+        assert found.by_value is not None
+        assert found.by_value.startswith(other) or f" {other} b: " in found.by_value
+        assert f"{BY_VALUE}{found.by_value}." in found.text
+        assert f"{BY_VALUE}{found.by_value}." in headline([found])
+
+
+@pytest.mark.parametrize(
+    ("words", "rival", "chosen", "by_value"),
+    [
+        ({"b": ("worse than margin", "not worse")}, None, "c", "b"),
+        ({"c": ("not worse", "worse than margin")}, "c-cell", "c", "b"),
+        ({"b": ("not worse", "not worse")}, None, "c", None),
+        ({"d": ("not worse", "worse than margin")}, "c-cell", "c", None),
+    ],
+)
+def test_an_arm_that_left_for_an_accuracy_that_is_another_by_value_has_not_lost(
+    words: dict[str, tuple[Any, Any]], rival: str | None, chosen: str, by_value: str | None
+) -> None:
+    """Its own accuracy, or that of the arm that it lost to; any other that lost is chosen last."""
+
+    def raced(name: str, speed: float, **given: Any) -> ResultCell:
+        score, value = words.get(name, ("not worse", "not worse"))
+        accuracies = {"accuracy_vs": [lost(verdict=score)], "by_value_vs": [lost(verdict=value)]}
+        return arm(name, speed, claims="lossy", lossless=None, cell=f"{name}-cell", **accuracies, **given)
+
+    left = Elimination(cell="b-cell", block=8, lost=True, reason="it lost", rival=rival)
+    fastest = 1.7 if rival is None else 1.4
+    found = one([plain(), raced("b", fastest, left=left), raced("c", 1.5), raced("d", 1.2)])
+    assert names(found) == [None, chosen]
+    assert (found.by_value or "").partition(" use ")[2].partition(":")[0] == (by_value or "")

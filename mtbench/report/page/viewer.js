@@ -5,7 +5,8 @@
   const { groups } = JSON.parse(holder.textContent);
   const DARKEST = 8;
   const at = (id) => document.getElementById(id);
-  const group = at("viewer-group"), item = at("viewer-item"), differ = at("viewer-differ");
+  const group = at("viewer-group"), item = at("viewer-item"), differ = at("viewer-differ"), marked = at("viewer-marked");
+  const filters = [differ, marked].filter(Boolean);
   const previous = at("viewer-previous"), next = at("viewer-next");
   const hidden = new Set();
   at("viewer-controls").addEventListener("submit", (event) => event.preventDefault());
@@ -20,21 +21,24 @@
   const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
   const scores = (entry) => entry.answers.filter((a) => a && a.score !== null).map((a) => a.score);
 
+  const isMarked = (a) => a && (a.unread || (a.by_value !== null && a.by_value !== a.score));
+  const differs = (entry) => new Set(scores(entry)).size > 1;
+
   const shadeClass = (count) => `f f${Math.min(Math.max(count, 1), DARKEST)}`;
 
+  const pieces = (answer) => answer.pieces || [answer.text];
   const tokens = (answer, from, to, into) => {
     for (let i = from; i < to; i += 1) {
-      const piece = answer.pieces[i];
+      const letters = Array.from(pieces(answer)[i]);
+      const before = (place) => i < place[0] ? letters.length : i === place[0] ? place[1] : 0;
+      const begin = answer.begins ? before(answer.begins) : 0;
+      const end = Math.max(begin, answer.cut ? before(answer.cut) : letters.length);
       const token = element("span", answer.special.includes(i) ? "t special" : "t");
-      const cut = answer.cut;
-      if (cut && i > cut[0]) {
-        token.append(element("span", "cut", piece));
-      } else if (cut && i === cut[0]) {
-        const letters = Array.from(piece);
-        token.append(letters.slice(0, cut[1]).join(""), element("span", "cut", letters.slice(cut[1]).join("")));
-      } else {
-        token.textContent = piece;
-      }
+      const add = (className, part) => part.length && token.append(element("span", className, part.join("")));
+      add("reasoning", letters.slice(0, begin));
+      if (answer.begins && i === answer.begins[0]) token.append(element("span", "part", "Answer"));
+      add("", letters.slice(begin, end));
+      add("cut", letters.slice(end));
       into.append(token);
     }
   };
@@ -43,12 +47,9 @@
     const text = element("div", "text");
     text.tabIndex = 0;
     text.setAttribute("aria-label", "Answer");
-    if (!answer.pieces) {
-      text.textContent = answer.text;
-      return text;
-    }
-    if (!answer.commits) {
-      tokens(answer, 0, answer.pieces.length, text);
+    if (answer.begins) text.append(element("span", "part", "Reasoning"));
+    if (!answer.pieces || !answer.commits) {
+      tokens(answer, 0, pieces(answer).length, text);
       return text;
     }
     let start = 0;
@@ -67,11 +68,14 @@
 
   const countsOf = (answer) => {
     const counts = element("p", "counts");
-    if (answer.score !== null) {
+    const judged = (score, by) => {
       const [className, mark] =
-        answer.score === 1 ? ["mark-right", "✓ correct"] : answer.score === 0 ? ["mark-wrong", "✗ wrong"] : ["", `scored ${answer.score.toFixed(2)}`];
-      counts.append(element("span", className, mark), " · ");
-    }
+        score === 1 ? ["mark-right", "✓ correct"] : score === 0 ? ["mark-wrong", "✗ wrong"] : ["", `scored ${score.toFixed(2)}`];
+      counts.append(element("span", className, mark), `${by} · `);
+    };
+    if (answer.score !== null) judged(answer.score, "");
+    if (answer.by_value !== null) judged(answer.by_value, " by value");
+    if (answer.unread) counts.append(element("span", "mark-wrong", `unread: ${answer.unread}`), " · ");
     if (answer.forwards) {
       counts.append(element("b", "", plural(answer.forwards, "forward")), ", ");
       counts.append(element("b", "", `${(answer.tokens / answer.forwards).toFixed(2)} tokens per forward`), ", ");
@@ -99,7 +103,7 @@
     chosen.arms.forEach((arm, index) => {
       if (hidden.has(arm.arm)) return;
       const answer = entry.answers[index];
-      const card = element("article", "answer");
+      const card = element("article", isMarked(answer) ? "answer marked" : "answer");
       const heading = element("h3");
       const who = element("span", "name", arm.name);
       if (arm.name !== arm.arm) who.append(element("span", "arm id", arm.arm));
@@ -123,20 +127,22 @@
     const add = (entry, index) => {
       const scored = scores(entry);
       const right = scored.filter((score) => score === 1).length;
-      const option = new Option(scored.length ? `${entry.item} (${right} of ${scored.length} correct)` : entry.item, index);
+      const mark = entry.marked ? ", unread or readings differ" : "";
+      const option = new Option(scored.length ? `${entry.item} (${right} of ${scored.length} correct${mark})` : entry.item, index);
       option.dataset.item = entry.item;
       item.add(option);
     };
     chosen.items.forEach((entry, index) => {
-      if (!differ.checked || new Set(scores(entry)).size > 1) add(entry, index);
+      if ((!differ.checked || differs(entry)) && (!marked?.checked || entry.marked)) add(entry, index);
     });
     if (!item.options.length) {
-      differ.checked = false;
+      filters.forEach((box) => { box.checked = false; });
       chosen.items.forEach(add);
     }
     const kept = Array.from(item.options).findIndex((option) => option.dataset.item === before);
     item.selectedIndex = Math.max(kept, 0);
-    differ.disabled = !chosen.items.some((entry) => new Set(scores(entry)).size > 1);
+    differ.disabled = !chosen.items.some(differs);
+    if (marked) marked.disabled = !chosen.items.some((entry) => entry.marked);
     differ.parentElement.hidden = !chosen.items.some((entry) => scores(entry).length);
   };
 
@@ -176,7 +182,7 @@
   group.parentElement.hidden = groups.length === 1;
   group.addEventListener("change", changeGroup);
   item.addEventListener("change", show);
-  differ.addEventListener("change", () => { fillItems(); show(); });
+  filters.forEach((box) => box.addEventListener("change", () => { fillItems(); show(); }));
   previous.addEventListener("click", () => step(-1));
   next.addEventListener("click", () => step(1));
   changeGroup();
