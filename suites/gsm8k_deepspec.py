@@ -1,28 +1,42 @@
 """GSM8K in DeepSpec's setting: 500 questions, reasoning step by step, the answer in a box, 2048 tokens.
 
 Paper: "DSpark", arXiv 2607.05147, Table 1; mtbench/evaluation/deepspec.py draws the questions. Task: lm-eval's
-`gsm8k_cot` at 0-shot with DeepSpec's words. DeepSpec does not score answers. The score is that of `flexible-extract`
-(the last number of the answer), which reads the box.
+`gsm8k_cot` at 0-shot with DeepSpec's words. DeepSpec does not score answers. The score compares the number in the last
+box by its value; without a box, the number that the answer states, else its last one.
 
     mtbench run --suite gsm8k-deepspec --family deepspec-qwen3-4b --temperature 1
     mtbench run --suite gsm8k-deepspec --offline --data-dir DIR   # DIR/gsm8k/test.jsonl, or .gz
 """
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from mtbench.evaluation import deepspec
-from mtbench.evaluation.lm_eval import HarnessSuite
+from mtbench.evaluation.by_value import number
+from mtbench.evaluation.lm_eval import INVALID, HarnessSuite
 from mtbench.evaluation.registry import SUITES
+
+
+def numbers(answers: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the number of each answer, written as the references are. A filter of lm-eval."""
+    found = [[number(text) for text in of_doc] for of_doc in answers]
+    return [[INVALID if value is None else f"{value.normalize():f}" for value in of_doc] for of_doc in found]
 
 
 @SUITES.register("gsm8k-deepspec")
 class Gsm8kDeepSpec(HarnessSuite):
     tasks: ClassVar = {"gsm8k_cot": {"test": "gsm8k/test.jsonl"}}
     folder = "gsm8k"
-    config: ClassVar = {"doc_to_text": "{{question}}" + deepspec.BOXED}
+    config: ClassVar = {
+        "doc_to_text": "{{question}}" + deepspec.BOXED,
+        "filter_list": [
+            {"name": "number", "filter": [{"function": "custom", "filter_fn": numbers}, {"function": "take_first"}]}
+        ],
+    }
     num_fewshot = 0
     stop = ()
-    filter = "flexible-extract"
+    filter = "number"
+    nothing = "no number"
     metric = "exact_match"
     max_new_tokens = deepspec.BUDGET
 

@@ -60,7 +60,7 @@ def first(text: str, read: Callable[[str], T | None]) -> T | None:
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
-    r"""Return where the contents of the boxes begin and end, in the order of the text; those with an end and a content.
+    r"""Return where the contents of the boxes begin and end, in the order of the text; no empty boxes.
 
     >>> text = r"\boxed{6}, no: \boxed {7}"
     >>> [text[begin:end] for begin, end in boxes(text)]
@@ -73,7 +73,16 @@ def boxes(text: str) -> list[tuple[int, int]]:
             opened.append(token)
         elif token[0] == "}" and opened and len((box := opened.pop())[0]) > 2:
             found.append((box.end(), token.start()))
-    return sorted((begin, end) for begin, end in found if end - begin <= LONGEST and text[begin:end].strip())
+    cut = max((box.end() for box in opened if len(box[0]) > 2), default=0)  # a box without an end replaces those before
+    return sorted((a, b) for a, b in found if cut <= a and b - a <= LONGEST and text[a:b].strip())
+
+
+def last_box(text: str) -> str | None:
+    r"""Return the content of the last box, which may have no braces in a formula: `$\boxed 7$`; None: no box."""
+    if spans := boxes(text):
+        return text[slice(*spans[-1])].strip()
+    found = re.findall(r"\boxed\s+([^{}$]{1,500})\$", text)
+    return found[-1] if found else None
 
 
 def statements(text: str) -> Iterator[str]:
@@ -86,6 +95,10 @@ def statements(text: str) -> Iterator[str]:
 def sentence(text: str) -> str:
     """Return the first sentence of a text, without its full stop."""
     return SENTENCE_END.split(text, maxsplit=1)[0]
+
+
+def last_line(text: str) -> str:
+    return text.rstrip()[-LONGEST:].rpartition("\n")[2]
 
 
 def plain(text: str) -> str:
@@ -174,6 +187,5 @@ def _letter(text: str, letters: str) -> str | None:
         said = re.sub(rf"\bnot\W+{one}\b", " ", re.sub(r"\\[a-z]+", " ", sentence(stated)))
         if found := bracketed.search(said) or alone.search(said) or word.search(said):
             return None if either.match(said, found.end()) else found[1].upper()
-    line = text.rstrip()[-LONGEST:].rpartition("\n")[2]
-    last = bracketed.findall(line) or alone.findall(line)
+    last = bracketed.findall(last_line(text)) or alone.findall(last_line(text))
     return last[-1].upper() if last else None

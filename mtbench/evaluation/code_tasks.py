@@ -6,42 +6,101 @@ them, each on its own. As with the metric, the check runs in the program's own p
 SECURITY.md says how.
 """
 
+import ast
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
+from textwrap import dedent
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.sandbox import run_all, unavailable
-from mtbench.evaluation.suite import Source
+from mtbench.evaluation.suite import Reading, Source
 
 METRIC = "code_eval"
-FENCED = re.compile(r"```[^\n]*\n(.*?)(?:\n```|$)", re.DOTALL)  # the last fence may be missing: cut by the budget
+NOTHING = "no program"
+MARK = re.compile(r"^[ \t]*(?:```+|~~~+)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
+SPANNED = 6  # a block goes on behind at most five marks, which are then in its strings
 
 
-def first_block(text: str) -> str:
-    """Return the first block between code fences; a text without a fence is code as a whole.
+def program(text: str, names: Collection[str], before: str = "") -> str | None:
+    """Return the last block of a text that is a program and defines one of the names, else the last that is a program.
 
-    >>> first_block("So:\\n```python\\nx = 1\\n```\\nIt is 1.")
-    'x = 1'
+    Blocks lie between code fences, [BEGIN] and [DONE], but for those in a string of the program. A block may also go on
+    with the code `before`. None: no block is a program.
+
+    >>> program("So:\\n```python\\nx = 1\\n```\\nIt is 1.", {"x"})
+    'x = 1\\n'
     """
-    found = FENCED.search(text)
-    return found[1] if found else text
+    found = None
+    for block in _blocks(text):
+        tree = _parsed(block)
+        if tree is None:
+            defines = bool(before) and _parsed(before + block) is not None
+        elif all(isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call) for node in tree.body):
+            continue  # words
+        else:
+            defines = not names.isdisjoint(_defined(tree))
+            found = found or block
+        if defines:
+            return block
+    return found
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Yield what may be a program, the blocks that begin last first, of these the shortest first."""
+    marks = list(MARK.finditer(text))
+    begins = [0, *(mark.end() for mark in marks)]
+    ends = [*(mark.start() for mark in marks), len(text)]
+    for place in reversed(range(len(begins))):
+        indented = place > 0 and marks[place - 1][0][0] in " \t"
+        for end in ends[place : place + SPANNED]:
+            block = text[begins[place] : end]
+            yield dedent(block) if indented else block
+
+
+def _parsed(code: str) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(code)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return None
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Return the names of functions, classes and variables at the margin."""
+    targets = (target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
+    return {getattr(node, "name", "") for node in tree.body} | {getattr(target, "id", "") for target in targets}
+
+
+Choose = Callable[[Mapping[str, Any], str], str | None]  # a row of the data, an answer -> its program; None: no program
+
+
+def chosen_by(choose: Choose) -> list[dict[str, Any]]:
+    """Return lm-eval's `filter_list` with a filter `program`: the program that `choose` finds in an answer."""
+
+    def programs(answers: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        pairs = zip(answers, docs, strict=True)
+        return [[found if (found := choose(doc, text)) else text for text in of_doc] for of_doc, doc in pairs]
+
+    return [{"name": "program", "filter": [{"function": "custom", "filter_fn": programs}]}]
 
 
 class ProgramRecorder:
-    """Stand-in for lm-eval's metric. It records each program and returns the program's index in place of a score."""
+    """Stand-in for lm-eval's metric. It records program and test and returns their index in place of a score."""
 
     def __init__(self) -> None:
-        self.programs: list[str] = []
+        self.programs: list[tuple[str, str]] = []
 
     def compute(
         self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]
     ) -> tuple[dict[str, float], None]:
         (test,), ((program,),), (_,) = references, predictions, k
-        self.programs.append(f"{program}\n{test}")
+        self.programs.append((program, test))
         return {"pass@1": len(self.programs) - 1.0}, None
 
 
@@ -52,6 +111,7 @@ class ProgramSuite(HarnessSuite):
     """A suite of tasks that lm-eval scores by `code_eval`, with one answer to each question."""
 
     metric = "pass@1"
+    choose: ClassVar[Choose]  # the program by value
     answer_prefix: ClassVar[str | None] = None  # the answer begins with this text; None: as lm-eval's task has it
 
     def __init__(self, variant: str, source: Source) -> None:
@@ -78,9 +138,24 @@ class ProgramSuite(HarnessSuite):
         if self.answer_prefix is not None:
             task.set_config("gen_prefix", self.answer_prefix)
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """Score 1 for a program that runs to the end of its tests, else 0."""
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
+        """Score 1 for a program that runs to the end of its tests, else 0. Equal programs run once."""
         RECORDER.programs.clear()
-        program_indices = super().score(answers)
-        outcomes = run_all(RECORDER.programs, unsandboxed=self._unsandboxed)
-        return {item: float(outcomes[int(index)].passed) for item, index in program_indices.items()}
+        scored = self._score_answers(answers)
+        readings = {item: Reading(0.0, self._unread(answer)) for item, answer in scored.items()}
+        runs: dict[str, list[str]] = {}  # item -> programs with their tests: the filter's, and that by value
+        for item, answer in scored.items():
+            if answer.score is not None:
+                code, test = RECORDER.programs[int(answer.score)]
+                chosen = type(self).choose(answer.case.question, answer.case.text)
+                if chosen is None or _parsed(code) is None:
+                    readings[item] = Reading(0.0, NOTHING)
+                runs[item] = [f"{one}\n{test}" for one in (code, chosen) if one is not None]
+        programs = list(dict.fromkeys(one for both in runs.values() for one in both))
+        outcomes = run_all(programs, unsandboxed=self._unsandboxed)
+        passed = {one: float(outcome.passed) for one, outcome in zip(programs, outcomes, strict=True)}
+        own_filter = "filter_list" in self.config  # it takes the program by value
+        for item, (code, *chosen) in runs.items():
+            by_value = None if own_filter else passed[chosen[0]] if chosen else 0.0
+            readings[item] = Reading(passed[code], None if passed[code] else readings[item].unread, by_value)
+        return readings

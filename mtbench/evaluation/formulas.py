@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import NoReturn
 
 from mtbench.errors import printable
-from mtbench.evaluation.by_value import LONGEST, NUMBER, Case, boxes, first, plain, sentence, statements
+from mtbench.evaluation.by_value import LONGEST, NUMBER, Case, first, last_box, plain, sentence, statements
 from mtbench.programs.processes import launched
 
 LIMIT_S = 1.5  # of processor time, for one comparison
@@ -28,7 +28,7 @@ IGNORED = re.compile(r"\\(?:left|right|[$,;:! ])|\^\{?\\circ\}?|[°\s$*]|\.$")  
 WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 TUPLE = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 BASE = re.compile(r"_\{?(\d+)\}?$")
-FIRST = (r"\frac{1}{2}\sqrt{2}x^2,\left(1,\pi\right]", r"\begin{pmatrix}0.5\\1\end{pmatrix}")  # fills its parser's cache
+FIRST = (r"\frac{1}{2}\sqrt{2}x^2,\left(1,\pi\right]", r"\begin{pmatrix}0.5\\1\end{pmatrix}")  # to fill caches
 PRECISION = 12  # decimal places of numbers that are not exact
 
 
@@ -37,10 +37,15 @@ def same_formulas(cases: Sequence[Case]) -> list[bool]:
     return equal([(case.reference, first(case.text, _formula) or "") for case in cases])
 
 
+def has_formula(text: str) -> bool:
+    """Return whether an answer has a box, or else one formula between dollars, which lm-eval reads."""
+    return last_box(text) is not None or text.count("$") == 2
+
+
 def _formula(text: str) -> str | None:
     """Return the content of the last box, else of the last statement, else the last formula, else the last line."""
-    if spans := boxes(text):
-        return text[slice(*spans[-1])]
+    if box := last_box(text):
+        return box
     stated = next(map(sentence, statements(text)), "")
     formulas = [found[1] or found[2] for found in DELIMITED.finditer(stated or text)]
     if stated:
@@ -93,17 +98,17 @@ def main() -> None:
     is_same(*FIRST)
     while (place := results.find(b"\0")) >= 0:
         if (process := os.fork()) == 0:
-            _compare_rest(pairs, results, place)
+            _compare_from(place, pairs, results)
         if os.waitpid(process, 0)[1] and (place := results.find(b"\0")) >= 0:
             results[place] = ord("0")
     os.write(1, results[:])
 
 
-def _compare_rest(pairs: Sequence[Sequence[str]], results: mmap.mmap, place: int) -> NoReturn:
+def _compare_from(start: int, pairs: Sequence[Sequence[str]], results: mmap.mmap) -> NoReturn:
     """Compare the pairs from a place on, and end the process."""
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    for place in range(place, len(pairs)):
+    for place in range(start, len(pairs)):
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)  # its signal ends the process in whatever it does
         results[place] = ord("1" if is_same(*pairs[place]) else "0")
     os._exit(0)

@@ -8,24 +8,37 @@ Importing `lm_eval` takes a second, and only planning and scoring need it, so fu
 import io
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from itertools import islice, zip_longest
+from itertools import islice, product, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
 from mtbench.evaluation import dataset_files
+from mtbench.evaluation.by_value import Case
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
+from mtbench.evaluation.suite import Messages, Prompt, Reading, Source, Suite, Template
 from mtbench.programs import network
 
 # lm-eval's own seeds. Its published runs show these few-shot examples in this order; ours do too, for every run seed.
 FEWSHOT_SEED = 1234
 SEED = 0
+INVALID = "[invalid]"  # what its filters return where they find nothing
+NO_TEXT = "no text"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """An answer as lm-eval reads it."""
+
+    case: Case
+    found: Any  # what the filter finds
+    score: float | None  # None: the filter or the metric raised an error
 
 
 class HarnessSuite(Suite):
@@ -43,6 +56,9 @@ class HarnessSuite(Suite):
     chat_template: ClassVar[bool] = True  # False: the prompt is a text to continue, without a chat template
     config: ClassVar[Mapping[str, Any]] = {}  # entries of lm-eval's task configuration to replace, such as doc_to_text
     filter: ClassVar[str]  # report the score of this filter of the task
+    nothing: ClassVar[str] = NO_TEXT  # why an answer is unread in which the filter finds nothing
+    has_result: ClassVar[Callable[[str], bool] | None] = None  # where the filter always finds a text: whether it is one
+    same_values: ClassVar[Callable[[Sequence[Case]], Sequence[bool]] | None] = None  # whether answers equal references
     metric: str  # report this metric of the task
 
     def __init__(self, variant: str, source: Source) -> None:
@@ -81,30 +97,59 @@ class HarnessSuite(Suite):
             for _, doc, name, request in requests
         ]
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
+        scored = self._score_answers(answers)
+        same = type(self).same_values
+        values = [None] * len(scored) if same is None else map(float, same([one.case for one in scored.values()]))
+        return {
+            item: Reading(one.score or 0.0, None if one.score else self._unread(one), value)
+            for (item, one), value in zip(scored.items(), values, strict=True)
+        }
+
+    def _unread(self, answer: Scored) -> str | None:
+        """Return why lm-eval finds no result in an answer; None: it finds one."""
+        if answer.score is None:
+            return "lm-eval raised an error"
+        has_result = type(self).has_result
+        empty = str(answer.found).strip(" \n.,$") in ("", INVALID) or (has_result and not has_result(answer.case.text))
+        return self.nothing if empty else None
+
+    def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Scored]:
         answers_of: dict[str, dict[int, str]] = {}  # task -> document -> answer
         for item, answer in answers.items():
             name, doc, _ = item.split("/")
             answers_of.setdefault(name, {})[int(doc)] = answer
-        scores: dict[str, float] = {}
+        scored: dict[str, Scored] = {}
         with lm_eval_environment():
             for name, of_task in answers_of.items():
-                scores |= self._score_task(name, of_task)
-        return scores
+                scored |= self._score_task(name, of_task)
+        return scored
 
-    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, float]:
-        """Return item -> score for document -> answer of one task."""
+    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, Scored]:
+        """Return item -> scored answer for document -> answer of one task."""
         task = self._tasks[name]
         requests = self._build_requests(task, sorted(answers))
         for doc, request in requests:
             request.resps = [answers[doc]]
-        task.apply_filters()
-        scores = {}
+        self._apply_filters(task, [request for _, request in requests])
+        scored = {}
         for doc, request in requests:
             random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
-            result = task.process_results(request.doc, [request.filtered_resps[self.filter]])
-            scores[_item(name, doc)] = float(result[self.metric])
-        return scores
+            found, score = request.filtered_resps.get(self.filter), None
+            if found is not None:
+                with suppress(Exception):  # of one answer; the others have their scores
+                    score = float(task.process_results(request.doc, [found])[self.metric])
+            reference = "" if type(self).same_values is None else str(task.doc_to_target(request.doc))
+            scored[_item(name, doc)] = Scored(Case(request.doc, reference, answers[doc]), found, score)
+        return scored
+
+    def _apply_filters(self, task: Any, requests: Sequence[Any]) -> None:
+        try:
+            task.apply_filters()
+        except Exception:  # of one answer
+            for request, ensemble in product(requests, task._filters):
+                with suppress(Exception):
+                    ensemble.apply([request])
 
     def _select_tasks(self, variant: str, subtasks: Sequence[str]) -> dict[str, str]:
         """Return task name in item ids -> lm-eval's task name. Raise UserError for an unknown `variant`."""

@@ -54,6 +54,15 @@ class Prompt:
     plain: bool = False  # no template wrote it, so the tokenizer adds its special tokens; set in planning
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a suite reads in one answer."""
+
+    score: float  # in [0, 1], by the rule of the benchmark's owner
+    unread: str | None = None  # why that rule finds no result, such as "no number behind ####"; None: it finds one
+    by_value: float | None = None  # in [0, 1], by the value of the result in whatever notation; None: not read so
+
+
 class Suite:
     """One benchmark. Subclasses set the attributes below and implement the methods.
 
@@ -83,12 +92,23 @@ class Suite:
         """
         raise NotImplementedError
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """Return a score in [0, 1] for each item of `answers` (item -> generated text).
+    def __init_subclass__(cls) -> None:
+        if "score" in vars(cls) and "read" not in vars(cls):
+            cls.read = Suite.read  # type: ignore[method-assign]  # an inherited one would ignore this score
 
-        `answers` may hold any subset of the items; scores must not depend on which. Called only if `metric` is set.
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
+        """Return what is read in each item of `answers` (item -> generated text); without this method, its `score`.
+
+        `answers` may hold any subset of the items; a reading must not depend on which. Called only if `metric` is set.
+        Reasons of `unread` are counted, so they are few and hold nothing of an answer.
         """
-        raise NotImplementedError
+        return {item: Reading(score) for item, score in self.score(answers).items()}
+
+    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+        """Return a score in [0, 1] for each item of `answers`. A suite has this method or `read`."""
+        if type(self).read is Suite.read:
+            raise NotImplementedError
+        return {item: reading.score for item, reading in self.read(answers).items()}
 
     def examples(self, count: int | None, seed: int) -> Iterable[Messages]:
         """Return the first `count` training conversations (None: all); none of them may be an item.
