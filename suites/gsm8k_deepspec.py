@@ -8,35 +8,26 @@ box by its value; without a box, the number that the answer states, else its las
     mtbench run --suite gsm8k-deepspec --offline --data-dir DIR   # DIR/gsm8k/test.jsonl, or .gz
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mtbench.evaluation import deepspec
-from mtbench.evaluation.by_value import number
-from mtbench.evaluation.lm_eval import INVALID, HarnessSuite
+from mtbench.evaluation.by_value import has_number, same_numbers
+from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
-
-
-def numbers(answers: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the number of each answer, written as the references are. A filter of lm-eval."""
-    found = [[number(text) for text in of_doc] for of_doc in answers]
-    return [[INVALID if value is None else f"{value.normalize():f}" for value in of_doc] for of_doc in found]
 
 
 @SUITES.register("gsm8k-deepspec")
 class Gsm8kDeepSpec(HarnessSuite):
     tasks: ClassVar = {"gsm8k_cot": {"test": "gsm8k/test.jsonl"}}
     folder = "gsm8k"
-    config: ClassVar = {
-        "doc_to_text": "{{question}}" + deepspec.BOXED,
-        "filter_list": [
-            {"name": "number", "filter": [{"function": "custom", "filter_fn": numbers}, {"function": "take_first"}]}
-        ],
-    }
+    config: ClassVar = {"doc_to_text": "{{question}}" + deepspec.BOXED}
     num_fewshot = 0
     stop = ()
-    filter = "number"
+    filter = "flexible-extract"
     nothing = "no number"
+    has_result = staticmethod(has_number)
+    same_values = staticmethod(same_numbers)
+    own_rule = True
     metric = "exact_match"
     max_new_tokens = deepspec.BUDGET
 

@@ -13,7 +13,7 @@ The sandbox needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/
 from typing import ClassVar
 
 from mtbench.evaluation import deepspec
-from mtbench.evaluation.code_tasks import ProgramSuite, chosen_by
+from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.evaluation.registry import SUITES
 
 from .humaneval import completed
@@ -26,11 +26,11 @@ class HumanEvalDeepSpec(ProgramSuite):
     config: ClassVar = {
         "doc_to_text": "Write a solution to the following problem and make sure that it passes the tests:\n"
         "```python\n{{prompt}}\n```",
-        "filter_list": chosen_by(completed),
     }
     num_fewshot = 0
     answer_prefix = ""
     stop = ()
-    filter = "program"
+    filter = "create_test"
+    own_rule = True
     choose = staticmethod(completed)
     max_new_tokens = deepspec.BUDGET

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice, pairwise
+from string import ascii_uppercase
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -43,11 +44,13 @@ LATEX = (
 
 
 class Case(NamedTuple):
-    """An answer, and what it is compared with."""
+    """An answer, what it is compared with, and what lm-eval makes of it."""
 
     question: Mapping[str, Any]  # the row of the data
     reference: str
     text: str
+    found: Any = None  # by the filter
+    score: float | None = None  # None: the filter or the metric raised an error
 
 
 # --- What an answer states ----------------------------------------------------------------------------------------
@@ -81,7 +84,7 @@ def last_box(text: str) -> str | None:
     r"""Return the content of the last box, which may have no braces in a formula: `$\boxed 7$`; None: no box."""
     if spans := boxes(text):
         return text[slice(*spans[-1])].strip()
-    found = re.findall(r"\boxed\s+([^{}$]{1,500})\$", text)
+    found = re.findall(r"\\boxed\s+([^{}$]{1,500})\$", text)
     return found[-1] if found else None
 
 
@@ -135,6 +138,10 @@ def same_numbers(cases: Sequence[Case]) -> list[bool]:
     return [number(case.text) == last_number(case.reference) for case in cases]
 
 
+def has_number(text: str) -> bool:
+    return number(text) is not None
+
+
 def _number(text: str) -> Decimal | None:
     stated = (VALUE.match(EQUATION.sub("", sentence(_without_latex(one)))) for one in statements(text))
     found = next(filter(None, stated), None)
@@ -169,11 +176,11 @@ def letter(text: str, letters: str) -> str | None:
 
 def same_letters(cases: Sequence[Case]) -> list[bool]:
     """Return for each case whether the answer's letter is the reference, among those of the question's choices."""
-    found = []
-    for question, reference, text in cases:
-        count = len(question.get("options") or question["choices"])
-        found.append(letter(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:count]) == reference.strip("()"))
-    return found
+    counts = [len(case.question.get("options") or case.question["choices"]) for case in cases]
+    return [
+        letter(case.text, ascii_uppercase[:count]) == case.reference.strip("()")
+        for case, count in zip(cases, counts, strict=True)
+    ]
 
 
 def _letter(text: str, letters: str) -> str | None:

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
+from mtbench.evaluation.by_value import Case
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.sandbox import run_all, unavailable
 from mtbench.evaluation.suite import Reading, Source
 
 METRIC = "code_eval"
-NOTHING = "no program"
 MARK = re.compile(r"^[ \t]*(?:```+|~~~+)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
 SPANNED = 6  # a block goes on behind at most five marks, which are then in its strings
 
@@ -77,19 +77,6 @@ def _defined(tree: ast.Module) -> set[str]:
     return {getattr(node, "name", "") for node in tree.body} | {getattr(target, "id", "") for target in targets}
 
 
-Choose = Callable[[Mapping[str, Any], str], str | None]  # a row of the data, an answer -> its program; None: no program
-
-
-def chosen_by(choose: Choose) -> list[dict[str, Any]]:
-    """Return lm-eval's `filter_list` with a filter `program`: the program that `choose` finds in an answer."""
-
-    def programs(answers: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        pairs = zip(answers, docs, strict=True)
-        return [[found if (found := choose(doc, text)) else text for text in of_doc] for of_doc, doc in pairs]
-
-    return [{"name": "program", "filter": [{"function": "custom", "filter_fn": programs}]}]
-
-
 class ProgramRecorder:
     """Stand-in for lm-eval's metric. It records program and test and returns their index in place of a score."""
 
@@ -111,7 +98,8 @@ class ProgramSuite(HarnessSuite):
     """A suite of tasks that lm-eval scores by `code_eval`, with one answer to each question."""
 
     metric = "pass@1"
-    choose: ClassVar[Choose]  # the program by value
+    nothing = "no program"
+    choose: ClassVar[Callable[[Mapping[str, Any], str], str | None]]  # the program of an answer to a row of the data
     answer_prefix: ClassVar[str | None] = None  # the answer begins with this text; None: as lm-eval's task has it
 
     def __init__(self, variant: str, source: Source) -> None:
@@ -141,21 +129,23 @@ class ProgramSuite(HarnessSuite):
     def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
         """Score 1 for a program that runs to the end of its tests, else 0. Equal programs run once."""
         RECORDER.programs.clear()
-        scored = self._score_answers(answers)
-        readings = {item: Reading(0.0, self._unread(answer)) for item, answer in scored.items()}
-        runs: dict[str, list[str]] = {}  # item -> programs with their tests: the filter's, and that by value
-        for item, answer in scored.items():
-            if answer.score is not None:
-                code, test = RECORDER.programs[int(answer.score)]
-                chosen = type(self).choose(answer.case.question, answer.case.text)
-                if chosen is None or _parsed(code) is None:
-                    readings[item] = Reading(0.0, NOTHING)
-                runs[item] = [f"{one}\n{test}" for one in (code, chosen) if one is not None]
-        programs = list(dict.fromkeys(one for both in runs.values() for one in both))
+        cases = self._score_answers(answers)
+        runs = {item: self._programs(case) for item, case in cases.items()}  # by the rule and by value
+        programs = list(dict.fromkeys(one for both in runs.values() for one in both if one))
         outcomes = run_all(programs, unsandboxed=self._unsandboxed)
-        passed = {one: float(outcome.passed) for one, outcome in zip(programs, outcomes, strict=True)}
-        own_filter = "filter_list" in self.config  # it takes the program by value
-        for item, (code, *chosen) in runs.items():
-            by_value = None if own_filter else passed[chosen[0]] if chosen else 0.0
-            readings[item] = Reading(passed[code], None if passed[code] else readings[item].unread, by_value)
+        passed = {"": 0.0} | {one: float(ran.passed) for one, ran in zip(programs, outcomes, strict=True)}
+        readings = {}
+        for item, (rule, by_value) in runs.items():
+            found = _parsed(rule) and by_value
+            score = None if cases[item].score is None else passed[rule]
+            readings[item] = self._reading(cases[item]._replace(score=score, found=found or ""), passed[by_value])
         return readings
+
+    def _programs(self, case: Case) -> tuple[str, str]:
+        """Return the program by lm-eval's rule and the one by value, with their tests; "": there is none."""
+        if case.score is None:
+            return "", ""
+        code, test = RECORDER.programs[int(case.score)]
+        chosen = type(self).choose(case.question, case.text)
+        by_value = "" if chosen is None else f"{chosen}\n{test}"
+        return by_value if self.own_rule else f"{code}\n{test}", by_value

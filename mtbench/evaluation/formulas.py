@@ -15,15 +15,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import NoReturn
 
 from mtbench.errors import printable
-from mtbench.evaluation.by_value import LONGEST, NUMBER, Case, first, last_box, plain, sentence, statements
+from mtbench.evaluation.by_value import LONGEST, NUMBER, Case, first, last_box, last_line, plain, sentence, statements
 from mtbench.programs.processes import launched
 
 LIMIT_S = 1.5  # of processor time, for one comparison
 MEMORY_BYTES = 2**31  # of address space
-DELIMITED = re.compile(r"(?<!\\)\$([^$]{1,500})\$|\\[(\[](.{1,500}?)\\[)\]]", re.DOTALL)
 IGNORED = re.compile(r"\\(?:left|right|[$,;:! ])|\^\{?\\circ\}?|[°\s$*]|\.$")  # where texts are compared
 WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 TUPLE = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
@@ -43,14 +41,7 @@ def has_formula(text: str) -> bool:
 
 
 def _formula(text: str) -> str | None:
-    """Return the content of the last box, else of the last statement, else the last formula, else the last line."""
-    if box := last_box(text):
-        return box
-    stated = next(map(sentence, statements(text)), "")
-    formulas = [found[1] or found[2] for found in DELIMITED.finditer(stated or text)]
-    if stated:
-        return formulas[0] if formulas else stated
-    return formulas[-1] if formulas else text.strip().rpartition("\n")[2] or None
+    return last_box(text) or next(map(sentence, statements(text)), "") or last_line(text) or None
 
 
 def equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
@@ -91,43 +82,37 @@ def _verify(pairs: Sequence[tuple[str, str]]) -> list[bool]:
 
 
 def main() -> None:
-    """Read pairs from standard input and write 1 or 0 for each. A process that a limit ended has the next one go on."""
+    """Read pairs from standard input and write 1 or 0 for each. A process that a limit ends has a successor."""
     logging.disable()
     pairs = json.load(sys.stdin)
     results = mmap.mmap(-1, len(pairs))  # shared; zero: not compared yet
     is_same(*FIRST)
-    while (place := results.find(b"\0")) >= 0:
-        if (process := os.fork()) == 0:
-            _compare_from(place, pairs, results)
-        if os.waitpid(process, 0)[1] and (place := results.find(b"\0")) >= 0:
-            results[place] = ord("0")
+    while (start := results.find(b"\0")) >= 0:
+        if process := os.fork():
+            if os.waitpid(process, 0)[1]:
+                results[results.find(b"\0")] = ord("0")
+            continue
+        if sys.platform == "linux":
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        for place in range(start, len(pairs)):
+            signal.setitimer(signal.ITIMER_PROF, LIMIT_S)  # its signal ends the process in whatever it does
+            results[place] = ord("1" if is_same(*pairs[place]) else "0")
+        os._exit(0)
     os.write(1, results[:])
-
-
-def _compare_from(start: int, pairs: Sequence[Sequence[str]], results: mmap.mmap) -> NoReturn:
-    """Compare the pairs from a place on, and end the process."""
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    for place in range(start, len(pairs)):
-        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)  # its signal ends the process in whatever it does
-        results[place] = ord("1" if is_same(*pairs[place]) else "0")
-    os._exit(0)
 
 
 def is_same(reference: str, answer: str) -> bool:
     """Return whether Math-Verify finds two formulas equal; nothing limits the time that it takes."""
     from math_verify import LatexExtractionConfig, parse, verify
 
-    formulas = [plain(formula).replace("\\$", "").replace("$", "").rstrip("\\ .\n") for formula in (reference, answer)]
-    tuples = [TUPLE.fullmatch(IGNORED.sub("", formula)) for formula in formulas]
-    if any(tuples):  # then a list without brackets is one, too: its order counts
+    formulas = [re.sub(r"\s+", " ", plain(text).replace("\\$", "")).rstrip("\\. ") for text in (reference, answer)]
+    if any(TUPLE.fullmatch(IGNORED.sub("", one)) for one in formulas):  # then a list is one, too: its order counts
         formulas = [f"({one})" if "," in one and not re.search(r"[(\[]|\\\{", one) else one for one in formulas]
-    gold, found = (
-        parse(f"${one}$", [LatexExtractionConfig()], extraction_mode="first_match", parsing_timeout=None)
-        for one in (re.sub(r"\s+", " ", formula) for formula in formulas)
-    )
-    limits = {"float_rounding": PRECISION, "timeout_seconds": None}
-    return bool(verify(gold, found, allow_set_relation_comp=True, **limits))
+    formulas = [one if re.search(r"\$|(?<!\\)\\[(\[]", one) else f"${one}$" for one in formulas]
+    how = {"extraction_mode": "first_match", "parsing_timeout": None}
+    gold, found = (parse(formula, [LatexExtractionConfig()], **how) for formula in formulas)
+    how = {"allow_set_relation_comp": True, "timeout_seconds": None}
+    return bool(verify(gold, found, float_rounding=PRECISION, **how))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import islice, product, zip_longest
@@ -29,16 +28,6 @@ from mtbench.programs import network
 FEWSHOT_SEED = 1234
 SEED = 0
 INVALID = "[invalid]"  # what its filters return where they find nothing
-NO_TEXT = "no text"
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """An answer as lm-eval reads it."""
-
-    case: Case
-    found: Any  # what the filter finds
-    score: float | None  # None: the filter or the metric raised an error
 
 
 class HarnessSuite(Suite):
@@ -56,9 +45,10 @@ class HarnessSuite(Suite):
     chat_template: ClassVar[bool] = True  # False: the prompt is a text to continue, without a chat template
     config: ClassVar[Mapping[str, Any]] = {}  # entries of lm-eval's task configuration to replace, such as doc_to_text
     filter: ClassVar[str]  # report the score of this filter of the task
-    nothing: ClassVar[str] = NO_TEXT  # why an answer is unread in which the filter finds nothing
-    has_result: ClassVar[Callable[[str], bool] | None] = None  # where the filter always finds a text: whether it is one
+    nothing: ClassVar[str] = "no text"  # why an answer is unread in which the filter finds nothing
+    has_result: ClassVar[Callable[[str], bool] | None] = None  # of an answer; None: the filter tells
     same_values: ClassVar[Callable[[Sequence[Case]], Sequence[bool]] | None] = None  # whether answers equal references
+    own_rule: ClassVar[bool] = False  # the reading by value is the score: the owner has no rule for these prompts
     metric: str  # report this metric of the task
 
     def __init__(self, variant: str, source: Source) -> None:
@@ -72,7 +62,7 @@ class HarnessSuite(Suite):
             "fewshot_as_multiturn": self.chat_template,  # few-shot examples are chat turns, lm-eval's default for chat
             "fewshot_seed": FEWSHOT_SEED,
             "metric": self.metric,
-            "filter": self.filter,
+            "filter": "by value" if self.own_rule else self.filter,
             "harness": f"lm-eval {version('lm-eval')}",
         }
         if "doc_to_text" in self.config:
@@ -98,41 +88,41 @@ class HarnessSuite(Suite):
         ]
 
     def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
-        scored = self._score_answers(answers)
+        cases = self._score_answers(answers)
         same = type(self).same_values
-        values = [None] * len(scored) if same is None else map(float, same([one.case for one in scored.values()]))
-        return {
-            item: Reading(one.score or 0.0, None if one.score else self._unread(one), value)
-            for (item, one), value in zip(scored.items(), values, strict=True)
-        }
+        values = [None] * len(cases) if same is None else map(float, same([*cases.values()]))
+        return {item: self._reading(case, value) for (item, case), value in zip(cases.items(), values, strict=True)}
 
-    def _unread(self, answer: Scored) -> str | None:
-        """Return why lm-eval finds no result in an answer; None: it finds one."""
-        if answer.score is None:
-            return "lm-eval raised an error"
+    def _reading(self, case: Case, value: float | None) -> Reading:
+        """Return what is read in an answer that has a score by lm-eval and one by value."""
+        score, by_value = (value, None) if self.own_rule else (case.score, value)
+        if score:
+            return Reading(score, None, by_value)
+        if case.score is None:
+            return Reading(0.0, "lm-eval raised an error", by_value)
         has_result = type(self).has_result
-        empty = str(answer.found).strip(" \n.,$") in ("", INVALID) or (has_result and not has_result(answer.case.text))
-        return self.nothing if empty else None
+        read = has_result(case.text) if has_result else str(case.found).strip(" \n.,$") not in ("", INVALID)
+        return Reading(0.0, None if read else self.nothing, by_value)
 
-    def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Scored]:
+    def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Case]:
         answers_of: dict[str, dict[int, str]] = {}  # task -> document -> answer
         for item, answer in answers.items():
             name, doc, _ = item.split("/")
             answers_of.setdefault(name, {})[int(doc)] = answer
-        scored: dict[str, Scored] = {}
+        cases: dict[str, Case] = {}
         with lm_eval_environment():
             for name, of_task in answers_of.items():
-                scored |= self._score_task(name, of_task)
-        return scored
+                cases |= self._score_task(name, of_task)
+        return cases
 
-    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, Scored]:
-        """Return item -> scored answer for document -> answer of one task."""
+    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, Case]:
+        """Return item -> case for document -> answer of one task."""
         task = self._tasks[name]
         requests = self._build_requests(task, sorted(answers))
         for doc, request in requests:
             request.resps = [answers[doc]]
         self._apply_filters(task, [request for _, request in requests])
-        scored = {}
+        cases = {}
         for doc, request in requests:
             random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
             found, score = request.filtered_resps.get(self.filter), None
@@ -140,8 +130,8 @@ class HarnessSuite(Suite):
                 with suppress(Exception):  # of one answer; the others have their scores
                     score = float(task.process_results(request.doc, [found])[self.metric])
             reference = "" if type(self).same_values is None else str(task.doc_to_target(request.doc))
-            scored[_item(name, doc)] = Scored(Case(request.doc, reference, answers[doc]), found, score)
-        return scored
+            cases[_item(name, doc)] = Case(request.doc, reference, answers[doc], found, score)
+        return cases
 
     def _apply_filters(self, task: Any, requests: Sequence[Any]) -> None:
         try:
