@@ -9,7 +9,7 @@ SECURITY.md says how.
 import ast
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from importlib import import_module
 from textwrap import dedent
 from typing import Any, ClassVar
@@ -23,10 +23,11 @@ from mtbench.evaluation.suite import Reading, Source
 
 METRIC = "code_eval"
 MARK = re.compile(r"^[ \t]*(?:```+|~~~+)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
-SPANNED = 6  # a block goes on behind at most five marks, which are then in its strings
+MOST_MARKS = 1000  # the last ones count
+SPANNED = 5  # a block goes on behind at most four marks, which are then in its strings
 
 
-def program(text: str, names: Collection[str], before: str = "") -> str | None:
+def program(text: str, names: Set[str], before: str = "") -> str | None:
     """Return the last block of a text that is a program and defines one of the names, else the last that is a program.
 
     Blocks lie between code fences, [BEGIN] and [DONE], but for those in a string of the program. A block may also go on
@@ -36,7 +37,7 @@ def program(text: str, names: Collection[str], before: str = "") -> str | None:
     'x = 1\\n'
     """
     found = None
-    for block in _blocks(text):
+    for block in filter(str.strip, _blocks(text)):
         tree = _parsed(block)
         if tree is None:
             defines = bool(before) and _parsed(before + block) is not None
@@ -52,7 +53,7 @@ def program(text: str, names: Collection[str], before: str = "") -> str | None:
 
 def _blocks(text: str) -> Iterator[str]:
     """Yield what may be a program, the blocks that begin last first, of these the shortest first."""
-    marks = list(MARK.finditer(text))
+    marks = list(MARK.finditer(text))[-MOST_MARKS:]
     begins = [0, *(mark.end() for mark in marks)]
     ends = [*(mark.start() for mark in marks), len(text)]
     for place in reversed(range(len(begins))):
@@ -99,7 +100,7 @@ class ProgramSuite(HarnessSuite):
 
     metric = "pass@1"
     nothing = "no program"
-    choose: ClassVar[Callable[[Mapping[str, Any], str], str | None]]  # the program of an answer to a row of the data
+    choose: Callable[[Mapping[str, Any], str], str | None]  # the program of an answer to a row of the data
     answer_prefix: ClassVar[str | None] = None  # the answer begins with this text; None: as lm-eval's task has it
 
     def __init__(self, variant: str, source: Source) -> None:
@@ -146,6 +147,6 @@ class ProgramSuite(HarnessSuite):
         if case.score is None:
             return "", ""
         code, test = RECORDER.programs[int(case.score)]
-        chosen = type(self).choose(case.question, case.text)
+        chosen = self.choose(case.question, case.text)
         by_value = "" if chosen is None else f"{chosen}\n{test}"
         return by_value if self.own_rule else f"{code}\n{test}", by_value

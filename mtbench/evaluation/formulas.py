@@ -109,10 +109,11 @@ def is_same(reference: str, answer: str) -> bool:
     if any(TUPLE.fullmatch(IGNORED.sub("", one)) for one in formulas):  # then a list is one, too: its order counts
         formulas = [f"({one})" if "," in one and not re.search(r"[(\[]|\\\{", one) else one for one in formulas]
     formulas = [one if re.search(r"\$|(?<!\\)\\[(\[]", one) else f"${one}$" for one in formulas]
-    how = {"extraction_mode": "first_match", "parsing_timeout": None}
-    gold, found = (parse(formula, [LatexExtractionConfig()], **how) for formula in formulas)
-    how = {"allow_set_relation_comp": True, "timeout_seconds": None}
-    return bool(verify(gold, found, float_rounding=PRECISION, **how))
+    gold, found = (
+        parse(formula, [LatexExtractionConfig()], extraction_mode="first_match", parsing_timeout=None)
+        for formula in formulas
+    )
+    return bool(verify(gold, found, float_rounding=PRECISION, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 if __name__ == "__main__":

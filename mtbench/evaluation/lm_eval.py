@@ -8,7 +8,7 @@ Importing `lm_eval` takes a second, and only planning and scoring need it, so fu
 import io
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from importlib.metadata import version
@@ -46,8 +46,8 @@ class HarnessSuite(Suite):
     config: ClassVar[Mapping[str, Any]] = {}  # entries of lm-eval's task configuration to replace, such as doc_to_text
     filter: ClassVar[str]  # report the score of this filter of the task
     nothing: ClassVar[str] = "no text"  # why an answer is unread in which the filter finds nothing
-    has_result: ClassVar[Callable[[str], bool] | None] = None  # of an answer; None: the filter tells
-    same_values: ClassVar[Callable[[Sequence[Case]], Sequence[bool]] | None] = None  # whether answers equal references
+    has_result: Callable[[str], bool] | None = None  # of an answer; None: the filter tells
+    same_values: Callable[[Sequence[Case]], Sequence[bool]] | None = None  # whether answers equal references
     own_rule: ClassVar[bool] = False  # the reading by value is the score: the owner has no rule for these prompts
     metric: str  # report this metric of the task
 
@@ -89,8 +89,9 @@ class HarnessSuite(Suite):
 
     def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
         cases = self._score_answers(answers)
-        same = type(self).same_values
-        values = [None] * len(cases) if same is None else map(float, same([*cases.values()]))
+        values: Iterable[float | None] = [None] * len(cases)
+        if self.same_values is not None:
+            values = map(float, self.same_values([*cases.values()]))
         return {item: self._reading(case, value) for (item, case), value in zip(cases.items(), values, strict=True)}
 
     def _reading(self, case: Case, value: float | None) -> Reading:
@@ -100,8 +101,9 @@ class HarnessSuite(Suite):
             return Reading(score, None, by_value)
         if case.score is None:
             return Reading(0.0, "lm-eval raised an error", by_value)
-        has_result = type(self).has_result
-        read = has_result(case.text) if has_result else str(case.found).strip(" \n.,$") not in ("", INVALID)
+        read = str(case.found).strip(" \n.,$") not in ("", INVALID)
+        if self.has_result is not None:
+            read = self.has_result(case.text)
         return Reading(0.0, None if read else self.nothing, by_value)
 
     def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Case]:
@@ -129,7 +131,7 @@ class HarnessSuite(Suite):
             if found is not None:
                 with suppress(Exception):  # of one answer; the others have their scores
                     score = float(task.process_results(request.doc, [found])[self.metric])
-            reference = "" if type(self).same_values is None else str(task.doc_to_target(request.doc))
+            reference = "" if self.same_values is None else str(task.doc_to_target(request.doc))
             cases[_item(name, doc)] = Case(request.doc, reference, answers[doc], found, score)
         return cases
 

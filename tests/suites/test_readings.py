@@ -4,14 +4,18 @@ A case is an answer, then the score by the owner's rule, then the one by value (
 word of the reason if it is unread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from time import process_time
 from typing import Any, ClassVar
 
 import pytest
-from made_up import Rows, write_csv, write_lines, write_parquet
+from made_up import Rows, bbh, write_csv, write_lines, write_parquet
 
+from mtbench.evaluation.by_value import Case, letter, number
+from mtbench.evaluation.code_tasks import program
+from mtbench.evaluation.formulas import equal, has_formula
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Reading, Source, Suite, Template
@@ -28,12 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(folder / "gsm8k/test.jsonl", rows)
     write_lines(folder / "mine.jsonl", rows)
     for kind, question, target in BBH_ROWS:
-        row = {"input": question, "target": target}
-        write_lines(folder / f"bbh/bbh/{kind}.json", [{"examples": [row]}])
+        write_lines(folder / f"bbh/bbh/{kind}.json", [{"examples": [{"input": question, "target": target}]}])
     options = [f"element {n}" for n in range(10)]
-    row = {"question": "Which?", "options": options, "cot_content": "The answer is (A).", "category": "chemistry"}
+    row: dict[str, Any] = {"question": "Which?", "options": options, "category": "chemistry"}
+    row["cot_content"] = "The answer is (A)."
     rows = [{**row, "question_id": n, "answer": letter} for n, letter in enumerate("BICD")]
-    rows[3]["options"] = options[:4]
+    rows[3] |= {"options": options[:4]}
     for split in ("test", "validation"):
         write_parquet(folder / f"mmlu_pro/{split}-00000-of-00001.parquet", rows)
     wrong = {f"Incorrect Answer {n}": f"salt {n}" for n in (1, 2, 3)}
@@ -321,6 +325,7 @@ HUMANEVAL = {
 }
 BODY, WHOLE = "    return x + 1\n", "def successor(x):\n    return x + 1\n"
 FENCE = "```"
+DOCSTRING = f"    '''Add.\n\n    {FENCE}\n    add(1, 2)\n    {FENCE}\n    '''\n"
 PROGRAMS: dict[str, list[Expected]] = {
     "mbpp: mbpp_instruct/0/0": [
         (f"{ADD}{FENCE}\nIt adds.", 1, None, None),
@@ -460,26 +465,18 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_answers_are_read_in_bounded_time(kind: str, folder: Path) -> None:
-    """Two seconds of processor time each, for each suite that reads by value."""
-    from time import process_time
-
-    from mtbench.evaluation.code_tasks import program
-    from mtbench.evaluation.formulas import equal
-
-    text = HOSTILE[kind]
-    reads = {
-        "gsm8k-paper": lambda: opened("gsm8k-paper", folder).read({"gsm8k_cot/0/0": text}),
-        "mmlu-pro": lambda: opened("mmlu-pro", folder, "chemistry").read({"chemistry/0/0": text}),
-        "bbh": lambda: opened("bbh", folder, *(kind for kind, *_ in BBH_ROWS)).read({"word_sorting/0/0": text}),
-        "prompts": lambda: opened("prompts", folder).read({"prompts/1/0": text}),
-        "programs": lambda: program(text, {"add"}),
-        "formulas": lambda: equal([("2", text)]),
-    }
-    for name, read in reads.items():
-        if not name.startswith(("programs", "formulas", "prompts")):
-            read()  # loads the suite
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_answers_are_read_in_bounded_time(text: str) -> None:
+    """Two seconds of processor time each, for every kind of reading by value; no error."""
+    reads: list[Callable[[], object]] = [
+        lambda: number(text),
+        lambda: letter(text, "ABCDEFGHIJ"),
+        lambda: bbh.same_answers([Case({}, row[2], text) for row in BBH_ROWS[1:]]),
+        lambda: program(text, {"add"}, "def add(a):\n"),
+        lambda: equal([("2", text)]),
+        lambda: has_formula(text),
+    ]
+    for read in reads:
         started = process_time()
         read()
-        assert process_time() - started < 2, name
+        assert process_time() - started < 2
