@@ -14,15 +14,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from decimal import Decimal
 
 from mtbench.errors import printable
-from mtbench.evaluation.by_value import LONGEST, NUMBER, Case, first, last_box, last_line, plain, sentence, statements
+from mtbench.evaluation import by_value
+from mtbench.evaluation.by_value import Case, last_box, plain
 from mtbench.programs.processes import launched
 
 LIMIT_S = 1.5  # of processor time, for one comparison
 MEMORY_BYTES = 2**31  # of address space
-IGNORED = re.compile(r"\\(?:left|right|[$,;:! ])|\^\{?\\circ\}?|[°\s$*]|\.$")  # where texts are compared
+IGNORED = re.compile(r"\\(?:left|right|[$,;:! ])|\^\{?\\circ\}?|[°\s$€£*]|\.$")  # where texts are compared
 WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 TUPLE = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 BASE = re.compile(r"_\{?(\d+)\}?$")
@@ -32,7 +32,7 @@ PRECISION = 12  # decimal places of numbers that are not exact
 
 def same_formulas(cases: Sequence[Case]) -> list[bool]:
     """Return for each case whether the formula that an answer gives as its result equals the reference."""
-    return equal([(case.reference, first(case.text, _formula) or "") for case in cases])
+    return equal([(case.reference, by_value.first(case.text, _formula) or "") for case in cases])
 
 
 def has_formula(text: str) -> bool:
@@ -41,7 +41,8 @@ def has_formula(text: str) -> bool:
 
 
 def _formula(text: str) -> str | None:
-    return last_box(text) or next(map(sentence, statements(text)), "") or last_line(text) or None
+    stated = next(map(by_value.sentence, by_value.statements(text)), "")
+    return last_box(text) or stated or by_value.last_line(text) or None
 
 
 def equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
@@ -58,10 +59,10 @@ def equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
 def _compare_text(reference: str, answer: str) -> bool | None:
     """Return whether two formulas are equal; None: their texts do not tell."""
     texts = [IGNORED.sub("", WORDS.sub(r"\1", plain(formula))).casefold() for formula in (reference, answer)]
-    if not texts[1] or len(answer) > LONGEST:
+    if not texts[1] or len(answer) > by_value.LONGEST:
         return False
-    if all(re.fullmatch(NUMBER, text) for text in texts):
-        return Decimal(texts[0].replace(",", "")) == Decimal(texts[1].replace(",", ""))
+    if all(re.fullmatch(by_value.NUMBER, text) for text in texts):
+        return by_value.last_number(texts[0]) == by_value.last_number(texts[1])
     bases = {found[1] for text in texts if (found := BASE.search(text))}
     sets = any("\\{" in text for text in texts) and any(TUPLE.fullmatch(text) for text in texts)
     if texts[0] == texts[1] or len(bases) > 1 or sets or any(":" in text for text in texts):  # 11:30 is no division

@@ -1,7 +1,7 @@
 """The interface of a suite: a benchmark that supplies prompts, a token budget, stop strings and scores.
 
 A suite is one class in a file of suites/ or in a plugin's module (see registry.py). It never sees a model: `prompts`
-must be deterministic, and `score` may rely only on item ids, texts and the suite's own data. A suite that scores
+must be deterministic, and `read` may rely only on item ids, texts and the suite's own data. A suite that scores
 nothing needs `__init__` and `prompts` only. docs/add-suite.md has an example, the three stages and the base classes.
 """
 
