@@ -17,13 +17,14 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import cycle, pairwise
 from random import Random
 from typing import TypeVar
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench.evaluation.suite import Prompt, Reading, Source, Suite, Template
 
 T = TypeVar("T")
 
@@ -227,14 +228,15 @@ class Arithmetic(Suite):
             prompts.append(Prompt(item=f"{self.task_name}/{doc}/0", text=text))
         return prompts
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
         """Score 1 if the last "The answer is N" in the text has the right number, else 0."""
-        scores = {}
+        readings = {}
         for item, text in answers.items():
             problem, _ = self._problem(int(item.split("/")[1]))
             numbers = ANSWER.findall(text)
-            scores[item] = float(bool(numbers) and int(numbers[-1]) == problem.amounts[-1])
-        return scores
+            right = bool(numbers) and Decimal(numbers[-1]) == problem.amounts[-1]  # int refuses thousands of digits
+            readings[item] = Reading(float(right), None if numbers else 'no "The answer is N"')
+        return readings
 
     def examples(self, count: int | None, seed: int) -> Iterator[list[dict[str, str]]]:
         """Yield `count` conversations about training problems; a larger `count` starts with the same ones."""

@@ -3,16 +3,19 @@
 Paper: "Challenging BIG-Bench Tasks and Whether Chain-of-Thought Can Solve Them", Suzgun et al., arXiv 2210.09261.
 Data: github.com/suzgunmirac/BIG-Bench-Hard (MIT); lm-eval takes it from the hub's SaylorTwift/bbh.
 Task: lm-eval's `bbh_cot_fewshot`. The examples are the paper's own, each a turn of the chat that ends with "So the
-answer is (A)."; the filter reads this sentence. Up to 1,024 new tokens. The score is the mean over all questions (146
-to 250 of each kind).
+answer is (A)."; the filter reads the first such sentence, by value the last one counts. Up to 1,024 new tokens. The
+score is the mean over all questions (146 to 250 of each kind).
 
     mtbench run --suite bbh --limit 20                   # of each kind
     mtbench run --suite bbh --subtask snarks --subtask navigate
     mtbench run --suite bbh --offline --data-dir DIR     # DIR/bbh/bbh/snarks.json, …, or .gz
 """
 
+import re
+from collections.abc import Sequence
 from typing import ClassVar
 
+from mtbench.evaluation.by_value import Case, first, last_line, letter, number, sentence, statements
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -26,6 +29,31 @@ KINDS = (
     *("tracking_shuffled_objects_five_objects", "tracking_shuffled_objects_seven_objects"),
     *("tracking_shuffled_objects_three_objects", "web_of_lies", "word_sorting"),
 )
+WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+BRACKET = re.compile(r"[][(){}<>]")
+BETWEEN = r"(?:[\W\d_]|\band\b)+"  # words of a list: spaces, commas, numbers of lines
+ONE_WORD_ENDS = r"(?!\w)(?=[^\w\s]*(?:$|[.,;:!\n]|\s+(?:because|since|as)\b|\s*[(—–]))"
+LIST_ENDS = r"(?!\w)(?=[^\w,\n]*(?:$|[.!\n](?!\s*[\d*-])))"
+
+
+def same_answers(cases: Sequence[Case]) -> list[bool]:
+    """Return for each case whether the last statement is the reference: a choice, a number, brackets or words."""
+    return [_is_same(case) for case in cases]
+
+
+def _is_same(case: Case) -> bool:
+    if choice := re.fullmatch(r"\(([A-Z])\)", case.reference):
+        choices = "".join(re.findall(r"^\(([A-Z])\)", case.question["input"], re.MULTILINE))
+        return letter(case.text, choices or "ABCDEFGHIJKLMNOPQR") == choice[1]
+    if re.fullmatch(r"-?\d+", case.reference):
+        return number(case.text) == int(case.reference)
+    stated = first(case.text, lambda part: next(statements(part), None)) or last_line(case.text)
+    words = WORD.findall(case.reference)
+    if not words:
+        return BRACKET.findall(sentence(stated)) == BRACKET.findall(case.reference)
+    behind = ONE_WORD_ENDS if len(words) == 1 else LIST_ENDS
+    wanted = rf"[\W\d_]*{BETWEEN.join(map(re.escape, words))}{behind}"
+    return re.match(wanted, stated, re.IGNORECASE) is not None
 
 
 @SUITES.register("bbh")
@@ -37,5 +65,7 @@ class Bbh(HarnessSuite):
     field = "examples"
     num_fewshot = 3
     filter = "get-answer"
+    nothing = 'no "the answer is"'
+    same_values = staticmethod(same_answers)
     metric = "exact_match"
     max_new_tokens = 1024

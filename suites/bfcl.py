@@ -20,7 +20,7 @@ from mtbench.evaluation.answer_format import AnswerFormat, calls
 from mtbench.evaluation.dataset_files import read_json_lines
 from mtbench.evaluation.multi_turn import interleave
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench.evaluation.suite import Prompt, Reading, Source, Suite, Template
 
 ANY = ["string", "number", "boolean", "object", "array"]
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": ANY}  # its types -> those of JSON Schema
@@ -48,16 +48,20 @@ class Bfcl(Suite):
         rows = interleave([*of_task.items()][:limit] for of_task in self._rows.values())
         return [_prompt(item, row, template) for item, row in rows]
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        return {item: float(is_right(text, self._expected[item])) for item, text in answers.items()}
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
+        return {item: _read_calls(text, self._expected[item]) for item, text in answers.items()}
 
 
-def is_right(text: str, expected: list[dict[str, Any]]) -> bool:
-    """Return whether an answer makes the calls `{name: {argument: its possible values, "" if it may be left out}}`."""
+def _read_calls(text: str, expected: list[dict[str, Any]]) -> Reading:
     try:
         found = calls(text)
     except Exception:  # it does not parse
-        return False
+        return Reading(0.0, "no calls")
+    return Reading(float(is_right(found, expected)))
+
+
+def is_right(found: list[Any], expected: list[dict[str, Any]]) -> bool:
+    """Return whether the calls are `{name: {argument: its possible values, "" if it may be left out}}`."""
     for [(name, possible)] in map(dict.items, expected):
         fitting = [call for call in found if call[0] == name and _equals(call[1], possible)]
         if not fitting:

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation import dataset_files
+from mtbench.evaluation.by_value import same_letters
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -39,6 +40,8 @@ class Gpqa(HarnessSuite):
     folder = "gpqa/cot_zeroshot"
     num_fewshot = 0
     filter = "flexible-extract"
+    nothing = "no choice"
+    same_values = staticmethod(same_letters)
     metric = "exact_match"
     max_new_tokens = 2048
 

@@ -2,7 +2,7 @@
 
 Paper: "Training Verifiers to Solve Math Word Problems", Cobbe et al., arXiv 2110.14168. Data: openai/gsm8k (MIT).
 Task: lm-eval's `gsm8k`, 5-shot, each example a turn of the chat. The examples show the format `#### 18`, so the score
-uses the strict filter.
+uses the strict filter. By value: the number that the answer states, else its last one.
 
     mtbench run --suite gsm8k --limit 256
     mtbench run --suite gsm8k --offline --data-dir DIR   # DIR/gsm8k/train.jsonl and DIR/gsm8k/test.jsonl, or .gz
@@ -10,6 +10,7 @@ uses the strict filter.
 
 from typing import ClassVar
 
+from mtbench.evaluation.by_value import same_numbers
 from mtbench.evaluation.lm_eval import TrainableSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -20,5 +21,7 @@ class Gsm8k(TrainableSuite):
     folder = "gsm8k"
     num_fewshot = 5
     filter = "strict-match"
+    nothing = "no number behind ####"
+    same_values = staticmethod(same_numbers)
     metric = "exact_match"
     max_new_tokens = 256

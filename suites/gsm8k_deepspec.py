@@ -1,8 +1,8 @@
 """GSM8K in DeepSpec's setting: 500 questions, reasoning step by step, the answer in a box, 2048 tokens.
 
 Paper: "DSpark", arXiv 2607.05147, Table 1; mtbench/evaluation/deepspec.py draws the questions. Task: lm-eval's
-`gsm8k_cot` at 0-shot with DeepSpec's words. DeepSpec does not score answers. The score is that of `flexible-extract`
-(the last number of the answer), which reads the box.
+`gsm8k_cot` at 0-shot with DeepSpec's words. DeepSpec does not score answers. The score compares the number in the last
+box by its value; without a box, the number that the answer states, else its last one.
 
     mtbench run --suite gsm8k-deepspec --family deepspec-qwen3-4b --temperature 1
     mtbench run --suite gsm8k-deepspec --offline --data-dir DIR   # DIR/gsm8k/test.jsonl, or .gz
@@ -11,6 +11,7 @@ Paper: "DSpark", arXiv 2607.05147, Table 1; mtbench/evaluation/deepspec.py draws
 from typing import ClassVar
 
 from mtbench.evaluation import deepspec
+from mtbench.evaluation.by_value import has_number, same_numbers
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -23,6 +24,10 @@ class Gsm8kDeepSpec(HarnessSuite):
     num_fewshot = 0
     stop = ()
     filter = "flexible-extract"
+    nothing = "no number"
+    has_result = staticmethod(has_number)
+    same_values = staticmethod(same_numbers)
+    own_rule = True
     metric = "exact_match"
     max_new_tokens = deepspec.BUDGET
 

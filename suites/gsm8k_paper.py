@@ -10,6 +10,7 @@ examples does not request; an untuned instruct model would score near 0 there, a
 
 from typing import ClassVar
 
+from mtbench.evaluation.by_value import same_numbers
 from mtbench.evaluation.lm_eval import TrainableSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -20,5 +21,7 @@ class Gsm8kPaper(TrainableSuite):
     folder = "gsm8k"
     num_fewshot = 0
     filter = "flexible-extract"
+    nothing = "no number"
+    same_values = staticmethod(same_numbers)
     metric = "exact_match"
     max_new_tokens = 256

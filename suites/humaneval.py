@@ -11,10 +11,18 @@ question, run in a sandbox.
 The sandbox needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.py.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from mtbench.evaluation.code_tasks import ProgramSuite
+from mtbench.evaluation.code_tasks import ProgramSuite, program
 from mtbench.evaluation.registry import SUITES
+
+
+def completed(question: Mapping[str, Any], text: str) -> str | None:
+    """Return the program of an answer that goes on with the beginning of a function or has the function itself."""
+    before = question["prompt"].rstrip("\n") + "\n"
+    block = program(text, {question["entry_point"]}, before)
+    return None if block is None else before + block
 
 
 @SUITES.register("humaneval")
@@ -24,4 +32,5 @@ class HumanEval(ProgramSuite):
     chat_template = False
     num_fewshot = 0
     filter = "create_test"
+    choose = staticmethod(completed)
     max_new_tokens = 1024

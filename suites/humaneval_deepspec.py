@@ -2,7 +2,7 @@
 
 Paper: "DSpark", arXiv 2607.05147, Table 1 (mtbench/evaluation/deepspec.py). Task: lm-eval's `humaneval_instruct` at
 0-shot; unlike there, nothing of the answer is given. DeepSpec does not score answers. The score runs the beginning of
-the function, which holds imports and helpers, then the first fenced block of the answer, then the tests.
+the function, which holds imports and helpers, then the last block of the answer that has the function, then the tests.
 
     mtbench run --suite humaneval-deepspec --family deepspec-qwen3-4b
     mtbench run --suite humaneval-deepspec --offline --data-dir DIR   # DIR/humaneval/HumanEval.jsonl, or .gz
@@ -10,19 +10,13 @@ the function, which holds imports and helpers, then the first fenced block of th
 The sandbox needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.py.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mtbench.evaluation import deepspec
-from mtbench.evaluation.code_tasks import ProgramSuite, first_block
+from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.evaluation.registry import SUITES
 
-
-def programs(answers: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the program of each answer; an answer without a fence is code as a whole. A filter of lm-eval."""
-    return [
-        [f"{doc['prompt']}\n{first_block(text)}" for text in of_doc] for of_doc, doc in zip(answers, docs, strict=True)
-    ]
+from .humaneval import completed
 
 
 @SUITES.register("humaneval-deepspec")
@@ -32,10 +26,11 @@ class HumanEvalDeepSpec(ProgramSuite):
     config: ClassVar = {
         "doc_to_text": "Write a solution to the following problem and make sure that it passes the tests:\n"
         "```python\n{{prompt}}\n```",
-        "filter_list": [{"name": "program", "filter": [{"function": "custom", "filter_fn": programs}]}],
     }
     num_fewshot = 0
     answer_prefix = ""
     stop = ()
-    filter = "program"
+    filter = "create_test"
+    own_rule = True
+    choose = staticmethod(completed)
     max_new_tokens = deepspec.BUDGET

@@ -16,6 +16,8 @@ from typing import ClassVar
 from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.evaluation.registry import SUITES
 
+from .humaneval import completed
+
 
 @SUITES.register("humaneval-paper")
 class HumanEvalPaper(ProgramSuite):
@@ -25,4 +27,5 @@ class HumanEvalPaper(ProgramSuite):
     answer_prefix = "Here is the completed function:\n```python"
     stop = ("```",)
     filter = "create_test"
+    choose = staticmethod(completed)
     max_new_tokens = 256

@@ -24,7 +24,7 @@ from unittest.mock import patch
 from mtbench.errors import UserError
 from mtbench.evaluation.lm_eval import HarnessSuite, lm_eval_environment
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Source
+from mtbench.evaluation.suite import Reading, Source
 
 PUNKT = "punkt_tab"
 NEED_PUNKT = {"change_case:capital_word_frequency", "length_constraints:number_sentences"}
@@ -46,9 +46,9 @@ class IfEval(HarnessSuite):
         if not _find_punkt(source):
             self._exclude_unscorable(source)
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
         with _fixed_language_detection():
-            return super().score(answers)
+            return super().read(answers)
 
     def _selected_docs(self, name: str, limit: int | None) -> list[int] | None:
         return None if self._scorable is None else self._scorable[:limit]

@@ -14,21 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mtbench.evaluation import deepspec
+from mtbench.evaluation.by_value import last_box
+from mtbench.evaluation.formulas import has_formula, same_formulas
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
 
 def boxed(answers: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the content of each answer's last box; an answer without a box is unchanged. A filter of lm-eval."""
-    return [[_last_box(text) for text in of_doc] for of_doc in answers]
-
-
-def _last_box(text: str) -> str:
-    from lm_eval.tasks.hendrycks_math.utils import last_boxed_only_string, remove_boxed
-
-    box = last_boxed_only_string(text)
-    readable = box is not None and box.startswith(("\\boxed{", "\\boxed "))  # lm-eval stops at any other
-    return str(remove_boxed(box)) if readable else text
+    return [[last_box(text) or text for text in of_doc] for of_doc in answers]
 
 
 @SUITES.register("math500")
@@ -46,3 +40,6 @@ class Math500(HarnessSuite):
     filter = "boxed"
     metric = "exact_match"
     max_new_tokens = deepspec.BUDGET
+    same_values = staticmethod(same_formulas)
+    nothing = "no box"
+    has_result = staticmethod(has_formula)

@@ -2,9 +2,9 @@
 
 Paper: "MMLU-Pro: A More Robust and Challenging Multi-Task Language Understanding Benchmark", Wang et al., arXiv
 2406.01574. Data: TIGER-Lab/MMLU-Pro (MIT).
-Task: lm-eval's `mmlu_pro`: a system turn that requests "the answer is (X)", which the filter reads, then five examples
-of the subject with their reasoning, each a turn of the chat; up to 2,048 new tokens. The score is the mean over all
-questions.
+Task: lm-eval's `mmlu_pro`: a system turn that requests "the answer is (X)", then five examples of the subject with
+their reasoning, each a turn of the chat; up to 2,048 new tokens. The filter reads the first letter behind "answer is",
+also that of a word; by value, the choice that is stated last counts. The score is the mean over all questions.
 
     mtbench run --suite mmlu-pro --limit 20              # of each subject
     mtbench run --suite mmlu-pro --subtask law
@@ -14,6 +14,7 @@ questions.
 
 from typing import ClassVar
 
+from mtbench.evaluation.by_value import same_letters
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -32,5 +33,7 @@ class MmluPro(HarnessSuite):
     folder = "mmlu_pro"
     num_fewshot = 5
     filter = "custom-extract"
+    nothing = 'no letter behind "answer is"'
+    same_values = staticmethod(same_letters)
     metric = "exact_match"
     max_new_tokens = 2048

@@ -20,8 +20,8 @@ for no scores. The default is `number` for a file whose answers all end so, and 
 - `exact`: the text is the reference, whatever the case, the white space and the punctuation around it. This is
   `exact_match` of lm-evaluation-harness with `ignore_case`. Its `ignore_punctuation` is not used: 3.5 would be 35.
 - `contains`: the text has the reference in it as whole words, compared in the same way.
-- `number`: the last number of the text equals that of the reference, as in the filter `flexible-extract` of lm-eval's
-  GSM8K. Numbers are compared by value, so 1,000 and 1000.0 are equal.
+- `number`: the last number of the text, before a further question, equals that of the reference. Numbers are compared
+  by value, so 1,000 and 1000.0 are equal.
 
     mtbench run --suite prompts:mine.jsonl --metric contains
 """
@@ -34,22 +34,21 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError, first_line, printable
+from mtbench.evaluation.by_value import NUMBER, first, last_number
 from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.multi_turn import render_turn
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench.evaluation.suite import Prompt, Reading, Source, Suite, Template
 
-NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
 AROUND = string.whitespace + string.punctuation.replace("-", "").replace("+", "")  # a sign belongs to its number
 TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")  # the first one that a line has
 ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
-MARKED = re.compile(rf"####\s*\$?({NUMBER.pattern})\s*\.?\s*$")  # the result of an answer that has its reasoning
+MARKED = re.compile(rf"####\s*\$?({NUMBER})\s*\.?\s*$")  # the result of an answer that has its reasoning
 NONE = "none"  # of `--metric`: nothing is scored
 LINE = '{"prompt": "…"} or {"messages": […]}'
 ROLES = ("system", "developer", "user", "assistant")
@@ -99,14 +98,8 @@ def number(text: str, reference: str) -> bool:
     >>> number("18 + 24 = 1,042.0 dollars", "#### 1042"), number("none", "3")
     (True, False)
     """
-    found, expected = last_number(text), last_number(reference)
-    return found is not None and found == expected
-
-
-def last_number(text: str) -> Decimal | None:
-    """Return the last number in the text; None: there is none."""
-    numbers = NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    found = first(text, last_number)
+    return found is not None and found == last_number(reference)
 
 
 METRICS: Mapping[str, Callable[[str, str], bool]] = {"exact": exact, "contains": contains, "number": number}
@@ -170,13 +163,14 @@ class Prompts(Suite):
             for name, (place, messages) in list(self._conversations.items())[:limit]
         ]
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
         assert self._chosen is not None
-        matches = METRICS[self._chosen]
-        return {
-            item: float(any(matches(text, reference) for reference in self._references[item]))
-            for item, text in answers.items()
-        }
+        matches, readings = METRICS[self._chosen], {}
+        for item, text in answers.items():
+            right = any(matches(text, reference) for reference in self._references[item])
+            numberless = self._chosen == "number" and first(text, last_number) is None
+            readings[item] = Reading(float(right), "no number" if numberless else None if text.strip() else "no text")
+        return readings
 
     def _add(self, place: str, default: str | int, entry: Any) -> dict[str, Any]:
         """Add the conversation in a line of a file; return the other fields. Raise UserError if there is none."""

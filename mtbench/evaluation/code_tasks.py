@@ -6,42 +6,89 @@ them, each on its own. As with the metric, the check runs in the program's own p
 SECURITY.md says how.
 """
 
+import ast
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from importlib import import_module
+from textwrap import dedent
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
+from mtbench.evaluation.by_value import Case
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.sandbox import run_all, unavailable
-from mtbench.evaluation.suite import Source
+from mtbench.evaluation.suite import Reading, Source
 
 METRIC = "code_eval"
-FENCED = re.compile(r"```[^\n]*\n(.*?)(?:\n```|$)", re.DOTALL)  # the last fence may be missing: cut by the budget
+MARK = re.compile(r"^[ \t]*(?:```+|~~~+)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
+MOST_MARKS = 1000  # the last ones count
+SPANNED = 5  # a block goes on behind at most four marks, which are then in its strings
 
 
-def first_block(text: str) -> str:
-    """Return the first block between code fences; a text without a fence is code as a whole.
+def program(text: str, names: Set[str], before: str = "") -> str | None:
+    """Return the last block of a text that is a program and defines one of the names, else the last that is a program.
 
-    >>> first_block("So:\\n```python\\nx = 1\\n```\\nIt is 1.")
-    'x = 1'
+    Blocks lie between code fences, [BEGIN] and [DONE], but for those in a string of the program. A block may also go on
+    with the code `before`. None: no block is a program.
+
+    >>> program("So:\\n```python\\nx = 1\\n```\\nIt is 1.", {"x"})
+    'x = 1\\n'
     """
-    found = FENCED.search(text)
-    return found[1] if found else text
+    found = None
+    for block in filter(str.strip, _blocks(text)):
+        tree = _parsed(block)
+        if tree is None:
+            defines = bool(before) and _parsed(before + block) is not None
+        elif all(isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call) for node in tree.body):
+            continue  # words
+        else:
+            defines = not names.isdisjoint(_defined(tree))
+            found = found or block
+        if defines:
+            return block
+    return found
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Yield what may be a program, the blocks that begin last first, of these the shortest first."""
+    marks = list(MARK.finditer(text))[-MOST_MARKS:]
+    begins = [0, *(mark.end() for mark in marks)]
+    ends = [*(mark.start() for mark in marks), len(text)]
+    for place in reversed(range(len(begins))):
+        indented = place > 0 and marks[place - 1][0][0] in " \t"
+        for end in ends[place : place + SPANNED]:
+            block = text[begins[place] : end]
+            yield dedent(block) if indented else block
+
+
+def _parsed(code: str) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(code)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return None
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Return the names of functions, classes and variables at the margin."""
+    targets = (target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
+    return {getattr(node, "name", "") for node in tree.body} | {getattr(target, "id", "") for target in targets}
 
 
 class ProgramRecorder:
-    """Stand-in for lm-eval's metric. It records each program and returns the program's index in place of a score."""
+    """Stand-in for lm-eval's metric. It records program and test and returns their index in place of a score."""
 
     def __init__(self) -> None:
-        self.programs: list[str] = []
+        self.programs: list[tuple[str, str]] = []
 
     def compute(
         self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]
     ) -> tuple[dict[str, float], None]:
         (test,), ((program,),), (_,) = references, predictions, k
-        self.programs.append(f"{program}\n{test}")
+        self.programs.append((program, test))
         return {"pass@1": len(self.programs) - 1.0}, None
 
 
@@ -52,6 +99,8 @@ class ProgramSuite(HarnessSuite):
     """A suite of tasks that lm-eval scores by `code_eval`, with one answer to each question."""
 
     metric = "pass@1"
+    nothing = "no program"
+    choose: Callable[[Mapping[str, Any], str], str | None]  # the program of an answer to a row of the data
     answer_prefix: ClassVar[str | None] = None  # the answer begins with this text; None: as lm-eval's task has it
 
     def __init__(self, variant: str, source: Source) -> None:
@@ -78,9 +127,26 @@ class ProgramSuite(HarnessSuite):
         if self.answer_prefix is not None:
             task.set_config("gen_prefix", self.answer_prefix)
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """Score 1 for a program that runs to the end of its tests, else 0."""
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
+        """Score 1 for a program that runs to the end of its tests, else 0. Equal programs run once."""
         RECORDER.programs.clear()
-        program_indices = super().score(answers)
-        outcomes = run_all(RECORDER.programs, unsandboxed=self._unsandboxed)
-        return {item: float(outcomes[int(index)].passed) for item, index in program_indices.items()}
+        cases = self._score_answers(answers)
+        runs = {item: self._programs(case) for item, case in cases.items()}  # by the rule and by value
+        programs = list(dict.fromkeys(one for both in runs.values() for one in both if one))
+        outcomes = run_all(programs, unsandboxed=self._unsandboxed)
+        passed = {"": 0.0} | {one: float(ran.passed) for one, ran in zip(programs, outcomes, strict=True)}
+        readings = {}
+        for item, (rule, by_value) in runs.items():
+            found = _parsed(rule) and by_value
+            score = None if cases[item].score is None else passed[rule]
+            readings[item] = self._reading(cases[item]._replace(score=score, found=found or ""), passed[by_value])
+        return readings
+
+    def _programs(self, case: Case) -> tuple[str, str]:
+        """Return the program by lm-eval's rule and the one by value, with their tests; "": there is none."""
+        if case.score is None:
+            return "", ""
+        code, test = RECORDER.programs[int(case.score)]
+        chosen = self.choose(case.question, case.text)
+        by_value = "" if chosen is None else f"{chosen}\n{test}"
+        return by_value if self.own_rule else f"{code}\n{test}", by_value

@@ -8,24 +8,26 @@ Importing `lm_eval` takes a second, and only planning and scoring need it, so fu
 import io
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from importlib.metadata import version
-from itertools import islice, zip_longest
+from itertools import islice, product, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
 from mtbench.evaluation import dataset_files
+from mtbench.evaluation.by_value import Case
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
+from mtbench.evaluation.suite import Messages, Prompt, Reading, Source, Suite, Template
 from mtbench.programs import network
 
 # lm-eval's own seeds. Its published runs show these few-shot examples in this order; ours do too, for every run seed.
 FEWSHOT_SEED = 1234
 SEED = 0
+INVALID = "[invalid]"  # what its filters return where they find nothing
 
 
 class HarnessSuite(Suite):
@@ -43,6 +45,10 @@ class HarnessSuite(Suite):
     chat_template: ClassVar[bool] = True  # False: the prompt is a text to continue, without a chat template
     config: ClassVar[Mapping[str, Any]] = {}  # entries of lm-eval's task configuration to replace, such as doc_to_text
     filter: ClassVar[str]  # report the score of this filter of the task
+    nothing: ClassVar[str] = "no text"  # why an answer is unread in which the filter finds nothing
+    has_result: Callable[[str], bool] | None = None  # of an answer; None: the filter tells
+    same_values: Callable[[Sequence[Case]], Sequence[bool]] | None = None  # whether answers equal references
+    own_rule: ClassVar[bool] = False  # the reading by value is the score: the owner has no rule for these prompts
     metric: str  # report this metric of the task
 
     def __init__(self, variant: str, source: Source) -> None:
@@ -56,7 +62,7 @@ class HarnessSuite(Suite):
             "fewshot_as_multiturn": self.chat_template,  # few-shot examples are chat turns, lm-eval's default for chat
             "fewshot_seed": FEWSHOT_SEED,
             "metric": self.metric,
-            "filter": self.filter,
+            "filter": "by value" if self.own_rule else self.filter,
             "harness": f"lm-eval {version('lm-eval')}",
         }
         if "doc_to_text" in self.config:
@@ -81,30 +87,61 @@ class HarnessSuite(Suite):
             for _, doc, name, request in requests
         ]
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+    def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
+        cases = self._score_answers(answers)
+        values: Iterable[float | None] = [None] * len(cases)
+        if self.same_values is not None:
+            values = map(float, self.same_values([*cases.values()]))
+        return {item: self._reading(case, value) for (item, case), value in zip(cases.items(), values, strict=True)}
+
+    def _reading(self, case: Case, value: float | None) -> Reading:
+        """Return what is read in an answer that has a score by lm-eval and one by value."""
+        score, by_value = (value, None) if self.own_rule else (case.score, value)
+        if score:
+            return Reading(score, None, by_value)
+        if case.score is None:
+            return Reading(0.0, "lm-eval raised an error", by_value)
+        read = str(case.found).strip(" \n.,$") not in ("", INVALID)
+        if self.has_result is not None:
+            read = self.has_result(case.text)
+        return Reading(0.0, None if read else self.nothing, by_value)
+
+    def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Case]:
         answers_of: dict[str, dict[int, str]] = {}  # task -> document -> answer
         for item, answer in answers.items():
             name, doc, _ = item.split("/")
             answers_of.setdefault(name, {})[int(doc)] = answer
-        scores: dict[str, float] = {}
+        cases: dict[str, Case] = {}
         with lm_eval_environment():
             for name, of_task in answers_of.items():
-                scores |= self._score_task(name, of_task)
-        return scores
+                cases |= self._score_task(name, of_task)
+        return cases
 
-    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, float]:
-        """Return item -> score for document -> answer of one task."""
+    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, Case]:
+        """Return item -> case for document -> answer of one task."""
         task = self._tasks[name]
         requests = self._build_requests(task, sorted(answers))
         for doc, request in requests:
             request.resps = [answers[doc]]
-        task.apply_filters()
-        scores = {}
+        self._apply_filters(task, [request for _, request in requests])
+        cases = {}
         for doc, request in requests:
             random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
-            result = task.process_results(request.doc, [request.filtered_resps[self.filter]])
-            scores[_item(name, doc)] = float(result[self.metric])
-        return scores
+            found, score = request.filtered_resps.get(self.filter), None
+            if found is not None:
+                with suppress(Exception):  # of one answer; the others have their scores
+                    score = float(task.process_results(request.doc, [found])[self.metric])
+            reference = "" if self.same_values is None else str(task.doc_to_target(request.doc))
+            cases[_item(name, doc)] = Case(request.doc, reference, answers[doc], found, score)
+        return cases
+
+    def _apply_filters(self, task: Any, requests: Sequence[Any]) -> None:
+        try:
+            task.apply_filters()
+        except Exception:  # of one answer
+            for request, ensemble in product(requests, task._filters):
+                with suppress(Exception):
+                    ensemble.apply([request])
 
     def _select_tasks(self, variant: str, subtasks: Sequence[str]) -> dict[str, str]:
         """Return task name in item ids -> lm-eval's task name. Raise UserError for an unknown `variant`."""

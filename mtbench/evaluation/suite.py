@@ -1,7 +1,7 @@
 """The interface of a suite: a benchmark that supplies prompts, a token budget, stop strings and scores.
 
 A suite is one class in a file of suites/ or in a plugin's module (see registry.py). It never sees a model: `prompts`
-must be deterministic, and `score` may rely only on item ids, texts and the suite's own data. A suite that scores
+must be deterministic, and `read` may rely only on item ids, texts and the suite's own data. A suite that scores
 nothing needs `__init__` and `prompts` only. docs/add-suite.md has an example, the three stages and the base classes.
 """
 
@@ -60,7 +60,7 @@ class Reading:
 
     score: float  # in [0, 1], by the rule of the benchmark's owner
     unread: str | None = None  # why that rule finds no result, such as "no number behind ####"; None: it finds one
-    by_value: float | None = None  # in [0, 1], by the value of the result in whatever notation; None: no such reading
+    by_value: float | None = None  # in [0, 1], by the value of the result in whatever notation; None: not read so
 
 
 class Suite:
@@ -92,16 +92,23 @@ class Suite:
         """
         raise NotImplementedError
 
-    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """Return a score in [0, 1] for each item of `answers` (item -> generated text).
-
-        `answers` may hold any subset of the items; scores must not depend on which. Called only if `metric` is set.
-        """
-        raise NotImplementedError
+    def __init_subclass__(cls) -> None:
+        if "score" in vars(cls) and "read" not in vars(cls):
+            cls.read = Suite.read  # type: ignore[method-assign]  # an inherited one would ignore this score
 
     def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
-        """Return the reading of each item of `answers`: its `score`, and what else the suite knows of it."""
+        """Return what is read in each item of `answers` (item -> generated text); without this method, its `score`.
+
+        `answers` may hold any subset of the items; a reading must not depend on which. Called only if `metric` is set.
+        Reasons of `unread` are counted, so they are few and hold nothing of an answer.
+        """
         return {item: Reading(score) for item, score in self.score(answers).items()}
+
+    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+        """Return a score in [0, 1] for each item of `answers`. A suite has this method or `read`."""
+        if type(self).read is Suite.read:
+            raise NotImplementedError
+        return {item: reading.score for item, reading in self.read(answers).items()}
 
     def examples(self, count: int | None, seed: int) -> Iterable[Messages]:
         """Return the first `count` training conversations (None: all); none of them may be an item.

@@ -156,7 +156,7 @@ def test_a_file_is_known_by_gits_own_hash(monkeypatch: pytest.MonkeyPatch) -> No
         ("math500: hendrycks_math500/3/0", "Half of $6$ is $\\boxed{6}$, not $3$.", 0),
         ("math500: hendrycks_math500/3/0", "\\boxed{3", 0),
         ("math500: hendrycks_math500/3/0", "\\boxed\\frac{3}{1}", 0),
-        # the first block in a fence, which the budget may cut, behind the beginning of the function
+        # the last block in a fence, which the budget may cut, behind the beginning of the function
         (
             "humaneval-deepspec: humaneval_instruct/3/0",
             "So:\n```\ndef add3(x):\n    return x + 3\n```\nIt adds.",
@@ -164,7 +164,7 @@ def test_a_file_is_known_by_gits_own_hash(monkeypatch: pytest.MonkeyPatch) -> No
         ),
         ("humaneval-deepspec: humaneval_instruct/3/0", "```\ndef add3(x):\n    return x + 3", 1),
         ("humaneval-deepspec: humaneval_instruct/3/0", "def add3(x):\n    return x + 3\n", 1),
-        ("humaneval-deepspec: humaneval_instruct/3/0", "```\n    return x\n```\n```\n    return x + 3\n```", 0),
+        ("humaneval-deepspec: humaneval_instruct/3/0", "```\n    return x\n```\n```\n    return x + 3\n```", 1),
         # the answer begins in a fence
         ("mbpp: mbpp_instruct/3/0", "def add(x):\n    return x + 3\n```\nIt adds.", 1),
         ("mbpp: mbpp_instruct/3/0", "```python\ndef add(x):\n    return x + 3\n```", 1),

@@ -1,0 +1,198 @@
+"""Read the result of an answer by its value, in whatever notation: a number, or the letter of a choice.
+
+The result is what an answer states last: the content of its last box, or what follows its last `####` or "the answer
+is". Where it states nothing, it is its last number, or the choice in its last line. A model may run on into another
+question, which is not read. Answers may be hostile: the time that a pattern takes grows linearly with the text.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import islice, pairwise
+from string import ascii_uppercase
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+LONGEST = 500  # characters of a result
+MOST = 100  # statements of an answer that are looked at
+RUN_ON = re.compile(r"^[ \t#*>]*(?:question|problem|q|human|user)\b[ \t#*\d]*(?::|$)", re.IGNORECASE | re.MULTILINE)
+STATED = re.compile(
+    r"(?:####|\b(?:answers?|choice|option)(?: (?:to|for) [^.\n]{0,60}?)?[\s*_]*"
+    r"(?::|=|\b(?:is|are|(?:sh|w)ould be)\b))[\s*_:]*",
+    re.IGNORECASE,
+)
+BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+SENTENCE_END = re.compile(r"\n|[.!?][\"')*_\]]*(?:\s|$)")
+DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
+INVISIBLE = dict.fromkeys([0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF])
+THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|[\u00a0\u2007\u2009\u202f'’])(?=\d{3}(?!\d))")
+SIGN = r"(?:(?<![\w)\]}])-[$€£]?)?"  # "10-3" subtracts, so its numbers have no sign
+NUMBER = rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|{SIGN}(?<![.\d])\.\d+"
+EQUATION = re.compile(  # up to its last "="; it begins with a number or a name, not with a sentence
+    r"^(?=\W*(?:\d|\w\b|\w+ *=))(?:(?!\b(?:because|since|as|for|so|where|when)\b)[^=])*=", re.IGNORECASE
+)
+VALUE = re.compile(  # a number behind at most one word, or a fraction; not the beginning of a sum
+    rf"\W*?(?:[^\W\d_]+\W*?)?({NUMBER})(?:\s*/\s*({NUMBER}))?(?![.,]?\d|\s+\d|\s*[-+*/×·÷^=]\s*[\d(])"
+)
+LATEX = (
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1/\2"),
+    (re.compile(r"\\(?=[$%])"), ""),
+    (re.compile(r"\\[a-zA-Z]+|\\[,;:!()\[\]]|[{}]"), " "),
+    (re.compile(r"(?<!\d )\b(?:minus|negative) (?=[$€£]?\d)", re.IGNORECASE), "-"),
+)
+
+
+class Case(NamedTuple):
+    """An answer, what it is compared with, and what lm-eval makes of it."""
+
+    question: Mapping[str, Any]  # the row of the data
+    reference: str
+    text: str
+    found: Any = None  # by the filter
+    score: float | None = None  # None: the filter or the metric raised an error
+
+
+# --- What an answer states ----------------------------------------------------------------------------------------
+
+
+def first(text: str, read: Callable[[str], T | None]) -> T | None:
+    """Return what `read` finds in the answer; if nothing, what it finds in the first further question."""
+    starts = [0, *(found.start() for found in RUN_ON.finditer(text)), len(text)]
+    return next((found for a, b in pairwise(starts) if (found := read(text[a:b])) is not None), None)
+
+
+def boxes(text: str) -> list[tuple[int, int]]:
+    r"""Return where the contents of the boxes begin and end, in the order of the text; no empty boxes.
+
+    >>> text = r"\boxed{6}, no: \boxed {7}"
+    >>> [text[begin:end] for begin, end in boxes(text)]
+    ['6', '7']
+    """
+    opened: list[re.Match[str]] = []
+    found = []
+    for token in BRACES.finditer(text):
+        if token[0] == "{" or len(token[0]) > 2:
+            opened.append(token)
+        elif token[0] == "}" and opened and len((box := opened.pop())[0]) > 2:
+            found.append((box.end(), token.start()))
+    cut = max((box.end() for box in opened if len(box[0]) > 2), default=0)  # a box without an end replaces those before
+    return sorted((a, b) for a, b in found if cut <= a and b - a <= LONGEST and text[a:b].strip())
+
+
+def last_box(text: str) -> str | None:
+    r"""Return the content of the last box, which may have no braces in a formula: `$\boxed 7$`; None: no box."""
+    if spans := boxes(text):
+        return text[slice(*spans[-1])].strip()
+    found = re.findall(r"\\boxed\s+([^{}$]{1,500})\$", text)
+    return found[-1] if found else None
+
+
+def statements(text: str) -> Iterator[str]:
+    """Yield what an answer states as its result, the last statement first."""
+    stated = [(found.end(), found.end() + LONGEST) for found in STATED.finditer(text)]
+    for begin, end in islice(sorted(boxes(text) + stated, reverse=True), MOST):
+        yield text[begin:end].strip()
+
+
+def sentence(text: str) -> str:
+    """Return the first sentence of a text, without its full stop."""
+    return SENTENCE_END.split(text, maxsplit=1)[0]
+
+
+def last_line(text: str) -> str:
+    return text.rstrip()[-LONGEST:].rpartition("\n")[2]
+
+
+def plain(text: str) -> str:
+    """Return the text with ASCII's minus sign and commas between thousands, and without invisible characters."""
+    return THOUSANDS.sub(",", text.translate(DASHES | INVISIBLE))
+
+
+# --- Numbers ------------------------------------------------------------------------------------------------------
+
+
+def number(text: str) -> Decimal | None:
+    r"""Return the number that an answer gives as its result; None: it has no number.
+
+    >>> number(r"So it is \boxed{\$1{,}450.00}. It took 3 steps.")
+    Decimal('1450.00')
+    >>> number("24 + 5 = 29\n#### $29\n\nQuestion: What is 2 + 2?\n#### 4")
+    Decimal('29')
+    """
+    return first(text, _number)
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number in a text; None: it has none.
+
+    >>> last_number("It is \u22123 degrees...")
+    Decimal('-3')
+    """
+    found = re.findall(NUMBER, _without_latex(text))
+    return _decimal(found[-1]) if found else None
+
+
+def same_numbers(cases: Sequence[Case]) -> list[bool]:
+    """Return for each case whether the answer's number is the last one of the reference."""
+    return [number(case.text) == last_number(case.reference) for case in cases]
+
+
+def has_number(text: str) -> bool:
+    return number(text) is not None
+
+
+def _number(text: str) -> Decimal | None:
+    stated = (VALUE.match(EQUATION.sub("", sentence(_without_latex(one)))) for one in statements(text))
+    found = next(filter(None, stated), None)
+    if found is None:
+        return last_number(text)
+    value, below = _decimal(found[1]), _decimal(found[2] or "1")
+    return value if below == 1 else value / below if below else None
+
+
+def _without_latex(text: str) -> str:
+    text = plain(text)
+    for pattern, replacement in LATEX:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _decimal(text: str) -> Decimal:
+    return Decimal(re.sub(r"[^\d.-]", "", text))
+
+
+# --- Letters of choices -------------------------------------------------------------------------------------------
+
+
+def letter(text: str, letters: str) -> str | None:
+    """Return the letter of the choice that an answer states, one of `letters`; None: it states none.
+
+    >>> letter("The answer is A mix, I think. So the answer is **b**.", "ABCD"), letter("The answer is Boron.", "ABCD")
+    ('B', None)
+    """
+    return first(text, lambda part: _letter(part, letters))
+
+
+def same_letters(cases: Sequence[Case]) -> list[bool]:
+    """Return for each case whether the answer's letter is the reference, among those of the question's choices."""
+    counts = [len(case.question.get("options") or case.question["choices"]) for case in cases]
+    return [
+        letter(case.text, ascii_uppercase[:count]) == case.reference.strip("()")
+        for case, count in zip(cases, counts, strict=True)
+    ]
+
+
+def _letter(text: str, letters: str) -> str | None:
+    one = f"[{letters}{letters.lower()}]"
+    bracketed = re.compile(rf"(?<!\w)[(\[{{]\s*({one})\s*[)\]}}]")
+    alone = re.compile(rf"^\W*({one})(?:\W*$|[).:]\W)")
+    # "A mix" and "I do" are no choices.
+    word = re.compile(rf"(?<![\w'’])([{letters}])(?![\w'’])(?!(?<=[AI])\s+(?!because|since|as|and|or|with)[a-z])")
+    either = re.compile(rf"\W*\b(?:or|and)\W+{one}\b")
+    for stated in statements(text):
+        said = re.sub(rf"\bnot\W+{one}\b", " ", re.sub(r"\\[a-z]+", " ", sentence(stated)))
+        if found := bracketed.search(said) or alone.search(said) or word.search(said):
+            return None if either.match(said, found.end()) else found[1].upper()
+    last = bracketed.findall(last_line(text)) or alone.findall(last_line(text))
+    return last[-1].upper() if last else None
