@@ -24,6 +24,7 @@ from mtbench.evaluation.suite import Prompt
 from mtbench.models import chat_template
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import Forwarded, ModelRunner
+from mtbench.models.token_text import exact_text
 from mtbench.plan import prompts
 
 arithmetic: Any = import_module("mtbench.suites.arithmetic")
@@ -154,7 +155,7 @@ def stops_between_tokens() -> Fault:
     """A stop string is found only if a token ends right behind it and one begins right before it."""
 
     def at_tokens(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> int | None:
-        texts = [answers.exact_text(tokenizer, [i]) for i in ids]
+        texts = [exact_text(tokenizer, [i]) for i in ids]
         for end in range(1, len(ids) + 1):
             if any("".join(texts[begin:end]) in stop for begin in range(max(0, end - 8), end)):
                 return end

@@ -36,10 +36,10 @@ class Capital(Suite):
 
 def line(text: str, **fields: Any) -> GenerationLine:
     hidden = ("forwards", "commits", "positions_fed", "draft_forwards", "drafted", "surplus")
-    given = {"finish_reason": "end", **fields}
+    given: dict[str, Any] = {**dict.fromkeys(hidden), "finish_reason": "end", **fields}
     return GenerationLine(
         item="capital/0/0", prompt_ids=[1], prompt_tokens=1, token_ids=[1], text=text, block=0,
-        **dict.fromkeys(hidden), **given,
+        **given,
     )  # fmt: skip
 
 

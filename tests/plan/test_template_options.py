@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mtbench.suites.prompts import Prompts
 from small import BEGIN, PAD, TEMPLATES, beginning_tokenizer, save_beginning
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt
 from mtbench.lineup.planner import make_plan
 from mtbench.models import chat_template
@@ -256,7 +256,7 @@ def test_a_stop_string_that_no_arm_may_emit_is_named(tmp_path: Path, monkeypatch
     rows = json.loads((folder / "config.json").read_text())["vocab_size"]
     tokenizer.add_tokens([f"<|{n}|>" for n in range(rows - len(tokenizer))] + ["<|far|>"], special_tokens=True)
     tokenizer.save_pretrained(folder)
-    monkeypatch.setattr(Prompts, "prompts", stopping)
+    monkeypatch.setattr(SUITES["prompts"], "prompts", stopping)
     flags = planned(folder, tmp_path).suites[0].flags
     assert [flag for flag in flags if "stop string" in flag] == [
         "the stop string '<|far|>' is a token that no arm may emit"

@@ -496,7 +496,7 @@ BY_VALUE = " By value, the answer would be: "
 )
 def test_a_decision_says_if_it_depends_on_the_reading(score: Any, value: Any, word: str, other: str | None) -> None:
     """In its sentence, in the headline and in a key, which another decision lacks."""
-    accuracies = {"accuracy_vs": [lost(verdict=score)], "by_value_vs": [lost(verdict=value)]}
+    accuracies: dict[str, Any] = {"accuracy_vs": [lost(verdict=score)], "by_value_vs": [lost(verdict=value)]}
     slow = arm("a", 1.0, "same", spread=1.01)
     found = one([plain(), slow, arm("b", 2.0, claims="lossy", lossless=None, **accuracies)])
     assert found.word == word
@@ -526,7 +526,7 @@ def test_an_arm_that_left_for_an_accuracy_that_is_another_by_value_has_not_lost(
 
     def raced(name: str, speed: float, **given: Any) -> ResultCell:
         score, value = words.get(name, ("not worse", "not worse"))
-        accuracies = {"accuracy_vs": [lost(verdict=score)], "by_value_vs": [lost(verdict=value)]}
+        accuracies: dict[str, Any] = {"accuracy_vs": [lost(verdict=score)], "by_value_vs": [lost(verdict=value)]}
         return arm(name, speed, claims="lossy", lossless=None, cell=f"{name}-cell", **accuracies, **given)
 
     left = Elimination(cell="b-cell", block=8, lost=True, reason="it lost", rival=rival)

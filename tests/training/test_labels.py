@@ -79,7 +79,10 @@ def tokenizer(learned: Any) -> Any:
 def only(row: Row, tokenizer: Any, options: Mapping[str, Any] | None = None) -> tuple[list[int], list[int]] | Counts:
     """Prompt and labels of a row; if it is dropped, the counts."""
     examples, counts = tokenise([row], tokenizer, 4096, options or {})
-    return tuple(part.tolist() for part in examples[0].ids.tensor_split([examples[0].prompt])) if examples else counts
+    if not examples:
+        return counts
+    prompt, labels = examples[0].ids.tensor_split([examples[0].prompt])
+    return prompt.tolist(), labels.tolist()
 
 
 def asked(tokenizer: Any, conversation: Messages, **options: Any) -> list[int]:
