@@ -4,7 +4,7 @@ They are token ids where the tokenizer has tokens for them, else texts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from weakref import WeakKeyDictionary
+from functools import lru_cache
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,9 @@ class Thinking(Record):
         return max((n + size for n in range(len(token_ids)) if [*token_ids[n : n + size]] == self.closing), default=0)
 
 
-_marks: WeakKeyDictionary[PreTrainedTokenizerBase, Thinking | None] = WeakKeyDictionary()
+@lru_cache(maxsize=8)
+def _marks(tokenizer: PreTrainedTokenizerBase) -> Thinking | None:
+    return Thinking.find(tokenizer.get_vocab(), ())
 
 
 def reasoning_letters(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int], text: str) -> int:
@@ -74,10 +76,7 @@ def reasoning_letters(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], pr
 
     All are if the reasoning goes on. `ids`: the tokens of `text`, which follow those of `prompt`.
     """
-    if tokenizer not in _marks:
-        _marks[tokenizer] = Thinking.find(tokenizer.get_vocab(), ())
-    marks = _marks[tokenizer]
-    if marks is None:
+    if (marks := _marks(tokenizer)) is None:
         return reasoning_in(text, exact_text(tokenizer, prompt[-2 * LAST :]))
     count = marks.changed(opened=marks.opens(prompt)).reasoning(ids)
     return len(shown_text(tokenizer, ids[:count], prompt))
