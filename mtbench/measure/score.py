@@ -77,26 +77,23 @@ class Answer(NamedTuple):
     """What is scored of a stored answer."""
 
     text: str  # without its reasoning
-    inside: bool  # it ended inside of its reasoning, or there is nothing behind that
-    ended_by: str | None  # what ended it before it was complete; None: nothing
+    cause: str | None  # why no result may be in it; None: it is complete
 
 
 def answer_of(line: GenerationLine, cut: Sequence[str] = ()) -> Answer:
     """Return what is scored of an answer: the text behind its reasoning, up to the first of the strings that cut it."""
     text = before(line.text, cut, line.special or ())
-    rest, inside = behind(text, line.reasoning)
+    rest = behind(text, line.reasoning)
+    if text and not rest:
+        return Answer("", INSIDE)
     stopped = line.finish_reason == "stop" or len(text) < len(line.text)
-    return Answer(rest, inside, STOPPED if stopped else CUT if line.finish_reason == "length" else None)
+    return Answer(rest, STOPPED if stopped else CUT if line.finish_reason == "length" else None)
 
 
-def behind(text: str, reasoning: int | None) -> tuple[str, bool]:
-    """Return the text behind its reasoning, and whether there is reasoning and nothing behind it.
-
-    `reasoning`: its letters; None: as the text's marks say.
-    """
+def behind(text: str, reasoning: int | None) -> str:
+    """Return the text behind its reasoning, of so many letters; None: as the text's marks say."""
     begin = reasoning_in(text) if reasoning is None else reasoning
-    rest = text[begin:].lstrip() if begin else text
-    return rest, begin > 0 and not rest
+    return text[begin:].lstrip() if begin else text
 
 
 def readings_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, Reading]:
@@ -104,14 +101,14 @@ def readings_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) 
     cuts = {item.item: item.cut for item in plan.items if item.cut}
     answers = {line.item: answer_of(line, cuts.get(line.item, ())) for line in lines if line.item in plan.scored_items}
     readings = _checked(suite, {item: answer.text for item, answer in answers.items()})
-    return {item: _with_cause(reading, answers[item]) for item, reading in readings.items()}
+    return {item: _with_cause(reading, answers[item].cause) for item, reading in readings.items()}
 
 
-def _with_cause(reading: Reading, answer: Answer) -> Reading:
+def _with_cause(reading: Reading, cause: str | None) -> Reading:
     """Return a reading that finds no result with what ended the answer before there was one."""
-    if answer.inside:
+    if cause == INSIDE:
         return Reading(0.0, INSIDE, None if reading.by_value is None else 0.0)
-    return replace(reading, unread=answer.ended_by) if reading.unread and answer.ended_by else reading
+    return replace(reading, unread=cause) if reading.unread and cause else reading
 
 
 def _stored(reading: Reading) -> dict[str, Any]:

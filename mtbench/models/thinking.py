@@ -1,7 +1,4 @@
-"""The marks between which a model reasons, and where its answer begins.
-
-They are token ids where the tokenizer has tokens for them, else texts.
-"""
+"""The marks between which a model reasons: token ids where the tokenizer has tokens for them, else texts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -72,10 +69,7 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> Thinking | None:
 
 
 def reasoning_letters(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int], text: str) -> int:
-    """Return how many of the first letters of an answer's shown `text` are reasoning, with its marks.
-
-    All are if the reasoning goes on. `ids`: the tokens of `text`, which follow those of `prompt`.
-    """
+    """Return how many of the first letters of `text`, of the tokens `ids` behind a prompt, are reasoning and marks."""
     if (marks := _marks(tokenizer)) is None:
         return reasoning_in(text, exact_text(tokenizer, prompt[-2 * LAST :]))
     count = marks.changed(opened=marks.opens(prompt)).reasoning(ids)

@@ -2,9 +2,7 @@
 
 Some tokenizers write a token differently at the beginning of a text: SentencePiece and Metaspace drop its space. Others
 split a character over tokens. So tokens are decoded together with those before them, whose text is cut off, as in vLLM.
-
-There are two texts: what is *shown* and scored has no special tokens; the *exact* text has all, and stop strings are
-searched there.
+The text that is *shown* and scored has no special tokens. The *exact* text has all; stop strings are searched there.
 """
 
 from collections.abc import Collection, Sequence
@@ -61,10 +59,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def ids_behind(tokenizer: PreTrainedTokenizerBase, text: str, before: Sequence[int]) -> list[int]:
-    """Return the tokens of a text, if possible such that exactly this text is made of them behind the tokens `before`.
-
-    For an answer that a server returns as text.
-    """
+    """Return the tokens of a text, if possible such that exactly this text is made of them behind those `before`."""
     head = exact_text(tokenizer, before[-CONTEXT:])
     texts = text, head, head + text
     alone, first, whole = (list[int](tokenizer(one, add_special_tokens=False)["input_ids"]) for one in texts)

@@ -271,9 +271,7 @@ class Machine(Sparse):
     platform: str | None = Field(None, description="operating system")
     processor: str | None = Field(None, description="name of the processor")
     cores: StoredNumber | None = Field(None, description="processor cores that the process may use")
-    cpu_quota: StoredQuantity | None = Field(
-        None, description="processor seconds per second that a quota of its cgroup allows; absent: no quota"
-    )
+    cpu_quota: StoredQuantity | None = Field(None, description="cores that a quota allows; absent: no quota")
     gpu: GpuInfo | None = Field(None, description="GPU; null: none, or no driver answers")
 
 

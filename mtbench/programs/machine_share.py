@@ -67,11 +67,10 @@ def _text(group: Path, *files: str) -> str:
 
 
 def _groups(controller: str) -> list[Path]:
-    """Return the cgroup of this process and all groups above it, for one controller.
+    """Return the cgroup of this process and all groups above it, which may have the smaller limit, for a controller.
 
-    A group above may have the smaller limit. In a container the path of a group can be the host's and not exist here;
-    the container's own group is then the root folder. v1 has a tree for each controller or for some together. v2 has
-    one tree, in a folder of its own beside those of v1.
+    In a container a group's path may be the host's; the container's own group is then the root folder. v1 has a tree
+    for each controller or for some together. v2 has one tree, beside those of v1 in a folder of its own.
     """
     found = []
     with suppress(OSError):  # no Linux

@@ -126,7 +126,7 @@ def test_the_marks_are_token_ids_where_the_tokenizer_has_them() -> None:
     def scored(ids: list[int], prompt: list[int] = prompt, stop: tuple[str, ...] = ()) -> tuple[str, bool]:
         answer = finish(own, ids, (end,), stop, prompt)
         stored = line(answer.text, reasoning=answer.reasoning, finish_reason=answer.finish_reason)
-        return answer_of(stored).text, answer_of(stored).inside
+        return answer_of(stored).text, answer_of(stored).cause == INSIDE
 
     assert scored([opens, *words, closes, *words, end]) == ("the x", False)
     assert scored([*words, closes, *words, end], [*prompt, opens]) == ("the x", False)
