@@ -22,10 +22,7 @@ def shown_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: S
 
 
 def exact_text(
-    tokenizer: PreTrainedTokenizerBase,
-    ids: Sequence[int],
-    before: Sequence[int] = (),
-    without: Collection[int] = frozenset(),
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: Sequence[int] = (), without: Collection[int] = ()
 ) -> str:
     """Return the text of `ids`, with all tokens, behind the tokens `before` but for those in `without`."""
     others = (token for token in reversed(before) if token not in without)

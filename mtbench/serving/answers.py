@@ -86,9 +86,8 @@ class Answer:
         return {"index": 0, **content, **({"token_ids": list(ids)} if self.call.token_ids else {})}
 
     def _ending(self, ended: Ended) -> dict[str, Any]:
-        generation, stopped = ended.generation, None
+        generation, request, stopped = ended.generation, self.call.request, None
         if generation.finish_reason == "stop":
-            request = self.call.request
             found = first_of(exact_text(self.served.tokenizer, generation.token_ids, request.prompt_ids), request.stop)
             stopped = found and found[1]
         return {"finish_reason": "length" if generation.finish_reason == "length" else "stop", "stop_reason": stopped}
@@ -103,7 +102,7 @@ class Answer:
 
 
 class TextStream:
-    """The text of one answer while it grows: complete characters only, and no beginning of a stop string."""
+    """The text of one answer while it grows, `exact` or shown: whole characters, and no beginning of a stop string."""
 
     def __init__(
         self,
@@ -113,7 +112,6 @@ class TextStream:
         *,
         exact: bool = False,
     ) -> None:
-        """`exact`: the text has special tokens."""
         self._tokenizer, self._stop, self._exact = tokenizer, stop, exact
         self._ids = list(prompt)
         self._read = len(prompt)  # tokens whose text is complete

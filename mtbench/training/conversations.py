@@ -346,11 +346,9 @@ def _render(row: Row, turns: Messages, tokenizer: Any, answer_follows: bool = Fa
 
 
 def _answer(row: Row, asked: str, prompt: Sequence[int], tokenizer: Any) -> list[int] | str | None:
-    """Return what is learned of a row: the emitted ids, else the text behind the prompt; None if it is rewritten.
-
-    That is, unless the template writes the answer as it is, then what ends every answer. The prompt may hold the
-    answer's beginning, such as <think>. A space before it is part of a word in the tokens of Mistral.
-    """
+    """Return what is learned of a row: the emitted ids, else the text behind the prompt; None if it is rewritten."""
+    # It is unless the template writes the answer as it is, then what ends every answer. The prompt may hold the
+    # answer's beginning, such as <think>. A space before it is part of a word in the tokens of Mistral.
     assert row.turns is not None
     *turns, turn = row.turns
     content, ids = turn["content"], turn.get("token_ids")
