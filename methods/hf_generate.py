@@ -23,7 +23,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 from mtbench.decoding.external import Answers, ExternalEngine, static_cache, stock, target_of, until_end
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
-from mtbench.decoding.run_state import READ_EVERY, contains, overlap
+from mtbench.decoding.run_state import READ_EVERY, contains
 from mtbench.errors import NotNumbersError, UserError
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.loading import Checkpoint, Inspected
@@ -157,6 +157,6 @@ class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is An
         stopped, new = [False] * len(self.stop), input_ids.shape[1] - self.prompt
         if new and new % READ_EVERY < self.most:
             for row, (ids, strings) in enumerate(zip(input_ids.tolist(), self.stop, strict=True)):
-                begin = max(self.prompt, len(ids) - READ_EVERY - self.most - overlap(strings))
-                stopped[row] = contains(self.tokenizer, ids, strings, begin)
+                searched = len(ids) - READ_EVERY - self.most
+                stopped[row] = contains(self.tokenizer, ids, strings, self.prompt, searched)
         return torch.tensor(stopped, device=input_ids.device)

@@ -21,7 +21,7 @@ from mtbench.decoding.host_sync import Counts
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request
-from mtbench.decoding.run_state import Reads, RunState, contains, finished, overlap
+from mtbench.decoding.run_state import Reads, RunState, contains, finished
 from mtbench.errors import UserError, loses_device
 
 
@@ -171,10 +171,9 @@ class LiveRun(RunState):
         ticket, placed = self.tickets[row], self.placed[row]
         if ticket.given_up:
             return True
-        prompt, searched = placed.request.prompt_ids, placed.searched
-        placed.searched = len(ticket.token_ids)
-        begin = len(prompt) + max(0, searched - overlap(placed.request.stop))
-        return contains(tokenizer, [*prompt, *ticket.token_ids], placed.request.stop, begin)
+        prompt, ids = len(placed.request.prompt_ids), [*placed.request.prompt_ids, *ticket.token_ids]
+        searched, placed.searched = placed.searched, len(ids)
+        return contains(tokenizer, ids, placed.request.stop, prompt, searched)
 
     def must_free(self, finished: bool) -> bool:
         return finished or (self.waiting and len(self.live) < self.rows)

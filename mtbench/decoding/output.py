@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -36,9 +35,7 @@ class Generation:
     @property
     def exact(self) -> str:
         """The text with its special tokens."""
-        places = [0, *(at for at, _ in self.special or ()), len(self.text)]
-        tokens = [*(token for _, token in self.special or ()), ""]
-        return "".join(self.text[a:b] + token for (a, b), token in zip(pairwise(places), tokens, strict=True))
+        return with_special(self.text, self.special or ())
 
     @property
     def forwards(self) -> int | None:
@@ -93,38 +90,32 @@ def finish(
 
     Only the last of `ids` can be an end token. Without end token and stop string, the budget ended the answer.
     """
-    length, stopped = cut_at_string(tokenizer, ids, stop, prompt)
-    kept = list(ids[:length])
-    ended = stopped is None and kept[-1] in end_ids
-    before = kept[:-1] if ended else kept  # tokens before the end
+    stopped = cut_at_string(tokenizer, ids, stop, prompt)
+    ended = stopped is None and ids[-1] in end_ids
+    before = list(ids[: stopped[0] if stopped else len(ids) - ended])
     text = shown_text(tokenizer, before, prompt)
     reasoning = reasoning_letters(tokenizer, before, prompt, text)
     if stopped is not None:
-        before = kept[: stopped.tokens]
-        text = shown_text(tokenizer, before, prompt) + stopped.rest
+        before = before[: stopped[1]]
+        text = shown_text(tokenizer, before, prompt) + stopped[2]
     return Generation(
-        token_ids=kept,
+        token_ids=list(ids[: stopped[0] if stopped else None]),
         text=text,
         reasoning=min(reasoning, len(text)),
         special=_special_tokens(tokenizer, before, prompt),
-        finish_reason="stop" if stopped is not None else "end" if ended else "length",
+        finish_reason="stop" if stopped else "end" if ended else "length",
     )
-
-
-class Stopped(NamedTuple):
-    """What stands before a stop string."""
-
-    tokens: int  # whole ones
-    rest: str  # shown text behind them
 
 
 def cut_at_string(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str], prompt: Sequence[int]
-) -> tuple[int, Stopped | None]:
-    """Find the first stop string in an answer's exact text. Return how many tokens it takes, and what is before it."""
-    text = exact_text(tokenizer, ids, prompt) if stop else ""
-    if first_of(text, stop) is None:
-        return len(ids), None
+) -> tuple[int, int, str] | None:
+    """Find the first stop string in an answer's exact text; None: there is none.
+
+    Return how many tokens the answer takes, how many of them end before the string, and the shown text behind these.
+    """
+    if not stop or first_of(exact_text(tokenizer, ids, prompt), stop) is None:
+        return None
     low, high = 1, len(ids)
     while low < high:  # find the shortest prefix that holds a stop string
         middle = (low + high) // 2
@@ -136,7 +127,7 @@ def cut_at_string(
     text, before = text[: min(text.find(s) for s in stop if s in text)], low - 1
     while not text.startswith(whole := exact_text(tokenizer, ids[:before], prompt)):
         before -= 1
-    return low, Stopped(before, "" if ids[before] in special_ids(tokenizer) else text[len(whole) :])
+    return low, before, "" if ids[before] in special_ids(tokenizer) else text[len(whole) :]
 
 
 def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
@@ -146,6 +137,13 @@ def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
     (11, 'Q:')
     """
     return min(((text.find(string), string) for string in strings if string in text), default=None)
+
+
+def with_special(text: str, special: Sequence[tuple[int, str]]) -> str:
+    """Return a shown text with its special tokens, as in `Generation`."""
+    for at, token in reversed(special):
+        text = text[:at] + token + text[at:]
+    return text
 
 
 def _special_tokens(

@@ -33,10 +33,7 @@ class Request:
 
     @property
     def unseen(self) -> "Request":
-        """The request with its prompt behind the first token rotated at random: no server has kept that prompt.
-
-        The first token may be the one that begins every prompt.
-        """
+        """The request with its prompt rotated at random, but for the first token: no server has kept that prompt."""
         (first, *rest), at = self.prompt_ids, 1 + secrets.randbelow(max(1, len(self.prompt_ids) - 2))
         return replace(self, prompt_ids=[first, *rest[at:], *rest[:at]])
 

@@ -138,9 +138,9 @@ class WorkloadRun(RunState):
         if self.snapshot.tokens is None:
             return False
         placed, known = self.placed[row], self.snapshot.known[row]
-        begin = max(len(placed.request.prompt_ids), placed.searched - overlap(placed.request.stop))
-        placed.searched = known
-        return contains(tokenizer, self.snapshot.tokens[row][:known], placed.request.stop, begin)
+        searched, placed.searched = placed.searched, known
+        prompt, stop = len(placed.request.prompt_ids), placed.request.stop
+        return contains(tokenizer, self.snapshot.tokens[row][:known], stop, prompt, searched)
 
     def collect(self, row: int, token_ids: list[int], counts: Counts, error: UserError | None = None) -> None:
         if error is not None:
@@ -163,14 +163,14 @@ class WorkloadRun(RunState):
         return generations
 
 
-def overlap(stop: Sequence[str]) -> int:
-    """Return how many tokens before new ones a stop string may begin in: a token is at least a byte."""
-    return max((len(s.encode()) for s in stop), default=0)
-
-
-def contains(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str], begin: int) -> bool:
-    """Return whether the text of the tokens from index `begin` on contains a stop string."""
-    return bool(stop) and first_of(exact_text(tokenizer, ids[begin:], ids[:begin]), stop) is not None
+def contains(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str], prompt: int, searched: int
+) -> bool:
+    """Return whether a stop string is in the text behind the `prompt` ids, and goes on behind the `searched` ids."""
+    if not stop:
+        return False
+    begin = max(prompt, searched - max(len(s.encode()) for s in stop))  # a token is at least a byte
+    return first_of(exact_text(tokenizer, ids[begin:], ids[:begin]), stop) is not None
 
 
 def finished(

@@ -100,7 +100,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
-            for note in [*_quota_notes(run.sessions[-1].cpu_quota), *kernels.notes(run.sessions[-1].kernels_off)]:
+            for note in kernels.notes(run.sessions[-1].kernels_off):
                 progress.note(note)
             _say_if_busy(run, {cell.engine for cell in due if is_served(cell.engine)}, progress)
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
@@ -122,13 +122,6 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
         passes.execute(pool, progress.note, progress.show)
     else:
         passes.execute_in_child(progress.note, progress.show)
-
-
-def _quota_notes(quota: float | None) -> list[str]:
-    """Return a line if a CPU quota stops every program. None: there is no quota."""
-    if quota is None or quota >= 1:
-        return []
-    return [f"the CPU quota is {quota:g} cores: samples that it stops do not count; raise it to one core or more"]
 
 
 def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None:
@@ -435,7 +428,7 @@ class Stage:
                 self._start(session, cell, min(blocks))
         cells = [cell for cell in cells if not is_served(cell.engine)]
         wall_s: dict[tuple[str, int], list[float]] = {}
-        unseen = defaultdict[str, list[JsonObject]](list)
+        unseen = defaultdict[str, list[tuple[int, float]]](list)
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in itertools.product(blocks, self._alive(cells)):
@@ -444,7 +437,7 @@ class Stage:
                 if isinstance(outcome, Failed) and self._alive([cell]):  # no text has the tokens in that order
                     outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
                 elif isinstance(outcome, Done) and cell.engine is None and (ttft_s := outcome.timing.ttft_s):
-                    unseen[cell.cell].append({"prompt_tokens": outcome.timing.prompt_tokens, "ttft_s": ttft_s})
+                    unseen[cell.cell].append((outcome.timing.prompt_tokens, ttft_s))
                 if isinstance(outcome, Done):
                     session.warm.add((cell.cell, len(self.group.blocks[block])))
                     wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)

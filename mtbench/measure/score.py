@@ -1,13 +1,14 @@
 """Stage 3 of a run: score the stored texts. Needs the suites' libraries, but no model and no GPU."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, NamedTuple
 
+from mtbench.decoding.output import first_of, with_special
 from mtbench.errors import first_line
 from mtbench.evaluation.suite import Reading, Suite
 from mtbench.models.thinking import reasoning_in
-from mtbench.plan.formats import FailureLine, GenerationLine, Scores, SpecialToken
+from mtbench.plan.formats import FailureLine, GenerationLine, Scores
 from mtbench.plan.plan import Cell, Plan, SuitePlan
 from mtbench.plan.prompts import open_suite
 from mtbench.plan.run import Run
@@ -49,8 +50,7 @@ def score(run: Run, data_dir: str | None = None, *, unsandboxed: bool = False) -
                 failures.append(FailureLine(cell=cell.cell, error=reason, stage=STAGE))
                 continue
             scores[cell.cell] = {item: reading.score for item, reading in readings.items()}
-            if further := {item: stored for item, reading in readings.items() if (stored := _stored(reading))}:
-                others[cell.cell] = further
+            others[cell.cell] = {item: stored for item, reading in readings.items() if (stored := _stored(reading))}
     run.write_environment(run.environment.changed(scored_as=tasks))
     run.directory.write_json("readings.json", others)
     run.directory.write_json("scores.json", scores)
@@ -77,26 +77,23 @@ class Answer(NamedTuple):
     """What is scored of a stored answer."""
 
     text: str  # without its reasoning
-    inside: bool  # it ended inside of its reasoning, or there is nothing behind that
-    ended_by: str | None  # what ended it before it was complete; None: nothing
+    cause: str | None  # why no result may be in it; None: it is complete
 
 
 def answer_of(line: GenerationLine, cut: Sequence[str] = ()) -> Answer:
     """Return what is scored of an answer: the text behind its reasoning, up to the first of the strings that cut it."""
     text = before(line.text, cut, line.special or ())
-    rest, inside = behind(text, line.reasoning)
+    rest = behind(text, line.reasoning)
+    if text and not rest:
+        return Answer("", INSIDE)
     stopped = line.finish_reason == "stop" or len(text) < len(line.text)
-    return Answer(rest, inside, STOPPED if stopped else CUT if line.finish_reason == "length" else None)
+    return Answer(rest, STOPPED if stopped else CUT if line.finish_reason == "length" else None)
 
 
-def behind(text: str, reasoning: int | None) -> tuple[str, bool]:
-    """Return the text behind its reasoning, and whether there is reasoning and nothing behind it.
-
-    `reasoning`: its letters; None: as the text's marks say.
-    """
+def behind(text: str, reasoning: int | None) -> str:
+    """Return the text behind its reasoning, of so many letters; None: as the text's marks say."""
     begin = reasoning_in(text) if reasoning is None else reasoning
-    rest = text[begin:].lstrip() if begin else text
-    return rest, begin > 0 and not rest
+    return text[begin:].lstrip() if begin else text
 
 
 def readings_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, Reading]:
@@ -104,20 +101,19 @@ def readings_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) 
     cuts = {item.item: item.cut for item in plan.items if item.cut}
     answers = {line.item: answer_of(line, cuts.get(line.item, ())) for line in lines if line.item in plan.scored_items}
     readings = _checked(suite, {item: answer.text for item, answer in answers.items()})
-    return {item: _with_cause(reading, answers[item]) for item, reading in readings.items()}
+    return {item: _with_cause(reading, answers[item].cause) for item, reading in readings.items()}
 
 
-def _with_cause(reading: Reading, answer: Answer) -> Reading:
+def _with_cause(reading: Reading, cause: str | None) -> Reading:
     """Return a reading that finds no result with what ended the answer before there was one."""
-    if answer.inside:
+    if cause == INSIDE:
         return Reading(0.0, INSIDE, None if reading.by_value is None else 0.0)
-    return replace(reading, unread=answer.ended_by) if reading.unread and answer.ended_by else reading
+    return replace(reading, unread=cause) if reading.unread and cause else reading
 
 
 def _stored(reading: Reading) -> dict[str, Any]:
     """Return what readings.json holds of a reading: what it has besides the score."""
-    further = {"unread": reading.unread, "by_value": reading.by_value}
-    return {name: value for name, value in further.items() if value is not None}
+    return {name: value for name, value in asdict(reading).items() if name != "score" and value is not None}
 
 
 def _scored_cells(plan: Plan, suite: SuitePlan) -> list[Cell]:
@@ -139,20 +135,19 @@ def due(run: Run) -> bool:
     )
 
 
-def before(text: str, strings: Sequence[str], special: Sequence[SpecialToken] = ()) -> str:
+def before(text: str, strings: Sequence[str], special: Sequence[tuple[int, str]] = ()) -> str:
     """Return the text up to the first occurrence of any of the strings, which may hold the `special` tokens inside it.
 
     >>> before("18 apples. Q: And", ["Q:", "A:"])
     '18 apples. '
     """
-    exact, hidden, begin = "", list[tuple[int, int]](), 0  # of each special token: its place, and its letters
-    for token in special:
-        exact += text[begin : token.at]
-        hidden.append((len(exact), len(token.text)))
-        exact, begin = exact + token.text, token.at
-    exact += text[begin:]
-    at = min((exact.find(string) for string in strings if string in exact), default=len(exact))
-    return text[: at - sum(min(letters, at - place) for place, letters in hidden if place < at)]
+    found = first_of(with_special(text, special), strings)
+    if found is None:
+        return text
+    end, _ = found
+    for at, token in special:  # its letters before the end are not in the text
+        end -= min(len(token), max(0, end - at))
+    return text[:end]
 
 
 def _checked(suite: Suite, answers: Mapping[str, str]) -> dict[str, Reading]:

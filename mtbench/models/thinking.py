@@ -1,10 +1,7 @@
-"""The marks between which a model reasons, and where its answer begins.
-
-They are token ids where the tokenizer has tokens for them, else texts.
-"""
+"""The marks between which a model reasons: token ids where the tokenizer has tokens for them, else texts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from weakref import WeakKeyDictionary
+from functools import lru_cache
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
@@ -66,18 +63,14 @@ class Thinking(Record):
         return max((n + size for n in range(len(token_ids)) if [*token_ids[n : n + size]] == self.closing), default=0)
 
 
-_marks: WeakKeyDictionary[PreTrainedTokenizerBase, Thinking | None] = WeakKeyDictionary()
+@lru_cache(maxsize=8)
+def _marks(tokenizer: PreTrainedTokenizerBase) -> Thinking | None:
+    return Thinking.find(tokenizer.get_vocab(), ())
 
 
 def reasoning_letters(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int], text: str) -> int:
-    """Return how many of the first letters of an answer's shown `text` are reasoning, with its marks.
-
-    All are if the reasoning goes on. `ids`: the tokens of `text`, which follow those of `prompt`.
-    """
-    if tokenizer not in _marks:
-        _marks[tokenizer] = Thinking.find(tokenizer.get_vocab(), ())
-    marks = _marks[tokenizer]
-    if marks is None:
+    """Return how many of the first letters of `text`, of the tokens `ids` behind a prompt, are reasoning and marks."""
+    if (marks := _marks(tokenizer)) is None:
         return reasoning_in(text, exact_text(tokenizer, prompt[-2 * LAST :]))
     count = marks.changed(opened=marks.opens(prompt)).reasoning(ids)
     return len(shown_text(tokenizer, ids[:count], prompt))

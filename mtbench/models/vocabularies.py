@@ -31,6 +31,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.models.runner import Forwarded, ModelRunner
+from mtbench.models.token_text import is_fallback, special_ids
 
 LONGEST = 8  # pieces of a spelling: a step of fixed shape feeds as many
 ROOM = 2  # a row of the draft has so many slots for each of the target's; a longer text is drafted from its begin
@@ -55,18 +56,13 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
         return token.encode()
 
     added = tokenizer.added_tokens_decoder
-    special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+    special = special_ids(tokenizer)
     found = {
         i: added[i].content.encode() if i in added else read(token)
         for token, i in tokenizer.get_vocab().items()
         if i not in special
     }
     return {i: text for i, text in found.items() if text}
-
-
-def is_fallback(token: str) -> bool:
-    """Return whether a token of sentencepiece stands for one byte, as in `<0x0A>`."""
-    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Any:

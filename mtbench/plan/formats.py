@@ -5,7 +5,7 @@ The plan is in mtbench/plan/plan.py.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, RootModel
+from pydantic import AliasChoices, Field, RootModel, Strict
 
 from mtbench.decoding.output import FinishReason
 from mtbench.records import (
@@ -31,13 +31,6 @@ MOST_COMMITTED = 1 << 16  # tokens of one forward
 Committed = Annotated[int, Field(ge=0, le=MOST_COMMITTED)]
 
 
-class SpecialToken(Record):
-    """A special token inside an answer."""
-
-    at: StoredCount = Field(description="letters of the answer's text before it")
-    text: str = Field(description="its text")
-
-
 class GenerationLine(Record):
     """A line of generations/<cell>.jsonl: the answer to one item. null: an engine hides the value."""
 
@@ -51,10 +44,7 @@ class GenerationLine(Record):
     token_ids: list[TokenId] = Field(
         description="token ids of the answer, including the end token and the token that completes a stop string"
     )
-    text: str = Field(
-        description="text of token_ids behind that of the prompt, without special tokens, cut before the end token or "
-        "the stop string"
-    )
+    text: str = Field(description="text behind the prompt, without special tokens, end token, and stop string and on")
     forwards: StoredSize | None = Field(description="forwards of the target that the answer took")
     commits: list[Committed] | None = Field(
         description="tokens committed by each forward, zeros included: as many entries as forwards, which sum to the "
@@ -72,11 +62,11 @@ class GenerationLine(Record):
         None, description="tokens of the prompt that the engine had kept, by its own count"
     )
     reasoning: StoredCount | None = Field(
-        None,
-        description="letters at the beginning of the text that are reasoning, with its marks: all of them if the "
-        "answer ends inside; null: an earlier mtbench stored the line",
+        None, description="letters at the beginning of the text that are reasoning; null: of an earlier mtbench"
     )
-    special: list[SpecialToken] | None = Field(None, description="special tokens inside the answer; null: none")
+    special: list[Annotated[tuple[StoredCount, str], Strict(False)]] | None = Field(
+        None, description="letters of the text before each special token inside it, and that token's; null: none"
+    )
     finish_reason: FinishReason = Field(
         description="end: an end token; stop: a stop string; length: the budget of tokens"
     )
@@ -167,13 +157,6 @@ class TimingLine(Record):
     identical: StoredCount | None = Field(description="requests with the tokens of round 1; null in round 1")
 
 
-class Unseen(Record):
-    """A warm-up call with prompts that its server cannot have kept."""
-
-    prompt_tokens: StoredCount = Field(description="prompt tokens of all requests")
-    ttft_s: StoredSeconds = Field(description="time until every request had a token, in seconds")
-
-
 class PreparationLine(Sparse):
     """A line of preparation.jsonl: the cost of capture and compilation of a cell in a session."""
 
@@ -183,8 +166,9 @@ class PreparationLine(Sparse):
     server: Annotated[str | None, NotNull()] = Field(
         None, description="command that started its server, on port 8000; absent: it has none"
     )
-    unseen: list[Unseen] = Field(
-        default_factory=list, description="calls of a server that mtbench did not start; absent: none"
+    unseen: list[Annotated[tuple[StoredCount, StoredSeconds], Strict(False)]] = Field(
+        default_factory=list,
+        description="prompt tokens and time to the first token of calls with prompts that no server has kept",
     )
 
 
@@ -287,9 +271,7 @@ class Machine(Sparse):
     platform: str | None = Field(None, description="operating system")
     processor: str | None = Field(None, description="name of the processor")
     cores: StoredNumber | None = Field(None, description="processor cores that the process may use")
-    cpu_quota: StoredQuantity | None = Field(
-        None, description="processor seconds per second that a quota of its cgroup allows; absent: no quota"
-    )
+    cpu_quota: StoredQuantity | None = Field(None, description="cores that a quota allows; absent: no quota")
     gpu: GpuInfo | None = Field(None, description="GPU; null: none, or no driver answers")
 
 
@@ -390,7 +372,10 @@ class MemoryRecord(RootModel[dict[str, StoredCount | None]]):
     model_config = ROOT
 
 
-class Scores(RootModel[dict[str, dict[str, Annotated[float, Field(ge=0, le=1, strict=False)]]]]):
+Score = Annotated[float, Field(ge=0, le=1, strict=False)]
+
+
+class Scores(RootModel[dict[str, dict[str, Score]]]):
     """scores.json: per cell and item, a score from 0 to 1. In valid.json: 1 for an answer in its format, else 0."""
 
     model_config = ROOT
@@ -400,10 +385,7 @@ class StoredReading(Sparse):
     """What a suite reads in an answer besides its score."""
 
     unread: str | None = Field(None, description="why the score's rule finds no result in it; absent: it finds one")
-    by_value: Annotated[float, Field(ge=0, le=1, strict=False)] | None = Field(
-        None,
-        description="score by the value of its result, in whatever notation; absent: the suite has no such reading",
-    )
+    by_value: Score | None = Field(None, description="score by the value of its result; absent: it is not read so")
 
 
 class Readings(RootModel[dict[str, dict[str, StoredReading]]]):

@@ -12,7 +12,7 @@ from mtbench import records
 from mtbench.decoding.output import Generation, Timing
 from mtbench.errors import UserError
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.formats import GenerationLine, SessionRecord, SpecialToken, TimingLine
+from mtbench.plan.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.plan.plan import Group, SuitePlan
 
 
@@ -21,8 +21,6 @@ def generation_line(
 ) -> GenerationLine:
     """Return the stored line of an answer. Of a prompt that is not `public` only the length is stored."""
     fields = dataclasses.asdict(generation)
-    if generation.special is not None:
-        fields["special"] = [SpecialToken(at=at, text=text) for at, text in generation.special]
     return GenerationLine(
         item=item,
         prompt_ids=list(prompt) if public else None,

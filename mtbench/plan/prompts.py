@@ -194,9 +194,7 @@ def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], re
     flags = [RAW_PROMPTS] if rendered is False else []
     names = chat_template.ignored(target.tokenizer, names) if rendered else names
     flags += [f"the chat template does not read {name}" for name in names]
-    ended = sum(
-        last in target.end_ids for item in items for last in item.prompt_ids[-1:]
-    )  # tokenizers with `add_eos_token` do so
+    ended = sum(last in target.end_ids for item in items for last in item.prompt_ids[-1:])  # by `add_eos_token`
     flags += [f"{ended} of {len(items)} prompts end with an end token"] if ended else []
     known, stops = target.tokenizer.get_vocab(), dict.fromkeys(s for item in items for s in (*item.stop, *item.cut))
     never = [s for s in stops if s in known and (known[s] >= target.vocabulary or known[s] == target.mask_id)]

@@ -5,6 +5,7 @@ there, too. Sources: sched_setaffinity(2), cgroups(7), the kernel's documentatio
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+UNITS = {"usec": 1e-6, "time": 1e-9}  # of the time of throttling in cgroup v2 and v1, in seconds
 
 
 def usable_processors() -> int:
@@ -22,19 +24,20 @@ def usable_processors() -> int:
 
 def cpu_quota() -> float | None:
     """Return the processor seconds per second that this process's cgroups may use; None: there is no quota."""
-    return min((quota for _, quota in _quotas()), default=None)
+    return min((quota for quota, _ in _quotas()), default=None)
 
 
 def throttled_s() -> float | None:
     """Return for how many seconds quotas stopped this process's cgroups, over all processors; None: no quota."""
-    groups = [group for group, _ in _quotas()]
-    return sum(map(_throttled_s, groups)) if groups else None
+    stopped_s = [of_group for _, of_group in _quotas()]
+    return sum(stopped_s) if stopped_s else None
 
 
 def usable_memory_bytes() -> int:
     """Return the machine's memory, or less if a cgroup of this process may use less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(limit for group in _groups("memory") for limit in _numbers(group, "memory.max"))])
+    limits = [_text(group, "memory.max") for group in _groups("memory")]
+    return min([machine, *(int(limit) for limit in limits if limit.isdecimal())])
 
 
 def available_memory_bytes() -> int:
@@ -47,35 +50,27 @@ def available_memory_bytes() -> int:
     return usable_memory_bytes()
 
 
-def _quotas() -> Iterator[tuple[Path, float]]:
-    """Yield the cgroups with a quota, and their processor seconds per second."""
+def _quotas() -> Iterator[tuple[float, float]]:
+    """Yield, of each cgroup with a quota, its processor seconds per second and for how many seconds it was stopped."""
     for group in _groups("cpu"):
-        numbers = _numbers(group, "cpu.max") or _numbers(group, "cpu.cfs_quota_us", "cpu.cfs_period_us")
-        if len(numbers) == 2 and min(numbers) > 0:  # v1 has a quota of -1 for none
-            yield group, numbers[0] / numbers[1]
+        limits = _text(group, "cpu.max") or _text(group, "cpu.cfs_quota_us", "cpu.cfs_period_us")  # v2, v1
+        if found := re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", limits):  # without a quota `max` in v2, -1 in v1
+            stops = re.findall(r"^throttled_(usec|time) (\d+)$", _text(group, "cpu.stat"), re.MULTILINE)
+            yield int(found[1]) / int(found[2]), sum(int(n) * UNITS[name] for name, n in stops)
 
 
-def _throttled_s(group: Path) -> float:
-    """Return the total time of throttling in a cgroup's cpu.stat: microseconds in v2, nanoseconds in v1."""
-    with suppress(OSError, ValueError):
-        counts = dict(line.split() for line in (group / "cpu.stat").read_text(encoding="ascii").splitlines())
-        return int(counts.get("throttled_usec", 0)) * 1e-6 + int(counts.get("throttled_time", 0)) * 1e-9
-    return 0.0
-
-
-def _numbers(group: Path, *files: str) -> list[int]:
-    """Return the numbers in these files of a cgroup; none if one is missing, or has words such as `max`."""
-    with suppress(OSError, ValueError):
-        return [int(word) for file in files for word in (group / file).read_text(encoding="ascii").split()]
-    return []
+def _text(group: Path, *files: str) -> str:
+    """Return the text of these files of a cgroup; empty if one is missing."""
+    with suppress(OSError):
+        return " ".join((group / file).read_text(encoding="ascii").strip() for file in files)
+    return ""
 
 
 def _groups(controller: str) -> list[Path]:
-    """Return the cgroup of this process and all groups above it, for one controller.
+    """Return the cgroup of this process and all groups above it, which may have the smaller limit, for a controller.
 
-    A group above may have the smaller limit. In a container the path of a group can be the host's and not exist here;
-    the container's own group is then the root folder. v1 has a tree for each controller or for some together. v2 has
-    one tree, in a folder of its own beside those of v1.
+    In a container a group's path may be the host's; the container's own group is then the root folder. v1 has a tree
+    for each controller or for some together. v2 has one tree, beside those of v1 in a folder of its own.
     """
     found = []
     with suppress(OSError):  # no Linux

@@ -81,9 +81,7 @@ class Recommendation(Sparse):
     )
     prompts: Count = Field(0, description="of a race, prompts whose times it rests on: the others were not decoded")
     planned: Count = Field(0, description="of a race, prompts that were planned; 0: no race")
-    by_value: str | None = Field(
-        None, description="what it would be if accuracy were by value, as a sentence; absent: the same"
-    )
+    by_value: str | None = Field(None, description="what it would be by accuracy by value; absent: the same")
     text: str = Field(description="the recommendation as a sentence")
 
     @property

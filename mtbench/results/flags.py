@@ -10,7 +10,7 @@ from mtbench.decoding.arms import is_ours, is_served
 from mtbench.document.formatting import listed, percent
 from mtbench.hardware.machine import MORE_QUOTA, NO_PROCESSOR, POWER_CAP, THERMAL, THROTTLED
 from mtbench.measure import cache_probe
-from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine, Unseen
+from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine
 from mtbench.plan.plan import Cell, SuitePlan
 from mtbench.results import verdicts
 from mtbench.results.comparisons import Comparisons
@@ -138,7 +138,7 @@ def _engine_flags(data: CellData) -> list[str]:
     return flags
 
 
-def cache_flags(data: CellData, of_arm: Sequence[CellData], unseen: Sequence[Unseen] = ()) -> list[str]:
+def cache_flags(data: CellData, of_arm: Sequence[CellData], unseen: Sequence[tuple[int, float]] = ()) -> list[str]:
     """Return a flag if prompts were cached: by the server's counts, else by its times to the first token.
 
     These are compared with those of `unseen` prompts; without these, with those of round 1 at each batch size.
@@ -152,7 +152,7 @@ def cache_flags(data: CellData, of_arm: Sequence[CellData], unseen: Sequence[Uns
         return [f"the server had cached {sum(kept):,} tokens of prompts {where}" + f"; {ANEW}" * outside]
     read = {f"in round 1 at batch size {o.cell.batch_size}": _first_tokens(o, 1) for o in of_arm if outside}
     if len(unseen) > 1:
-        read = {"with prompts that it could not know": [(u.prompt_tokens, u.ttft_s) for u in unseen]}
+        read = {"with prompts that it could not know": list(unseen)}
     for (when, first), number in itertools.product(read.items(), sorted({t.round for t in samples})):
         later = _first_tokens(data, number)
         pairs = [(s, float(np.median(of))) for n, s in first if (of := [t for m, t in later if m >= ALIKE * n])]

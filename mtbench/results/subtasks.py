@@ -191,11 +191,9 @@ def readings(metric: str | None, data: CellData) -> dict[str, Any]:
     accuracy, reasons = accuracy_of(metric, data.values), dict(Counter(data.unread.values()).most_common())
     found = statistics.paired_difference(*statistics.gains_and_losses(data.values, data.scores))
     differs = bool(found.ci_low and found.ci_high and found.ci_low * found.ci_high > 0)
-    return {
-        "unread": Unread(answers=len(data.unread), of=len(data.scores), reasons=reasons) if reasons else None,
-        "by_value": accuracy
-        and ByValue(**dump(accuracy), missed=found.gained, false_passes=found.lost, differs=differs),
-    }
+    by_value = accuracy and ByValue(**dump(accuracy), missed=found.gained, false_passes=found.lost, differs=differs)
+    unread = Unread(answers=len(data.unread), of=len(data.scores), reasons=reasons) if reasons else None
+    return {"unread": unread, "by_value": by_value}
 
 
 def _macro_accuracy(metric: str | None, scores: Mapping[str, float]) -> Accuracy | None:

@@ -53,9 +53,8 @@ class Answer:
     def end(self, ended: Ended) -> list[bytes]:
         """Return the last messages."""
         generation, metrics = ended.generation, self.metrics(ended)
-        last = self._part(self._text_of(generation)[self._text :], generation.token_ids[self._sent :]) | self._ending(
-            ended
-        )
+        text = self._text_of(generation)[self._text :]
+        last = self._part(text, generation.token_ids[self._sent :]) | self._ending(ended)
         if not self.call.include_usage:
             return [self._message([last], metrics=metrics), DONE]
         return [self._message([last]), self._message([], usage=self._usage(ended), metrics=metrics), DONE]
@@ -87,9 +86,8 @@ class Answer:
         return {"index": 0, **content, **({"token_ids": list(ids)} if self.call.token_ids else {})}
 
     def _ending(self, ended: Ended) -> dict[str, Any]:
-        generation, stopped = ended.generation, None
+        generation, request, stopped = ended.generation, self.call.request, None
         if generation.finish_reason == "stop":
-            request = self.call.request
             found = first_of(exact_text(self.served.tokenizer, generation.token_ids, request.prompt_ids), request.stop)
             stopped = found and found[1]
         return {"finish_reason": "length" if generation.finish_reason == "length" else "stop", "stop_reason": stopped}
@@ -104,7 +102,7 @@ class Answer:
 
 
 class TextStream:
-    """The text of one answer while it grows: complete characters only, and no beginning of a stop string."""
+    """The text of one answer while it grows, `exact` or shown: whole characters, and no beginning of a stop string."""
 
     def __init__(
         self,
@@ -114,7 +112,6 @@ class TextStream:
         *,
         exact: bool = False,
     ) -> None:
-        """`exact`: the text has special tokens."""
         self._tokenizer, self._stop, self._exact = tokenizer, stop, exact
         self._ids = list(prompt)
         self._read = len(prompt)  # tokens whose text is complete
@@ -134,15 +131,11 @@ class TextStream:
         self._read = len(self._ids)
         text, self._begun = self._held + (exact if self._exact else shown), self._begun + exact
         self.stopped = first_of(self._begun, self._stop) is not None
-        self._begun = self._begun[len(self._begun) - self._begins() :]
+        begins = max((n for s in self._stop for n in range(1, len(s)) if self._begun.endswith(s[:n])), default=0)
+        self._begun = self._begun[len(self._begun) - begins :]
         end = max(0, len(text) - len(self._begun))
         text, self._held = text[:end], text[end:]
         return "" if self.stopped else text
-
-    def _begins(self) -> int:
-        """Return how many letters at the end of the exact text may begin a stop string."""
-        ends = (n for s in self._stop for n in range(1, len(s)) if self._begun.endswith(s[:n]))
-        return max(ends, default=0)
 
 
 def acceptance(commits: Sequence[int], offered: Sequence[int], window: int) -> dict[str, Any]:

@@ -316,17 +316,15 @@ def _tokens(rows: Sequence[Row], tokenizer: Any) -> Iterator[tuple[list[int], li
     asked = [_render(row, (row.turns or ())[:-1], tokenizer, answer_follows=True) for row in rows]
     prompts = chat_template.tokenise(tokenizer, asked, plain=False)
     answers = [_answer(*one, tokenizer) for one in zip(rows, asked, prompts, strict=True)]
-    texts = [text + answer for text, answer in zip(asked, answers, strict=True) if isinstance(answer, str)]
-    wholes = iter(chat_template.tokenise(tokenizer, texts, plain=False))
-    for prompt, answer in zip(prompts, answers, strict=True):
-        if not isinstance(answer, str):
-            yield prompt, answer
-        elif (ids := next(wholes))[: len(prompt)] == prompt:
-            yield prompt, ids[len(prompt) :]
-        else:
-            # A token spans prompt and answer (an answer that begins with a newline). In decoding, the model gets the
+    texts = [text + answer if isinstance(answer, str) else "" for text, answer in zip(asked, answers, strict=True)]
+    wholes = chat_template.tokenise(tokenizer, texts, plain=False)
+    for prompt, answer, ids in zip(prompts, answers, wholes, strict=True):
+        if isinstance(answer, str):
+            # A token may span prompt and answer (an answer that begins with a newline). In decoding, the model gets the
             # prompt's tokens alone, so the answer is tokenised alone, too.
-            yield prompt, chat_template.tokenise(tokenizer, [answer], plain=False)[0]
+            alone = ids[: len(prompt)] != prompt
+            answer = chat_template.tokenise(tokenizer, [answer], plain=False)[0] if alone else ids[len(prompt) :]
+        yield prompt, answer
 
 
 def _under(options: Options | None, row: Row) -> Row:
@@ -348,11 +346,9 @@ def _render(row: Row, turns: Messages, tokenizer: Any, answer_follows: bool = Fa
 
 
 def _answer(row: Row, asked: str, prompt: Sequence[int], tokenizer: Any) -> list[int] | str | None:
-    """Return what is learned of a row: the emitted ids, else the text behind the prompt; None if it is rewritten.
-
-    That is, unless the template writes the answer as it is, then what ends every answer. The prompt may hold the
-    answer's beginning, such as <think>. A space before it is part of a word in the tokens of Mistral.
-    """
+    """Return what is learned of a row: the emitted ids, else the text behind the prompt; None if it is rewritten."""
+    # It is unless the template writes the answer as it is, then what ends every answer. The prompt may hold the
+    # answer's beginning, such as <think>. A space before it is part of a word in the tokens of Mistral.
     assert row.turns is not None
     *turns, turn = row.turns
     content, ids = turn["content"], turn.get("token_ids")

@@ -50,8 +50,8 @@ def write_answers(
     training learns it without an end token. Answers are kept beside `out` until all are there, so the same call resumes
     after an interruption. A batch that would not end within `minutes` is not begun, but for the first one, and `out`
     has the answers that are there. The dtype is that of `mtbench run --dtype auto`. Returns how many conversations are
-    written and how many of all reached the budget. Raises UserError if `out` exists, or if other
-    answers were begun there.
+    written and how many of all reached the budget. Raises UserError if `out` exists, or if other answers were begun
+    there.
     """
     refuse_existing(out)
     ends_at = time.monotonic() + (float("inf") if minutes is None else 60 * minutes)

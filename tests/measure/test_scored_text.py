@@ -10,7 +10,7 @@ from mtbench.decoding.output import finish
 from mtbench.evaluation.suite import Prompt, Reading, Source, Suite, Template
 from mtbench.measure.score import CUT, INSIDE, STOPPED, answer_of, before, readings_of
 from mtbench.models.thinking import reasoning_in
-from mtbench.plan.formats import GenerationLine, SpecialToken
+from mtbench.plan.formats import GenerationLine
 from mtbench.plan.plan import Item, SuitePlan
 
 THOUGHT = "<think>\nFrance, so Lyon? No.\n</think>"
@@ -108,7 +108,7 @@ def test_an_answer_with_a_result_is_read_whatever_ended_it() -> None:
 
 def test_a_string_that_cuts_the_score_may_be_a_special_token() -> None:
     """By the paper's protocol decoding goes on behind a stop; the special tokens are not in the text."""
-    special = [SpecialToken(at=6, text="<|im_end|>"), SpecialToken(at=6, text="<|im_start|>")]
+    special = [(6, "<|im_end|>"), (6, "<|im_start|>")]
     assert before("Paris.user: Lyon", ["<|im_end|>"], special) == "Paris."
     assert before("Paris.user: Lyon", ["<|im_start|>user"], special) == "Paris."
     assert before("Paris.user: Lyon", [": "], special) == "Paris.user"
@@ -126,7 +126,7 @@ def test_the_marks_are_token_ids_where_the_tokenizer_has_them() -> None:
     def scored(ids: list[int], prompt: list[int] = prompt, stop: tuple[str, ...] = ()) -> tuple[str, bool]:
         answer = finish(own, ids, (end,), stop, prompt)
         stored = line(answer.text, reasoning=answer.reasoning, finish_reason=answer.finish_reason)
-        return answer_of(stored).text, answer_of(stored).inside
+        return answer_of(stored).text, answer_of(stored).cause == INSIDE
 
     assert scored([opens, *words, closes, *words, end]) == ("the x", False)
     assert scored([*words, closes, *words, end], [*prompt, opens]) == ("the x", False)

@@ -6,7 +6,7 @@ import pytest
 from made_records import cell_data, timing_line
 
 from mtbench.decoding.arms import PREFIX_CACHE
-from mtbench.plan.formats import TimingLine, Unseen
+from mtbench.plan.formats import TimingLine
 from mtbench.results.flags import cache_flags
 from mtbench.results.samples import CellData
 
@@ -92,11 +92,11 @@ def test_first_tokens_many_times_faster_than_of_prompts_that_it_cannot_know_are_
     """Also if it has known the others since an earlier run. A slow first call is none: it may have loaded something."""
     data = asked(timed([0.006] * 4))
     for first, again, found in ((0.6, 0.56, True), (0.6, 0.006, False), (0.012, 0.012, False)):
-        unseen = [Unseen(prompt_tokens=TOKENS, ttft_s=ttft_s) for ttft_s in (first, again)]
+        unseen = [(TOKENS, ttft_s) for ttft_s in (first, again)]
         text = "0.006 s in round 1, and 0.56 s with prompts that it could not know"
         assert any(text in flag for flag in cache_flags(data, [data], unseen)) == found
     compiled = asked(timed(READ, [0.006] * 4))  # in round 1: a shape for each length
-    assert cache_flags(compiled, [compiled], [Unseen(prompt_tokens=TOKENS, ttft_s=0.006)] * 2) == []
+    assert cache_flags(compiled, [compiled], [(TOKENS, 0.006)] * 2) == []
 
 
 def test_tokens_that_the_server_reports_as_cached_are_flagged() -> None:

@@ -107,9 +107,8 @@ def _shared(tokens: Sequence[int], text: str, tokenizer: Any, prompt: Sequence[i
     low, high = 0, len(tokens)
     while low < high:  # the longest prefix: texts of prefixes are prefixes of one another
         middle = (low + high + 1) // 2
-        low, high = (
-            (middle, high) if text.startswith(shown_text(tokenizer, tokens[:middle], prompt)) else (low, middle - 1)
-        )
+        begins = text.startswith(shown_text(tokenizer, tokens[:middle], prompt))
+        low, high = (middle, high) if begins else (low, middle - 1)
     while low and tokens[low - 1] in special_ids(tokenizer):
         low -= 1
     return list(tokens[:low])

@@ -106,9 +106,7 @@ class RequestLine(Record):
     tpot_s: StoredSeconds | None = Field(description="time per later token, by the client's formula; null: one token")
     tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not reported")
     text: str | None = Field(description="the answer; null: not answered")
-    reasoning: Count | None = Field(
-        None, description="letters at its beginning that the server gives as reasoning; null: it gives none apart"
-    )
+    reasoning: Count | None = Field(None, description="letters at its begin that are reasoning; null: none is apart")
     forwards: Count | None = Field(description="forward passes in which the request had a row; null: not reported")
     turn: Size = Field(1, description="its turn in its conversation, from 1")
     prompt_tokens: Count | None = Field(None, description="tokens of its prompt, as the plan has them")
@@ -127,9 +125,7 @@ class PointLine(Record):
         description="from the first request to the last answer, or requests / rate where that is longer"
     )
     energy_j: NonNegative | None = Field(description="energy of the GPU in the client's time; null: not measured")
-    throttled_s: StoredSeconds | None = Field(
-        None, description="for how long a CPU quota stopped server and client, over all processors; null: no quota"
-    )
+    throttled_s: StoredSeconds | None = Field(None, description="time stopped by a CPU quota; null: there is none")
     requests: list[RequestLine] = Field(description="its requests in the order of the items")
 
 

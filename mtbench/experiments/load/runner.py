@@ -178,10 +178,7 @@ def passes(answers: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _answer(line: RequestLine, cut: Sequence[str]) -> tuple[str, str] | None:
-    if line.text is None:
-        return None
-    text, _ = behind(before(line.text, cut), line.reasoning)
-    return line.item, text
+    return None if line.text is None else (line.item, behind(before(line.text, cut), line.reasoning))
 
 
 def window_s(requests: Sequence[RequestLine], planned_s: float) -> float:
