@@ -433,10 +433,11 @@ class Stage:
             preparing = call == 0
             for block, cell in itertools.product(blocks, self._alive(cells)):
                 self.progress.show(f"warming up {cell.arm} b{cell.batch_size}")
-                outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True, unseen=cell.engine is None)
-                if isinstance(outcome, Failed) and self._alive([cell]):  # no text has the tokens in that order
+                outside = cell.engine is None  # maybe a server
+                outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True, unseen=outside)
+                if isinstance(outcome, Failed) and outside:  # no text has the tokens in that order
                     outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
-                elif isinstance(outcome, Done) and cell.engine is None and (ttft_s := outcome.timing.ttft_s):
+                elif isinstance(outcome, Done) and outside and (ttft_s := outcome.timing.ttft_s):
                     unseen[cell.cell].append((outcome.timing.prompt_tokens, ttft_s))
                 if isinstance(outcome, Done):
                     session.warm.add((cell.cell, len(self.group.blocks[block])))
