@@ -31,9 +31,7 @@ KINDS = (
 )
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 BRACKET = re.compile(r"[][(){}<>]")
-BETWEEN = r"(?:[\W\d_]|\band\b)+"  # words of a list: spaces, commas, numbers of lines
-ONE_WORD_ENDS = r"(?!\w)(?=[^\w\s]*(?:$|[.,;:!\n]|\s+(?:because|since|as)\b|\s*[(—–]))"
-LIST_ENDS = r"(?!\w)(?=[^\w,\n]*(?:$|[.!\n](?!\s*[\d*-])))"
+LIST_END = re.compile(r"(?<!\d)[.!]|\n(?!\s*[\d*-])")  # "1." is the number of a line
 
 
 def same_answers(cases: Sequence[Case]) -> list[bool]:
@@ -43,17 +41,19 @@ def same_answers(cases: Sequence[Case]) -> list[bool]:
 
 def _is_same(case: Case) -> bool:
     if choice := re.fullmatch(r"\(([A-Z])\)", case.reference):
-        choices = "".join(re.findall(r"^\(([A-Z])\)", case.question["input"], re.MULTILINE))
-        return letter(case.text, choices or "ABCDEFGHIJKLMNOPQR") == choice[1]
+        return letter(case.text, "ABCDEFGHIJKLMNOPQR") == choice[1]
     if re.fullmatch(r"-?\d+", case.reference):
         return number(case.text) == int(case.reference)
     stated = first(case.text, lambda part: next(statements(part), None)) or last_line(case.text)
-    words = WORD.findall(case.reference)
-    if not words:
+    wanted = _words(case.reference)
+    if not wanted:
         return BRACKET.findall(sentence(stated)) == BRACKET.findall(case.reference)
-    behind = ONE_WORD_ENDS if len(words) == 1 else LIST_ENDS
-    wanted = rf"[\W\d_]*{BETWEEN.join(map(re.escape, words))}{behind}"
-    return re.match(wanted, stated, re.IGNORECASE) is not None
+    given = _words(LIST_END.split(stated, maxsplit=1)[0])
+    return given == wanted if len(wanted) > 1 else given[:1] == wanted and "or" not in given[1:2]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in WORD.findall(text.lower()) if word != "and"]
 
 
 @SUITES.register("bbh")

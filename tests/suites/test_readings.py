@@ -15,7 +15,7 @@ from made_up import Rows, bbh, write_csv, write_lines, write_parquet
 
 from mtbench.evaluation.by_value import Case, letter, number
 from mtbench.evaluation.code_tasks import program
-from mtbench.evaluation.formulas import equal, has_formula
+from mtbench.evaluation.formulas import find_formula, same_formulas
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Reading, Source, Suite, Template
@@ -93,7 +93,6 @@ NUMBERS: dict[str, list[Expected]] = {  # suite and document
         ("They sell 1450 tickets.", 1, 1, None),
         ("They sell 1\u202f450 tickets.", 0, 1, None),
         ("So \\boxed{1{,}450}.", 0, 1, None),
-        ("So \\boxed{\\frac{2900}{2}}, of 2 halls.", 0, 1, None),
         ("So \\boxed{1450\\frac{1}{2}}.", 0, 0, None),
     ],
     "gsm8k-paper: gsm8k_cot/2/0": [
@@ -426,11 +425,11 @@ class Old(Suite):
 
 
 def test_a_suite_that_only_scores_is_read(folder: Path) -> None:
-    """Also one that replaces the score of another suite; one without both has no score."""
+    """Also one that replaces the score of another suite, or changes it; one without both has no score."""
 
     class Halved(Failing):
         def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-            return dict.fromkeys(answers, 0.5)
+            return {item: score / 2 for item, score in super().score(answers).items()}
 
     for suite in (Old("", Source()), Halved("", Source(data_dir=folder, offline=True))):
         assert suite.read({"gsm8k/0/0": "x"}) == {"gsm8k/0/0": Reading(0.5)}
@@ -473,8 +472,8 @@ def test_hostile_answers_are_read_in_bounded_time(text: str) -> None:
         lambda: letter(text, "ABCDEFGHIJ"),
         lambda: bbh.same_answers([Case({}, row[2], text) for row in BBH_ROWS[1:]]),
         lambda: program(text, {"add"}, "def add(a):\n"),
-        lambda: equal([("2", text)]),
-        lambda: has_formula(text),
+        lambda: same_formulas([Case({}, "2", text)]),
+        lambda: find_formula(text),
     ]
     for read in reads:
         started = process_time()
