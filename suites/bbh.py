@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtbench.evaluation.by_value import Case, first, last_line, letter, number, sentence, statements
+from mtbench.evaluation.by_value import Case, first, last_line, letter, number, statements
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -29,8 +29,7 @@ KINDS = (
     *("tracking_shuffled_objects_five_objects", "tracking_shuffled_objects_seven_objects"),
     *("tracking_shuffled_objects_three_objects", "web_of_lies", "word_sorting"),
 )
-WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-BRACKET = re.compile(r"[][(){}<>]")
+TOKEN = re.compile(r"\b(?!and\b)[^\W\d_]+(?:['’-][^\W\d_]+)*|[][(){}<>]")  # a word, or a bracket
 LIST_END = re.compile(r"(?<!\d)[.!]|\n(?!\s*[\d*-])")  # "1." is the number of a line
 
 
@@ -40,20 +39,15 @@ def same_answers(cases: Sequence[Case]) -> list[bool]:
 
 
 def _is_same(case: Case) -> bool:
-    if choice := re.fullmatch(r"\(([A-Z])\)", case.reference):
-        return letter(case.text, "ABCDEFGHIJKLMNOPQR") == choice[1]
+    if re.fullmatch(r"\([A-Z]\)", case.reference):
+        return letter(case.text) == case.reference[1]
     if re.fullmatch(r"-?\d+", case.reference):
         return number(case.text) == int(case.reference)
     stated = first(case.text, lambda part: next(statements(part), None)) or last_line(case.text)
-    wanted = _words(case.reference)
-    if not wanted:
-        return BRACKET.findall(sentence(stated)) == BRACKET.findall(case.reference)
-    given = _words(LIST_END.split(stated, maxsplit=1)[0])
-    return given == wanted if len(wanted) > 1 else given[:1] == wanted and "or" not in given[1:2]
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in WORD.findall(text.lower()) if word != "and"]
+    wanted, given = (TOKEN.findall(LIST_END.split(of.lower(), maxsplit=1)[0]) for of in (case.reference, stated))
+    if case.reference.isalpha():
+        return given[:1] == wanted and "or" not in given[1:2]
+    return given == wanted
 
 
 @SUITES.register("bbh")

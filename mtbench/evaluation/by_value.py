@@ -8,7 +8,6 @@ question, which is not read. Answers may be hostile: the time that a pattern tak
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from string import ascii_uppercase
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -22,7 +21,7 @@ STATED = re.compile(
     r"(?::|=|\b(?:is|are|(?:sh|w)ould be)\b))[\s*_:]*",
     re.IGNORECASE,
 )
-SENTENCE_END = re.compile(r"\n|[.!?][\"')*_\]]*(?:\s|$)")
+SENTENCE_END = re.compile(r"\n|[.!?][\"')*_\]]*(?:\s|$)|\s(?:because|since|as|for|where|when)\b")
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
 INVISIBLE = dict.fromkeys([0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF])
 THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|[\u00a0\u2007\u2009\u202f'’])(?=\d{3}(?!\d))")
@@ -30,11 +29,15 @@ LATEX = re.compile(r"\\[a-zA-Z]+|\\[,;:!%()\[\]]|[{}]")
 MINUS = re.compile(r"(?<!\d )\b(?:minus|negative) (?=[$€£]?\d)", re.IGNORECASE)
 SIGN = r"(?:(?<![\w)\]}])-[$€£]?)?"  # "10-3" subtracts, so its numbers have no sign
 NUMBER = rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|{SIGN}(?<![.\d])\.\d+"
-EQUATION = re.compile(  # up to its last "="; it begins with a number or a name, not with a sentence
-    r"^(?=\W*(?:\d|\w+ *=))(?:(?!\b(?:because|since|as|for|so|where|when)\b)[^=])*=", re.IGNORECASE
-)
+EQUATION = re.compile(r"^(?=\W*(?:\d|\w+ *=)).*=")  # it begins with a number or a name, not with a sentence
 # A number behind at most one word; not the beginning of a sum.
 VALUE = re.compile(rf"\W*?(?:[^\W\d_]+\W*?)?({NUMBER})(?![.,]?\d|\s+\d|\s*[-+*/×·÷^=]\s*[\d(])")
+LETTER = "[A-Ra-r]"  # of a choice
+BRACKETED = re.compile(rf"(?<!\w)[(\[]\s*({LETTER})\s*[)\]]")
+ALONE = re.compile(rf"^\W*({LETTER})(?:\W*$|[).:]\W)")
+WORD = re.compile(r"(?<![\w'’])([A-R])(?![\w'’])(?!(?<=[AI])\s+(?!and|or|with)[a-z])")  # not "A mix" nor "I do"
+NOT = re.compile(rf"\bnot\W+{LETTER}\b")
+OTHER = re.compile(rf"\W*\b(?:or|and)\W+{LETTER}\b")
 
 
 class Case(NamedTuple):
@@ -87,7 +90,7 @@ def last_box(text: str) -> str | None:
 
 
 def sentence(text: str) -> str:
-    """Return the first sentence of a text, without its full stop."""
+    """Return the first sentence of a text, without its full stop and without a clause of its reason."""
     return SENTENCE_END.split(text, maxsplit=1)[0]
 
 
@@ -145,34 +148,24 @@ def _decimal(text: str) -> Decimal:
 # --- Letters of choices -------------------------------------------------------------------------------------------
 
 
-def letter(text: str, letters: str) -> str | None:
-    """Return the letter of the choice that an answer states, one of `letters`; None: it states none.
+def letter(text: str) -> str | None:
+    """Return the letter of the choice that an answer states; None: it states none.
 
-    >>> letter("The answer is A mix, I think. So the answer is **b**.", "ABCD"), letter("The answer is Boron.", "ABCD")
+    >>> letter("The answer is A mix, I think. So the answer is **b**."), letter("The answer is Boron.")
     ('B', None)
     """
-    one = f"[{letters}{letters.lower()}]"
-    bracketed = re.compile(rf"(?<!\w)[(\[{{]\s*({one})\s*[)\]}}]")
-    alone = re.compile(rf"^\W*({one})(?:\W*$|[).:]\W)")
-    # "A mix" and "I do" are no choices.
-    word = re.compile(rf"(?<![\w'’])([{letters}])(?![\w'’])(?!(?<=[AI])\s+(?!because|since|as|and|or|with)[a-z])")
-    either = re.compile(rf"\W*\b(?:or|and)\W+{one}\b")
-
-    def read(part: str) -> str | None:
-        for stated in statements(part):
-            said = re.sub(rf"\bnot\W+{one}\b", " ", re.sub(r"\\[a-z]+", " ", sentence(stated)))
-            if found := bracketed.search(said) or alone.search(said) or word.search(said):
-                return None if either.match(said, found.end()) else found[1].upper()
-        last = bracketed.findall(last_line(part)) or alone.findall(last_line(part))
-        return last[-1].upper() if last else None
-
-    return first(text, read)
+    return first(text, _letter)
 
 
 def same_letters(cases: Sequence[Case]) -> list[bool]:
-    """Return for each case whether the answer's letter is the reference, among those of the question's choices."""
-    choices = (case.question.get("options") or case.question["choices"] for case in cases)
-    return [
-        letter(case.text, ascii_uppercase[: len(among)]) == case.reference.strip("()")
-        for case, among in zip(cases, choices, strict=True)
-    ]
+    """Return for each case whether the answer's letter is the reference."""
+    return [letter(case.text) == case.reference.strip("()") for case in cases]
+
+
+def _letter(text: str) -> str | None:
+    for stated in statements(text):
+        said = NOT.sub(" ", LATEX.sub(" ", sentence(stated)))
+        if found := BRACKETED.search(said) or ALONE.search(said) or WORD.search(said):
+            return None if OTHER.match(said, found.end()) else found[1].upper()
+    last = BRACKETED.findall(last_line(text)) or ALONE.findall(last_line(text))
+    return last[-1].upper() if last else None

@@ -9,6 +9,7 @@ import ast
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from importlib import import_module
 from textwrap import dedent
 from types import SimpleNamespace
@@ -64,12 +65,9 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _parsed(code: str) -> ast.Module | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(code)
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return None
+    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, MemoryError, RecursionError):
+        return ast.parse(code)
+    return None
 
 
 class ProgramSuite(HarnessSuite):

@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mtbench.errors import printable
 from mtbench.evaluation.by_value import Case, first, last_box, last_line, plain, sentence, statements
@@ -78,15 +79,9 @@ def is_same(reference: str, answer: str) -> bool:
     if len(texts) == 1 or len(bases) == 2:
         return len(texts) == 1
     formulas = [re.sub(r"\s+", " ", formula.replace("\\$", "")).rstrip("\\. ") for formula in formulas]
-    gold, found = (
-        parse(
-            formula if DELIMITER.search(formula) else f"${formula}$",
-            [LatexExtractionConfig()],
-            extraction_mode="first_match",
-            parsing_timeout=None,
-        )
-        for formula in formulas
-    )
+    delimited = (formula if DELIMITER.search(formula) else f"${formula}$" for formula in formulas)
+    options: Any = {"extraction_mode": "first_match", "parsing_timeout": None}
+    gold, found = (parse(formula, [LatexExtractionConfig()], **options) for formula in delimited)
     return bool(verify(gold, found, float_rounding=PRECISION, allow_set_relation_comp=True, timeout_seconds=None))
 
 
