@@ -16,11 +16,9 @@ LONGEST = 500  # characters of a result
 MOST = 100  # statements of an answer that are looked at
 RUN_ON = re.compile(r"^[ \t#*>]*(?:question|problem|q|human|user)\b[ \t#*\d]*(?::|$)", re.IGNORECASE | re.MULTILINE)
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-STATED = re.compile(
-    rf"{BOX.pattern}|(?:####|\b(?:answers?|choice|option)(?: (?:to|for) [^.\n]{{0,60}}?)?[\s*_]*"
-    r"(?::|=|\b(?:is|are|(?:sh|w)ould be)\b))[\s*_:]*",
-    re.IGNORECASE,
-)
+IS = r"(?: (?:to|for) [^.\n]{0,60}?)?[\s*_]*(?::|=|\b(?:is|are|(?:sh|w)ould be)\b)[\s*_:]*"
+STATED = re.compile(rf"{BOX.pattern}|####[\s*_:]*|\banswers?{IS}", re.IGNORECASE)
+CHOSEN = re.compile(rf"{STATED.pattern}|\b(?:choice|option){IS}", re.IGNORECASE)
 SENTENCE_END = re.compile(r"\n|[.!?][\"')*_\]]*(?:\s|$)|\s(?:because|since|as|for|where|when)\b")
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
 INVISIBLE = dict.fromkeys([0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF])
@@ -36,7 +34,7 @@ LETTER = "[A-Ra-r]"  # of a choice
 BRACKETED = re.compile(rf"(?<!\w)[(\[]\s*({LETTER})\s*[)\]]")
 ALONE = re.compile(rf"^\W*({LETTER})(?:\W*$|[).:]\W)")
 WORD = re.compile(r"(?<![\w'’])([A-R])(?![\w'’])(?!(?<=[AI])\s+(?!and|or|with)[a-z])")  # not "A mix" nor "I do"
-NOT = re.compile(rf"\bnot\W+{LETTER}\b")
+NOT = re.compile(rf"\b(?i:not)\W+{LETTER}\b")
 OTHER = re.compile(rf"\W*\b(?:or|and)\W+{LETTER}\b")
 
 
@@ -163,7 +161,7 @@ def same_letters(cases: Sequence[Case]) -> list[bool]:
 
 
 def _letter(text: str) -> str | None:
-    for stated in statements(text):
+    for stated in statements(text, CHOSEN):
         said = NOT.sub(" ", LATEX.sub(" ", sentence(stated)))
         if found := BRACKETED.search(said) or ALONE.search(said) or WORD.search(said):
             return None if OTHER.match(said, found.end()) else found[1].upper()

@@ -23,7 +23,7 @@ from mtbench.evaluation.suite import Reading, Source
 
 METRIC = "code_eval"
 STAND_IN = SimpleNamespace(compute=lambda **_: ({"pass@1": 0.0}, None))
-MARK = re.compile(r"^[ \t]*(?:```+|~~~+)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
+MARK = re.compile(r"^[ \t]*(?:```|~~~)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
 MOST_MARKS = 1000  # the last ones count
 SPANNED = 5  # a block goes on behind at most four marks, which are then in its strings
 

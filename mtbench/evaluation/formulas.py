@@ -20,7 +20,7 @@ from mtbench.programs.processes import launched
 
 LIMIT_S = 2  # of processor time, for one comparison
 MEMORY_BYTES = 2**31  # of address space
-IGNORED = re.compile(r"\\(?:left|right|[$,;:! ])|\^\{?\\circ\}?|[°\s$€£*]|\.$")  # where texts are compared
+IGNORED = re.compile(r"\\(?:left|right|[$,;:! ])|\^\{?\\circ\}?|[°\s$€£]|^\*+|[*.]+$")  # where texts are compared
 WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 DELIMITER = re.compile(r"\$|(?<!\\)\\[(\[]")  # of a formula in a text
 BASE = re.compile(r"_\{?(\d+)\}?$")

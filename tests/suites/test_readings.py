@@ -84,6 +84,7 @@ NUMBERS: dict[str, list[Expected]] = {  # suite and document
         (RAN_ON, 0, 1, None),
         ("She pays 29.\n\n### Problem 2:\nTom has 4 pens.", 0, 1, None),
         ("The answer is 29 because 20 + 5 + 4 adds to 29, in 3 steps.", 0, 1, None),
+        ("The cheaper option is 24 dollars, and with the tip she pays 29.", 1, 1, None),
         ("Answer: She has 3 rolls of 8 = 24. Then 24 + 5 = 29.", 1, 1, None),
         ("**Final answer:** **€29**\n\nThat is 24 + 5.", 0, 1, None),
         ("", 0, 0, "no number"),
@@ -161,6 +162,7 @@ LETTERS: dict[str, list[Expected]] = {  # document: its reference is B, I, C, D
         ("The answer is not (A) but (B).", 0, 1, NO_LETTER),
         ("Hydrogen is light.", 0, 0, NO_LETTER),
         ("The answer is (D).", 0, 0, None),
+        ("The answer is NOT (A), it is (B).", 0, 1, NO_LETTER),
         ("The answer is (B).\n\nQuestion: Which?\nThe answer is (A).", 1, 1, None),
     ],
     "chemistry/1/0": [
@@ -267,6 +269,7 @@ FORMULAS: list[tuple[str, Expected]] = [  # reference, case
     ("\\text{(B)}", ("\\boxed{B}", 0, 1, None)),
     ("90^\\circ", ("\\boxed{90°}", 0, 1, None)),
     ("(2,3)", ("\\boxed{(3, 2)}", 0, 0, None)),
+    ("23", ("\\boxed{2*3}", 0, 0, None)),
     ("7", ("\\boxed {7}", 1, 1, None)),
     ("7", ("I put it in a \\boxed environment: \\boxed{7}", 1, 1, None)),
     ("7", ("It is $\\boxed 7$.", 1, 1, None)),
@@ -461,6 +464,7 @@ HOSTILE = {
     "calls": "add(" * 25_000,
     "minus": "-" * 100_000,
     "dollars": "$" * 100_000,
+    "backticks": "`" * 100_000 + ":",
 }
 
 
