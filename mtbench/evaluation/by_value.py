@@ -11,7 +11,6 @@ from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-
 LONGEST = 500  # characters of a result
 MOST = 100  # statements of an answer that are looked at
 RUN_ON = re.compile(r"^[ \t#*>]*(?:question|problem|q|human|user)\b[ \t#*\d]*(?::|$)", re.IGNORECASE | re.MULTILINE)
@@ -46,9 +45,6 @@ class Case(NamedTuple):
     text: str
     found: Any = None  # by the filter
     score: float | None = None  # None: the filter or the metric raised an error
-
-
-# --- What an answer states ----------------------------------------------------------------------------------------
 
 
 def first(text: str, read: Callable[[str], T | None]) -> T | None:
@@ -101,21 +97,16 @@ def plain(text: str) -> str:
     return THOUSANDS.sub(",", text.translate(DASHES | INVISIBLE))
 
 
-# --- Numbers ------------------------------------------------------------------------------------------------------
-
-
 def number(text: str) -> Decimal | None:
     r"""Return the number that an answer gives as its result; None: it has no number.
 
     >>> number(r"So it is \boxed{\$1{,}450.00}. It took 3 steps.")
     Decimal('1450.00')
-    >>> number("24 + 5 = 29\n#### $29\n\nQuestion: What is 2 + 2?\n#### 4")
-    Decimal('29')
     """
 
     def read(part: str) -> Decimal | None:
         said = (VALUE.match(EQUATION.sub("", sentence(_without_latex(stated)))) for stated in statements(part))
-        return next((_decimal(value[1]) for value in said if value), last_number(part))
+        return next((last_number(value[1]) for value in said if value), last_number(part))
 
     return first(text, read)
 
@@ -127,7 +118,7 @@ def last_number(text: str) -> Decimal | None:
     Decimal('-3')
     """
     found = re.findall(NUMBER, _without_latex(text))
-    return _decimal(found[-1]) if found else None
+    return Decimal(re.sub(r"[^\d.-]", "", found[-1])) if found else None
 
 
 def same_numbers(cases: Sequence[Case]) -> list[bool]:
@@ -137,13 +128,6 @@ def same_numbers(cases: Sequence[Case]) -> list[bool]:
 
 def _without_latex(text: str) -> str:
     return MINUS.sub("-", LATEX.sub(" ", plain(text).replace("\\$", "$")))
-
-
-def _decimal(text: str) -> Decimal:
-    return Decimal(re.sub(r"[^\d.-]", "", text))
-
-
-# --- Letters of choices -------------------------------------------------------------------------------------------
 
 
 def letter(text: str) -> str | None:

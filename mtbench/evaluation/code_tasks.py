@@ -113,8 +113,7 @@ class ProgramSuite(HarnessSuite):
             runs[item] = by_value if self.own_rule else rule, by_value
         programs = list(dict.fromkeys(one for both in runs.values() for one in both if one is not None))
         outcomes = run_all(programs, unsandboxed=self._unsandboxed)
-        passed: dict[str | None, bool] = {None: False}
-        passed |= {one: ran.passed for one, ran in zip(programs, outcomes, strict=True)}
+        passed = dict(zip([None, *programs], [False, *(ran.passed for ran in outcomes)], strict=True))
         readings = {}
         for item, (rule, by_value) in runs.items():
             score = None if rule is None else float(passed[rule])

@@ -25,14 +25,12 @@ WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 DELIMITER = re.compile(r"\$|(?<!\\)\\[(\[]")  # of a formula in a text
 BASE = re.compile(r"_\{?(\d+)\}?$")
 FIRST = (r"\frac{1}{2}\sqrt{2}x^2,\left(1,\pi\right]", r"\begin{pmatrix}0.5\\1\end{pmatrix}")  # to fill caches
-PRECISION = 12  # decimal places of numbers that are not exact
 
 
 def same_formulas(cases: Sequence[Case]) -> list[bool]:
-    """Return for each case whether the formula that an answer gives as its result equals the reference.
+    """Return for each case whether the answer's formula equals the reference, but for a unit or base that one lacks.
 
-    A unit, a degree sign or a base that only one of the two has does not count. Raise RuntimeError if Math-Verify does
-    not run.
+    Raise RuntimeError if Math-Verify does not run.
     """
     pairs = [(case.reference, first(case.text, _formula) or "") for case in cases]
     command = launched([sys.executable, "-P", "-m", __name__])
@@ -82,7 +80,7 @@ def is_same(reference: str, answer: str) -> bool:
     delimited = (formula if DELIMITER.search(formula) else f"${formula}$" for formula in formulas)
     options: Any = {"extraction_mode": "first_match", "parsing_timeout": None}
     gold, found = (parse(formula, [LatexExtractionConfig()], **options) for formula in delimited)
-    return bool(verify(gold, found, float_rounding=PRECISION, allow_set_relation_comp=True, timeout_seconds=None))
+    return bool(verify(gold, found, float_rounding=12, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 if __name__ == "__main__":

@@ -101,33 +101,28 @@ class HarnessSuite(Suite):
         return Reading(score, None if score or read else self.nothing, by_value)
 
     def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Case]:
-        answers_of: dict[str, dict[int, str]] = {}  # task -> document -> answer
-        for item, answer in answers.items():
-            name, doc, _ = item.split("/")
-            answers_of.setdefault(name, {})[int(doc)] = answer
-        cases: dict[str, Case] = {}
+        documents: dict[str, list[int]] = {}  # of each task
+        for item in answers:
+            name, place, _ = item.split("/")
+            documents.setdefault(name, []).append(int(place))
+        cases = {}
         with lm_eval_environment():
-            for name, of_task in answers_of.items():
-                cases |= self._score_task(name, of_task)
+            for name, docs in documents.items():
+                for doc, request in self._build_requests(self._tasks[name], sorted(docs)):
+                    item = _item(name, doc)
+                    cases[item] = self._score(self._tasks[name], request, answers[item])
         return cases
 
-    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, Case]:
-        """Return item -> case for document -> answer of one task."""
-        task = self._tasks[name]
-        requests = self._build_requests(task, sorted(answers))
+    def _score(self, task: Any, request: Any, answer: str) -> Case:
         (apply,) = (ensemble.apply for ensemble in task._filters if ensemble.name == self.filter)
-        cases = {}
-        for doc, request in requests:
-            random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
-            request.resps = [answers[doc]]
-            found = score = None
-            with suppress(Exception):  # of one answer; the others have their scores
-                apply([request])
-                found = request.filtered_resps[self.filter]
-                score = float(task.process_results(request.doc, [found])[self.metric])
-            reference = str(task.doc_to_target(request.doc))
-            cases[_item(name, doc)] = Case(request.doc, reference, answers[doc], found, score)
-        return cases
+        random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
+        request.resps = [answer]
+        found = score = None
+        with suppress(Exception):  # of one answer; the others have their scores
+            apply([request])
+            found = request.filtered_resps[self.filter]
+            score = float(task.process_results(request.doc, [found])[self.metric])
+        return Case(request.doc, str(task.doc_to_target(request.doc)), answer, found, score)
 
     def _select_tasks(self, variant: str, subtasks: Sequence[str]) -> dict[str, str]:
         """Return task name in item ids -> lm-eval's task name. Raise UserError for an unknown `variant`."""
