@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mtbench.decoding.registry import METHODS
     from mtbench.errors import UserError
     from mtbench.evaluation.registry import SUITES
-    from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
+    from mtbench.evaluation.suite import Messages, Prompt, Reading, Source, Suite, Template
     from mtbench.options import AUTO, option
 
 _MODULES = {
@@ -45,7 +45,7 @@ _MODULES = {
     "mtbench.decoding.registry": ("METHODS",),
     "mtbench.errors": ("UserError",),
     "mtbench.evaluation.registry": ("SUITES",),
-    "mtbench.evaluation.suite": ("Messages", "Prompt", "Source", "Suite", "Template"),
+    "mtbench.evaluation.suite": ("Messages", "Prompt", "Reading", "Source", "Suite", "Template"),
     "mtbench.options": ("AUTO", "option"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -63,6 +63,7 @@ __all__ = [
     "Method",
     "ModelRunners",
     "Prompt",
+    "Reading",
     "Results",
     "Rows",
     "Source",

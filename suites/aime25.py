@@ -11,7 +11,7 @@ content of the last box. Thinking models need far more than DeepSpec's 2048 toke
 from typing import ClassVar
 
 from mtbench.evaluation import deepspec
-from mtbench.evaluation.formulas import has_formula, same_formulas
+from mtbench.evaluation.formulas import find_formula, same_formulas
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -32,4 +32,4 @@ class Aime25(HarnessSuite):
     max_new_tokens = deepspec.BUDGET
     same_values = staticmethod(same_formulas)
     nothing = "no box"
-    has_result = staticmethod(has_formula)
+    find = staticmethod(find_formula)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtbench.evaluation.by_value import Case, first, last_line, letter, number, sentence, statements
+from mtbench.evaluation.by_value import Case, first, last_line, letter, number, statements
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -29,11 +29,8 @@ KINDS = (
     *("tracking_shuffled_objects_five_objects", "tracking_shuffled_objects_seven_objects"),
     *("tracking_shuffled_objects_three_objects", "web_of_lies", "word_sorting"),
 )
-WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-BRACKET = re.compile(r"[][(){}<>]")
-BETWEEN = r"(?:[\W\d_]|\band\b)+"  # words of a list: spaces, commas, numbers of lines
-ONE_WORD_ENDS = r"(?!\w)(?=[^\w\s]*(?:$|[.,;:!\n]|\s+(?:because|since|as)\b|\s*[(—–]))"
-LIST_ENDS = r"(?!\w)(?=[^\w,\n]*(?:$|[.!\n](?!\s*[\d*-])))"
+TOKEN = re.compile(r"\b(?!and\b)[^\W\d_]+(?:['’-][^\W\d_]+)*|[][(){}<>]")  # a word, or a bracket
+LIST_END = re.compile(r"(?<!\d)[.!]|\n(?!\s*[\d*-])")  # "1." is the number of a line
 
 
 def same_answers(cases: Sequence[Case]) -> list[bool]:
@@ -42,18 +39,15 @@ def same_answers(cases: Sequence[Case]) -> list[bool]:
 
 
 def _is_same(case: Case) -> bool:
-    if choice := re.fullmatch(r"\(([A-Z])\)", case.reference):
-        choices = "".join(re.findall(r"^\(([A-Z])\)", case.question["input"], re.MULTILINE))
-        return letter(case.text, choices or "ABCDEFGHIJKLMNOPQR") == choice[1]
+    if re.fullmatch(r"\([A-Z]\)", case.reference):
+        return letter(case.text) == case.reference[1]
     if re.fullmatch(r"-?\d+", case.reference):
         return number(case.text) == int(case.reference)
     stated = first(case.text, lambda part: next(statements(part), None)) or last_line(case.text)
-    words = WORD.findall(case.reference)
-    if not words:
-        return BRACKET.findall(sentence(stated)) == BRACKET.findall(case.reference)
-    behind = ONE_WORD_ENDS if len(words) == 1 else LIST_ENDS
-    wanted = rf"[\W\d_]*{BETWEEN.join(map(re.escape, words))}{behind}"
-    return re.match(wanted, stated, re.IGNORECASE) is not None
+    wanted, given = (TOKEN.findall(LIST_END.split(of.lower(), maxsplit=1)[0]) for of in (case.reference, stated))
+    if case.reference.isalpha():
+        return given[:1] == wanted and "or" not in given[1:2]
+    return given == wanted
 
 
 @SUITES.register("bbh")

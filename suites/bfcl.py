@@ -53,21 +53,19 @@ class Bfcl(Suite):
 
 
 def _read_calls(text: str, expected: list[dict[str, Any]]) -> Reading:
+    """Compare with the calls `{name: {argument: its possible values, "" if it may be left out}}`."""
     try:
         found = calls(text)
     except Exception:  # it does not parse
+        found = []
+    if not found:
         return Reading(0.0, "no calls")
-    return Reading(float(is_right(found, expected)))
-
-
-def is_right(found: list[Any], expected: list[dict[str, Any]]) -> bool:
-    """Return whether the calls are `{name: {argument: its possible values, "" if it may be left out}}`."""
     for [(name, possible)] in map(dict.items, expected):
         fitting = [call for call in found if call[0] == name and _equals(call[1], possible)]
         if not fitting:
-            return False
+            return Reading(0.0)
         found.remove(fitting[0])
-    return not found
+    return Reading(float(not found))
 
 
 def _equals(value: Any, one: Any) -> bool:

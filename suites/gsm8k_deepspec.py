@@ -11,7 +11,7 @@ box by its value; without a box, the number that the answer states, else its las
 from typing import ClassVar
 
 from mtbench.evaluation import deepspec
-from mtbench.evaluation.by_value import has_number, same_numbers
+from mtbench.evaluation.by_value import number, same_numbers
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -25,7 +25,7 @@ class Gsm8kDeepSpec(HarnessSuite):
     stop = ()
     filter = "flexible-extract"
     nothing = "no number"
-    has_result = staticmethod(has_number)
+    find = staticmethod(number)
     same_values = staticmethod(same_numbers)
     own_rule = True
     metric = "exact_match"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from mtbench.evaluation import deepspec
 from mtbench.evaluation.by_value import last_box
-from mtbench.evaluation.formulas import has_formula, same_formulas
+from mtbench.evaluation.formulas import find_formula, same_formulas
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 
@@ -42,4 +42,4 @@ class Math500(HarnessSuite):
     max_new_tokens = deepspec.BUDGET
     same_values = staticmethod(same_formulas)
     nothing = "no box"
-    has_result = staticmethod(has_formula)
+    find = staticmethod(find_formula)

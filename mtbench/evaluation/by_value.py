@@ -8,39 +8,33 @@ question, which is not read. Answers may be hostile: the time that a pattern tak
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import islice, pairwise
-from string import ascii_uppercase
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-
 LONGEST = 500  # characters of a result
 MOST = 100  # statements of an answer that are looked at
 RUN_ON = re.compile(r"^[ \t#*>]*(?:question|problem|q|human|user)\b[ \t#*\d]*(?::|$)", re.IGNORECASE | re.MULTILINE)
-STATED = re.compile(
-    r"(?:####|\b(?:answers?|choice|option)(?: (?:to|for) [^.\n]{0,60}?)?[\s*_]*"
-    r"(?::|=|\b(?:is|are|(?:sh|w)ould be)\b))[\s*_:]*",
-    re.IGNORECASE,
-)
-BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-SENTENCE_END = re.compile(r"\n|[.!?][\"')*_\]]*(?:\s|$)")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+IS = r"(?: (?:to|for) [^.\n]{0,60}?)?[\s*_]*(?::|=|\b(?:is|are|(?:sh|w)ould be)\b)[\s*_:]*"
+STATED = re.compile(rf"{BOX.pattern}|####[\s*_:]*|\banswers?{IS}", re.IGNORECASE)
+CHOSEN = re.compile(rf"{STATED.pattern}|\b(?:choice|option){IS}", re.IGNORECASE)
+SENTENCE_END = re.compile(r"\n|[.!?][\"')*_\]]*(?:\s|$)|\s(?:because|since|as|for|where|when)\b")
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
 INVISIBLE = dict.fromkeys([0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF])
 THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|[\u00a0\u2007\u2009\u202f'’])(?=\d{3}(?!\d))")
+LATEX = re.compile(r"\\[a-zA-Z]+|\\[,;:!%()\[\]]|[{}]")
+MINUS = re.compile(r"(?<!\d )\b(?:minus|negative) (?=[$€£]?\d)", re.IGNORECASE)
 SIGN = r"(?:(?<![\w)\]}])-[$€£]?)?"  # "10-3" subtracts, so its numbers have no sign
 NUMBER = rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|{SIGN}(?<![.\d])\.\d+"
-EQUATION = re.compile(  # up to its last "="; it begins with a number or a name, not with a sentence
-    r"^(?=\W*(?:\d|\w\b|\w+ *=))(?:(?!\b(?:because|since|as|for|so|where|when)\b)[^=])*=", re.IGNORECASE
-)
-VALUE = re.compile(  # a number behind at most one word, or a fraction; not the beginning of a sum
-    rf"\W*?(?:[^\W\d_]+\W*?)?({NUMBER})(?:\s*/\s*({NUMBER}))?(?![.,]?\d|\s+\d|\s*[-+*/×·÷^=]\s*[\d(])"
-)
-LATEX = (
-    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1/\2"),
-    (re.compile(r"\\(?=[$%])"), ""),
-    (re.compile(r"\\[a-zA-Z]+|\\[,;:!()\[\]]|[{}]"), " "),
-    (re.compile(r"(?<!\d )\b(?:minus|negative) (?=[$€£]?\d)", re.IGNORECASE), "-"),
-)
+EQUATION = re.compile(r"^(?=\W*(?:\d|\w+ *=)).*=")  # it begins with a number or a name, not with a sentence
+# A number behind at most one word; not the beginning of a sum.
+VALUE = re.compile(rf"\W*?(?:[^\W\d_]+\W*?)?({NUMBER})(?![.,]?\d|\s+\d|\s*[-+*/×·÷^=]\s*[\d(])")
+LETTER = "[A-Ra-r]"  # of a choice
+BRACKETED = re.compile(rf"(?<!\w)[(\[]\s*({LETTER})\s*[)\]]")
+ALONE = re.compile(rf"^\W*({LETTER})(?:\W*$|[).:]\W)")
+WORD = re.compile(r"(?<![\w'’])([A-R])(?![\w'’])(?!(?<=[AI])\s+(?!and|or|with)[a-z])")  # not "A mix" nor "I do"
+NOT = re.compile(rf"\b(?i:not)\W+{LETTER}\b")
+OTHER = re.compile(rf"\W*\b(?:or|and)\W+{LETTER}\b")
 
 
 class Case(NamedTuple):
@@ -53,50 +47,44 @@ class Case(NamedTuple):
     score: float | None = None  # None: the filter or the metric raised an error
 
 
-# --- What an answer states ----------------------------------------------------------------------------------------
-
-
 def first(text: str, read: Callable[[str], T | None]) -> T | None:
     """Return what `read` finds in the answer; if nothing, what it finds in the first further question."""
-    starts = [0, *(found.start() for found in RUN_ON.finditer(text)), len(text)]
-    return next((found for a, b in pairwise(starts) if (found := read(text[a:b])) is not None), None)
+    return next((found for part in RUN_ON.split(text) if (found := read(part)) is not None), None)
 
 
-def boxes(text: str) -> list[tuple[int, int]]:
-    r"""Return where the contents of the boxes begin and end, in the order of the text; no empty boxes.
+def statements(text: str, stated: re.Pattern[str] = STATED) -> Iterator[str]:
+    r"""Yield what an answer states as its result, the last statement first. None precedes a box without an end.
 
-    >>> text = r"\boxed{6}, no: \boxed {7}"
-    >>> [text[begin:end] for begin, end in boxes(text)]
-    ['6', '7']
+    >>> list(statements(r"The answer is 6. No: \boxed{} \boxed {7}"))
+    ['7', '6. No: \\boxed{} \\boxed {7}']
     """
-    opened: list[re.Match[str]] = []
-    found = []
-    for token in BRACES.finditer(text):
-        if token[0] == "{" or len(token[0]) > 2:
-            opened.append(token)
-        elif token[0] == "}" and opened and len((box := opened.pop())[0]) > 2:
-            found.append((box.end(), token.start()))
-    cut = max((box.end() for box in opened if len(box[0]) > 2), default=0)  # a box without an end replaces those before
-    return sorted((a, b) for a, b in found if cut <= a and b - a <= LONGEST and text[a:b].strip())
+    for found in reversed([*stated.finditer(text)][-MOST:]):
+        rest = text[found.end() : found.end() + LONGEST]
+        result = _closed(rest) if found[0].endswith("{") else rest
+        if result is None:
+            return
+        if result.strip():
+            yield result.strip()
+
+
+def _closed(text: str) -> str | None:
+    """Return the text before the brace that closes what is open at its beginning; None: there is none."""
+    depth = 1
+    for token in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return text[: token.start()]
+    return None
 
 
 def last_box(text: str) -> str | None:
     r"""Return the content of the last box, which may have no braces in a formula: `$\boxed 7$`; None: no box."""
-    if spans := boxes(text):
-        return text[slice(*spans[-1])].strip()
-    found = re.findall(r"\\boxed\s+([^{}$]{1,500})\$", text)
-    return found[-1] if found else None
-
-
-def statements(text: str) -> Iterator[str]:
-    """Yield what an answer states as its result, the last statement first."""
-    stated = [(found.end(), found.end() + LONGEST) for found in STATED.finditer(text)]
-    for begin, end in islice(sorted(boxes(text) + stated, reverse=True), MOST):
-        yield text[begin:end].strip()
+    braceless = re.findall(r"\\boxed\s+([^{}$\s][^{}$]{0,500})\$", text)
+    return next(statements(text, BOX), braceless[-1] if braceless else None)
 
 
 def sentence(text: str) -> str:
-    """Return the first sentence of a text, without its full stop."""
+    """Return the first sentence of a text, without its full stop and without a clause of its reason."""
     return SENTENCE_END.split(text, maxsplit=1)[0]
 
 
@@ -109,18 +97,18 @@ def plain(text: str) -> str:
     return THOUSANDS.sub(",", text.translate(DASHES | INVISIBLE))
 
 
-# --- Numbers ------------------------------------------------------------------------------------------------------
-
-
 def number(text: str) -> Decimal | None:
     r"""Return the number that an answer gives as its result; None: it has no number.
 
     >>> number(r"So it is \boxed{\$1{,}450.00}. It took 3 steps.")
     Decimal('1450.00')
-    >>> number("24 + 5 = 29\n#### $29\n\nQuestion: What is 2 + 2?\n#### 4")
-    Decimal('29')
     """
-    return first(text, _number)
+
+    def read(part: str) -> Decimal | None:
+        said = (VALUE.match(EQUATION.sub("", sentence(_without_latex(stated)))) for stated in statements(part))
+        return next((last_number(value[1]) for value in said if value), last_number(part))
+
+    return first(text, read)
 
 
 def last_number(text: str) -> Decimal | None:
@@ -130,7 +118,7 @@ def last_number(text: str) -> Decimal | None:
     Decimal('-3')
     """
     found = re.findall(NUMBER, _without_latex(text))
-    return _decimal(found[-1]) if found else None
+    return Decimal(re.sub(r"[^\d.-]", "", found[-1])) if found else None
 
 
 def same_numbers(cases: Sequence[Case]) -> list[bool]:
@@ -138,61 +126,28 @@ def same_numbers(cases: Sequence[Case]) -> list[bool]:
     return [number(case.text) == last_number(case.reference) for case in cases]
 
 
-def has_number(text: str) -> bool:
-    return number(text) is not None
-
-
-def _number(text: str) -> Decimal | None:
-    stated = (VALUE.match(EQUATION.sub("", sentence(_without_latex(one)))) for one in statements(text))
-    found = next(filter(None, stated), None)
-    if found is None:
-        return last_number(text)
-    value, below = _decimal(found[1]), _decimal(found[2] or "1")
-    return value if below == 1 else value / below if below else None
-
-
 def _without_latex(text: str) -> str:
-    text = plain(text)
-    for pattern, replacement in LATEX:
-        text = pattern.sub(replacement, text)
-    return text
+    return MINUS.sub("-", LATEX.sub(" ", plain(text).replace("\\$", "$")))
 
 
-def _decimal(text: str) -> Decimal:
-    return Decimal(re.sub(r"[^\d.-]", "", text))
+def letter(text: str) -> str | None:
+    """Return the letter of the choice that an answer states; None: it states none.
 
-
-# --- Letters of choices -------------------------------------------------------------------------------------------
-
-
-def letter(text: str, letters: str) -> str | None:
-    """Return the letter of the choice that an answer states, one of `letters`; None: it states none.
-
-    >>> letter("The answer is A mix, I think. So the answer is **b**.", "ABCD"), letter("The answer is Boron.", "ABCD")
+    >>> letter("The answer is A mix, I think. So the answer is **b**."), letter("The answer is Boron.")
     ('B', None)
     """
-    return first(text, lambda part: _letter(part, letters))
+    return first(text, _letter)
 
 
 def same_letters(cases: Sequence[Case]) -> list[bool]:
-    """Return for each case whether the answer's letter is the reference, among those of the question's choices."""
-    counts = [len(case.question.get("options") or case.question["choices"]) for case in cases]
-    return [
-        letter(case.text, ascii_uppercase[:count]) == case.reference.strip("()")
-        for case, count in zip(cases, counts, strict=True)
-    ]
+    """Return for each case whether the answer's letter is the reference."""
+    return [letter(case.text) == case.reference.strip("()") for case in cases]
 
 
-def _letter(text: str, letters: str) -> str | None:
-    one = f"[{letters}{letters.lower()}]"
-    bracketed = re.compile(rf"(?<!\w)[(\[{{]\s*({one})\s*[)\]}}]")
-    alone = re.compile(rf"^\W*({one})(?:\W*$|[).:]\W)")
-    # "A mix" and "I do" are no choices.
-    word = re.compile(rf"(?<![\w'’])([{letters}])(?![\w'’])(?!(?<=[AI])\s+(?!because|since|as|and|or|with)[a-z])")
-    either = re.compile(rf"\W*\b(?:or|and)\W+{one}\b")
-    for stated in statements(text):
-        said = re.sub(rf"\bnot\W+{one}\b", " ", re.sub(r"\\[a-z]+", " ", sentence(stated)))
-        if found := bracketed.search(said) or alone.search(said) or word.search(said):
-            return None if either.match(said, found.end()) else found[1].upper()
-    last = bracketed.findall(last_line(text)) or alone.findall(last_line(text))
+def _letter(text: str) -> str | None:
+    for stated in statements(text, CHOSEN):
+        said = NOT.sub(" ", LATEX.sub(" ", sentence(stated)))
+        if found := BRACKETED.search(said) or ALONE.search(said) or WORD.search(said):
+            return None if OTHER.match(said, found.end()) else found[1].upper()
+    last = BRACKETED.findall(last_line(text)) or ALONE.findall(last_line(text))
     return last[-1].upper() if last else None

@@ -1,28 +1,29 @@
 """lm-eval's tasks whose answers are programs: lm-eval's prompts and filters, scored in mtbench's sandbox.
 
 These tasks load the metric `code_eval` from the hub at import, and that metric runs the model's code unconfined in a
-subprocess. A stand-in replaces the metric: it only records the programs. Then the sandbox (sandbox.py) runs all of
-them, each on its own. As with the metric, the check runs in the program's own process, so a program can forge a pass:
-SECURITY.md says how.
+subprocess. A stand-in replaces the metric, and the sandbox (sandbox.py) runs all programs, each on its own. As with the
+metric, the check runs in the program's own process, so a program can forge a pass: SECURITY.md says how.
 """
 
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from importlib import import_module
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
-from mtbench.evaluation.by_value import Case
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.sandbox import run_all, unavailable
 from mtbench.evaluation.suite import Reading, Source
 
 METRIC = "code_eval"
-MARK = re.compile(r"^[ \t]*(?:```+|~~~+)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
+STAND_IN = SimpleNamespace(compute=lambda **_: ({"pass@1": 0.0}, None))
+MARK = re.compile(r"^[ \t]*(?:```|~~~)[^\n:(]*(?:\n|\Z)|```+|\[/?(?:BEGIN|DONE|PYTHON)\]", re.MULTILINE)
 MOST_MARKS = 1000  # the last ones count
 SPANNED = 5  # a block goes on behind at most four marks, which are then in its strings
 
@@ -44,7 +45,7 @@ def program(text: str, names: Set[str], before: str = "") -> str | None:
         elif all(isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call) for node in tree.body):
             continue  # words
         else:
-            defines = not names.isdisjoint(_defined(tree))
+            defines = not names.isdisjoint(getattr(node, "name", "") for node in tree.body)
             found = found or block
         if defines:
             return block
@@ -64,35 +65,9 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _parsed(code: str) -> ast.Module | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(code)
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return None
-
-
-def _defined(tree: ast.Module) -> set[str]:
-    """Return the names of functions, classes and variables at the margin."""
-    targets = (target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
-    return {getattr(node, "name", "") for node in tree.body} | {getattr(target, "id", "") for target in targets}
-
-
-class ProgramRecorder:
-    """Stand-in for lm-eval's metric. It records program and test and returns their index in place of a score."""
-
-    def __init__(self) -> None:
-        self.programs: list[tuple[str, str]] = []
-
-    def compute(
-        self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]
-    ) -> tuple[dict[str, float], None]:
-        (test,), ((program,),), (_,) = references, predictions, k
-        self.programs.append((program, test))
-        return {"pass@1": len(self.programs) - 1.0}, None
-
-
-RECORDER = ProgramRecorder()  # one for all suites: lm-eval imports a task's module once and keeps the metric it loaded
+    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, MemoryError, RecursionError):
+        return ast.parse(code)
+    return None
 
 
 class ProgramSuite(HarnessSuite):
@@ -117,7 +92,7 @@ class ProgramSuite(HarnessSuite):
         load_metric = evaluate.load
 
         def load(path: str, *args: Any, **kwargs: Any) -> Any:
-            return RECORDER if path == METRIC else load_metric(path, *args, **kwargs)
+            return STAND_IN if path == METRIC else load_metric(path, *args, **kwargs)
 
         with patch.object(evaluate, "load", load):
             return super()._load_tasks(selected, source)
@@ -129,24 +104,19 @@ class ProgramSuite(HarnessSuite):
 
     def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
         """Score 1 for a program that runs to the end of its tests, else 0. Equal programs run once."""
-        RECORDER.programs.clear()
         cases = self._score_answers(answers)
-        runs = {item: self._programs(case) for item, case in cases.items()}  # by the rule and by value
-        programs = list(dict.fromkeys(one for both in runs.values() for one in both if one))
+        runs: dict[str, tuple[str | None, str | None]] = {}  # item -> the programs by lm-eval's rule and by value
+        for item, case in cases.items():
+            chosen = self.choose(case.question, case.text)
+            by_value = None if chosen is None else f"{chosen}\n{case.reference}"
+            rule = None if case.found is None else f"{case.found[0]}\n{case.reference}"
+            runs[item] = by_value if self.own_rule else rule, by_value
+        programs = list(dict.fromkeys(one for both in runs.values() for one in both if one is not None))
         outcomes = run_all(programs, unsandboxed=self._unsandboxed)
-        passed = {"": 0.0} | {one: float(ran.passed) for one, ran in zip(programs, outcomes, strict=True)}
+        passed = dict(zip([None, *programs], [False, *(ran.passed for ran in outcomes)], strict=True))
         readings = {}
         for item, (rule, by_value) in runs.items():
-            found = _parsed(rule) and by_value
-            score = None if cases[item].score is None else passed[rule]
-            readings[item] = self._reading(cases[item]._replace(score=score, found=found or ""), passed[by_value])
+            score = None if rule is None else float(passed[rule])
+            found = by_value if rule is not None and _parsed(rule) else ""
+            readings[item] = self._reading(cases[item]._replace(found=found or "", score=score), passed[by_value])
         return readings
-
-    def _programs(self, case: Case) -> tuple[str, str]:
-        """Return the program by lm-eval's rule and the one by value, with their tests; "": there is none."""
-        if case.score is None:
-            return "", ""
-        code, test = RECORDER.programs[int(case.score)]
-        chosen = self.choose(case.question, case.text)
-        by_value = "" if chosen is None else f"{chosen}\n{test}"
-        return by_value if self.own_rule else f"{code}\n{test}", by_value

@@ -8,11 +8,11 @@ Importing `lm_eval` takes a second, and only planning and scoring need it, so fu
 import io
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from importlib.metadata import version
-from itertools import islice, product, zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -46,7 +46,7 @@ class HarnessSuite(Suite):
     config: ClassVar[Mapping[str, Any]] = {}  # entries of lm-eval's task configuration to replace, such as doc_to_text
     filter: ClassVar[str]  # report the score of this filter of the task
     nothing: ClassVar[str] = "no text"  # why an answer is unread in which the filter finds nothing
-    has_result: Callable[[str], bool] | None = None  # of an answer; None: the filter tells
+    find: Callable[[str], object] | None = None  # the result of an answer, None if it has none; None: the filter tells
     same_values: Callable[[Sequence[Case]], Sequence[bool]] | None = None  # whether answers equal references
     own_rule: ClassVar[bool] = False  # the reading by value is the score: the owner has no rule for these prompts
     metric: str  # report this metric of the task
@@ -89,59 +89,40 @@ class HarnessSuite(Suite):
 
     def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
         cases = self._score_answers(answers)
-        values: Iterable[float | None] = [None] * len(cases)
-        if self.same_values is not None:
-            values = map(float, self.same_values([*cases.values()]))
+        values = self.same_values([*cases.values()]) if self.same_values else [None] * len(cases)
         return {item: self._reading(case, value) for (item, case), value in zip(cases.items(), values, strict=True)}
 
-    def _reading(self, case: Case, value: float | None) -> Reading:
-        """Return what is read in an answer that has a score by lm-eval and one by value."""
-        score, by_value = (value, None) if self.own_rule else (case.score, value)
-        if score:
-            return Reading(score, None, by_value)
-        if case.score is None:
+    def _reading(self, case: Case, same: bool | None) -> Reading:
+        by_value = None if same is None else float(same)
+        score, by_value = (by_value, None) if self.own_rule else (case.score, by_value)
+        if score is None:
             return Reading(0.0, "lm-eval raised an error", by_value)
-        read = str(case.found).strip(" \n.,$") not in ("", INVALID)
-        if self.has_result is not None:
-            read = self.has_result(case.text)
-        return Reading(0.0, None if read else self.nothing, by_value)
+        read = self.find(case.text) is not None if self.find else str(case.found).strip(" \n.,$") not in ("", INVALID)
+        return Reading(score, None if score or read else self.nothing, by_value)
 
     def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Case]:
-        answers_of: dict[str, dict[int, str]] = {}  # task -> document -> answer
-        for item, answer in answers.items():
-            name, doc, _ = item.split("/")
-            answers_of.setdefault(name, {})[int(doc)] = answer
-        cases: dict[str, Case] = {}
-        with lm_eval_environment():
-            for name, of_task in answers_of.items():
-                cases |= self._score_task(name, of_task)
-        return cases
-
-    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, Case]:
-        """Return item -> case for document -> answer of one task."""
-        task = self._tasks[name]
-        requests = self._build_requests(task, sorted(answers))
-        for doc, request in requests:
-            request.resps = [answers[doc]]
-        self._apply_filters(task, [request for _, request in requests])
+        documents: dict[str, list[int]] = {}  # of each task
+        for item in answers:
+            name, place, _ = item.split("/")
+            documents.setdefault(name, []).append(int(place))
         cases = {}
-        for doc, request in requests:
-            random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
-            found, score = request.filtered_resps.get(self.filter), None
-            if found is not None:
-                with suppress(Exception):  # of one answer; the others have their scores
-                    score = float(task.process_results(request.doc, [found])[self.metric])
-            reference = "" if self.same_values is None else str(task.doc_to_target(request.doc))
-            cases[_item(name, doc)] = Case(request.doc, reference, answers[doc], found, score)
+        with lm_eval_environment():
+            for name, docs in documents.items():
+                for doc, request in self._build_requests(self._tasks[name], sorted(docs)):
+                    item = _item(name, doc)
+                    cases[item] = self._score(self._tasks[name], request, answers[item])
         return cases
 
-    def _apply_filters(self, task: Any, requests: Sequence[Any]) -> None:
-        try:
-            task.apply_filters()
-        except Exception:  # of one answer
-            for request, ensemble in product(requests, task._filters):
-                with suppress(Exception):
-                    ensemble.apply([request])
+    def _score(self, task: Any, request: Any, answer: str) -> Case:
+        (apply,) = (ensemble.apply for ensemble in task._filters if ensemble.name == self.filter)
+        random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
+        request.resps = [answer]
+        found = score = None
+        with suppress(Exception):  # of one answer; the others have their scores
+            apply([request])
+            found = request.filtered_resps[self.filter]
+            score = float(task.process_results(request.doc, [found])[self.metric])
+        return Case(request.doc, str(task.doc_to_target(request.doc)), answer, found, score)
 
     def _select_tasks(self, variant: str, subtasks: Sequence[str]) -> dict[str, str]:
         """Return task name in item ids -> lm-eval's task name. Raise UserError for an unknown `variant`."""

@@ -93,22 +93,27 @@ class Suite:
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:
-        if "score" in vars(cls) and "read" not in vars(cls):
-            cls.read = Suite.read  # type: ignore[method-assign]  # an inherited one would ignore this score
+        """Derive `score` from `read` or `read` from `score`, where a class defines one of them."""
+        if "read" in vars(cls) and "score" not in vars(cls):
+            cls.score = lambda self, answers: {  # type: ignore[method-assign]
+                item: reading.score for item, reading in cls.read(self, answers).items()
+            }
+        elif "score" in vars(cls) and "read" not in vars(cls):
+            cls.read = lambda self, answers: {  # type: ignore[method-assign]
+                item: Reading(score) for item, score in cls.score(self, answers).items()
+            }
 
     def read(self, answers: Mapping[str, str]) -> dict[str, Reading]:
-        """Return what is read in each item of `answers` (item -> generated text); without this method, its `score`.
+        """Return what is read in each item of `answers` (item -> generated text). A suite has this method or `score`.
 
         `answers` may hold any subset of the items; a reading must not depend on which. Called only if `metric` is set.
         Reasons of `unread` are counted, so they are few and hold nothing of an answer.
         """
-        return {item: Reading(score) for item, score in self.score(answers).items()}
+        raise NotImplementedError
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """Return a score in [0, 1] for each item of `answers`. A suite has this method or `read`."""
-        if type(self).read is Suite.read:
-            raise NotImplementedError
-        return {item: reading.score for item, reading in self.read(answers).items()}
+        """Return a score in [0, 1] for each item of `answers`: that of `read`, unless the suite has this method."""
+        raise NotImplementedError
 
     def examples(self, count: int | None, seed: int) -> Iterable[Messages]:
         """Return the first `count` training conversations (None: all); none of them may be an item.

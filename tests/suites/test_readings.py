@@ -15,7 +15,7 @@ from made_up import Rows, bbh, write_csv, write_lines, write_parquet
 
 from mtbench.evaluation.by_value import Case, letter, number
 from mtbench.evaluation.code_tasks import program
-from mtbench.evaluation.formulas import equal, has_formula
+from mtbench.evaluation.formulas import find_formula, same_formulas
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Reading, Source, Suite, Template
@@ -84,6 +84,7 @@ NUMBERS: dict[str, list[Expected]] = {  # suite and document
         (RAN_ON, 0, 1, None),
         ("She pays 29.\n\n### Problem 2:\nTom has 4 pens.", 0, 1, None),
         ("The answer is 29 because 20 + 5 + 4 adds to 29, in 3 steps.", 0, 1, None),
+        ("The cheaper option is 24 dollars, and with the tip she pays 29.", 1, 1, None),
         ("Answer: She has 3 rolls of 8 = 24. Then 24 + 5 = 29.", 1, 1, None),
         ("**Final answer:** **€29**\n\nThat is 24 + 5.", 0, 1, None),
         ("", 0, 0, "no number"),
@@ -93,7 +94,6 @@ NUMBERS: dict[str, list[Expected]] = {  # suite and document
         ("They sell 1450 tickets.", 1, 1, None),
         ("They sell 1\u202f450 tickets.", 0, 1, None),
         ("So \\boxed{1{,}450}.", 0, 1, None),
-        ("So \\boxed{\\frac{2900}{2}}, of 2 halls.", 0, 1, None),
         ("So \\boxed{1450\\frac{1}{2}}.", 0, 0, None),
     ],
     "gsm8k-paper: gsm8k_cot/2/0": [
@@ -162,6 +162,7 @@ LETTERS: dict[str, list[Expected]] = {  # document: its reference is B, I, C, D
         ("The answer is not (A) but (B).", 0, 1, NO_LETTER),
         ("Hydrogen is light.", 0, 0, NO_LETTER),
         ("The answer is (D).", 0, 0, None),
+        ("The answer is NOT (A), it is (B).", 0, 1, NO_LETTER),
         ("The answer is (B).\n\nQuestion: Which?\nThe answer is (A).", 1, 1, None),
     ],
     "chemistry/1/0": [
@@ -268,6 +269,7 @@ FORMULAS: list[tuple[str, Expected]] = [  # reference, case
     ("\\text{(B)}", ("\\boxed{B}", 0, 1, None)),
     ("90^\\circ", ("\\boxed{90°}", 0, 1, None)),
     ("(2,3)", ("\\boxed{(3, 2)}", 0, 0, None)),
+    ("23", ("\\boxed{2*3}", 0, 0, None)),
     ("7", ("\\boxed {7}", 1, 1, None)),
     ("7", ("I put it in a \\boxed environment: \\boxed{7}", 1, 1, None)),
     ("7", ("It is $\\boxed 7$.", 1, 1, None)),
@@ -426,11 +428,11 @@ class Old(Suite):
 
 
 def test_a_suite_that_only_scores_is_read(folder: Path) -> None:
-    """Also one that replaces the score of another suite; one without both has no score."""
+    """Also one that replaces the score of another suite, or changes it; one without both has no score."""
 
     class Halved(Failing):
         def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-            return dict.fromkeys(answers, 0.5)
+            return {item: score / 2 for item, score in super().score(answers).items()}
 
     for suite in (Old("", Source()), Halved("", Source(data_dir=folder, offline=True))):
         assert suite.read({"gsm8k/0/0": "x"}) == {"gsm8k/0/0": Reading(0.5)}
@@ -462,6 +464,7 @@ HOSTILE = {
     "calls": "add(" * 25_000,
     "minus": "-" * 100_000,
     "dollars": "$" * 100_000,
+    "backticks": "`" * 100_000 + ":",
 }
 
 
@@ -470,11 +473,11 @@ def test_hostile_answers_are_read_in_bounded_time(text: str) -> None:
     """Two seconds of processor time each, for every kind of reading by value; no error."""
     reads: list[Callable[[], object]] = [
         lambda: number(text),
-        lambda: letter(text, "ABCDEFGHIJ"),
+        lambda: letter(text),
         lambda: bbh.same_answers([Case({}, row[2], text) for row in BBH_ROWS[1:]]),
         lambda: program(text, {"add"}, "def add(a):\n"),
-        lambda: equal([("2", text)]),
-        lambda: has_formula(text),
+        lambda: same_formulas([Case({}, "2", text)]),
+        lambda: find_formula(text),
     ]
     for read in reads:
         started = process_time()
