@@ -18,17 +18,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from mtbench.decoding.external import Answers, ExternalEngine, static_cache, stock, target_of, until_end
+from mtbench.decoding.external import Answers, ExternalEngine, Sound, static_cache, stock, target_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import READ_EVERY, contains
-from mtbench.errors import NotNumbersError, UserError
+from mtbench.errors import UserError
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.loading import Checkpoint, Inspected
 from mtbench.options import option
-from mtbench.sampling import numbers
 
 AHEAD = 4  # drafts by default
 
@@ -80,7 +79,7 @@ class HFGenerate(ExternalEngine):
         model, pad = stock(checkpoint), next(iter(checkpoint.end_ids), 0)
         ids, mask = _left_padded(model, requests, pad)
         prompt, budget = ids.shape[1], max(request.max_new_tokens for request in requests)
-        suppressed, sound = checkpoint.suppressed.tolist(), Sound()
+        suppressed, sound = checkpoint.suppressed.tolist(), Sound(model.dtype)
         extra: dict[str, Any] = {"logits_processor": [sound]}
         graphs, compiled, known = torch._dynamo.utils.counters["stats"], 0, True  # transformers compiles
         if self.cache == "static":
@@ -105,11 +104,8 @@ class HFGenerate(ExternalEngine):
             ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
         )
         new = graphs["unique_graphs"] > compiled or (model.device.type == "cuda" and not known)
-        answers, by_token = out[:, prompt:].tolist(), [sound[length] for length in range(prompt, out.shape[1])]
-        for request, answer, right in zip(requests, answers, torch.stack(by_token, 1).tolist(), strict=True):
-            kept = until_end(answer, request.max_new_tokens, () if ignore_eos else checkpoint.end_ids)
-            if (n := [*right, False].index(False)) < len(kept):
-                raise NotNumbersError(f"the target's logits at token {n + 1} of item {request.item}", model.dtype)
+        answers = out[:, prompt:].tolist()
+        sound.refuse_others(requests, prompt, answers, () if ignore_eos else checkpoint.end_ids)
         return Answers(answers, prepared=self.cache == "static" and new)
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -136,14 +132,6 @@ def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) 
     ids = [[pad] * (longest - length) + list(r.prompt_ids) for r, length in zip(requests, lengths, strict=True)]
     mask = [[0] * (longest - length) + [1] * length for length in lengths]
     return torch.tensor(ids), torch.tensor(mask)
-
-
-class Sound(dict[int, Tensor], LogitsProcessor):  # type: ignore[misc]  # transformers is Any to mypy
-    """Length of a text -> which rows have logits that are numbers, (R,) bool: by the latest, so not by a draft."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self[input_ids.shape[1]] = numbers(scores)
-        return scores
 
 
 class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is Any to mypy

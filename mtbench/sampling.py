@@ -11,11 +11,6 @@ from torch import Tensor
 Metric = Literal["probability", "entropy", "margin"]
 
 
-def heat(temperature: float) -> float:
-    """Return the temperature that tokens are sampled at: 0, which is greedy, where logits/T may exceed float64."""
-    return temperature if temperature >= 2e-270 else 0.0  # the largest float32 divided by the largest float64
-
-
 def numbers(logits: Tensor) -> Tensor:
     """Return whether all logits `(…, V)` are numbers, `(…)` bool: none is NaN or +∞. −∞ marks a suppressed id."""
     return logits.amax(-1) < float("inf")  # the largest of NaN is NaN

@@ -12,14 +12,17 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StaticCache
 
 from mtbench.decoding.method import Method, Window
 from mtbench.decoding.output import Generation, Timing, finish
 from mtbench.decoding.request import Request, refuse_unknown_ids
+from mtbench.errors import NotNumbersError
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.attention import OWN
 from mtbench.models.loading import Checkpoint, Inspected
+from mtbench.sampling import numbers
 
 _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
 _static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticCache]] = WeakKeyDictionary()
@@ -203,6 +206,28 @@ def stock(checkpoint: Checkpoint) -> PreTrainedModel:
     for ours, theirs in zip(model.modules(), _stock[checkpoint].modules(), strict=True):
         theirs._parameters.update(ours._parameters)  # one of our engines may have replaced parameters since
     return _stock[checkpoint]
+
+
+class Sound(LogitsProcessor):  # type: ignore[misc]  # transformers is Any to mypy
+    """Takes note of logits in transformers' `generate` that are no numbers: the latest of each token, so no draft's."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.rows: dict[int, Tensor] = {}  # length of the text -> which rows' logits are numbers, (R,) bool
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.rows[input_ids.shape[1]] = numbers(scores)
+        return scores
+
+    def refuse_others(
+        self, requests: Sequence[Request], prompt: int, answers: Sequence[Sequence[int]], end_ids: Collection[int]
+    ) -> None:
+        """Raise NotNumbersError for an answer with a token behind a text of `prompt` that no numbers chose."""
+        by_token = [self.rows[prompt + n].tolist() for n in range(len(answers[0]))]
+        for request, answer, right in zip(requests, answers, zip(*by_token, strict=True), strict=True):
+            kept = until_end(answer, request.max_new_tokens, end_ids)
+            if (n := [*right, False].index(False)) < len(kept):
+                raise NotNumbersError(f"the target's logits at token {n + 1} of item {request.item}", self.dtype)
 
 
 def static_cache(model: PreTrainedModel, rows: int, length: int) -> tuple[StaticCache, bool]:

@@ -37,7 +37,7 @@ from mtbench.decoding.step import feed, move_cursors, write
 from mtbench.errors import NotNumbersError, UserError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options.classes import per_request
-from mtbench.sampling import heat
+from mtbench.options.common import heat
 
 READ_LAG = 2  # steps by which a GPU's host lags: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time

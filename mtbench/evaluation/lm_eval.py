@@ -97,7 +97,8 @@ class HarnessSuite(Suite):
         score, by_value = (by_value, None) if self.own_rule else (case.score, by_value)
         if score is None:
             return Reading(0.0, "lm-eval raised an error", by_value)
-        read = self.find(case.text) is not None if self.find else str(case.found).strip(" \n.,$") not in ("", INVALID)
+        found = self.find(case.text) if self.find else str(case.found).strip(" \t\r\n.,$")
+        read = found not in (None, "", INVALID)
         return Reading(score, None if score or read else self.nothing, by_value)
 
     def _score_answers(self, answers: Mapping[str, str]) -> dict[str, Case]:

@@ -77,10 +77,10 @@ def reasoning_letters(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], pr
 
 
 def reasoning_in(text: str, prompt: str = "") -> int:
-    """Return how many of the first letters of a text are reasoning, by marks that are texts. `prompt`: its end.
+    r"""Return how many of the first letters of a text are reasoning, by marks that are texts. `prompt`: its end.
 
     >>> reasoning_in("<think>\n2 + 2\n</think>4"), reasoning_in("<think>\n2"), reasoning_in("4")
-    (22, 10, 0)
+    (22, 9, 0)
     """
     ended = max(text.rfind(closing) + len(closing) if closing in text else 0 for _, closing in TEXTS)
     rest, asked = text[ended:].lstrip(), "" if ended else prompt.rstrip()

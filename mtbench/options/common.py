@@ -10,7 +10,6 @@ from mtbench.options import texts
 from mtbench.options.fields import option
 from mtbench.options.texts import PlainValue
 from mtbench.records import Price
-from mtbench.sampling import heat
 
 MOST_ITEMS = 1 << 24  # of a suite
 MOST_ROWS, MOST_NEW_TOKENS, MOST_ROUNDS = 1 << 16, 1 << 24, 1000
@@ -20,6 +19,12 @@ LOAD, SERVER, DECISION, TIMING = "Load", "Server", "Decision", "Batches and timi
 MACHINE, OUTPUT, TRAINED, OBJECTIVE, TRAINING = "Machine", "Output", "What to train", "Objective", "Training"
 OF_MEASURING = (BUILDS, GATE, COMPARED, BENCHMARK, DECODING, LOAD, SERVER, DECISION, TIMING, MACHINE, OUTPUT)
 PANELS = (TRAINED, OBJECTIVE, TRAINING, *OF_MEASURING)  # in their order
+
+
+def heat(temperature: float) -> float:
+    """Return the temperature that tokens are sampled at: 0, which is greedy, where logits/T may exceed float64."""
+    return temperature if temperature >= 2e-270 else 0.0  # the largest float32 divided by the largest float64
+
 
 Suites = Annotated[
     Sequence[str],

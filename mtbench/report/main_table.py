@@ -38,28 +38,8 @@ def main_table(
     common = baselines.pop() if len(baselines) == 1 else None
     sound = {cell.arm for cell in cells if not cell.void}
     drawn = _bars([speedup for arm, speedup in own.headline.items() if arm in sound])
-    unread = any(cell.unread for cell in cells)
     columns = [
-        Column(
-            "accuracy, %",
-            "share of items answered correctly; the verdict compares it with the baseline's, on the same items",
-            lambda cell: _share_entry(cell.accuracy, cell.accuracy_vs, own.headline.get(cell.arm)),
-        ),
-        Column(
-            "unread",
-            "answers in which the rule of the score finds no result",
-            lambda cell: Entry(count(cell.unread.answers if cell.unread else 0) if unread and cell.accuracy else NONE),
-        ),
-        Column(
-            "by value, %",
-            "the same share by the value of each result, in whatever notation",
-            lambda cell: _share_entry(cell.by_value, cell.by_value_vs, own.headline.get(cell.arm)),
-        ),
-        Column(
-            "valid, %",
-            "share of answers that are JSON of their schema, or whose calls fit the tools; the verdict as of accuracy",
-            lambda cell: _share_entry(cell.valid, cell.valid_vs, own.headline.get(cell.arm)),
-        ),
+        *_answer_columns(cells, own),
         Column(
             f"speedup over {common}" if common else "speedup",
             "wall time of plain decoding, on the checkpoint that one would deploy without the method, over that of the "
@@ -91,6 +71,33 @@ def main_table(
     headings = [heading for heading, _ in table.columns]
     important = sorted(headings, key=lambda heading: next(n for n, word in enumerate(IMPORTANT) if word in heading))
     return replace(table, brief=important, leading=True)
+
+
+def _answer_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column]:
+    """Return the columns of what the answers are worth."""
+    unread = any(cell.unread for cell in cells)
+    return [
+        Column(
+            "accuracy, %",
+            "share of items answered correctly; the verdict compares it with the baseline's, on the same items",
+            lambda cell: _share_entry(cell.accuracy, cell.accuracy_vs, own.headline.get(cell.arm)),
+        ),
+        Column(
+            "unread",
+            "answers in which the rule of the score finds no result",
+            lambda cell: Entry(count(cell.unread.answers if cell.unread else 0) if unread and cell.accuracy else NONE),
+        ),
+        Column(
+            "by value, %",
+            "the same share by the value of each result, in whatever notation",
+            lambda cell: _share_entry(cell.by_value, cell.by_value_vs, own.headline.get(cell.arm)),
+        ),
+        Column(
+            "valid, %",
+            "share of answers that are JSON of their schema, or whose calls fit the tools; the verdict as of accuracy",
+            lambda cell: _share_entry(cell.valid, cell.valid_vs, own.headline.get(cell.arm)),
+        ),
+    ]
 
 
 def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:

@@ -190,18 +190,16 @@ def _cell(
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
-    ends = Counter(line.finish_reason for line in data.lines.values())
-    finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
+    finish = _finish(data)
     prepared = [line for line in stored.preparation if line.cell == cell.cell]
     cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
     beside = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
     collapsed, read = collapse.find(data, [*beside.values()], session.dtype), subtasks.readings(suite.metric, data)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
-    versus = {"valid_vs": compared.valid_vs, "by_value_vs": compared.by_value_vs}
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_given(data, collapse=collapsed, prefix_cache=cached, acceptance_by=divided, **versus, **read),
+        **_given(data, compared, collapse=collapsed, prefix_cache=cached, acceptance_by=divided, **read),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -215,9 +213,7 @@ def _cell(
         finish=finish,
         **_counts(data),
         degenerate=loops,
-        **_times(data),
-        preparation_s=sum(line.preparation_s for line in prepared) if prepared else None,
-        kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
+        **_times(data, prepared),
         repeated_identical=_over(*data.repeated),
         reference=cell.is_reference,
         lossless=lossless,
@@ -255,17 +251,25 @@ def _status(data: CellData, group: Group) -> Status:
     return "ok" if len(ran) == sum(group.rounds) else "partial"
 
 
-def _given(data: CellData, **found: Any) -> dict[str, Any]:
+def _given(data: CellData, compared: Comparisons, **found: Any) -> dict[str, Any]:
     """Return the fields that only some cells have; others lack the keys."""
     fields = {name: getattr(data.cell, name) for name in ("engine_options", "other_tokens")}
-    fields["valid"] = accuracy_of("valid", data.validity)
+    fields |= {"valid": accuracy_of("valid", data.validity), "valid_vs": compared.valid_vs}
+    fields["by_value_vs"] = compared.by_value_vs
     return {name: value for name, value in {**fields, "left": data.left, **found}.items() if value}
+
+
+def _finish(data: CellData) -> Finish:
+    """Return how many answers ended for which reason."""
+    ends = Counter(line.finish_reason for line in data.lines.values())
+    return Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
 
 
 def _counts(data: CellData) -> dict[str, Any]:
     """Return the fields of a cell that count tokens and forwards."""
     fed, draft_forwards = data.counted("positions_fed"), data.counted("draft_forwards")
     return {
+        "kv_bytes": max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
         "commit_histogram": acceptance.histogram([line.commits or () for line in data.lines.values()]),
         "tokens": data.tokens,
         "positions_fed": fed,
@@ -276,7 +280,7 @@ def _counts(data: CellData) -> dict[str, Any]:
     }
 
 
-def _times(data: CellData) -> dict[str, Any]:
+def _times(data: CellData, prepared: Sequence[PreparationLine]) -> dict[str, Any]:
     """Return the measured times of a cell. Seconds, summed over blocks."""
     times = {name: data.total(name) for name in ("wall_s", "prefill_s", "decode_s", "device_s", "draft_s", "head_s")}
     parts, steps_s = statistics.parts(data.totals) if data.totals else None, dict[int, Sequence[float] | None]()
@@ -286,6 +290,7 @@ def _times(data: CellData) -> dict[str, Any]:
         "ttft_s": percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
         "commit_latency_s": percentiles(commit_gaps(data.lines.values(), steps_s)),
         "request_latency_s": _request_latency(data),
+        "preparation_s": sum(line.preparation_s for line in prepared) if prepared else None,
         "parts": None if parts is None else SpeedParts(**parts._asdict()),
     }
 
