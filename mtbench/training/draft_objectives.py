@@ -309,7 +309,6 @@ class BlockDraft(DraftObjective):
     anchors: int = option(512, "blocks of a conversation, at most", low=1)
 
     shares: ClassVar[Sequence[float]] = (1.0,)  # of the parts in the loss
-    first: ClassVar[int] = 0  # places of a block that predict nothing
 
     @property
     def draft_layers(self) -> int:
@@ -331,7 +330,7 @@ class BlockDraft(DraftObjective):
         """
         anchors = torch.arange(first_target(example.prompt) - 1, len(example.ids) - 1)
         chosen = torch.randperm(len(anchors), generator=random)[: self.anchors].sort().values
-        place = torch.arange(self.block_size - self.first)
+        place = torch.arange(self.block_size)
         predictor = anchors[chosen][:, None] + place
         exists = predictor + 1 < len(example.ids)
         decay = torch.exp(-place.to(EXACT) / 4).expand(len(chosen), -1)[exists]
@@ -372,7 +371,7 @@ class BlockDraft(DraftObjective):
         features = torch.cat([states.features[tap] for tap in draft.format.taps], -1)
         hidden = draft.norm(draft.read_block(ids.flatten(1), features, metadata, StepKeys()))
         block_of = first.cumsum(0) - 1  # predictions of a block follow one another
-        picked: Tensor = hidden[row[block_of], number[block_of] * size + batch.ahead - 1 + self.first]
+        picked: Tensor = hidden[row[block_of], number[block_of] * size + batch.ahead - 1]
         return picked
 
 

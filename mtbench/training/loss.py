@@ -30,8 +30,6 @@ def score_predictions(objective: Objective, model: Model, states: TargetStates, 
         for part in chunks(len(head_input.hidden), len(head_input.head)):
             hidden = head_input.hidden[part]
             logits = hidden @ head_input.head.to(hidden.dtype).T
-            if head_input.choose is not None:
-                logits = head_input.choose(logits, part)
             top = logits.float().softmax(1).max(1)
             indices = rows[head_input.rows][part]
             drafted = top.indices if head_input.ids is None else head_input.ids[top.indices]

@@ -8,7 +8,7 @@ Luo, Sun, arXiv 2604.07023) and its released code, which is more exact than its 
 Letters: L tokens of a conversation, B block size, N predictions, H hidden size, V vocabulary, P parts of the loss.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -64,7 +64,6 @@ class HeadInput(NamedTuple):
     head: Tensor  # (V, H)
     teacher_output: TeacherOutput | None = None  # of as many tokens
     ids: Tensor | None = None  # (V,); None: 0, 1, …
-    choose: Callable[[Tensor, slice], Tensor] | None = None  # of logits (n', V) of some rows: those to choose from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
-from mtbench.training.parallel_draft import ParallelEagle
-from mtbench.training.selector_draft import SelectorBlockDraft
 
-DRAFTS = (Eagle, ParallelEagle, BlockDraft, MarkovBlockDraft, SelectorBlockDraft, Mtp)
+DRAFTS = (Eagle, BlockDraft, MarkovBlockDraft, Mtp)
 KINDS = (Ar, Mars, BlockDiffusion, Draft, Medusa, *DRAFTS)
 OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in KINDS}

@@ -7,9 +7,7 @@ everything recomputed for it, no packing and no mask.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
-from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -18,7 +16,6 @@ import eagle_cases
 import pytest
 import torch
 from eagle_cases import Entry, Format
-from parallel_eagle_cases import ParallelReference
 from small import END, MASK, VOCABULARY, small_checkpoint, small_config
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -35,17 +32,13 @@ from mtbench.training.draft_objectives import (
     SequentialDraft,
     tapped_layers,
 )
-from mtbench.training.loss import score_predictions, target_states
+from mtbench.training.loss import target_states
 from mtbench.training.objectives import Special
 from mtbench.training.packing import Example, Examples, contiguous_examples, pack
-from mtbench.training.parallel_draft import ParallelEagle
-from mtbench.training.selector_draft import SelectorBlockDraft
 
 SPECIAL = Special(MASK, END)
 TRIMMED = 12  # tokens of a trimmed vocabulary
 BLOCK, RANK, STEPS, THETA = 3, 5, 3, 100.0
-SECOND = SelectorBlockDraft(layers=2, block_size=4, conv_group_size=8, selector_rank=RANK, selector_top_k=8)
-PARALLEL = ParallelEagle(steps=4, layers=2, keep=0.8)
 
 
 def target(head: int) -> ModelRunner:
@@ -281,10 +274,6 @@ def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: Block
                     sure = tensors["confidence_head.proj.weight"][0] @ read + tensors["confidence_head.proj.bias"][0]
                     chance = 1 - l1.detach() / 2
                     loss = 0.1 * loss + 0.9 * l1 + binary_cross_entropy_with_logits(sure, chance)
-                if isinstance(objective, SelectorBlockDraft):
-                    scores = reference.selected(logits, ids[label - 1], h)
-                    if scores[ids[label]].isfinite():
-                        loss = loss - scores.log_softmax(0)[ids[label]]
                 terms.append(loss)
                 weights.append(math.exp(-place / 4))
         total = total + torch.stack(terms) @ torch.tensor(weights, dtype=torch.double) / sum(weights)
@@ -293,7 +282,7 @@ def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: Block
 
 @pytest.mark.parametrize(
     "objective",
-    [BlockDraft(layers=2, block_size=BLOCK), MarkovBlockDraft(layers=1, block_size=BLOCK, markov_rank=RANK), SECOND],
+    [BlockDraft(layers=2, block_size=BLOCK), MarkovBlockDraft(layers=1, block_size=BLOCK, markov_rank=RANK)],
     ids=lambda objective: objective.name,
 )
 def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,103 +293,7 @@ def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypat
     same(ours(objective, runner), block_loss(runner, tensors, objective), tensors)
 
 
-def test_a_held_out_prediction_is_the_selectors_choice() -> None:
-    """Not the largest logit: the token that decoding drafts after the text's token."""
-    runner, objective = target(block_drafts.SIZE), SECOND
-    reference = block_reference(runner, attached(objective, runner), objective)
-    example, (head, drafted) = conversations()[3], (runner.model.get_output_embeddings().weight, [])
-    made = objective.build(example, SPECIAL, torch.Generator())
-    batch = pack([[made]], len(made.ids), len(objective.parts))
-    states = target_states(runner.model, batch, objective.taps(runner.model))
-    found = score_predictions(objective, runner.model, states, batch)
-    for predictor, ahead in zip(made.predictor.tolist(), made.ahead.tolist(), strict=True):
-        text = tuple(example.ids[: predictor + 2 - ahead].tolist())
-        hidden = reference._hidden(text)[ahead - 1]
-        scores = reference.selected(head @ hidden, int(example.ids[predictor]), hidden).softmax(0)
-        drafted.append((int(scores.argmax()) == int(example.ids[predictor + 1]), scores.max().item()))
-
-    right, sure = (torch.tensor(column) for column in zip(*drafted, strict=True))
-    assert right.any()
-    assert (found.right == right).all()
-    assert torch.allclose(found.confidence.double(), sure.double(), atol=1e-6)
-
-
-def test_an_untrained_draft_is_dflash(runner: ModelRunner) -> None:
-    """Its convolutions change nothing, and its selector chooses the largest logit."""
-    SECOND.attach(runner.model, SPECIAL)
-    width, draft = runner.model.config.hidden_size, runner.model.draft.float()
-    block = torch.randn(1, 2 * SECOND.block_size, width)
-    for layer in draft.layers:
-        for convolution in (layer.attention_conv, layer.mlp_conv):
-            assert torch.equal(convolution(block, torch.sin), block.sin())
-    logits, state = torch.randn(8, VOCABULARY), draft.candidate_selector.start(block)
-    scores, _ = draft.candidate_selector(logits, torch.arange(8), block[0], state)
-    assert torch.equal(scores, torch.where(scores.isfinite(), logits, scores))
-
-
-def parallel_loss(runner: ModelRunner, tensors: dict[str, Tensor]) -> Tensor:
-    """Each prediction by itself, as in decoding: the entries up to its anchor, and masks behind them."""
-    form = Format({}, tuple(layer + 1 for layer in tapped_layers(4)), prefix="layers.0", cut=False, head_norms=True)
-    reference = ParallelReference(replace(form, layers=2, mask=MASK), tensors, runner)
-    head, total = runner.model.get_output_embeddings().weight, torch.zeros((), dtype=torch.double)
-    for number, example in enumerate(conversations()):
-        ids = tuple(example.ids.tolist())
-        made = PARALLEL.build(example, SPECIAL, torch.Generator().manual_seed(number))
-        for predictor, ahead in zip(made.predictor.tolist(), made.ahead.tolist(), strict=True):
-            label, depth = predictor + 1, ahead - 1
-            entries = reference.masked(reference.entries(ids[: label - depth]), depth)
-            log_p = (head @ reference.layers(entries)[0][-1]).log_softmax(0)
-            wanted = target_distribution(runner, ids[:label])
-            total = total + wanted @ (wanted.log() - log_p) / len(made.predictor)
-    return total
-
-
-def test_masks_learn_what_they_see_in_decoding(runner: ModelRunner) -> None:
-    tensors = attached(PARALLEL, runner)
-    same(ours(PARALLEL, runner), parallel_loss(runner, tensors), tensors)
-
-
-def test_a_depth_keeps_its_share_of_places_and_continues_the_one_before() -> None:
-    """Exactly r^d of them, at least the floor; drawn anew for each conversation and epoch; weights are alike."""
-    objective = ParallelEagle(steps=8)
-    example, drawn = Example(torch.arange(210), 8), set()
-    for seed in range(4):
-        made = objective.build(example, SPECIAL, torch.Generator().manual_seed(seed))
-        anchors = [(made.predictor - made.ahead)[made.ahead == depth + 1].tolist() for depth in range(8)]
-        assert len(anchors[0]) == 202
-        for depth, (before, after) in enumerate(pairwise(anchors), start=1):
-            going_on = [anchor for anchor in before if anchor + depth + 2 < 210]
-            assert len(after) == min(len(going_on), int((202 - depth) * max(0.7**depth, 0.2)))
-            assert depth == 1 or set(after) <= set(going_on)
-        assert all(one == sorted(set(one)) and one[0] >= 0 for one in anchors)
-        assert (made.target == made.predictor + 1).all()  # the text counts up
-        assert made.target.min() == 8
-        assert made.weight.sum().item() == pytest.approx(1)
-        assert len(made.weight.sum(1).unique()) == 1
-        drawn.add(tuple(anchors[-1]))
-    assert len(drawn) == 4
-
-
-def test_what_is_stored_has_the_names_of_speculators(runner: ModelRunner) -> None:
-    """Weights and config.json. Embedding and LM head are the target's, and are left out, as vLLM takes them."""
-    PARALLEL.attach(runner.model, SPECIAL)
-    config: Any = PARALLEL.checkpoint_config(runner.model)
-    names = set(PARALLEL.detach(runner.model))
-    attention = [f"self_attn.{x}.weight" for x in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
-    layer = {*attention, *(f"mlp.{x}_proj.weight" for x in ("gate", "up", "down"))}
-    layer |= {"input_layernorm.weight", "post_attention_layernorm.weight"}
-    stored = {f"layers.{i}.{name}" for i in range(2) for name in layer}
-    assert names == stored | {"layers.0.hidden_norm.weight", "fc.weight", "norm.weight", "mask_hidden"}
-    assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "peagle"
-    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
-    assert config["transformer_layer_config"]["model_type"] == "qwen3"
-    assert config["transformer_layer_config"]["num_hidden_layers"] == 2
-    assert (config["mask_token_id"], config["eagle_aux_hidden_state_layer_ids"]) == (MASK, [1, 2, 3])
-
-
-@pytest.mark.parametrize(
-    "objective", [Eagle(steps=2), BlockDraft(), MarkovBlockDraft(), SECOND, PARALLEL], ids=lambda o: o.name
-)
+@pytest.mark.parametrize("objective", [Eagle(steps=2), BlockDraft(), MarkovBlockDraft()], ids=lambda o: o.name)
 def test_a_batch_of_padding_has_a_loss_of_zero_and_gradients(objective: DraftObjective, runner: ModelRunner) -> None:
     """The last step of an epoch may have such forward passes."""
     objective.attach(runner.model, SPECIAL)

@@ -30,7 +30,6 @@ from mtbench.training import draft_objectives
 from mtbench.training.conversations import prepare
 from mtbench.training.draft_objectives import Eagle, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
-from mtbench.training.selector_draft import SelectorBlockDraft
 from mtbench.training.train import check
 
 pytest_plugins = ["training_fixtures"]
@@ -165,25 +164,6 @@ def test_a_trimmed_draft_drafts_the_frequent_tokens_by_the_targets_rows(rows: st
         runners = ModelRunners("any", {"any": runner, "eagle": DraftRunner(draft, runner)})
         drafted, _ = decode_prompts(METHODS["eagle"](**options), runners, PROMPTS, 12, rows=2)
         assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in says]
-
-
-def test_a_dflash2_draft_learns_and_drafts(rows: str, tmp_path: Path) -> None:
-    """Config and names are z-lab's; the loss falls; the method `dflash` decodes the tokens of `ar`."""
-    target, objective = load(family("tiny").checkpoint("ar")), SelectorBlockDraft(layers=1, selector_rank=8, anchors=8)
-    out = run(objective, target.source, rows, replace(USUAL, epochs=4), tmp_path / "dflash2")
-    curve, config = losses_of(out), json.loads((out / "config.json").read_text())
-    assert sum(curve[-3:]) < sum(curve[:3])
-    assert config["architectures"] == ["DFlash2DraftModel"]
-    assert config["dflash_config"]["target_layer_ids"] == [0, 1, 2]
-    assert {"candidate_selector.predecessor_codebook", "layers.0.mlp_conv.base_kernel"} <= load_file(
-        out / "model.safetensors"
-    ).keys()
-
-    says, _ = decode_prompts(ar(), ModelRunners("any", {"any": ModelRunner(target)}), PROMPTS, 12)
-    runner = ModelRunner(target)
-    runners = ModelRunners("any", {"any": runner, "dflash2": DraftRunner(load_draft(str(out), target), runner)})
-    drafted, _ = decode_prompts(METHODS["dflash"](draft="dflash2"), runners, PROMPTS, 12, rows=2)
-    assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in says]
 
 
 def test_distillation_brings_a_draft_closer_to_its_teacher(
