@@ -74,7 +74,7 @@ class ProgramSuite(HarnessSuite):
     """A suite of tasks that lm-eval scores by `code_eval`, with one answer to each question."""
 
     metric = "pass@1"
-    nothing = "no program"
+    nothing = "no program that parses"
     choose: Callable[[Mapping[str, Any], str], str | None]  # the program of an answer to a row of the data
     answer_prefix: ClassVar[str | None] = None  # the answer begins with this text; None: as lm-eval's task has it
 

@@ -346,9 +346,9 @@ PROGRAMS: dict[str, list[Expected]] = {
         (f"~~~python\n{ADD}~~~\n{FENCE}bash\npython add.py\n{FENCE}", 1, None, None),
         (f"{WRONG}{FENCE}", 0, None, None),
         ("print(1)", 0, None, None),
-        ("I cannot write it.", 0, None, "no program"),
-        ("Sorry", 0, None, "no program"),
-        ("def add(a, b):\n    return (a +", 0, None, "no program"),
+        ("I cannot write it.", 0, None, "no program that parses"),
+        ("Sorry", 0, None, "no program that parses"),
+        ("def add(a, b):\n    return (a +", 0, None, "no program that parses"),
     ],
     "mbpp: mbpp_instruct/1/0": [(f"{COUNT}{FENCE}", 1, None, None)],
     "humaneval-deepspec: humaneval_instruct/0/0": [
@@ -356,18 +356,18 @@ PROGRAMS: dict[str, list[Expected]] = {
         (f"{FENCE}bash\npip install nothing\n{FENCE}\n{FENCE}python\n{WHOLE}{FENCE}", 1, None, None),
         (f"{FENCE}python\n{BODY}{FENCE}", 1, None, None),
         (f"{FENCE}python\ndef successor(x):\n    return x\n{FENCE}", 0, None, None),
-        ("It adds one.", 0, None, "no program"),
+        ("It adds one.", 0, None, "no program that parses"),
     ],
     "humaneval: humaneval/0/0": [
         (BODY, 1, 1, None),
-        (f"{BODY}{FENCE}\n", 0, 1, "no program"),
+        (f"{BODY}{FENCE}\n", 0, 1, "no program that parses"),
         ("    return x\n", 0, 0, None),
-        ("", 0, 0, "no program"),
+        ("", 0, 0, "no program that parses"),
     ],
     "humaneval-paper: humaneval_instruct/0/0": [
         (f"\n{WHOLE}{FENCE}\nIt adds one.", 1, 1, None),
         (f"\n{FENCE}\n{WHOLE}", 0, 1, None),
-        (" I would say: x + 1.", 0, 0, "no program"),
+        (" I would say: x + 1.", 0, 0, "no program that parses"),
     ],
 }
 
