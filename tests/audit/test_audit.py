@@ -1,7 +1,6 @@
 """`mtbench audit`: a fault that is planted in answers is named, and honest differences are not called faults."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -759,27 +758,6 @@ def test_exit_codes_and_page(honest: Path, judge: ModelRunner, tmp_path: Path) -
     page = (tmp_path / "page/audit.html").read_text()
     assert "Token by token" in page
     assert "acceptance fault" in page
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_judge_without_numbers_ends_the_audit(
-    honest: Path, judge: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
-) -> None:
-    """As other unusable judges do; a run's sentence on a divergent arm is that line, too."""
-    cell, forward = f"{SPECULATIVE}.b4", ModelRunner.forward
-    run = planted(honest, tmp_path / "b", {cell: drafted(judge, close)})
-    sides = f"{run}:{AR}.b4", f"{run}:{cell}"
-
-    def spoilt(*given: Any, **how: Any) -> Any:
-        out = forward(*given, **how)
-        out.logits[..., 5] = value
-        return out
-
-    monkeypatch.setattr(ModelRunner, "forward", spoilt)
-    said = "the judge's logits are not numbers (NaN or +inf) in float32: is the checkpoint damaged?"
-    with pytest.raises(UserError, match=re.escape(said)):
-        audited(*sides, tmp_path)
-    assert diagnosis.why(*sides, tmp_path / "why", offline=True).endswith(f"cannot say why: {said}")
 
 
 def exit_code(*words: str) -> int:
