@@ -555,8 +555,8 @@ def test_a_request_whose_logits_are_not_numbers_fails_and_no_other(
             answers = [post.result() for post in posts]
     failed = f"failed: the target's logits at token {fault + 1} are not numbers (NaN or +inf) in float64"
     assert failed in answers[1].text
-    assert answers[1].status_code == (200 if stream else 500)
-    if stream:
+    assert answers[1].status_code in ({200, 500} if stream else {500})  # 500 if it failed before its first piece left
+    if answers[1].status_code == 200:
         told = [event for event in events(answers[1]) if "choices" in event]
         sent = [i for event in told for c in event["choices"] for i in c["token_ids"]]
         assert sent == want[1][: len(sent)]
