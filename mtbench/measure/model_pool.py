@@ -2,27 +2,24 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mtbench import kernels
-from mtbench.clients.engine_server import READY_S, EngineServer
-from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.decoding.engines import ENGINES, Engine
-from mtbench.decoding.external import ExternalEngine, run_outside, timed
+from mtbench.decoding.external import ExternalEngine, run_outside
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.decoding.request import Request, refuse_unknown_ids
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.files import cache_home
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.lineup import simulation
+from mtbench.measure.cell_servers import CellServers
 from mtbench.models import gguf, token_map
 from mtbench.models.checkpoint_files import stored_bytes
 from mtbench.models.drafts.loading import draft_config, load_draft
@@ -35,7 +32,6 @@ from mtbench.plan.directory import JsonObject
 from mtbench.plan.plan import Cell, Plan, RunRequest
 from mtbench.programs.machine_share import usable_processors
 
-SERVED_SHARE = 0.9  # of a GPU's memory, for the servers of a batch size and our own models
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
 
 
@@ -54,7 +50,6 @@ class ModelPool:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.seed, self.temperature = request.seed, request.temperature
-        self.apart = request.apart
         self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
@@ -63,12 +58,7 @@ class ModelPool:
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
-        self.servers: dict[str, EngineServer] = {}  # of serving engines, by arm
-        self.within_s = READY_S  # time in which a server must be ready
-        self.served: tuple[int, int] | None = None  # their batch size and visit: those of others have ended
-        self.arms: set[str] = set()  # that share the device
-        self.programs: dict[str, Path] = {}  # that run the serving engines of this session, by engine
-        self.serving: dict[str, str] = {}  # checkpoint by engine -> the engine's package
+        self.servers = CellServers(self.device, self.dtype, apart=request.apart, offline=self.offline)
         # By role too: a draft of the same weights has its own cache.
         self.runners: dict[tuple[str, str, str], ModelRunner] = {}
 
@@ -160,10 +150,10 @@ class ModelPool:
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
         if is_served(cell.engine):
-            if self.served != (now := (cell.served_as[-1].batch_size, visit)):
-                self.close_servers()
-                self.served = now
-            return self._ask_server(cell, method, requests, ignore_eos=fixed, room=room)
+            target, temperature = self.tokenizer_of(cell.checkpoints[cell.on]), self.temperature
+            return self.servers.ask(
+                cell, method, target, requests, ignore_eos=fixed, room=room, visit=visit, temperature=temperature
+            )
         return decode(
             method,
             self.runners_of(cell),
@@ -175,60 +165,6 @@ class ModelPool:
             make=self.engine(cell.engine or Engine.name).batch,
         )
 
-    def _ask_server(
-        self, cell: Cell, method: Method, requests: Sequence[Request], *, ignore_eos: bool, room: int
-    ) -> tuple[list[Generation], Timing]:
-        """Decode requests by the cell's server, which the first call starts. Raises ServerError."""
-        target = self.tokenizer_of(cell.checkpoints[cell.on])
-        refuse_unknown_ids(requests, target.vocabulary, cell.on)
-        server = self._server_of(cell, method, room)
-        server.within_s = self.within_s
-        temperature = next((r.temperature for r in requests if r.temperature is not None), self.temperature)
-        generate = partial(server.generate, ignore_eos=ignore_eos, temperature=temperature)
-        return timed(target, requests, generate, ignore_eos=ignore_eos)
-
-    def _server_of(self, cell: Cell, method: Method, room: int) -> EngineServer:
-        """Return the server of the cell's arm, for its batch size and requests of `room` positions."""
-        if cell.arm in self.servers and self.servers[cell.arm].serving.positions < room:
-            self.servers.pop(cell.arm).close()
-        if cell.arm not in self.servers:
-            engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
-            model, setting = self._prepared(engine, cell)
-            if cell.accept is not None and cell.accept.probabilities is not None:
-                made = engine.synthetic(setting, simulation.rates(cell.accept.probabilities, method))
-                assert isinstance(made, Setting), "planning refuses it"
-                setting = made
-            own, threads = engine.own_options(cell.engine_options), torch.get_num_threads()
-            rows = cell.served_as[-1].batch_size
-            share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
-            serving = Serving(model, setting, rows, room, self.dtype, threads, own, share, cell.prefix_cache)
-            log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
-            self.servers[cell.arm] = EngineServer(engine, self.programs[engine.name], serving, cell.arm, log)
-        return self.servers[cell.arm]
-
-    def _prepared(self, engine: ServingEngine, cell: Cell) -> tuple[str, Setting]:
-        """Return the path of a cell's target and the setting of its server."""
-        settings = dict[int, Setting]()
-        for held in cell.served_as:
-            model, setting = engine.prepared_arm(
-                held.built, held.checkpoints, held.on, self.dtype, offline=self.offline
-            )
-            settings[held.batch_size] = setting
-        made = engine.scheduled(settings) if len(settings) > 1 else settings[held.batch_size]
-        assert made is not None, "only a schedule that the engine has is planned"
-        return model, made
-
-    def server_groups(self, cell: Cell) -> list[int] | None:
-        """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
-        server = self.servers.get(cell.arm)
-        return None if not is_served(cell.engine) else [] if server is None else server.groups
-
-    def close_servers(self) -> None:
-        """End all servers."""
-        for server in self.servers.values():
-            server.close()
-        self.servers.clear()
-
     def load(self, cells: Iterable[Cell]) -> None:
         """Load every checkpoint of the cells. On a CPU small models run on one thread, which is faster than two.
 
@@ -236,7 +172,7 @@ class ModelPool:
         """
         started_at, served = time.perf_counter(), list[str]()
         for cell in cells:
-            self.arms.add(cell.arm)
+            self.servers.share_with(cell.arm)
             method = cell.built
             if self.offline and isinstance(method, ExternalEngine) and method.host:
                 raise UserError(
@@ -246,11 +182,7 @@ class ModelPool:
             if cell.computes_here:
                 self.runners_of(cell)
             elif cell.engine is not None:
-                for source in cell.checkpoints.values():
-                    SERVING_ENGINES[cell.engine]().prepared(source, self.dtype, offline=self.offline)
-                self.programs[cell.engine] = SERVING_ENGINES[cell.engine].python()
-                package = SERVING_ENGINES[cell.engine].release() or "of an unknown version"
-                self.serving[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = package
+                self.servers.prepare(cell)
                 served += cell.checkpoints.values()
         self.loading_s = time.perf_counter() - started_at
         use_threads(self, served)
@@ -287,7 +219,7 @@ class ModelPool:
                 for (_, source, engine), runner in self.runners.items()
             }
             | {source: f"mtbench's, {runner.draft.format.name}" for (source, _), runner in self.drafts.items()}
-            | self.serving,
+            | self.servers.releases,
             "kernels_off": kernels.off(),
             "converted": {
                 source: made for source in self.checkpoints if (made := gguf.description(Path(locate(source))))

@@ -125,8 +125,8 @@ class LocalWorker:
         return {**machine.environment(sys.argv), **self.pool.describe(), **roofline}
 
     def decode(self, task: Task) -> Done | Failed:
-        cell, self.pool.within_s = self.cells[task.cell], task.within_s
-        before = machine.sample(self.pool.device, self.pool.server_groups(cell))
+        cell, self.pool.servers.within_s = self.cells[task.cell], task.within_s
+        before = machine.sample(self.pool.device, self.pool.servers.groups(cell))
         try:
             generations, timing = self.pool.decode(cell, task.requests, room=task.room, visit=task.visit)
         except (NoProgressError, MethodContractError, NotNumbersError) as error:
@@ -148,18 +148,17 @@ class LocalWorker:
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         # before anything else changes the device's state
-        after = machine.sample(self.pool.device, self.pool.server_groups(cell))
+        after = machine.sample(self.pool.device, self.pool.servers.groups(cell))
         never_sleeps = self.pool.device == "cpu" and cell.computes_here
         shares = machine.processor_shares(before, after, None if never_sleeps else cell.cell)
         lacking = not timing.preparation_s and self.shares.lacking(shares)  # a compiler runs in other processes
         window = machine.window(before, after, lacking=lacking, processes=self.pool.processes)
-        server = self.pool.servers.get(cell.arm)
-        return Done(generations, timing, window, server.command if server else None)
+        return Done(generations, timing, window, self.pool.servers.command(cell))
 
     def revive(self) -> None: ...
 
     def close(self) -> None:
-        self.pool.close_servers()
+        self.pool.servers.close()
 
 
 class Process:

@@ -3,7 +3,8 @@
 The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 """
 
-from mtbench.measure.executor import Progress, generate
+from mtbench.measure.block_writer import Progress
+from mtbench.measure.executor import generate
 from mtbench.measure.score import due, score, validate
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run

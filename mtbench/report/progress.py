@@ -45,7 +45,7 @@ class ChangingLine:
 class RunProgress(ChangingLine):
     """Shows batch i/n, time left, cell, tokens/s and tokens per forward.
 
-    It implements `mtbench.measure.executor.Progress`.
+    It implements `mtbench.measure.block_writer.Progress`.
     """
 
     def __init__(self, console: Console) -> None:

@@ -302,7 +302,7 @@ def test_only_the_servers_of_one_batch_size_run_at_a_time(monkeypatch: pytest.Mo
 
     def started(self: EngineServer) -> None:
         start(self)
-        alive.append({server.serving.rows for server in pool.servers.values()})
+        alive.append({server.serving.rows for server in pool.servers.running.values()})
 
     monkeypatch.setattr(EngineServer, "start", started)
     planned = plan(method=["ar", "prompt-lookup"], engine=[TOOLBOX], batch_size=[1, 2])
@@ -314,8 +314,8 @@ def test_only_the_servers_of_one_batch_size_run_at_a_time(monkeypatch: pytest.Mo
     assert alive == [{1}, {1}, {2}, {2}]
     pool.decode(planned.cells[-1], [Request(prompt_ids=[1, 2], max_new_tokens=3)], room=9)
     assert len(alive) == 5
-    assert len(pool.servers) == 2
-    pool.close_servers()
+    assert len(pool.servers.running) == 2
+    pool.servers.close()
 
 
 @pytest.fixture

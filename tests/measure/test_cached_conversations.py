@@ -10,7 +10,7 @@ from stages import generate
 from stored import stored_lines
 from whole import Quiet, start
 
-from mtbench.measure import executor
+from mtbench.measure.block_runner import BlockRunner
 from mtbench.plan.plan import RunRequest
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
@@ -54,12 +54,12 @@ def test_a_time_budget_ends_between_turns(
     """It does not wait for the end of a conversation, which is decoded anew."""
     run = start(tmp_path / "run", request_)
 
-    def spent(stage: executor.Stage, *given: Any) -> None:
-        write(stage, *given)
-        stage.deadline = 0.0
+    def spent(runner: BlockRunner, *given: Any) -> None:
+        write(runner, *given)
+        runner.scheduler.deadline = 0.0
 
-    write = executor.Stage._run_block
-    monkeypatch.setattr(executor.Stage, "_run_block", spent)
+    write = BlockRunner.run_block
+    monkeypatch.setattr(BlockRunner, "run_block", spent)
     progress = Quiet()
     generate(run, progress, Execution(timed_only=True))
     assert progress.batches == 1

@@ -22,7 +22,7 @@ from mtbench import plugins
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.hardware import machine
 from mtbench.lineup.planner import begin_run, make_plan
-from mtbench.measure.executor import Stage
+from mtbench.measure.block_runner import BlockRunner
 from mtbench.measure.workers import Done, WorkerSession
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import TimingLine
@@ -88,12 +88,12 @@ def disturb(monkeypatch: pytest.MonkeyPatch) -> Disturb:
 
     def begin(disturbed: Callable[[int], bool]) -> list[str]:
         decoded: list[str] = []
-        attempt = Stage._attempt
+        decode = BlockRunner.decode
 
-        def attempt_disturbed(
-            stage: Stage, session: WorkerSession, cell: Cell, *given: int, cold: bool = False, **more: Any
+        def decode_disturbed(
+            runner: BlockRunner, session: WorkerSession, cell: Cell, *given: int, cold: bool = False, **more: Any
         ) -> Any:
-            outcome = attempt(stage, session, cell, *given, cold=cold, **more)
+            outcome = decode(runner, session, cell, *given, cold=cold, **more)
             if cold:
                 return outcome
             decoded.append(cell.cell)
@@ -101,7 +101,7 @@ def disturb(monkeypatch: pytest.MonkeyPatch) -> Disturb:
             reason = machine.NO_PROCESSOR if disturbed(len(decoded)) else None
             return outcome._replace(conditions=outcome.conditions | {"dropped": reason})
 
-        monkeypatch.setattr(Stage, "_attempt", attempt_disturbed)
+        monkeypatch.setattr(BlockRunner, "decode", decode_disturbed)
         return decoded
 
     return begin
@@ -149,14 +149,14 @@ def test_nothing_is_decoded_again_behind_the_time_budget(
 ) -> None:
     """The sample that ends behind it stays, and is dropped."""
     run, decoded = start(tmp_path / "run", REQUEST), disturb(lambda n: True)
-    undisturbed = Stage._undisturbed
+    undisturbed = BlockRunner._undisturbed
 
-    def behind(stage: Stage, session: WorkerSession, cell: Cell, round_: int, block: int) -> Any:
+    def behind(runner: BlockRunner, session: WorkerSession, cell: Cell, round_: int, block: int) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(stage, "deadline", 0.0)
-            return undisturbed(stage, session, cell, round_, block)
+            patch.setattr(runner.scheduler, "deadline", 0.0)
+            return undisturbed(runner, session, cell, round_, block)
 
-    monkeypatch.setattr(Stage, "_undisturbed", behind)
+    monkeypatch.setattr(BlockRunner, "_undisturbed", behind)
     generate(run, Quiet(), Execution(timed_only=True))
     assert len(decoded) == 16
 

@@ -28,7 +28,7 @@ from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing
 from mtbench.hardware import machine
 from mtbench.lineup.planner import make_plan, write_plan
-from mtbench.measure import executor
+from mtbench.measure import block_runner
 from mtbench.measure.executor import _say_if_busy, generate
 from mtbench.measure.time_budget import FEWEST_ARMS, Part, blocks_within, fitting, needs_s, outlook, remember_start
 from mtbench.plan.directory import RunDirectory
@@ -193,7 +193,7 @@ def test_a_slow_server_is_left_out_for_a_decision_among_the_others(
     """It may take the time that the others do not need."""
     scripted["2"] = {"ready_s": 1000}
     known(0.4)
-    monkeypatch.setattr(executor, "remember_start", lambda *_: None)  # the machine may be busy
+    monkeypatch.setattr(block_runner, "remember_start", lambda *_: None)  # the machine may be busy
     run, notes = raced(tmp_path / "run", 4.0)
     [gone] = run.left
     assert (run.plan.cell(gone.cell).arm, gone.block, gone.lost, gone.unraced) == (FAST, 0, False, True)
@@ -213,7 +213,7 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     """They are named on the terminal and in decision.json, and the others are decided."""
     scripted[""] = {"takes_s": 0.25}
     known(15.0)
-    monkeypatch.setattr(executor, "remember_start", lambda *_: None)  # starts count as long as the last ones
+    monkeypatch.setattr(block_runner, "remember_start", lambda *_: None)  # starts count as long as the last ones
     shown = choose(tmp_path / "run", "--time-budget", "45s", "--limit", "6")
     assert shown.exit_code == 0, shown.output
     assert "time budget 45 s: 3 server starts take about 45 s, judging 4 s; 0 s are left for blo" in shown.output

@@ -16,7 +16,8 @@ from mtbench.clients.serving_engine import Setting
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.lineup.planner import write_plan
-from mtbench.measure.executor import Progress, generate
+from mtbench.measure.block_writer import Progress
+from mtbench.measure.executor import generate
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Elimination
 from mtbench.plan.plan import Cell, Plan

@@ -20,7 +20,7 @@ from mtbench.evaluation.suite import Suite
 from mtbench.experiments.reproduce.format import AskedFile, AskedPart, Published, PublishedRow, ReproduceRequest
 from mtbench.lineup.lineup import Lineup
 from mtbench.lineup.planner import begin_run, make_plan
-from mtbench.measure.executor import Progress
+from mtbench.measure.block_writer import Progress
 from mtbench.models import families
 from mtbench.plan.checks import read_plan
 from mtbench.plan.directory import RunDirectory

@@ -1,0 +1,120 @@
+"""The servers of cells that a serving engine decodes: they start at a cell's first request, and end here."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from mtbench.clients.engine_server import READY_S, EngineServer
+from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
+from mtbench.decoding.arms import is_served
+from mtbench.decoding.external import timed
+from mtbench.decoding.method import Method
+from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.decoding.request import Request, refuse_unknown_ids
+from mtbench.files import cache_home
+from mtbench.lineup import simulation
+from mtbench.models.loading import Inspected
+from mtbench.plan.plan import Cell
+
+SERVED_SHARE = 0.9  # of a GPU's memory, for the servers of a batch size and our own models
+
+
+class CellServers:
+    """One server for each arm of a batch size. `apart`: each arm has the machine for itself."""
+
+    def __init__(self, device: str, dtype: str, *, apart: bool, offline: bool) -> None:
+        self.device, self.dtype, self.apart, self.offline = device, dtype, apart, offline
+        self.within_s = READY_S  # time in which a server must be ready
+        self.releases = dict[str, str]()  # checkpoint by engine -> the engine's package
+        self.running = dict[str, EngineServer]()  # by arm
+        self._for: tuple[int, int] | None = None  # batch size and visit; servers of others have ended
+        self._arms = set[str]()  # that share the device
+        self._programs = dict[str, Path]()  # that run the engines of this session
+
+    def prepare(self, cell: Cell) -> None:
+        """Prepare what the cell's server needs: checkpoints in the engine's format, and its program."""
+        assert cell.engine is not None
+        engine = SERVING_ENGINES[cell.engine]
+        for source in cell.checkpoints.values():
+            engine().prepared(source, self.dtype, offline=self.offline)
+        self._programs[cell.engine] = engine.python()
+        self.releases[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = engine.release() or "of an unknown version"
+
+    def share_with(self, arm: str) -> None:
+        """Count an arm, in this process or in a server, among those that share the device's memory."""
+        self._arms.add(arm)
+
+    def ask(
+        self,
+        cell: Cell,
+        method: Method,
+        target: Inspected,
+        requests: Sequence[Request],
+        *,
+        ignore_eos: bool,
+        room: int,
+        visit: int,
+        temperature: float,
+    ) -> tuple[list[Generation], Timing]:
+        """Decode requests by the cell's server, which the first call starts. Raises ServerError.
+
+        room: least positions per row. visit: servers of other visits end.
+        """
+        if self._for != (now := (cell.served_as[-1].batch_size, visit)):
+            self.close()
+            self._for = now
+        refuse_unknown_ids(requests, target.vocabulary, cell.on)
+        server = self._server_of(cell, method, room)
+        server.within_s = self.within_s
+        temperature = next((r.temperature for r in requests if r.temperature is not None), temperature)
+        generate = partial(server.generate, ignore_eos=ignore_eos, temperature=temperature)
+        return timed(target, requests, generate, ignore_eos=ignore_eos)
+
+    def _server_of(self, cell: Cell, method: Method, room: int) -> EngineServer:
+        if cell.arm in self.running and self.running[cell.arm].serving.positions < room:
+            self.running.pop(cell.arm).close()
+        if cell.arm not in self.running:
+            engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
+            model, setting = self._prepared(engine, cell)
+            if cell.accept is not None and cell.accept.probabilities is not None:
+                made = engine.synthetic(setting, simulation.rates(cell.accept.probabilities, method))
+                assert isinstance(made, Setting), "planning refuses it"
+                setting = made
+            own, threads = engine.own_options(cell.engine_options), torch.get_num_threads()
+            rows = cell.served_as[-1].batch_size
+            share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self._arms), 1))
+            serving = Serving(model, setting, rows, room, self.dtype, threads, own, share, cell.prefix_cache)
+            log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
+            self.running[cell.arm] = EngineServer(engine, self._programs[engine.name], serving, cell.arm, log)
+        return self.running[cell.arm]
+
+    def _prepared(self, engine: ServingEngine, cell: Cell) -> tuple[str, Setting]:
+        """Return the path of a cell's target and the setting of its server."""
+        settings = dict[int, Setting]()
+        for held in cell.served_as:
+            model, setting = engine.prepared_arm(
+                held.built, held.checkpoints, held.on, self.dtype, offline=self.offline
+            )
+            settings[held.batch_size] = setting
+        made = engine.scheduled(settings) if len(settings) > 1 else settings[held.batch_size]
+        assert made is not None, "only a schedule that the engine has is planned"
+        return model, made
+
+    def command(self, cell: Cell) -> str | None:
+        """Return the command that started the cell's server; None while it does not run."""
+        server = self.running.get(cell.arm)
+        return None if server is None else server.command
+
+    def groups(self, cell: Cell) -> list[int] | None:
+        """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
+        server = self.running.get(cell.arm)
+        return None if not is_served(cell.engine) else [] if server is None else server.groups
+
+    def close(self) -> None:
+        """End all servers."""
+        for server in self.running.values():
+            server.close()
+        self.running.clear()
