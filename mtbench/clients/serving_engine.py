@@ -54,7 +54,6 @@ NO_SUCH_DRAFT = "Domino and JetSpec drafts have no setting of it here: give a DF
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
 NO_BLOCK = "It has no block verification: give verify=rejection."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
-NO_MAP = "Its drafts compute the logits of all tokens: leave token_map out."
 SAME_VOCABULARY = "Its draft model reads the token ids of the target: leave vocabulary out."
 ONE_A_FORWARD = "Its draft model drafts one token a forward: give per_forward=1."
 IN_TARGET = "It takes the layers in the target's checkpoint: give a draft that begins with #."
@@ -124,7 +123,6 @@ class ServingEngine:
     text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it
     parallel: ClassVar[bool] = False  # it has P-EAGLE
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
-    trims: ClassVar[bool] = False  # its drafts may draft the ids of a token map alone
     caches: ClassVar[bool] = False  # it may keep prompts, and says how many tokens of a prompt it had kept
     constraint: ClassVar[Any] = None  # JSON schema -> fields of a request that hold its answer to it; None: it has none
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
@@ -154,8 +152,6 @@ class ServingEngine:
                 return NO_SUCH_DRAFT
         if method.translates and not self.translates:
             return SAME_VOCABULARY
-        if method.token_map is not None and not self.trims:
-            return NO_MAP
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
     @staticmethod

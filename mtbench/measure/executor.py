@@ -32,7 +32,6 @@ from mtbench.measure.model_pool import ModelPool, with_dtype
 from mtbench.measure.time_budget import FEWEST_ARMS, Part, TimeBudget, needs_s, part_of, remember_start
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Died, Done, Failed, Task, WorkerSession, in_parallel, start_workers
-from mtbench.models import token_map
 from mtbench.options.fields import fields_of
 from mtbench.options.texts import alternatives
 from mtbench.plan.directory import JsonObject
@@ -71,7 +70,6 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     execution does not name, or if the run started on another device or in another dtype.
     """
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
-    token_map.refuse_changed(plan.token_maps)
     if not execution.ray:  # a cluster has other machines
         plan = with_dtype(plan, run.sessions[0].dtype if run.sessions else None)
     in_this_process = execution.ray is None and execution.workers in (None, 1)
