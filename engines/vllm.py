@@ -33,9 +33,10 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.models import families
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_settings, check_sizes, linked_with
+from mtbench.models.configuration import explained
 from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
 from mtbench.models.drafts.loading import known_draft, recognised
-from mtbench.models.loading import explained, inspect
+from mtbench.models.loading import inspect
 from mtbench.models.medusa_heads import HEADS, count_heads
 
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture

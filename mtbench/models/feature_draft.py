@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from mtbench.models.attention import ALIGNED, ATTENTION, AttentionMetadata
+from mtbench.models.configuration import SERVED_ROPES
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.loading import SERVED_ROPES, Calls, Checkpoint, layer_parameters
+from mtbench.models.loading import Calls, Checkpoint, layer_parameters
 from mtbench.models.runner import Forwarded, ModelRunner
 
 

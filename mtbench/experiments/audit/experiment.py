@@ -21,8 +21,9 @@ from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
 from mtbench.models.checkpoint_difference import difference
+from mtbench.models.configuration import refuse_unreadable
 from mtbench.models.families import locate
-from mtbench.models.loading import inspect, refuse_unreadable
+from mtbench.models.loading import inspect
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan
 from mtbench.records import dump
