@@ -57,8 +57,8 @@ class Server:
     def __post_init__(self) -> None:
         try:
             url = httpx.URL(self.url)
-            plain = url.scheme in ("http", "https") and url.host
-            plain = plain and not (url.userinfo or url.query or url.fragment)  # it is stored in every file
+            secret = url.userinfo or url.query or url.fragment  # the address is stored in every file
+            plain = url.scheme in ("http", "https") and bool(url.host) and not secret
         except httpx.InvalidURL:
             plain = False
         if not plain:
