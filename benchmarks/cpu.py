@@ -27,7 +27,8 @@ from mtbench.measure.model_pool import ModelPool
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.plan import Cell, Plan, RunRequest
-from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
+from mtbench.results.speed_factors import Totals, factors
+from mtbench.statistics import Ratio, ratio_of_totals
 
 GENERATE = "hf-generate@ar"
 AGAINST_GENERATE = ("hf-generate", "ar:engine=eager|graph")

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mtbench import statistics
 from mtbench.decoding.output import Generation, Timing
 from mtbench.hardware import machine
 from mtbench.measure.model_pool import ModelPool
@@ -21,7 +20,7 @@ from mtbench.plan.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.plan.lines import generation_line, timing_line
 from mtbench.plan.plan import Cell, Plan
 from mtbench.records import dump
-from mtbench.results import verdicts
+from mtbench.results import speed_factors, verdicts
 from mtbench.results.roofline import fraction
 from mtbench.results.samples import CellData
 from mtbench.statistics import Ratio, ratio_of_totals
@@ -70,7 +69,7 @@ class Race:
         roofline, reason = fraction(cell, judged, measured.lines.values(), measured.samples, sessions)
         busy = self.rate(arm, "device_s", "decode_s").value
         step_s = self.rate(arm, "decode_s", "batch_forwards").value
-        parts = statistics.parts(totals) if totals else None
+        parts = speed_factors.parts(totals) if totals else None
         return {
             "batch_size": cell.batch_size,
             "batching": cell.batching,

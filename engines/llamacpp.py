@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mtbench.clients.openai_client import Number, Received, Reply, Server
+from mtbench.clients.openai_client import Server
+from mtbench.clients.openai_data import Number, Received, Reply
 from mtbench.clients.serving_engine import (
     ALWAYS_WIDE,
     HOST,

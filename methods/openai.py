@@ -13,8 +13,7 @@ Token ids are the server's if it returns them (vLLM: `return_token_ids`), else t
 that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is the server's report
 on each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang), else that of its counters over all its
 clients, so it should serve no others. With `plain`, a server that refuses the fields of vLLM and SGLang (`transformers
-serve`) gets OpenAI's own fields, and its prompts as text. Requests to a busy server (HTTP 429, 503) are
-repeated; that batch's time is not used.
+serve`) gets OpenAI's own fields, and its prompts as text.
 """
 
 import time
@@ -103,13 +102,11 @@ class OpenAI(ExternalEngine):
         for ids in answers:
             check(ids, server, checkpoint)
         counts = [reply.counted for reply in replies if reply.counted is not None]
-        again = any(reply.tries > 1 for reply in replies)
         return Answers(
             answers,
             ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=sum(counts) if len(counts) == len(replies) else None,
             speculation=Speculation.total([reply.speculation for reply in replies]),
-            dropped="a request was sent again, because the server was busy" if again else None,
             cached_tokens=[reply.cached for reply in replies],
         )
 

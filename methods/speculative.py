@@ -15,8 +15,7 @@ positions, and only those whose predecessor copy k-1 kept (conditional drop; r i
 objective `mars` cuts the text into blocks, and predicts each token from one distance; it drops nothing.
 
 With `vocabulary=intersection` the draft may have other tokens (Timor et al., arXiv 2502.05202; how it reads the text:
-mtbench/models/vocabularies.py). With `token_map` the draft drafts the tokens of a file alone, by those rows of its LM
-head (FR-Spec, Zhao et al., arXiv 2502.14856: mtbench/models/token_map.py).
+mtbench/models/vocabularies.py).
 """
 
 from collections.abc import Mapping
@@ -37,7 +36,6 @@ from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
-from mtbench.models.token_map import TOKEN_MAP
 from mtbench.options import option
 
 
@@ -51,7 +49,6 @@ class Speculative(VerifiedMethod):
     per_forward: PerForward = option(1, PER_FORWARD, low=1)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     vocabulary: Vocabulary = option("same", VOCABULARY)
-    token_map: str | None = option(None, TOKEN_MAP)
     verify: Verify = option("match", VERIFY)
 
     title = "Speculative decoding"

@@ -110,39 +110,6 @@ class Difference(NamedTuple):
     n: int
 
 
-class Totals(NamedTuple):
-    """An arm's counters and times: sums over blocks of the block's mean over its valid rounds."""
-
-    tokens: float
-    row_forwards: float  # one for each live row of each forward pass
-    batch_forwards: float  # forward passes
-    row_slots: float  # one for each row of each forward pass, live or idle
-    device_s: float  # in forward passes: device time; on a CPU time inside the model
-    decode_s: float  # wall time of decoding, without prefill
-    wall_s: float
-
-
-class Parts(NamedTuple):
-    """tokens per second = tokens_per_forward · rows · utilisation · host · decode_share / forward_s, exactly."""
-
-    tokens_per_forward: float
-    rows: float  # R, mean rows per forward pass: the batch size, or less if the last static block is short
-    utilisation: float  # u, live share of the rows; rows missing from a short block do not count as idle
-    forward_s: float  # t, device time per forward pass
-    host: float  # g, device time / decode time = 1 − host gap
-    decode_share: float  # d, decode time / wall time
-
-
-class Factors(NamedTuple):
-    """rate_ratio = product of these factors, exactly. speedup = rate_ratio / length_ratio."""
-
-    tokens_per_forward: float
-    forward_time: float  # the baseline's forward_s / the arm's
-    utilisation: float  # ratio of rows · utilisation, live rows per forward pass
-    host: float
-    decode_share: float
-
-
 def median_by(keys: npt.ArrayLike, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return the median value of each key, in the order of sorted keys; for example each block's median over rounds.
 
@@ -240,34 +207,6 @@ def log_normal_interval(above: npt.ArrayLike, below: npt.ArrayLike, *, level: fl
     return np.array([centre - (reach - shift).max(axis=-1), centre + (reach + shift).max(axis=-1)])
 
 
-def parts(totals: Totals) -> Parts | None:
-    """Return the parts of an arm's tokens per second; None if a counter is 0."""
-    if min(totals) <= 0:
-        return None
-    return Parts(
-        tokens_per_forward=totals.tokens / totals.row_forwards,
-        rows=totals.row_slots / totals.batch_forwards,
-        utilisation=totals.row_forwards / totals.row_slots,
-        forward_s=totals.device_s / totals.batch_forwards,
-        host=totals.device_s / totals.decode_s,
-        decode_share=totals.decode_s / totals.wall_s,
-    )
-
-
-def factors(arm: Totals, baseline: Totals) -> Factors | None:
-    """Return the factors of the arm's tokens per second over the baseline's; None if a counter is 0."""
-    x, x0 = parts(arm), parts(baseline)
-    if x is None or x0 is None:
-        return None
-    return Factors(
-        tokens_per_forward=x.tokens_per_forward / x0.tokens_per_forward,
-        forward_time=x0.forward_s / x.forward_s,
-        utilisation=x.rows * x.utilisation / (x0.rows * x0.utilisation),
-        host=x.host / x0.host,
-        decode_share=x.decode_share / x0.decode_share,
-    )
-
-
 def wilson(correct: int, n: int, *, level: float = 0.95) -> Proportion:
     """Return the accuracy p = correct / n with its score interval (Wilson 1927).
 
@@ -348,55 +287,23 @@ class Needed(NamedTuple):
 
 
 def n_needed(gained: int, lost: int, n: int, margin: float = ACCURACY_MARGIN, *, arms: int = 1) -> Needed | None:
-    """Return the items with which `not worse` has 80 % power; None without items, or if there is no such number.
+    """Return the items with which `not worse` has 80 % power; None without items, or if it takes over MOST_ITEMS.
 
-    The share of items that differ is the observed one, ψ = (gained + lost)/n. The true difference is the observed one
-    if it lies inside the margin, else 0: an arm that is worse by the margin never gets the word. The power is that of
-    the test that decides, at the level that Holm leaves to the hardest of `arms`.
+    Normal approximation for the score test (Nam 1997). The share of items that differ is the observed one. The true
+    difference is the observed one if it lies inside the margin, else 0: an arm that is worse by the margin never gets
+    the word. The level is the one that Holm leaves to the hardest of `arms`.
     """
     if n == 0:
         return None
-    observed, differing = (gained - lost) / n, (gained + lost) / n
-    difference = observed if abs(observed) < margin else 0.0
-    level = WORD_LEVELS["not worse"] / arms
-    enough = 1
-    while _power(enough, differing, difference, margin, level) < POWER_NEEDED:
-        enough *= 2
-        if enough > MOST_ITEMS:
-            return None
-    too_few = enough // 2
-    while enough - too_few > max(1, enough // 200):
-        middle = (enough + too_few) // 2
-        if _power(middle, differing, difference, margin, level) < POWER_NEEDED:
-            too_few = middle
-        else:
-            enough = middle
-    return Needed(enough, difference)
-
-
-def _power(n: int, differing: float, difference: float, margin: float, level: float) -> float:
-    """Return the probability of `not worse` over n items, of which a share `differing` is right for one arm only.
-
-    Exact: summed over the number m of items that differ. For each m the test holds from some number of gains on.
-    """
-    from scipy.special import bdtrc, bdtrik, xlog1py, xlogy
-    from scipy.special import gammaln as log_factorial_before
-
-    if differing == 0:
-        return float(score_test(0, 0, n, -margin) > -NORMAL.inv_cdf(level))
-    low, high = (int(max(0, bdtrik(p, n, differing))) for p in (1e-7, 1 - 1e-7))
-    m = np.arange(low, min(n, high + 1) + 1)
-    logs = log_factorial_before(n + 1) - log_factorial_before(m + 1) - log_factorial_before(n - m + 1)
-    weights = np.exp(logs + xlogy(m, differing) + xlog1py(n - m, -differing))
-    fails, holds = np.full(m.shape, -1), m + 1  # numbers of gains; m + 1: the test never holds
-    while (open_ := holds - fails > 1).any():
-        middle = np.where(open_, (fails + holds) // 2, holds)
-        passes = score_test(middle, m - middle, n, -margin) > -NORMAL.inv_cdf(level)
-        holds = np.where(open_ & passes, middle, holds)
-        fails = np.where(open_ & ~passes, middle, fails)
-    gaining = (differing + difference) / (2 * differing)
-    at_least = np.where(holds == 0, 1.0, bdtrc(np.maximum(holds - 1, 0), m, gaining))
-    return float(weights @ np.where(holds > m, 0.0, at_least))
+    differing = (gained + lost) / n
+    difference = (gained - lost) / n if abs(gained - lost) / n < margin else 0.0
+    gaining, losing = (differing + difference) / 2, (differing - difference) / 2
+    # Of one item, in standard deviations: those if the arm is worse by the margin, and the true ones over those.
+    distance = float(score_test(gaining, losing, 1, -margin))
+    spread = math.sqrt(differing - difference**2) * distance / (difference + margin)
+    quantiles = -NORMAL.inv_cdf(WORD_LEVELS["not worse"] / arms) + NORMAL.inv_cdf(POWER_NEEDED) * spread
+    needed = math.ceil((quantiles / distance) ** 2)
+    return Needed(needed, difference) if needed <= MOST_ITEMS else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

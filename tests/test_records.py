@@ -94,6 +94,18 @@ def test_an_older_plan_gains_the_keys_that_it_lacks() -> None:
     assert newer["request"]["chat_template_kwargs"] == {}
 
 
+def test_an_older_plan_opens_unless_a_draft_has_a_token_map(small_run: RunDirectory) -> None:
+    """Earlier versions wrote the key and the option without a token map, too."""
+    written = json.loads((small_run.path / "plan.json").read_text())
+    older = copy.deepcopy(written) | {"token_maps": {}}
+    for cell in older["cells"]:
+        cell["options"]["token_map"] = None
+    assert json.dumps(dump(validate(older, Plan, "plan.json"))) == json.dumps(written)
+    older["token_maps"]["map.json"] = "0" * 64
+    with pytest.raises(UserError, match=r"plan.json: token_maps is not known to this version of mtbench; restore"):
+        validate(older, Plan, "plan.json")
+
+
 def test_prompts_of_a_private_suite_are_never_written(small_run: RunDirectory) -> None:
     plan = read_json(small_run.path / "plan.json", Plan)
     suite = plan.suites[0].changed(withheld=plan.suites[0].digest())

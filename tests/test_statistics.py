@@ -16,7 +16,7 @@ from mtbench import statistics as stat
 from mtbench.report.phrases import verdict_text
 from mtbench.results import verdicts
 from mtbench.results.figure_formats import Reason, Verdict
-from mtbench.statistics import Difference, Ratio, Totals, Word
+from mtbench.statistics import Difference, Ratio, Word
 
 Array = npt.NDArray[np.float64]
 
@@ -201,75 +201,6 @@ def test_a_shared_ratio_has_the_wider_of_two_intervals() -> None:
     assert stat.shared_ratio([2.0] * 6, [1.0] * 6, looks=9)[:4] == pytest.approx((2, 2, 2, 0))
 
 
-# Parts and factors
-
-counts = st.integers(1, 10**7)
-seconds = st.floats(1e-3, 1e5)
-totals = st.builds(
-    Totals,
-    tokens=counts,
-    row_forwards=counts,
-    batch_forwards=counts,
-    row_slots=counts,
-    device_s=seconds,
-    decode_s=seconds,
-    wall_s=seconds,
-)
-
-
-@given(totals)
-def test_tokens_per_second_is_the_product_of_its_parts(arm: Totals) -> None:
-    """tpf · R · u · g · d / t = tokens / wall time, to 1e-9, for all counters."""
-    parts = stat.parts(arm)
-    assert parts is not None
-    product = parts.tokens_per_forward * parts.rows * parts.utilisation * parts.host * parts.decode_share
-    assert product / parts.forward_s == pytest.approx(arm.tokens / arm.wall_s, rel=1e-9)
-
-
-@given(totals, totals)
-def test_rate_ratio_is_the_product_of_five_factors(arm: Totals, baseline: Totals) -> None:
-    """The factors multiply to rate_ratio, to 1e-9, even if the arms' mean rows per forward differ."""
-    factors = stat.factors(arm, baseline)
-    assert factors is not None
-    rate_ratio = (arm.tokens / arm.wall_s) / (baseline.tokens / baseline.wall_s)
-    assert math.prod(factors) == pytest.approx(rate_ratio, rel=1e-9)
-
-
-def test_parts_by_hand() -> None:
-    """Blocks of 8, 8 and 4 rows, 100 forward passes each, 10 % of the rows idle."""
-    arm = Totals(tokens=3600, row_forwards=1800, batch_forwards=300, row_slots=2000, device_s=6, decode_s=8, wall_s=10)
-    assert stat.parts(arm) == stat.Parts(2, 20 / 3, 0.9, 0.02, 0.75, 0.8)
-
-
-def test_factors_by_hand() -> None:
-    """A factor above 1 means that the arm is better; forward time is the baseline's over the arm's."""
-    baseline = Totals(
-        tokens=1000, row_forwards=1000, batch_forwards=100, row_slots=1000, device_s=8, decode_s=16, wall_s=20
-    )
-    arm = Totals(tokens=1000, row_forwards=500, batch_forwards=100, row_slots=1000, device_s=10, decode_s=10, wall_s=20)
-    factors = stat.factors(arm, baseline)
-    assert factors is not None
-    assert factors._asdict() == pytest.approx(
-        {
-            "tokens_per_forward": 2,
-            "forward_time": 0.8,
-            "utilisation": 0.5,
-            "host": 2,
-            "decode_share": 0.625,
-        }
-    )
-
-
-@pytest.mark.parametrize("name", Totals._fields)
-def test_a_counter_of_zero_leaves_no_factors(name: str) -> None:
-    """An arm with a counter of 0 has no parts, and no comparison with it has factors."""
-    whole = Totals(*[1.0] * 7)
-    empty = whole._replace(**{name: 0.0})
-    assert stat.parts(empty) is None
-    assert stat.factors(empty, whole) is None
-    assert stat.factors(whole, empty) is None
-
-
 # Accuracy
 
 
@@ -358,8 +289,7 @@ def test_items_needed_have_80_percent_power(gained: int, lost: int, n: int) -> N
     chances = [gained / n, lost / n, 1 - (gained + lost) / n]
     counts = np.random.default_rng(n).multinomial(needed.n, chances, size=20_000)[:, :2]
     found = share_covered(counts, lambda b, c: accuracy(stat.paired_difference(b, c, needed.n)) == ["not worse"])
-    assert 0.785 <= found <= 0.86
-    assert found == pytest.approx(stat._power(needed.n, sum(chances[:2]), needed.difference, 0.02, 0.05), abs=0.01)
+    assert 0.79 <= found <= 0.89
 
 
 @settings(deadline=None)  # the first call imports scipy
@@ -413,7 +343,6 @@ def test_an_arm_that_loses_the_margin_is_rarely_not_worse(psi: float, n: int) ->
     level = stat.WORD_LEVELS["not worse"]
     wrong = exactly(n, psi, -0.02, lambda b, c: accuracy_p(b, c, n)["not worse"] < level)
     assert wrong <= 0.0605
-    assert wrong == pytest.approx(stat._power(n, psi, -0.02, 0.02, level), abs=1e-5)
 
 
 @pytest.mark.parametrize("n", [100, 300])
@@ -538,7 +467,7 @@ def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
 @pytest.mark.parametrize(
     ("gained", "lost", "n", "word"),
     [
-        (10, 15, 256, "inconclusive, needs n ≈ 2744320 at the observed difference"),
+        (10, 15, 256, "inconclusive, needs n ≈ 2738343 at the observed difference"),
         (20, 30, 256, "inconclusive, needs n ≈ 3032 if the true difference is 0"),
         (10, 10, 1319, "not worse"),
         (60, 0, 1319, "not worse"),
@@ -558,8 +487,8 @@ def test_accuracy_verdicts(gained: int, lost: int, n: int, word: str) -> None:
 
 
 def test_a_wider_margin_needs_fewer_items() -> None:
-    """An arm that needs 2,744,320 items at 2 points needs 5,568 at 3, and is `not worse` at 6."""
-    expected = "inconclusive, needs n ≈ 5568 at the observed difference"
+    """An arm that needs 2,738,343 items at 2 points needs 5,574 at 3, and is `not worse` at 6."""
+    expected = "inconclusive, needs n ≈ 5574 at the observed difference"
     assert accuracy(stat.paired_difference(10, 15, 256), margin=0.03) == [expected]
     assert accuracy(stat.paired_difference(10, 15, 256), margin=0.06) == ["not worse"]
 

@@ -33,8 +33,8 @@ def export(
     """
     from mtbench.decoding.registry import SERVING_ENGINES
     from mtbench.models.checkpoint_files import Layout, copy_with
+    from mtbench.models.configuration import downloaded
     from mtbench.models.families import locate
-    from mtbench.models.loading import downloaded
 
     server = SERVING_ENGINES[engine]()
     refuse_existing(out)

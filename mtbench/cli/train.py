@@ -200,28 +200,6 @@ def answers(
     _print_path(out)
 
 
-@app.command("token-map")
-@command
-def token_map(
-    base: Annotated[common.Base, Field(description="Checkpoint whose tokens are counted: a folder or a hub id.")],
-    data: Annotated[
-        common.Data,
-        Field(description="A file of answers, or a data set of the hub; no suite. Repeatable."),
-    ],
-    size: Annotated[Size, Field(description="Tokens of the map: the most frequent ones.")],
-    out: Annotated[
-        common.NewFolder, Field(description="JSON file to write, or .pt, which SGLang reads; must not exist.")
-    ],
-    offline: common.Offline = False,
-) -> None:
-    """Write the tokens most frequent in answers, as the `token_map` of a draft."""
-    from mtbench.training.draft_vocabulary import write_token_map
-
-    share = write_token_map(base, data, out, size=size, offline=offline)
-    warn(f"{size:,} tokens: {share:.1%} of the answers' tokens")
-    _print_path(out)
-
-
 @app.command()
 @command
 def page(

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from mtbench.clients.openai_client import Reply, Server, ServerError
+from mtbench.clients.openai_client import Server, ServerError
+from mtbench.clients.openai_data import Reply
 from mtbench.clients.serving_engine import HOST, Serving, ServingEngine
 from mtbench.decoding.external import Answers, Speculation
 from mtbench.decoding.request import Request
@@ -122,7 +123,6 @@ class EngineServer:
             ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=None if None in counts else sum(filter(None, counts)),
             speculation=Speculation.total([reply.speculation for reply in replies]),
-            dropped="the server was busy" if any(reply.tries > 1 for reply in replies) else None,
             prepared=first,
             forwards=self._forwards(replies),
             cached_tokens=[reply.cached for reply in replies],

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from mtbench.clients.openai_client import Reply, ServerError
+from mtbench.clients.openai_client import ServerError
+from mtbench.clients.openai_data import Reply
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
 from mtbench.models.token_text import ids_behind

@@ -6,42 +6,28 @@ differ. Values that an engine does not report are null.
 """
 
 import itertools
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from mtbench.clients.openai_client import Reply, Server
+from mtbench.clients.engine_installation import EngineInstallation
+from mtbench.clients.openai_client import Server
+from mtbench.clients.openai_data import Reply
 from mtbench.clients.openai_wire import body_of
 from mtbench.decoding.arms import PREFIX_CACHE
 from mtbench.decoding.method import Method
 from mtbench.decoding.request import Request
 from mtbench.errors import MissingWeights, UserError
-from mtbench.files import cache_home, read_bytes, write_errors, write_text
+from mtbench.files import cache_home, write_text
 from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_files, linked_with, stored_bytes
+from mtbench.models.configuration import downloaded
 from mtbench.models.drafts.loading import known_draft
-from mtbench.models.loading import downloaded
-from mtbench.programs import environments
-from mtbench.programs.environments import Note, Pip
-from mtbench.records import Record
 
-# An environment variable, `ENGINE=NAME==VERSION`: the package of an engine in place of the pinned one.
-RELEASE = "MTBENCH_ENGINE_RELEASE"
 GGUF = ".gguf"
-RELEASE_S = 60.0  # time in which an installation must print its release
-PRINT_RELEASE = """
-import importlib.metadata as metadata, sys
-there = {found.metadata["name"].lower().replace("_", "-"): found.version for found in metadata.distributions()}
-[first, *_] = [f"{name}=={there[name]}" for name in sys.argv[1:] if name in there]
-print(first)
-"""
 HOST, PORT = "127.0.0.1", 8000  # the port: in a command that is shown
 
 # Differences of engines, and reasons why one has no setting for a method with some options.
@@ -54,7 +40,6 @@ NO_SUCH_DRAFT = "Domino and JetSpec drafts have no setting of it here: give a DF
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
 NO_BLOCK = "It has no block verification: give verify=rejection."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
-NO_MAP = "Its drafts compute the logits of all tokens: leave token_map out."
 SAME_VOCABULARY = "Its draft model reads the token ids of the target: leave vocabulary out."
 ONE_A_FORWARD = "Its draft model drafts one token a forward: give per_forward=1."
 IN_TARGET = "It takes the layers in the target's checkpoint: give a draft that begins with #."
@@ -75,13 +60,6 @@ class Setting(NamedTuple):
         return self._replace(differs=f"{self.differs} {differs}".strip())
 
 
-class Installation(Record):
-    """An installation of an engine that is the user's own."""
-
-    program: str
-    release: str
-
-
 Table = Mapping[str, Callable[[Any, Mapping[str, str]], Setting | str]]
 
 
@@ -100,16 +78,10 @@ class Serving:
     prefix_cache: bool = False  # it keeps prompts for later ones that begin alike
 
 
-class ServingEngine:
+class ServingEngine(EngineInstallation):
     """A serving engine. Subclasses register with `@SERVING_ENGINES.register(NAME)`."""
 
-    name: ClassVar[str]
-    title: ClassVar[str]
     start: ClassVar[tuple[str, ...]]  # arguments of a user's command before the model; empty: there is none
-    package: ClassVar[str | None] = None  # distribution that its environment has, pinned; None: none is installed
-    distributions: ClassVar[tuple[str, ...]] = ()  # others that have it, in a user's own installation
-    unwanted: ClassVar[tuple[str, ...]] = ()  # distributions that it brings and that break it
-    needs: ClassVar[Mapping[str, str]] = {}  # its name of a method -> the distribution that it needs
     choices: ClassVar[tuple[str, ...]] = ()  # arms of its own methods in `mtbench choose`
     gguf: ClassVar[bool] = False  # it reads GGUF files only; else folders of safetensors only
     gguf_dtype: ClassVar[str | None] = None  # of the matrices in a file that is made for it; None: that of the run
@@ -124,7 +96,6 @@ class ServingEngine:
     text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it
     parallel: ClassVar[bool] = False  # it has P-EAGLE
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
-    trims: ClassVar[bool] = False  # its drafts may draft the ids of a token map alone
     caches: ClassVar[bool] = False  # it may keep prompts, and says how many tokens of a prompt it had kept
     constraint: ClassVar[Any] = None  # JSON schema -> fields of a request that hold its answer to it; None: it has none
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
@@ -154,8 +125,6 @@ class ServingEngine:
                 return NO_SUCH_DRAFT
         if method.translates and not self.translates:
             return SAME_VOCABULARY
-        if method.token_map is not None and not self.trims:
-            return NO_MAP
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
     @staticmethod
@@ -319,121 +288,3 @@ class ServingEngine:
         own = [{"temperature": temperature, "seed": r.seed, **self.constrained(r)} for r in requests]
         bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
         return server.complete([body | settings for body, settings in zip(bodies, own, strict=True)])
-
-    # --- Where it is installed ---
-
-    @classmethod
-    def release(cls) -> str | None:
-        """Return what is run: the release that RELEASE names, the user's own installation, or the pinned package."""
-        own = cls.own()
-        return own.release if own is not None else cls._package()
-
-    @classmethod
-    def _package(cls) -> str | None:
-        engine, _, package = os.environ.get(RELEASE, "").partition("=")
-        return package if engine == cls.name else cls.package
-
-    @classmethod
-    def own(cls) -> "Installation | None":
-        """Return the user's own installation, if there is one and RELEASE names no other."""
-        file = cls._own_file()
-        if not file.is_file() or os.environ.get(RELEASE, "").startswith(f"{cls.name}="):
-            return None
-        return Installation.model_validate_json(read_bytes(file))
-
-    @classmethod
-    def _own_file(cls) -> Path:
-        return cache_home() / "engines" / f"{cls.name}.json"
-
-    @classmethod
-    def folder(cls, package: str | None = None) -> Path:
-        """Return the folder of the environment that `mtbench fetch engine` makes. `package`: default, its own."""
-        wanted = (package or cls._package() or cls.name).replace("==", "-")
-        return cache_home() / "engines" / f"{wanted}-{sys.implementation.cache_tag}"
-
-    @classmethod
-    def installed(cls) -> Path | None:
-        """Return the program of the user's own installation, or the Python of the engine's environment, if there."""
-        if (own := cls.own()) is not None:
-            return Path(own.program) if Path(own.program).exists() else None
-        return environments.python_of(cls.folder())
-
-    @classmethod
-    def state(cls) -> str:
-        """Return what is run, or how to install it."""
-        if cls.release() is None:
-            return "no package"
-        return str(cls.release()) if cls.installed() else f"mtbench fetch engine {cls.name}"
-
-    @classmethod
-    def fetch(cls, note: Note, package: str | None = None) -> Path:
-        """Make the engine's environment, if it is not there; return its Python. Raises UserError if that fails.
-
-        It takes the place of the user's own installation. `package`: another release than its own, as `NAME==VERSION`.
-        """
-        wanted = package or cls._package()
-        if package is None:
-            cls._own_file().unlink(missing_ok=True)
-        if wanted is None:
-            raise UserError(f"mtbench has no package of {cls.title}; name an installation: --program PYTHON.")
-        return environments.installed(cls.folder(wanted), wanted, "", partial(cls._install, wanted), note)
-
-    @classmethod
-    def use(cls, program: Path) -> str:
-        """Use an installation of the user's: its Python, or a program that the engine knows. Return its release.
-
-        Raises UserError if the engine is not there.
-        """
-        path = Path(os.path.abspath(program))  # not resolved: a link tells a Python its environment
-        if not (path.is_file() and os.access(path, os.X_OK)):
-            raise UserError(f"--program {program}: it is no program; give the Python that has {cls.title}.")
-        try:
-            done = environments.run(cls.release_command(path), environments.variables(path), timeout_s=RELEASE_S)
-            output = [*done.stdout.split("\n"), *done.stderr.split("\n")] if done.returncode == 0 else []
-        except (OSError, subprocess.TimeoutExpired):
-            output = []
-        lines = [line.strip() for line in output if line.strip()]
-        release = next((line for line in lines if line.startswith("version")), lines[0] if lines else None)
-        if release is None:
-            raise UserError(f"--program {program}: {cls.title} is not there; give the Python that has it.")
-        with write_errors(cls._own_file()):
-            cls._own_file().parent.mkdir(parents=True, exist_ok=True)
-            write_text(cls._own_file(), Installation(program=str(path), release=release).model_dump_json())
-        return release
-
-    @classmethod
-    def release_command(cls, program: Path) -> list[str]:
-        """Return the command that prints the release of an installation, and fails if the engine is not there."""
-        names = [*cls.distributions, *([cls.package.partition("==")[0]] if cls.package else [])]
-        return [str(program), "-c", PRINT_RELEASE, *names]
-
-    @classmethod
-    def refuse_missing(cls, method: str) -> None:
-        """Raise UserError if the engine is installed without the package that a method needs there."""
-        program, needed = cls.installed(), cls.needs.get(method, "")
-        command = [str(program), "-c", PRINT_RELEASE, needed]
-        if program and needed and environments.run(command, environments.variables(program)).returncode:
-            raise UserError(
-                f"{cls.title} needs the package {needed!r} for {method}; run `{program} -m pip install {needed}`, or "
-                "leave that method out."
-            )
-
-    @classmethod
-    def _install(cls, package: str, pip: Pip) -> None:
-        pip("install", package)
-        if cls.unwanted:
-            pip("uninstall", "--yes", *cls.unwanted)
-
-    @classmethod
-    def python(cls) -> Path:
-        """Return the Python or program that runs the engine. Raises UserError with the command that installs it."""
-        found, own = cls.installed(), cls.own()
-        if found is None and cls.release() is None:
-            raise UserError(
-                f"mtbench has no package of {cls.title}; name your installation of it: "
-                f"`mtbench fetch engine {cls.name} --program PYTHON`."
-            )
-        if found is None:
-            gone = f"{own.program!r} is not there" if own is not None else f"{cls.name!r} is not installed"
-            raise UserError(f"engine {gone}; run `mtbench fetch engine {cls.name}`.")
-        return found

@@ -62,7 +62,6 @@ class Answers(NamedTuple):
     ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
     speculation: Speculation | None = None  # of these requests alone; it is used in place of `ExternalEngine.counters`
-    dropped: str | None = None  # why the time of this batch is not the engine's speed
     prepared: bool = False  # the engine compiled or recorded something in this call
     forwards: list[int] | None = None  # per request, by the engine's own count of tokens and of accepted drafts
     cached_tokens: Sequence[int | None] = ()  # per request, tokens of its prompt that were cached; (): not known
@@ -169,7 +168,6 @@ def timed(
         preparation_s=wall_s if answers.prepared else 0.0,  # at most: engines do not report it
         counted=answers.counted,
         cached_tokens=None if {*cached} == {None} else sum(filter(None, cached)),  # vLLM leaves out a 0
-        dropped=answers.dropped,
         **(answers.speculation._asdict() if answers.speculation else {}),
     )
 

@@ -30,11 +30,11 @@ from mtbench.decoding.host_sync import AsyncCopy, CommitLog, Shape
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.prefill import prefill
-from mtbench.decoding.request import Request, in_batch, refuse_unknown_ids
+from mtbench.decoding.prefill import prefill, refuse_unfit
+from mtbench.decoding.request import Request, in_batch
 from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.decoding.step import feed, move_cursors, write
-from mtbench.errors import NotNumbersError, UserError
+from mtbench.errors import NotNumbersError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options.classes import per_request
 from mtbench.options.common import heat
@@ -71,29 +71,9 @@ def decode(
     """
     requests = in_batch(requests, temperature=temperature, ignore_eos=ignore_eos)
     slots = max(room, *(request.slots for request in requests))
-    _check_fit(method, runners, requests, slots)
+    refuse_unfit(method, runners, requests, slots)
     width = min(rows or len(requests), len(requests))
     return (make or Batch)(method, runners, width, slots).run(requests)
-
-
-def _check_fit(method: Method, runners: ModelRunners, requests: Sequence[Request], slots: int) -> None:
-    """Raise UserError for a prompt too short for a block, or one with too many tokens or unknown ones."""
-    lengths = [len(request.prompt_ids) for request in requests]
-    shortest, longest = min(lengths), max(lengths)
-    block = method.variants[-1].block
-    if shortest < block:
-        raise UserError(
-            f"{method.name} needs prompts of at least one block, here {block} tokens, and one has {shortest}; "
-            "lengthen it, or decode it by another method. See `mtbench ls methods`."
-        )
-    for role, runner in runners.items():
-        refuse_unknown_ids(requests, runner.vocabulary, role)
-        if slots > runner.checkpoint.max_positions:
-            new = max(request.max_new_tokens for request in requests)
-            raise UserError(
-                f"a prompt of {longest} tokens and {new} new ones, in rows of {slots} positions, do not fit the "
-                f"context of the {role!r} checkpoint ({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
-            )
 
 
 def _patience(tokens: int) -> int:

@@ -226,8 +226,6 @@ class Method:
     default_arms: ClassVar[tuple[str, ...]] = ()  # its arms if a run names no method
     choices: ClassVar[tuple[str, ...]] = ()  # its arms in `mtbench choose`: a few values of its main option
 
-    token_map: str | None = None  # file of the ids that its draft models draft (mtbench/models/token_map.py); None: all
-
     @property
     def claims(self) -> Claims:
         """The method's promise on the reference's checkpoint.

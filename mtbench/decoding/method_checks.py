@@ -16,7 +16,6 @@ from mtbench.decoding import trees
 from mtbench.decoding.draft_model import refuse_other_models
 from mtbench.decoding.method import Claims, Commit, Method, Window
 from mtbench.errors import UserError, first_line
-from mtbench.models import token_map
 from mtbench.models.loading import Inspected
 
 
@@ -33,8 +32,6 @@ def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
         for role in checkpoints if method.outside else ():
             refuse_other_models(checkpoints, role)  # external engines run whole models
         method.refuse(checkpoints)
-        if method.token_map is not None:
-            token_map.refuse(method, checkpoints)
         if method.claims not in get_args(Claims):
             raise MethodContractError(f"claims is {method.claims!r}, not one of {', '.join(get_args(Claims))}")
         if hasattr(method, "visible"):  # a hook of earlier versions, which would be ignored

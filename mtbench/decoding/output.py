@@ -76,7 +76,6 @@ class Timing:
     accepted: int | None = None  # tokens of these that were accepted
     histogram: list[int] | None = None  # entry n: drafts of which n tokens were accepted
     reported_by: str | None = None  # who reports this per request; None: counters of the whole engine, if any
-    dropped: str | None = None  # why its time is not used
 
 
 def finish(

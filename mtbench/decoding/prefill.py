@@ -1,4 +1,4 @@
-"""Prefill: feed the prompts of new requests into every KV cache, in chunks.
+"""Prefill: refuse prompts that do not fit; feed the prompts of new requests into every KV cache, in chunks.
 
 R = rows, W = positions fed.
 """
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.method import Method, ModelRunners, Rows
+from mtbench.decoding.request import Request, refuse_unknown_ids
+from mtbench.errors import UserError
 from mtbench.models.attention import ALIGNED, KERNEL_POSITIONS, AttentionMetadata
 
 PREFILL_POSITIONS = 2048  # positions fed at once over all rows; limits the memory of mask and scores
@@ -17,6 +19,26 @@ PREFILL_WIDTH = 64  # minimum positions of a row fed at once
 # server's requests need every width that has kernels of its own.
 WIDTHS_OF_A_RUN = (2,)
 WIDTHS_OF_A_SERVER = (*(1 << power for power in range(7)), KERNEL_POSITIONS + 2)
+
+
+def refuse_unfit(method: Method, runners: ModelRunners, requests: Sequence[Request], slots: int) -> None:
+    """Raise UserError for a prompt too short for a block, or one with too many tokens or unknown ones."""
+    lengths = [len(request.prompt_ids) for request in requests]
+    shortest, longest = min(lengths), max(lengths)
+    block = method.variants[-1].block
+    if shortest < block:
+        raise UserError(
+            f"{method.name} needs prompts of at least one block, here {block} tokens, and one has {shortest}; "
+            "lengthen it, or decode it by another method. See `mtbench ls methods`."
+        )
+    for role, runner in runners.items():
+        refuse_unknown_ids(requests, runner.vocabulary, role)
+        if slots > runner.checkpoint.max_positions:
+            new = max(request.max_new_tokens for request in requests)
+            raise UserError(
+                f"a prompt of {longest} tokens and {new} new ones, in rows of {slots} positions, do not fit the "
+                f"context of the {role!r} checkpoint ({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
+            )
 
 
 def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arange: Tensor) -> None:

@@ -36,7 +36,7 @@ from mtbench.lineup.simulation import (
     refuse_unscriptable,
     simulated_parts,
 )
-from mtbench.models import chat_template, token_map
+from mtbench.models import chat_template
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected
 from mtbench.models.vocabularies import vocabulary_flags
@@ -120,7 +120,6 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
         cells=cells,
         groups=groups,
         plugins=plugins.files_of(used),
-        token_maps={path: token_map.read(path).sha256 for cell in cells if (path := cell.options.get("token_map"))},
     )
     refuse_faulty(plan)
     return plan
@@ -210,7 +209,6 @@ class _GroupPlanner:
         ignore_eos = self.request.ignore_eos or self.acceptance is not None
         if fault is None:
             flags += vocabulary_flags(inspected, arm.on) if method.translates else []
-            flags += token_map.flags(method.token_map, inspected, arm.on) if method.token_map is not None else []
         flags += [APART] if self.request.apart else []
         flags += [FREE] if self.suite.schemas and not self.suite.constrained(arm.engine) else []
         return Cell(

@@ -22,7 +22,6 @@ from mtbench.measure.stage import HERE, Stage
 from mtbench.measure.time_budget import TimeBudget
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Worker, WorkerSession, in_parallel, start_workers
-from mtbench.models import token_map
 from mtbench.options.fields import fields_of
 from mtbench.options.texts import alternatives
 from mtbench.plan.formats import FailureLine
@@ -42,7 +41,6 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     execution does not name, or if the run started on another device or in another dtype.
     """
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
-    token_map.refuse_changed(plan.token_maps)
     if not execution.ray:  # a cluster has other machines
         plan = with_dtype(plan, run.sessions[0].dtype if run.sessions else None)
     in_this_process = execution.ray is None and execution.workers in (None, 1)

@@ -20,7 +20,7 @@ from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.lineup import simulation
 from mtbench.measure.cell_servers import CellServers
-from mtbench.models import gguf, token_map
+from mtbench.models import gguf
 from mtbench.models.checkpoint_files import stored_bytes
 from mtbench.models.drafts.loading import draft_config, load_draft
 from mtbench.models.families import locate, path_of
@@ -54,7 +54,6 @@ class ModelPool:
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
         self.translated: dict[tuple[tuple[str, str, str], ModelRunner], TranslatedRunner] = {}
-        self.trimmed: dict[tuple[str, ModelRunner], ModelRunner] = {}  # of drafts, by token map
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
@@ -103,12 +102,6 @@ class ModelPool:
         if (key, target) not in self.translated:
             self.translated[key, target] = TranslatedRunner(self.runner(*key), target)
         return self.translated[key, target]
-
-    def _trimmed(self, path: str, draft: ModelRunner) -> ModelRunner:
-        """Return the runner of a draft that drafts the ids of a token map alone."""
-        if (path, draft) not in self.trimmed:
-            self.trimmed[path, draft] = draft.trimmed(token_map.read(path).ids)
-        return self.trimmed[path, draft]
 
     def _draft(self, source: str, target: ModelRunner) -> DraftRunner:
         """Return the runner of a draft that reads the hidden states of this target."""
@@ -190,7 +183,6 @@ class ModelPool:
     def clear(self) -> None:
         """Free all models."""
         for loaded in (
-            self.trimmed,
             self.drafts,
             self.translated,
             self.runners,
@@ -228,17 +220,13 @@ class ModelPool:
 
     def runners_of(self, cell: Cell) -> ModelRunners:
         """Return the runners of a cell's roles."""
-        return self.runners_for(cell.on, cell.checkpoints, cell.engine, cell.built.token_map)
+        return self.runners_for(cell.on, cell.checkpoints, cell.engine)
 
-    def runners_for(
-        self, on: str, checkpoints: Mapping[str, str], engine: str | None, map_file: str | None
-    ) -> ModelRunners:
-        """Return the runners of the checkpoints by role. `on`: the target's. `map_file`: token map of the drafts."""
+    def runners_for(self, on: str, checkpoints: Mapping[str, str], engine: str | None) -> ModelRunners:
+        """Return the runners of the checkpoints by role. `on`: the target's."""
         target = self.runner(on, checkpoints[on], engine)
         rest = {role: source for role, source in checkpoints.items() if role != on}
         drafts = {role: self.runner(role, source, engine, target) for role, source in rest.items()}
-        if map_file is not None:
-            drafts = {role: self._trimmed(map_file, draft) for role, draft in drafts.items()}
         return ModelRunners(on, {on: target, **drafts})
 
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from mtbench.models.attention import ALIGNED, ATTENTION, AttentionMetadata
+from mtbench.models.configuration import SERVED_ROPES
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.loading import SERVED_ROPES, Calls, Checkpoint, layer_parameters
+from mtbench.models.loading import Calls, Checkpoint, layer_parameters
 from mtbench.models.runner import Forwarded, ModelRunner
 
 
@@ -166,11 +167,6 @@ class DraftConfig:
         """
 
     @property
-    def trimmed(self) -> bool:
-        """Whether it was trained to draft some of the target's tokens only."""
-        return False
-
-    @property
     def room(self) -> int:
         """How many slots of a row its cache needs more than the target's."""
         return 0
@@ -206,8 +202,7 @@ class DraftRunner(ModelRunner):
         """Run the draft; the arguments are those of `FeatureDraft.forward`."""
         with self._counted(metadata):
             logits, feature = self.draft(ids, features, metadata, self.cache, judged, depth)
-            logits = self._over_vocabulary(logits)
-        return Forwarded(logits, feature)
+        return Forwarded(logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf")), feature)
 
     def feed(self, tokens: Tensor, metadata: AttentionMetadata) -> None:
         """Cache the entries of decided positions: the target's features there, and the tokens (R, S) after them."""

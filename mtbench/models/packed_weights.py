@@ -4,7 +4,6 @@
 EPYC).
 """
 
-import copy
 from contextlib import suppress
 from typing import Any
 
@@ -34,14 +33,6 @@ def pack(decoder: Any) -> None:
             setattr(owner, name, matrix)
         for layer in layers:
             layer.linear = linear
-
-
-def with_head(decoder: Any, weight: Tensor) -> Any:
-    """Return a fused decoder that shares all of another one, hooks included, but for an LM head (D, C) of its own."""
-    twin = copy.copy(decoder)
-    twin._parameters = {name: parameter for name, parameter in decoder._parameters.items() if name != "lm_head"}
-    twin.lm_head = packed_matrix(weight) if decoder.layers[-1].linear is linear else weight.detach()
-    return twin
 
 
 def packed_matrix(weight: Tensor) -> Tensor:

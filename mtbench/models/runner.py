@@ -3,21 +3,18 @@
 R = rows, W = positions fed, V = vocabulary, C = hidden size.
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from mtbench.models import packed_weights
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Checkpoint
-from mtbench.models.token_map import with_rows
 
 Result = TypeVar("Result")
 
@@ -39,7 +36,6 @@ class ModelRunner:
     taps: tuple[int, ...] = ()  # hidden states of the target that it reads
     parallel = False  # one forward drafts all tokens of a step
     longest = 1  # most of its own tokens that stand for one of the target's
-    drafted: Tensor | None = None  # (D,) the ids of its LM head's rows; None: all
 
     def __init__(self, checkpoint: Checkpoint, decoder: Decoder | None = None) -> None:
         self.checkpoint, self.decoder = checkpoint, decoder
@@ -72,24 +68,8 @@ class ModelRunner:
         """Run the model on ids (R, W); return its output at the last `judged` positions."""
         with self._counted(metadata):
             run = self._modules if self.decoder is None else self.decoder
-            logits = self._over_vocabulary(run(ids, metadata, self.cache, judged))
-        return Forwarded(logits)
-
-    def _over_vocabulary(self, logits: Tensor) -> Tensor:
-        """Return the logits of its LM head over all ids: −∞ for suppressed ids, and for those that have no row."""
-        if self.drafted is not None:
-            whole = logits.new_full((*logits.shape[:-1], self.checkpoint.vocabulary), float("-inf"))
-            logits = whole.index_copy_(-1, self.drafted, logits)
-        return logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
-
-    def trimmed(self, ids: Sequence[int]) -> Self:
-        """Return another runner on the same weights, whose LM head computes these ids (D,) alone."""
-        runner = copy.copy(self)
-        runner.cache, runner.drafted = KVCache(), torch.tensor(ids, device=self.device)
-        runner.model = with_rows(self.model, runner.drafted)
-        if self.decoder is not None:
-            runner.decoder = packed_weights.with_head(self.decoder, runner.model.get_output_embeddings().weight)
-        return runner
+            logits = run(ids, metadata, self.cache, judged)
+        return Forwarded(logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf")))
 
     # --- A draft's text: that of the target in its own tokens, here the same (mtbench/models/vocabularies.py) ---
 

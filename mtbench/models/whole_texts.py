@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from mtbench.errors import NotNumbersError, UserError
+from mtbench.models.configuration import downloaded, load_config, refuse_unreadable, rope_types
 from mtbench.models.families import locate
-from mtbench.models.loading import DTYPES, downloaded, load_config, loaded_model, refuse_unreadable, rope_types
+from mtbench.models.loading import DTYPES, loaded_model
 from mtbench.sampling import numbers
 
 FED_AT_ONCE = (

@@ -43,8 +43,8 @@ def timing_line(
     """Return the stored line of one block in one round.
 
     `order`: its place among the arms of the block. `conditions`: the machine's state at that time. `identical`:
-    requests with the tokens of round 1; None in round 1. A sample is dropped for a remark of the machine or the engine
-    on it, or because its window contains a capture or compilation.
+    requests with the tokens of round 1; None in round 1. A sample is dropped for a remark of the machine on it, or
+    because its window contains a capture or compilation.
     """
     line = {
         "session": session,
@@ -56,7 +56,7 @@ def timing_line(
         "identical": identical,
     }
     prepared = "a shape was prepared inside the window" if timing.preparation_s else None
-    line["dropped"] = conditions["dropped"] or timing.dropped or prepared
+    line["dropped"] = conditions["dropped"] or prepared
     return TimingLine.model_validate(line)
 
 

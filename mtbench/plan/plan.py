@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from mtbench.decoding.arms import PREFIX_CACHE, is_served
 from mtbench.decoding.method import Claims, Method
@@ -50,6 +50,14 @@ CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refil
 ENGINE_OPTIONS = Field(
     default_factory=list[str], description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
 )
+
+
+def _without_token_map(options: dict[str, Any]) -> dict[str, Any]:
+    # Earlier versions wrote it, null where a draft had no token map; another value is refused as an unknown option.
+    return {name: value for name, value in options.items() if (name, value) != ("token_map", None)}
+
+
+OptionValues = Annotated[dict[str, Any], AfterValidator(_without_token_map)]
 OTHER_TOKENS = Field(
     default_factory=list[str],
     description="of these, those for which it may have other tokens than its method promises; empty: none",
@@ -201,7 +209,7 @@ class Cell(Record):
     suite: str = Field(description="suite as requested, name or name:rest")
     arm: str = Field(description="arm: method:options@role/engine")
     method: str = Field(description="name of the method")
-    options: dict[str, Any] = Field(description="value of every option of the method, resolved for the checkpoint")
+    options: OptionValues = Field(description="value of every option of the method, resolved for the checkpoint")
     on: str = Field(description="role of the checkpoint that decodes")
     engine: str | None = Field(description="engine; null: the method's loop is not ours")
     family: str = Field(description="family of checkpoints")
@@ -297,9 +305,14 @@ class Plan(Record):
         default_factory=dict,
         description="SHA-256 of each file that registered a method or a suite of this plan, by path",
     )
-    token_maps: dict[str, Sha256] = Field(
-        default_factory=dict, description="SHA-256 of each token map by which drafts of this plan draft, by path"
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_token_maps(cls, stored: Any) -> Any:
+        # Earlier versions wrote it, empty where no draft had a token map; a full one is refused as an unknown key.
+        if isinstance(stored, dict) and stored.get("token_maps") == {}:
+            return {name: value for name, value in stored.items() if name != "token_maps"}
+        return stored
 
     def cell(self, name: str) -> Cell:
         return next(c for c in self.cells if c.cell == name)

@@ -17,7 +17,7 @@ import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours
-from mtbench.measure import energy, lossless_check
+from mtbench.measure import energy, grades
 from mtbench.plan.formats import (
     EnergyRecord,
     GenerationLine,
@@ -29,7 +29,7 @@ from mtbench.plan.formats import (
 from mtbench.plan.plan import Group
 from mtbench.plan.run import Run
 from mtbench.records import dump
-from mtbench.results import acceptance, collapse, degenerate, subtasks
+from mtbench.results import acceptance, collapse, degenerate, speed_factors, subtasks
 from mtbench.results.acceptance_curves import write_curves
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import (
@@ -283,7 +283,7 @@ def _counts(data: CellData) -> dict[str, Any]:
 def _times(data: CellData, prepared: Sequence[PreparationLine]) -> dict[str, Any]:
     """Return the measured times of a cell. Seconds, summed over blocks."""
     times = {name: data.total(name) for name in ("wall_s", "prefill_s", "decode_s", "device_s", "draft_s", "head_s")}
-    parts, steps_s = statistics.parts(data.totals) if data.totals else None, dict[int, Sequence[float] | None]()
+    parts, steps_s = speed_factors.parts(data.totals) if data.totals else None, dict[int, Sequence[float] | None]()
     if data.cell.batching == "static":  # of refilled slots the step at which a row started is not stored
         steps_s = {t.block: t.step_s for t in data.samples if t.round == 1}
     return times | {
@@ -381,7 +381,7 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
         if same[-1].cell.engine != cell.engine:
             forced = stored.plan.suite(cell.suite).constrained(cell.engine)
             against = {item: line for item, line in against.items() if item not in forced}
-    graded = lossless_check.grade(data.lines, against, rescored, stored.last_session.dtype or "float32")
+    graded = grades.grade(data.lines, against, rescored, stored.last_session.dtype or "float32")
     return (
         None
         if graded is None

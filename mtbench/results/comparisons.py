@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.plan.plan import Batching
-from mtbench.results import samples, verdicts
+from mtbench.results import samples, speed_factors, verdicts
 from mtbench.results.figure_formats import (
     AccuracyComparison,
     Agreement,
@@ -319,7 +319,7 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
     repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
     factors, disturbed = None, verdict.reason is not None and verdict.reason.kind == "disturbed"
     if data.totals and baseline.totals and not disturbed:
-        factors = statistics.factors(data.totals, baseline.totals)
+        factors = speed_factors.factors(data.totals, baseline.totals)
     return Speedup(
         baseline=baseline.cell.arm,
         value=ratio.value,

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from mtbench.decoding.method import Claims
 from mtbench.plan.formats import Elimination, Environment
-from mtbench.plan.plan import CELL_ID, ENGINE_OPTIONS, OTHER_TOKENS, Batching, Length, Simulated
+from mtbench.plan.plan import CELL_ID, ENGINE_OPTIONS, OTHER_TOKENS, Batching, Length, OptionValues, Simulated
 from mtbench.plan.request import CHECKPOINTS
 from mtbench.records import (
     CellName,
@@ -71,7 +71,7 @@ class ResultCell(Sparse):
     task: dict[str, Any] = Field(description="the suite's own description of its task, with its name")
     arm: str = Field(description="arm: method:options@role/engine")
     method: str = Field(description="name of the method")
-    options: dict[str, Any] = Field(description="value of every option of the method")
+    options: OptionValues = Field(description="value of every option of the method")
     engine: str | None = Field(description="engine; null: the method's loop is not ours")
     engine_options: list[str] = ENGINE_OPTIONS
     other_tokens: list[str] = OTHER_TOKENS

@@ -26,7 +26,8 @@ from mtbench.plan.formats import CacheRecord, Elimination, GenerationLine, Readi
 from mtbench.plan.plan import Cell, Group, Item
 from mtbench.plan.run import Run
 from mtbench.results import verdicts
-from mtbench.statistics import Ratio, Totals, Unit
+from mtbench.results.speed_factors import Totals
+from mtbench.statistics import Ratio, Unit
 
 Value = Callable[[TimingLine], float | None]
 STRETCHED = 1.1  # ratio of two arms' stretches above which their times are not compared

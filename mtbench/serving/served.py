@@ -66,7 +66,7 @@ def load(request: RunRequest, method: str, rows: int, max_length: int | None = N
         raise UserError(f"{str(arm)!r} cannot be served: {entrant.fault}.")
     checkpoints, chosen = family.checkpoints(arm.roles), entrant.method
     pool = ModelPool(request.changed(dtype=fastest_dtype(request, checkpoints.values())))
-    runners = pool.runners_for(arm.on, checkpoints, arm.engine, chosen.token_map)
+    runners = pool.runners_for(arm.on, checkpoints, arm.engine)
     use_threads(pool)
     longest = min(runner.checkpoint.max_positions for runner in runners.values())
     length = min(LONGEST, longest) if max_length is None else max_length

@@ -2,24 +2,14 @@
 
 Zhao et al.: "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling", arXiv
 2502.14856; EAGLE-3 (arXiv 2503.01840) calls it `draft_vocab_size`. A draft then computes fewer logits; a token outside
-is never drafted, and costs a forward of the target. A draft that was trained without one gets a token map.
+is never drafted, and costs a forward of the target.
 """
-
-from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mtbench.errors import UserError
-from mtbench.evaluation.registry import SUITES
-from mtbench.files import refuse_existing
-from mtbench.models import token_map
-from mtbench.models.loading import inspect
-from mtbench.training.conversations import prepare
 from mtbench.training.packing import Examples
-
-LONGEST = 1 << 20  # tokens of a conversation that are counted
 
 
 def answer_counts(examples: Examples, vocabulary: int) -> Tensor:
@@ -50,22 +40,3 @@ def coverage(ids: Tensor, examples: Examples, vocabulary: int) -> float:
     """Return the share of the answers' tokens that are among `ids`; NaN if there are none."""
     counts = answer_counts(examples, vocabulary)
     return float(counts[ids.cpu()].sum() / counts.sum())
-
-
-def write_token_map(base: str, data: Sequence[str], out: Path, *, size: int, offline: bool = False) -> float:
-    """Write the `size` ids most frequent in the answers of `data` to `out`; return the share of them that it covers.
-
-    `base`: the checkpoint whose tokenizer reads the answers. Raises UserError for a suite: a map that knows what is
-    measured would be too good.
-    """
-    refuse_existing(out)
-    if suites := [name for name in data if name.partition(":")[0] in SUITES]:
-        raise UserError(
-            f"--data {suites[0]} is a suite, and a token map comes from other texts; give a file of answers."
-        )
-    found = inspect(base, offline=offline)
-    read = prepare(data, None, found.tokenizer, max_length=LONGEST, seed=0, options=None, offline=offline)
-    examples = read.examples
-    ids = most_frequent(examples, size, found.vocabulary)
-    token_map.write(out, ids.tolist())
-    return coverage(ids, examples, found.vocabulary)

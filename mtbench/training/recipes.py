@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mtbench.training.draft_objectives import Eagle, MarkovBlockDraft
+from mtbench.training.block_objectives import MarkovBlockDraft
+from mtbench.training.draft_objectives import Eagle
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
 from mtbench.training.trainer import Settings
 

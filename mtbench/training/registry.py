@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft, Mtp
+from mtbench.training.block_objectives import BlockDraft, MarkovBlockDraft
+from mtbench.training.draft_objectives import Eagle, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
 
 DRAFTS = (Eagle, BlockDraft, MarkovBlockDraft, Mtp)

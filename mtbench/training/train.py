@@ -24,8 +24,9 @@ from mtbench.models.architectures import attention_of
 from mtbench.models.attention import ATTENTION
 from mtbench.models.chat_template import Options
 from mtbench.models.checkpoint_files import weights_sha256
+from mtbench.models.configuration import downloaded
 from mtbench.models.families import locate
-from mtbench.models.loading import Inspected, downloaded, inspect, refuse_undecodable
+from mtbench.models.loading import Inspected, inspect, refuse_undecodable
 from mtbench.training.checkpoint import write_checkpoint, write_copy, write_draft, write_errors
 from mtbench.training.conversations import Data, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask

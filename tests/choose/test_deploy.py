@@ -173,7 +173,6 @@ def other(field: dataclasses.Field[Any]) -> Any:
             "tree": "3x2",
             "draft": "other",
             "vocabulary": "intersection",
-            "token_map": "hot.pt",
             "drafts": "ngram-map-k",
         }
         return words[field.name]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mtbench.clients.serving_engine import RELEASE, ServingEngine
+from mtbench.clients.engine_installation import RELEASE
+from mtbench.clients.serving_engine import ServingEngine
 from mtbench.errors import UserError
 from mtbench.programs import environments
 
@@ -20,7 +21,7 @@ class Mine(ServingEngine):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtbench.clients.serving_engine.cache_home", lambda: tmp_path)
+    monkeypatch.setattr("mtbench.clients.engine_installation.cache_home", lambda: tmp_path)
 
 
 def test_a_python_of_the_users_is_used_under_its_own_release() -> None:

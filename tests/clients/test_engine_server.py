@@ -13,7 +13,8 @@ from living import until
 from scripted_engine import scripted_server
 
 from mtbench.clients import engine_server
-from mtbench.clients.openai_client import Reply, ServerError
+from mtbench.clients.openai_client import ServerError
+from mtbench.clients.openai_data import Reply
 from mtbench.decoding.external import Speculation
 from mtbench.decoding.request import Request
 from mtbench.programs import processes

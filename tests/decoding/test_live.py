@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, ar, decode_prompts, mars, on, requests_for, run
+from decoding_cases import MANY, PROMPTS, READ_LAG, ar, decode_prompts, mars, on, requests_for, run
 from decoding_live import Watcher, generation_of, live, live_answers, live_generations
 from small import PAD, WORDS, scripted_lane, small_checkpoint
 
@@ -84,33 +84,6 @@ def test_rows_with_a_threshold_of_their_own_answer_as_alone(runner: ModelRunner,
         together, _ = decode(method, on(runner), asked, rows=3, make=make)
         assert [g.token_ids for g in together] == [g.token_ids for g in alone]
     assert live_answers(batch(method, runner), asked) == [g.token_ids for g in alone]
-
-
-def test_commits_follow_each_rows_own_threshold_where_windows_adapt(runner: ModelRunner) -> None:
-    """A row's commits are those of a batch in which all rows have its τ."""
-    method, taus = mars(tau=0.5, block_size="auto"), TAUS[: len(PROMPTS)]
-    asked = [replace(r, options={"tau": tau}) for r, tau in zip(requests_for(PROMPTS, BUDGET), taus, strict=True)]
-    together, _ = decode(method, on(runner), asked)
-    for number, tau in enumerate(taus):
-        same = run(replace(method, tau=tau), runner)[number]  # type: ignore[type-var]
-        assert (together[number].token_ids, together[number].commits) == (same.token_ids, same.commits)
-
-
-def test_a_row_at_tau_one_is_autoregressive(runner: ModelRunner) -> None:
-    """One token per forward, offered none, whatever its neighbours accept; so it is for an entropy of 0."""
-    want = [g.token_ids for g in run(ar(), runner, MANY)]
-    for metric, strict, loose in (("probability", 1.0, 0.05), ("margin", 1.0, 0.0), ("entropy", 0.0, 3.0)):
-        method = mars(tau=loose, confidence=metric)
-        asked = [
-            replace(request, options={"tau": loose if number % 2 else strict})
-            for number, request in enumerate(requests_for(MANY, BUDGET))
-        ]
-        got, _ = decode(method, on(runner), asked, rows=3)
-        for number in range(0, len(MANY), 2):
-            assert got[number].token_ids == want[number]
-            assert got[number].commits == [1] * len(want[number])
-            assert got[number].drafted == 0
-        assert any(max(g.commits or [0]) > 1 for g in got[1::2])
 
 
 @pytest.mark.parametrize("method", [ar(), mars(tau=0.3), METHODS["jacobi"](ahead=3)], ids=str)

@@ -100,23 +100,6 @@ def test_at_tau_one_every_policy_is_autoregressive(runner: ModelRunner) -> None:
             assert all(g.commits == [1] * len(g.token_ids) for g in got)
 
 
-def test_ar_equals_transformers_generate(make_runner: Callable[..., ModelRunner]) -> None:
-    """Greedy `generate` with the same ids suppressed emits the same tokens, prompt by prompt."""
-    runner = make_runner()
-    got = run(ar(), runner)
-    runner.model.set_attn_implementation("eager")
-    for prompt, generation in zip(PROMPTS, got, strict=True):
-        ids = torch.tensor([prompt])
-        out = runner.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=BUDGET,
-            suppress_tokens=runner.checkpoint.suppressed.tolist(),
-        )
-        assert out[0, len(prompt) :].tolist() == generation.token_ids
-
-
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"tau": 1},

@@ -216,12 +216,3 @@ def test_a_plan_at_a_temperature_near_zero_is_greedy() -> None:
     """So its arms claim, and are held to, what those of a greedy plan do."""
     assert [RunRequest(temperature=t).temperature for t in (5e-324, 1e-309, 1e-308, 1e-300)] == [0.0] * 4
     assert [RunRequest(temperature=t).temperature for t in (1e-200, 1e-6, 0.7)] == [1e-200, 1e-6, 0.7]
-
-
-def test_cold_and_hot_rows_share_a_batch(checkpoint: Checkpoint) -> None:
-    """Each has the tokens that it has alone."""
-    runner, heats = ModelRunner(checkpoint), [1e-308, 1.3, 5e-324, 0.0]
-    together = decode(ar(), on(runner), [replace(r, temperature=t) for r, t in zip(asked(), heats, strict=True)])[0]
-    for number, heat in enumerate([0.0, 1.3, 0.0, 0.0]):
-        [alone], _ = decode(ar(), on(runner), [replace(asked()[number], temperature=heat)])
-        assert together[number].token_ids == alone.token_ids

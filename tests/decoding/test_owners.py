@@ -1,7 +1,7 @@
 """Methods with a known name draft what the code of their owners drafts, on 1,000 random and real texts.
 
 The owners' code is called as it is: ArcticInference's (`pip install arctic-inference`, or MTBENCH_ARCTIC_INFERENCE
-names a folder to import it from), vLLM's in the environment of mtbench's engine, and transformers'.
+names a folder to import it from), and vLLM's in the environment of mtbench's engine.
 """
 
 import json
@@ -15,10 +15,8 @@ from typing import Any
 
 import naive
 import pytest
-import torch
 from drafts_of import drafts_of
 from tokenizers import Tokenizer
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import mtbench
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
@@ -112,37 +110,3 @@ def test_prompt_lookup_has_vllms_drafts(texts: dict[str, Texts]) -> None:
     for (high, low, ahead), owners in zip(NGRAM, json.loads(said.splitlines()[-1]), strict=True):
         assert sum(map(bool, owners)) > 200
         assert ours("prompt-lookup", every, ngram=high, min_ngram=low, ahead=ahead) == owners
-
-
-@pytest.mark.parametrize(("ngram", "ahead"), [(3, 10), (2, 4), (1, 1)])
-def test_prompt_lookup_has_the_drafts_of_transformers(ngram: int, ahead: int, texts: dict[str, Texts]) -> None:
-    owner = PromptLookupCandidateGenerator(num_output_tokens=ahead, max_matching_ngram_size=ngram, max_length=1_000_000)
-    every = texts["random"] + texts["real"]
-    owners = [owner.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist() for text in every]
-    assert sum(map(bool, owners)) > 200
-    assert ours("prompt-lookup", every, ngram=ngram, ahead=ahead) == owners
-
-
-def ngram_simple(text: list[int], ngram: int, ahead: int) -> list[int]:
-    """Return the drafts of llama.cpp's ngram-simple (common/ngram-map.cpp), which does not see the last token."""
-    seen = len(text) - 1
-    if seen <= ngram + ahead + 1:
-        return []
-    for begin in range(seen - ngram - 1, 0, -1):
-        if text[begin : begin + ngram] == text[-ngram:]:
-            copied = text[begin + ngram : seen][:ahead]
-            return copied if len(copied) >= ngram else []
-    return []
-
-
-@pytest.mark.parametrize(("ngram", "ahead"), [(3, 10), (2, 4), (12, 48)])
-def test_where_ngram_simple_drafts_the_latest_match_drafts_the_same(
-    ngram: int, ahead: int, texts: dict[str, Texts]
-) -> None:
-    """It copies less, or nothing; except for a suffix of one repeated token, of which it copies an earlier match."""
-    for kind, some in texts.items():
-        found = ours("prompt-lookup", some, ngram=ngram, min_ngram=ngram, ahead=ahead, match="latest")
-        owners = [ngram_simple(text, ngram, ahead) for text in some]
-        print(f"{kind}, {ngram} of {ahead}: {share(found, owners):.1%} equal, {sum(map(bool, owners))} not empty")
-        for text, mine, its in zip(some, found, owners, strict=True):
-            assert mine[: len(its)] == its or len(set(text[-ngram - 1 :])) == 1

@@ -174,22 +174,27 @@ def test_a_loss_within_the_margin_is_not_marked_as_bad(word: str, tone: str) -> 
     assert f'<span class="verdict {tone}">' in page
 
 
-def test_a_narrow_terminal_drops_intervals_without_a_verdict_first_then_columns() -> None:
+def test_a_narrow_terminal_keeps_the_first_interval_then_drops_columns() -> None:
     """The table fits, the first of `brief` stays, and every name is whole."""
     entries = [Entry("10.0 s", "[9.0, 11.0]"), Entry("1,000", "[900, 1,100]", "faster"), Entry("3 J")]
     columns = [(heading, "") for heading in ("time", "rate", "energy")]
     wide = Table(columns, [Row(f"mars:tau={n}", entries) for n in (1, 2)], brief=("rate", "time", "energy"))
     shown = Document("t", "l", sections=[Section("s", [wide])])
-    assert all(text in printed(shown, 100) for text in ("10.0 s [9.0, 11.0]", "1,000 [900, 1,100] ▲", "3 J"))
-    narrow = printed(shown, 56)
-    assert "10.0 s" in narrow
+    assert all(text in printed(shown, 100) for text in ("10.0 s [9.0, 11.0]", "1,000 [900, 1,100] ▲", "▲ faster"))
+    narrow, least = printed(shown, 56), printed(shown, 44)
     assert "[9.0" not in narrow
-    least = printed(shown, 44)
-    assert "energy" not in least
+    assert ("3 J" in narrow, "3 J" in least) == (True, False)
     for text, width in ((narrow, 56), (least, 44)):
         assert "1,000 [900, 1,100] ▲" in text
         assert "mars:tau=2" in text
         assert max(map(len, text.splitlines())) <= width
+
+
+def test_notes_that_differ_in_numbers_are_shown_once_with_the_names_of_their_rows() -> None:
+    notes = {"a": ("3 rounds were slow.",), "b": ("5 rounds were slow.", "It is void."), "c": ("2 rounds were slow.",)}
+    rows = [Row(name, [Entry("1")], notes=[("flag", note) for note in of]) for name, of in notes.items()]
+    shown = printed(Document("t", "l", sections=[Section("s", [Table(COLUMNS[:1], rows)])]))
+    assert "all arms: for example 3 rounds were slow.\nb: It is void." in shown
 
 
 def test_columns_without_a_value_are_left_out() -> None:

@@ -100,7 +100,6 @@ CONFIGS |= {
         "is_causal": False,
         "conv_kernel_size": BLOCK + 1,
     },
-    "sliding": {**CONFIGS["z-lab"], **SLIDING},
 }
 GEMMA: dict[str, Any] = {
     **{name: value for name, value in DSPARK.items() if not name.startswith("rope")},

@@ -3,19 +3,16 @@
 V = tokens of such a model; it emits the ids 0 … V−1.
 """
 
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from decoding_cases import decode_prompts
 from small import VOCABULARY, ScriptedModel, small_tokenizer
 from torch import Tensor
 
-from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.method import ModelRunners
 from mtbench.models.loading import prepare
 from mtbench.models.runner import ModelRunner
 
@@ -49,16 +46,6 @@ def markov_pair(seed: int, tokens: int, spread: float = 1.0) -> tuple[Tensor, Mo
     return tables[0], ModelRunners("any", {"any": target, "draft": draft})
 
 
-def excess_of_texts(method: Method, seed: int, draws: int, *, tokens: int = 3, length: int = 4) -> float:
-    """Return the excess of whole texts of a length that a method samples with a pair of models, over many seeds."""
-    table, on = markov_pair(seed, tokens)
-    how: dict[str, Any] = {"rows": 1000, "temperature": 1.0, "ignore_eos": True}
-    got, _ = decode_prompts(method, on, [[0]] * draws, length, seeds=range(draws), **how)
-    assert {n for g in got for n in g.commits or []} >= {1, 2}
-    law = exact_law(lambda text: table[(0, *text)[-1]], tokens, length)
-    return excess(numbers([g.token_ids for g in got], tokens).bincount(minlength=len(law)).double(), draws * law)
-
-
 class Fit(NamedTuple):
     """A chi-square test of counts: the statistic, its degrees of freedom, and the chance of so large a one."""
 
@@ -78,15 +65,6 @@ def fit(counts: Tensor, expected: Tensor) -> Fit:
     return Fit(statistic, freedom, float(p))
 
 
-def excess(counts: Tensor, expected: Tensor) -> float:
-    """Return the chi-square statistic of some counts, in standard deviations above its mean.
-
-    Above 4 is far beyond the 99.9th percentile.
-    """
-    statistic, freedom, _ = fit(counts, expected)
-    return (statistic - freedom) / math.sqrt(2 * freedom)
-
-
 def numbers(texts: Sequence[Sequence[int]], tokens: int) -> Tensor:
     """Return the number of each text of ids 0 … `tokens`−1, all of a length, in `exact_law`'s order."""
     places = tokens ** torch.arange(len(texts[0]) - 1, -1, -1)
@@ -100,11 +78,3 @@ def exact_law(chances: Callable[[tuple[int, ...]], Tensor], tokens: int, length:
         behind = torch.stack([chances(text) for text in product(range(tokens), repeat=place)])
         law = (law[:, None] * behind).flatten()
     return law
-
-
-def excess_at(texts: Sequence[Sequence[int]], logits: Callable[[tuple[int, ...]], Tensor], place: int) -> float:
-    """Return the excess of the tokens at a place. `logits`: of the next token, (V,), given the tokens before."""
-    expected = torch.zeros(len(logits(())), dtype=torch.double)
-    for before, count in Counter(tuple(text[:place]) for text in texts).items():
-        expected += count * logits(before).double().softmax(0)
-    return excess(torch.tensor([text[place] for text in texts]).bincount(minlength=len(expected)).double(), expected)

@@ -233,19 +233,39 @@ class Reference:
         positions = torch.tensor([e.position for e in entries]).double()
         return self.turned(query, positions), self.turned(key, positions), value
 
+    def layers(self, entries: Sequence[Entry]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The last layer's output at each entry, (n, WIDTH), and each layer's keys and values, (n, KEY_HEADS, HEAD)."""
+        hidden, kept = torch.stack([entry.feature for entry in entries]), []
+        positions = torch.tensor([entry.position for entry in entries]).double()
+        later = torch.ones(len(entries), len(entries), dtype=torch.bool).triu(1)
+        for index in range(self.form.layers):
+            name = f"layers.{index}" if index else self.form.prefix
+            if index == 0:
+                query, key, value = self.keys_values(entries)
+                normed = "norm_before_residual" in self.form.flags
+                hidden = self.norm(hidden, f"{name}.hidden_norm") if normed else hidden
+            else:
+                read = self.norm(hidden, f"{name}.input_layernorm")
+                query, key, value = (
+                    (read @ self.t[f"{name}.self_attn.{n}_proj.weight"].T).unflatten(-1, (-1, HEAD)) for n in "qkv"
+                )
+                if self.form.head_norms:
+                    query, key = (self.norm(x, f"{name}.self_attn.{n}_norm") for x, n in ((query, "q"), (key, "k")))
+                query, key = self.turned(query, positions), self.turned(key, positions)
+            kept.append((key, value))
+            group = HEADS // KEY_HEADS
+            scores = torch.einsum("qhd,nhd->hqn", query, key.repeat_interleave(group, 1)) / HEAD**0.5
+            weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+            mixed = torch.einsum("hqn,nhd->qhd", weights, value.repeat_interleave(group, 1)).flatten(1)
+            hidden = hidden + mixed @ self.t[f"{name}.self_attn.o_proj.weight"].T
+            read = self.norm(hidden, f"{name}.post_attention_layernorm")
+            gate, up = (read @ self.t[f"{name}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+            hidden = hidden + (torch.nn.functional.silu(gate) * up) @ self.t[f"{name}.mlp.down_proj.weight"].T
+        return hidden, kept
+
     def output(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
-        """The layer's output at the last entry before and after the last norm. It attends to all of them."""
-        layer = self.form.prefix
-        query, key, value = self.keys_values(entries)
-        key, value = (t.repeat_interleave(HEADS // KEY_HEADS, 1) for t in (key, value))
-        weights = (torch.einsum("hd,nhd->hn", query[-1], key) / HEAD**0.5).softmax(-1)
-        attended = self.project(torch.einsum("hn,nhd->hd", weights, value).flatten(), "self_attn.o")
-        feature = entries[-1].feature
-        normed = "norm_before_residual" in self.form.flags
-        hidden = attended + (self.norm(feature, f"{layer}.hidden_norm") if normed else feature)
-        x = self.norm(hidden, f"{layer}.post_attention_layernorm")
-        gate = torch.nn.functional.silu(self.project(x, "mlp.gate"))
-        hidden = hidden + self.project(gate * self.project(x, "mlp.up"), "mlp.down")
+        """The last layer's output at the last entry before and after the last norm."""
+        hidden = self.layers(entries)[0][-1]
         return hidden, self.norm(hidden, "norm")
 
     def predict(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
@@ -258,13 +278,8 @@ class Reference:
             logits = whole
         return self.allowed(logits), after if "norm_output" in self.form.flags else before
 
-    def decode(
-        self, prompt: list[int], branches: Sequence[int], budget: int = BUDGET, least: float = 0.0
-    ) -> tuple[list[int], list[int]]:
-        """Tokens and commits: greedy tokens while each is among the draft's choices after the ones before.
-
-        `least`: drafts end before the first whose probability is lower.
-        """
+    def decode(self, prompt: list[int], branches: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Tokens and commits: greedy tokens while each is among the draft's choices after the ones before."""
         answer: list[int] = []
         commits: list[int] = []
         while True:
@@ -276,15 +291,11 @@ class Reference:
             new: list[int] = []
             for depth, choices in enumerate([*branches, 0]):
                 new.append(int(self.read((*text, *new))[0].argmax()))
-                if (
-                    not choices
-                    or logits.softmax(0).max() < least
-                    or new[-1] not in logits.topk(choices).indices.tolist()
-                ):
+                if not choices or new[-1] not in logits.topk(choices).indices.tolist():
                     break
                 own.append(Entry(feature, new[-1], len(text) - 1 + depth))
                 logits, feature = self.predict(final + own)
-            if naive.finish(answer, commits, new, END, budget):
+            if naive.finish(answer, commits, new, END, BUDGET):
                 return answer, commits
 
 

@@ -13,7 +13,7 @@ from eagle_cases import FORMATS, make_pair
 from mtp_checkpoints import FAMILIES, save_headed
 from other_vocabulary import translated
 from safetensors.torch import save_file
-from small import END, MASK, save_small, small_checkpoint, small_tokenizer
+from small import MASK, save_small, small_checkpoint, small_tokenizer
 from torch import Tensor
 
 from mtbench.decoding.engines import ENGINES
@@ -27,8 +27,6 @@ from mtbench.models.vocabularies import TranslatedRunner
 
 AGREES = {"never": 9.0, "sometimes": 0.02, "always": 0.0}  # how far a draft's weights are from the target's
 HEADS = 3
-TRIMMED = "trimmed "  # a draft of the map
-MAP = [*range(0, END, 2), MASK]  # every second word and the mask, without the end token
 
 
 def drafted(agrees: str) -> ModelRunners:
@@ -85,10 +83,6 @@ def block_drafted(folder: Path, kind: str) -> ModelRunners:
 
 def models(name: str, folder: Path) -> ModelRunners:
     """Return the models of a case."""
-    if name.startswith(TRIMMED):
-        whole = models(name.removeprefix(TRIMMED), folder)
-        [target] = [role for role, runner in whole.items() if runner is whole.target]
-        return ModelRunners(target, {role: r if role == target else r.trimmed(MAP) for role, r in whole.items()})
     if name in AGREES:
         return drafted(name)
     if name == "translated":
@@ -137,8 +131,6 @@ CASES = [
     *cases("sometimes", "speculative", {"ahead": "auto", "confidence": 0.1}),
     *cases("translated", "speculative", {"vocabulary": "intersection"}),
     *cases("translated", "speculative", {"vocabulary": "intersection", "per_forward": "all", "ahead": "auto"}),
-    *cases("trimmed sometimes", "speculative", {"per_forward": "all", "ahead": "auto"}),
-    *cases("trimmed mimo", "mtp", {"ahead": 2}),
     *cases("sometimes|never|always", "mars-speculative", {}, {"ahead": 2, "block_size": 3}, {"per_forward": 2}),
     *cases("plain", "mars-selfspec", {}, {"ahead": 1}, {"ahead": 3}),
     *cases("headed", "medusa", *({"heads": HEADS, "tree": tree} for tree in ("1", "3x2", "1x2x2"))),
@@ -172,7 +164,4 @@ def graph(runners: ModelRunners) -> ModelRunners:
             return TranslatedRunner(engine.runner(runner.checkpoint), target)
         return target if runner is runners.target else engine.runner(runner.checkpoint)
 
-    made = {role: fast(runner) for role, runner in runners.items()}
-    return ModelRunners(
-        role, {role: runner if runners[role].drafted is None else runner.trimmed(MAP) for role, runner in made.items()}
-    )
+    return ModelRunners(role, {role: fast(runner) for role, runner in runners.items()})

@@ -22,7 +22,6 @@ from transformers import (
     Ernie4_5_MoeConfig,
     ExaoneMoeConfig,
     Glm4MoeConfig,
-    Glm4MoeLiteConfig,
     HYV3Config,
     LongcatFlashConfig,
     PretrainedConfig,
@@ -84,12 +83,6 @@ FAMILIES = {
     "deepseek": Published(
         DeepseekV3Config,
         {**ROUTED, **LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 2},
-        *(AT_END, AT_END, APPENDED),
-        copies=COPIED,
-    ),
-    "glm-lite": Published(
-        Glm4MoeLiteConfig,
-        {**ROUTED, **LATENT, "num_key_value_heads": 4},
         *(AT_END, AT_END, APPENDED),
         copies=COPIED,
     ),

@@ -7,15 +7,11 @@ decode loop.
 from collections.abc import Sequence
 from pathlib import Path
 
-import naive
 import torch
-from decoding_cases import BUDGET, PROMPTS
+from decoding_cases import PROMPTS
 from eagle_cases import (
     CUT,
-    HEAD,
-    HEADS,
     IDS,
-    KEY_HEADS,
     LAYER,
     SPECFORGE,
     WIDTH,
@@ -28,7 +24,7 @@ from eagle_cases import (
     write_draft,
 )
 from safetensors.torch import save_file
-from small import END, MASK, VOCABULARY, save_small
+from small import MASK, VOCABULARY, save_small
 from torch import Tensor
 
 from mtbench.models.loading import load
@@ -74,36 +70,6 @@ FORMATS = {
 class ParallelReference(Reference):
     """A draft written out, in float64: the last entry and masks behind it predict, and all is recomputed each time."""
 
-    def layers(self, entries: Sequence[Entry]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The last norm's output at each entry, (n, WIDTH), and keys and values of each layer, (n, KEY_HEADS, HEAD)."""
-        hidden, kept = torch.stack([entry.feature for entry in entries]), []
-        positions = torch.tensor([entry.position for entry in entries]).double()
-        earlier = torch.ones(len(entries), len(entries), dtype=torch.bool).tril()
-        for index in range(self.form.layers):
-            name = f"layers.{index}" if index else self.form.prefix
-            if index == 0:
-                query, key, value = self.keys_values(entries)
-                normed = self.norm(hidden, f"{name}.hidden_norm")
-                hidden = normed if "norm_before_residual" in self.form.flags else hidden
-            else:
-                read = self.norm(hidden, f"{name}.input_layernorm")
-                query, key, value = (
-                    (read @ self.t[f"{name}.self_attn.{n}_proj.weight"].T).unflatten(-1, (-1, HEAD)) for n in "qkv"
-                )
-                if self.form.head_norms:
-                    query, key = (self.norm(x, f"{name}.self_attn.{n}_norm") for x, n in ((query, "q"), (key, "k")))
-                query, key = self.turned(query, positions), self.turned(key, positions)
-            kept.append((key, value))
-            group = HEADS // KEY_HEADS
-            scores = torch.einsum("qhd,nhd->hqn", query, key.repeat_interleave(group, 1)) / HEAD**0.5
-            weights = scores.masked_fill(~earlier, float("-inf")).softmax(-1)
-            mixed = torch.einsum("hqn,nhd->qhd", weights, value.repeat_interleave(group, 1)).flatten(1)
-            hidden = hidden + mixed @ self.t[f"{name}.self_attn.o_proj.weight"].T
-            read = self.norm(hidden, f"{name}.post_attention_layernorm")
-            gate, up = (read @ self.t[f"{name}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
-            hidden = hidden + (torch.nn.functional.silu(gate) * up) @ self.t[f"{name}.mlp.down_proj.weight"].T
-        return self.norm(hidden, "norm"), kept
-
     def masked(self, final: Sequence[Entry], masks: int) -> list[Entry]:
         """Entries and masks behind them: the mask token, and `mask_hidden` in place of hidden states."""
         assert self.form.mask is not None
@@ -118,33 +84,10 @@ class ParallelReference(Reference):
     def drafted(self, text: Sequence[int], count: int) -> Tensor:
         """The logits of the next tokens, (count, VOCABULARY)."""
         read = self.layers(self.masked(self.final(text), count - 1))[0][-count:]
-        logits = read @ self.t["lm_head.weight"].T
+        logits = self.norm(read, "norm") @ self.t["lm_head.weight"].T
         if self.form.cut:
             logits = torch.full((count, VOCABULARY), float("-inf")).double().index_copy(1, torch.tensor(CUT), logits)
         return self.allowed(logits)
-
-    def decode(
-        self, prompt: list[int], branches: Sequence[int], budget: int = BUDGET, least: float = 0.0
-    ) -> tuple[list[int], list[int]]:
-        """Tokens and commits: greedy tokens while each is among the choices of its depth.
-
-        `least`: drafts end before the first whose probability is lower.
-        """
-        answer: list[int] = []
-        commits: list[int] = []
-        while True:
-            text = prompt + answer
-            logits, new = self.drafted(text, len(branches)), list[int]()
-            for depth, choices in enumerate([*branches, 0]):
-                new.append(int(self.read((*text, *new))[0].argmax()))
-                if (
-                    not choices
-                    or logits[depth].softmax(0).max() < least
-                    or new[-1] not in logits[depth].topk(choices).indices.tolist()
-                ):
-                    break
-            if naive.finish(answer, commits, new, END, budget):
-                return answer, commits
 
 
 def fitted(reference: ParallelReference, texts: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -154,7 +97,7 @@ def fitted(reference: ParallelReference, texts: Sequence[Sequence[int]], prompts
     for text, prompt in zip(texts, prompts, strict=True):
         final = reference.entries(text)
         for known in range(max(2, len(prompt)), len(text) - 3):
-            inputs += reference.layers(reference.masked(final[: known - 1], 2))[0][-3:]
+            inputs += reference.norm(reference.layers(reference.masked(final[: known - 1], 2))[0][-3:], "norm")
             wanted += text[known : known + 3]
     likely = torch.eye(VOCABULARY).double()[wanted]
     head: Tensor = torch.linalg.lstsq(torch.stack(inputs), likely, driver="gelsd").solution.T

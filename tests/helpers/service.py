@@ -19,7 +19,7 @@ class Service:
 
     def __init__(self, answer: Callable[[Mapping[str, Any]], Answer], word: Callable[[list[int]], str]) -> None:
         self.answer, self.word = answer, word
-        self.tells_ids = self.tells_usage = True
+        self.tells_ids = True
         self.delay_s = 0.0
         self.together: asyncio.Barrier | None = None  # nobody is answered before so many have asked
         self.counted_besides = 0  # tokens that its usage has and its text has not
@@ -50,8 +50,6 @@ class Service:
         return await self.complete(body) if path == "/v1/completions" else reply(404, "Not Found")
 
     async def complete(self, body: Mapping[str, Any]) -> httpx.Response:
-        if self.fault == "overloaded":
-            return reply(500, json.dumps({"error": {"message": "out of\nmemory", "code": 500}}))
         if self.knows is not None and (unknown := sorted(set(body) - self.knows)):
             return reply(422, json.dumps({"detail": f"Unexpected fields in the request: {unknown}"}))
         if self.knows is not None and not isinstance(body["prompt"], str):
@@ -84,7 +82,7 @@ class Service:
             if i == len(ids) - 1:
                 choice |= {"finish_reason": finish, "stop_reason": said}
             yield "data: " + json.dumps({"choices": [choice], "usage": None})
-        if self.tells_usage and body["stream_options"]["include_usage"]:
+        if body["stream_options"]["include_usage"]:
             usage: dict[str, Any] = {"completion_tokens": len(ids) + self.counted_besides}
             if (cached := self.cached(body["prompt"])) is not None:
                 usage["prompt_tokens_details"] = {"cached_tokens": cached}

@@ -12,8 +12,8 @@ from mtbench.cli.main import app
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.lineup.planner import make_plan
+from mtbench.models.configuration import refuse_unserved
 from mtbench.models.families import EMBEDDED, locate
-from mtbench.models.loading import refuse_unserved
 from mtbench.plan.plan import Plan, RunRequest
 
 REFUSED = {  # by mtbench's own loop

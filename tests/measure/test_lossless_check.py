@@ -22,7 +22,7 @@ from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import NotNumbersError
 from mtbench.kernels import Norm
-from mtbench.measure import lossless_check, peak_memory
+from mtbench.measure import grades, lossless_check, peak_memory
 from mtbench.measure.model_pool import ModelPool
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
@@ -222,7 +222,7 @@ def test_the_words(same: bool, worst: float | None, epsilon: float | None, dtype
     """Given the farthest that a token lies under the judge's argmax; None: nobody judged. ε None: too few positions."""
     rescored = None if worst is None else RescoringRecord(epsilon=epsilon, items={"a": {"1": worst}})
     other = {"a": generation_line(token_ids=[4, 5 if same else 6])}
-    graded = lossless_check.grade({"a": generation_line(token_ids=[4, 5])}, other, rescored, dtype)
+    graded = grades.grade({"a": generation_line(token_ids=[4, 5])}, other, rescored, dtype)
     assert graded is not None
     assert (graded.grade, graded.worst_margin) == (word, worst)
     assert graded.near_ties == (None if worst is None else 0.5)
@@ -233,7 +233,7 @@ def test_epsilon_is_for_answers_with_other_tokens() -> None:
     lines = {item: generation_line(token_ids=[4, 5]) for item in "ab"}
     other = {"a": lines["a"], "b": generation_line(token_ids=[4, 6])}
     rescored = RescoringRecord(epsilon=0.2, items={"a": {"1": 0.3}, "b": {"1": 0.1}})
-    graded = lossless_check.grade(lines, other, rescored, "bfloat16")
+    graded = grades.grade(lines, other, rescored, "bfloat16")
     assert graded is not None
     assert (graded.grade, graded.worst_margin) == ("near-tie", 0.3)
 
@@ -242,7 +242,7 @@ def test_items_with_the_same_tokens_are_counted() -> None:
     """Of the items that both answered; the first difference is that of the item that differs soonest."""
     lines = {item: generation_line(token_ids=[4, 5, 6]) for item in "abcd"}
     other = {"a": lines["a"], "b": generation_line(token_ids=[4, 9, 6]), "c": generation_line(token_ids=[4, 5])}
-    graded = lossless_check.grade(lines, other, None, "float32")
+    graded = grades.grade(lines, other, None, "float32")
     assert graded is not None
     assert (graded.items, graded.identical, graded.first_divergence) == (3, 1, 1)
 

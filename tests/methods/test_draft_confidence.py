@@ -6,9 +6,7 @@ from typing import Any
 import naive
 import pytest
 import torch
-from chi_square import markov_pair
-from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, ar, decode_prompts, naive_logits, run
-from eagle_cases import FORMATS, eagle, make_pair
+from decoding_cases import BUDGET, MANY, READ_LAG, ar, decode_prompts, naive_logits, run
 from exact_chains import Rule, along, chains, distance, random_models, target_law, verified
 from method_cases import drafted
 from small import MASK
@@ -68,15 +66,6 @@ def test_drafts_behind_the_first_unsure_one_are_missing(per_forward: int) -> Non
     assert set(offers) == {0, 1, 2, 3}
 
 
-def test_a_feature_draft_ends_where_plain_python_ends_it(tmp_path: Any) -> None:
-    """EAGLE's chain: tokens and commits, some forwards cut short."""
-    pair = make_pair(tmp_path, FORMATS["specforge"])
-    want = [pair.reference.decode(prompt, [1] * 4, least=0.2) for prompt in PROMPTS]
-    got, _ = decode_prompts(eagle(confidence=0.2), pair.runners(), PROMPTS, BUDGET)
-    assert [(g.token_ids, g.commits) for g in got] == want
-    assert want != [pair.reference.decode(prompt, [1] * 4) for prompt in PROMPTS]
-
-
 # Sampled tokens: the end may depend on what was drawn before, and not on the token that is dropped.
 
 LEAST = 0.5
@@ -116,18 +105,6 @@ def test_an_end_counts_as_a_rejected_draft() -> None:
             widths.update(torch.tensor([2]), torch.tensor([1]) + stopped)
         chosen += widths.best().tolist()
     assert chosen == [2, 0]
-
-
-def test_with_auto_an_unsure_draft_makes_steps_narrow() -> None:
-    """Of a draft that is always right and never sure: as many tokens as `ar`, by ever narrower forwards."""
-    _, on = markov_pair(0, 12, 0.0)
-    how: dict[str, Any] = {"rows": 2, "ignore_eos": True}
-    fed = []
-    for confidence in (0.0, 0.99):
-        got, _ = decode_prompts(speculative(ahead="auto", confidence=confidence), on, [[1], [2]], 40, **how)
-        assert [g.token_ids for g in got] == [g.token_ids for g in decode_prompts(ar(), on, [[1], [2]], 40, **how)[0]]
-        fed.append(sum(g.positions_fed or 0 for g in got) / sum(g.forwards or 0 for g in got))
-    assert fed[1] < 3 < fed[0]  # at a width of 1 a forward feeds two positions
 
 
 # What is refused.

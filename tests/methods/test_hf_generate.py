@@ -16,7 +16,6 @@ from transformers import GenerationMixin
 from transformers.generation import candidate_generator
 
 from mtbench.decoding.arms import baselines, engine_baselines, parse_arms
-from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.external import ExternalEngine, stock
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
@@ -87,17 +86,6 @@ def test_the_model_of_the_other_arms_is_left_alone(form: str, make_runner: Calla
     assert all(a is b for a, b in pairs)
     assert (twin.config._attn_implementation, runner.model.config._attn_implementation) == ("sdpa", "mtbench")
     assert answers(ours(runner)) == before
-
-
-def test_weights_that_an_engine_laid_out_anew_are_still_shared(make_runner: Callable[..., ModelRunner]) -> None:
-    """`graph` joins matrices; whichever of the two comes first, there is one copy of the weights."""
-    for first in (stock, ENGINES["graph"]().runner):
-        runner = make_runner()
-        first(runner.checkpoint)
-        fast = ENGINES["graph"]().runner(runner.checkpoint)
-        assert answers(generate(runner)) == answers(ours(fast))
-        pairs = zip(stock(runner.checkpoint).parameters(), runner.model.parameters(), strict=True)
-        assert all(a is b for a, b in pairs)
 
 
 def test_a_checkpoints_sampling_defaults_do_not_apply(make_runner: Callable[..., ModelRunner]) -> None:

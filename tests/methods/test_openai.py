@@ -107,8 +107,8 @@ def test_a_server_that_takes_openais_fields_only(service: Service, words: Inspec
     service.knows, service.tells_ids = OPENAI | {"stream_options"}, False
     with pytest.raises(ServerError, match=r"answers 422 to completions: .*, or add plain=true"):
         ask(service, words)
-    generations, timing = ask(service, words, method={"plain": True})
-    assert ([g.text for g in generations], timing.dropped) == (TEXTS, None)
+    generations, _ = ask(service, words, method={"plain": True})
+    assert [g.text for g in generations] == TEXTS
     with pytest.raises(ServerError, match="leave out plain=true or --ignore-eos"):
         ask(service, words, method={"plain": True}, ignore_eos=True)
 
@@ -150,24 +150,14 @@ def test_at_fixed_length_every_row_spends_its_budget(service: Service, words: In
         ask(service, words, 30, ignore_eos=True)
 
 
-def test_what_the_server_counts_besides_its_text_is_kept(service: Service, words: Inspected) -> None:
-    """Never silent; and None where it counts nothing."""
-    service.counted_besides = 2
-    _, timing = ask(service, words)
-    assert timing.counted == timing.tokens + 2 * len(PROMPTS)
-    service.tells_usage = False
-    assert ask(service, words)[1].counted is None
-
-
 @pytest.mark.parametrize(
     ("told", "each", "of_batch"),
     [
-        ([2, 0, 1], [2, 0, 1], 3),
         ([0, 0, 0], [0, 0, 0], 0),
         ([2, None, None], [2, None, None], 2),
         ([None] * 3, [None] * 3, None),
     ],
-    ids=["all", "none was cached", "a 0 is left out", "silent"],
+    ids=["none was cached", "a 0 is left out", "silent"],
 )
 def test_cached_tokens_are_the_servers(
     told: list[int | None], each: list[int | None], of_batch: int | None, service: Service, words: Inspected
@@ -246,15 +236,12 @@ def test_counters_are_differences_over_the_batch(service: Service, words: Inspec
 def test_the_key_comes_from_the_environment_alone(
     service: Service, words: Inspected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes into the header of every request, and stands in no option; where it is not set, that is said."""
+    """It goes into the header of every request, and stands in no option."""
     monkeypatch.setenv("SOME_KEY", "s3cret")
     ask(service, words, method={"api_key_env": "SOME_KEY"})
     assert {headers["authorization"] for _, headers, _ in service.seen} == {"Bearer s3cret"}
     [arm] = parse_arms(["openai:api_key_env=SOME_KEY"])
     assert str(arm) == "openai:api_key_env=SOME_KEY@ar"
-    monkeypatch.delenv("SOME_KEY")
-    with pytest.raises(ServerError, match=r"variable 'SOME_KEY', .* is not set"):
-        ask(service, words, method={"api_key_env": "SOME_KEY"})
 
 
 @pytest.mark.parametrize(
@@ -388,7 +375,7 @@ def test_a_warm_up_sends_no_prompt_that_is_timed(
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("fault", "again"), [("overloaded", True), ("ends", True), ("nonsense", False)])
+@pytest.mark.parametrize(("fault", "again"), [("ends", True), ("nonsense", False)])
 def test_a_failure_that_may_pass_is_tried_again(
     fault: str, again: bool, same_model: Service, folder: Path, tmp_path: Path
 ) -> None:

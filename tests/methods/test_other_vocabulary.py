@@ -8,7 +8,6 @@ from typing import Any
 import naive
 import pytest
 import torch
-from chi_square import excess_at
 from decoding_cases import MANY, PROMPTS, decode_prompts, naive_logits
 from other_vocabulary import OTHER_END, OTHER_MASK, SHARED, other_tokenizer, spelled, translated
 from small import END, VOCABULARY, small_tokenizer
@@ -77,16 +76,6 @@ def test_rejection_sees_the_drafts_distribution_over_what_both_have(pair: ModelR
     for offered, prompt in zip(batch[0].state["offered"][:, 0], TEXTS, strict=True):
         want = (drafting(pair, prompt)[0] / 0.7).softmax(0)
         torch.testing.assert_close(offered, want, rtol=1e-5, atol=1e-7)  # norms are float32
-
-
-@pytest.mark.parametrize("draws", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_rejection_draws_from_the_targets_distribution(pair: ModelRunners, draws: int) -> None:
-    """The first two tokens of many answers to one prompt, by chi-square."""
-    method = METHODS["speculative"](ahead=2, vocabulary="intersection", verify="rejection")
-    prompt, logits = [26, 3, 27], naive_logits(pair.target)
-    got, _ = decode_prompts(method, pair, [prompt] * draws, 2, rows=200, temperature=1.0, ignore_eos=True)
-    for place in (0, 1):
-        assert excess_at([g.token_ids for g in got], lambda text: logits([*prompt, *text])[-1], place) < 4
 
 
 def test_a_text_that_outgrows_the_drafts_slots_is_still_decoded_as_by_ar(pair: ModelRunners) -> None:

@@ -18,10 +18,6 @@ from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.method import ModelRunners, Rows
 from mtbench.decoding.registry import METHODS
 
-SHAPES: dict[str, tuple[dict[str, Any], list[int]]] = {  # options, and the choices at each depth
-    **{f"chain of {k}": ({"ahead": k}, [1] * k) for k in (1, 2, 4, 7)},
-    "tree": ({"ahead": 3, "tree": "3x3x2"}, [3, 3, 2]),
-}
 Patch = pytest.MonkeyPatch
 
 
@@ -78,16 +74,6 @@ class Watched:
             for ours, theirs in zip(cache.view(index), (key, value), strict=True):
                 found = ours[row].transpose(0, 1)[: len(text) - 1]
                 self.off = max(self.off, float((found - theirs).abs().max()))
-
-
-@pytest.mark.parametrize(("form", "shape"), one_in(2, product(FORMATS, SHAPES)))
-def test_a_draft_says_what_plain_python_says(pairs: Callable[[str], Pair], form: str, shape: str) -> None:
-    """Tokens and commits, from hidden states that transformers gives, everything recomputed for every forward."""
-    options, choices = SHAPES[shape]
-    got, _ = decode_prompts(eagle(**options), pairs(form).runners(), PROMPTS, BUDGET)
-    want = [pairs(form).reference.decode(prompt, choices) for prompt in PROMPTS]
-    assert [(g.token_ids, g.commits) for g in got] == want
-    assert {1, 2} <= {n for _, commits in want for n in commits}
 
 
 @pytest.mark.parametrize(

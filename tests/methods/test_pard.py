@@ -8,7 +8,7 @@ from pathlib import Path
 import naive
 import pytest
 import torch
-from decoding_cases import MANY, PROMPTS, decode_prompts, naive_logits, outcomes
+from decoding_cases import MANY, PROMPTS, decode_prompts, naive_logits
 from small import END, small_checkpoint, small_tokenizer
 from torch import Tensor
 
@@ -66,14 +66,6 @@ def test_it_drafts_all_at_once_as_everything_computed_anew(pair: ModelRunners) -
         assert [(g.token_ids, g.commits) for g in got] == want
         assert timing.miscounted == 0
         assert all(g.draft_forwards == g.forwards for g in got)
-
-
-def test_a_number_of_at_least_k_is_all(pair: ModelRunners) -> None:
-    every, nine = (METHODS["speculative"](ahead=AHEAD, per_forward=each) for each in ("all", 9))
-    assert every.window().drafts == nine.window().drafts == 1
-    assert outcomes(decode_prompts(every, pair, MANY, BUDGET)[0]) == outcomes(
-        decode_prompts(nine, pair, MANY, BUDGET)[0]
-    )
 
 
 def test_all_is_for_drafts_that_say_they_know_masks(tmp_path: Path) -> None:

@@ -147,20 +147,6 @@ def test_a_seed_is_the_requests_own() -> None:
     assert run(ar(), on, [[3, 8]], temperature=1.0, seeds=[9])[0].token_ids == first[3].token_ids
 
 
-def test_rejection_sampling_accepts_as_often_as_two_distributions_can_agree() -> None:
-    """The overlap of p and q, by formula, on distributions of three tokens; greedy it is the match."""
-    rows = 40_000
-    p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.5, 0.3])
-    seed, place = torch.arange(rows), torch.zeros(rows, 1, dtype=torch.long)
-    drafts = sampling.choose(sampling.sampled(q.log().expand(rows, 1, 3), 1.0, seed, place))
-    wanted = p.expand(rows, 2, 3)
-    tokens, accepted = sampling.rejection_sample(
-        drafts, q.expand(rows, 1, 3), wanted, seed, torch.tensor([[0, 1]]).expand(rows, 2)
-    )
-    assert accepted.double().mean() == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.01)
-    assert tokens[:, 0].bincount(minlength=3) / rows == pytest.approx(p, abs=0.01)
-
-
 def test_a_distribution_sums_to_one_in_half_precision_too() -> None:
     """Rejection compares probabilities, which bfloat16 would round by a third of a percent."""
     rows = Batch(ar(), runners("always"), 1, 8).rows
@@ -239,16 +225,6 @@ def test_a_width_follows_what_was_accepted(accepted: int, width: int) -> None:
         widths.update(torch.tensor([accepted + 1]), torch.tensor([8]))
         widths.update(torch.tensor([1]), torch.tensor([0]))
     assert widths.best().tolist() == [width]
-
-
-@pytest.mark.parametrize("tight", [True, False])
-def test_an_adaptive_mars_says_the_same_in_any_company(runner: ModelRunner, tight: bool) -> None:
-    """A neighbour that asks for a wider window must not change what a row says, nor when a GPU's host looks late."""
-    adaptive, on = method("mars", tau=0.15, block_size="auto"), ModelRunners("any", {"any": runner})
-    make = partial(Batch, tight=tight)
-    together = run(adaptive, on, make=make)
-    assert outcomes(together) == [outcomes(run(adaptive, on, [p] * len(PROMPTS), make=make))[0] for p in PROMPTS]
-    assert len({n for g in together for n in g.commits or []}) > 2
 
 
 @pytest.mark.parametrize("tight", [True, False])

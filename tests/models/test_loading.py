@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import PROMPTS, ar, run
-from small import END, MASK, VOCABULARY, save_small, small_config, small_tokenizer
+from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -23,10 +23,12 @@ from transformers import (
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.models import loading
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import AttentionMetadata, windowed_attention
+from mtbench.models.configuration import refuse_unserved
 from mtbench.models.families import EMBEDDED, RANDOM, SHAPES, family
-from mtbench.models.loading import Checkpoint, inspect, load, prepare, refuse_unserved
+from mtbench.models.loading import Checkpoint, Inspected, inspect, load, prepare
 from mtbench.models.runner import Forwarded, ModelRunner
 
 
@@ -59,6 +61,18 @@ def test_a_released_mars_checkpoint_is_read_as_qwen2(tmp_path: Path) -> None:
     checkpoint = load(str(path))
     assert isinstance(checkpoint.model.config, Qwen2Config)
     assert checkpoint.mask_id == MASK
+
+
+def test_a_configuration_without_a_longest_sequence_allows_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned or loaded; a configuration of several models may have it in that of its text model."""
+    model = small_checkpoint().model
+    monkeypatch.setattr(loading, "refuse_unserved", lambda *_: None)  # these two make a model of the configuration,
+    monkeypatch.setattr(loading, "attention_of", lambda _: ("eager", None))  # and Qwen2's must have the entry
+    for text, longest in ((None, 1 << 30), (small_config(), 256)):
+        vars(model.config).update(max_position_embeddings=None, text_config=text)
+        loaded = prepare(model, small_tokenizer(), source="folder")
+        planned = Inspected("folder", loaded.tokenizer, model.config, None, (), offline=True)
+        assert loaded.max_positions == planned.max_positions == longest
 
 
 def test_suppressed_ids_and_end_tokens(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from huggingface_hub import constants
 
 from mtbench.errors import UserError
+from mtbench.models.configuration import explained
 from mtbench.models.families import FAMILIES
-from mtbench.models.loading import explained, inspect
+from mtbench.models.loading import inspect
 from mtbench.programs import network
 
 CLOSED = "https://127.0.0.1:1"

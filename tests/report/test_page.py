@@ -145,7 +145,7 @@ def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -
         console.print(*results_tables(results, 80))
     text = captured.get()
     assert max(map(len, text.splitlines())) <= 80
-    table = text.partition("arithmetic, batch size 2")[2].partition("\n¹ ")[0]
+    table = re.split(r"\n[▲▼•] ", text.partition("arithmetic, batch size 2")[2])[0]
     lines = [line for line in table.splitlines() if re.match(" ?(MARS|Plain)", line)]
     assert len(lines) == 10
     assert (

@@ -19,7 +19,8 @@ from trainings import MARS, USUAL, losses_of, record, requested, resume_folder
 from transformers import AutoModelForCausalLM
 
 from mtbench.models.families import RECORD
-from mtbench.training.draft_objectives import Eagle, MarkovBlockDraft, Mtp
+from mtbench.training.block_objectives import MarkovBlockDraft
+from mtbench.training.draft_objectives import Eagle, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Medusa, Objective
 
 pytest_plugins = ["training_fixtures"]

@@ -23,15 +23,8 @@ from trainings import exact
 from transformers import Qwen3Config
 
 from mtbench.models.runner import ModelRunner
-from mtbench.training.draft_objectives import (
-    BlockDraft,
-    DraftObjective,
-    Eagle,
-    MarkovBlockDraft,
-    Mtp,
-    SequentialDraft,
-    tapped_layers,
-)
+from mtbench.training.block_objectives import BlockDraft, MarkovBlockDraft
+from mtbench.training.draft_objectives import DraftObjective, Eagle, Mtp, SequentialDraft, tapped_layers
 from mtbench.training.loss import target_states
 from mtbench.training.objectives import Special
 from mtbench.training.packing import Example, Examples, contiguous_examples, pack

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mtbench.errors import UserError
 from mtbench.models.families import RECORD
 from mtbench.models.loading import MASK, inspect, load
-from mtbench.training.draft_objectives import BlockDraft
+from mtbench.training.block_objectives import BlockDraft
 from mtbench.training.init_model import initialise
 from mtbench.training.mask_token import ROWS, grow_embedding, reserved_tokens
 from mtbench.training.objectives import Ar

@@ -17,8 +17,9 @@ from mtbench.experiments.audit.request import AuditRequest, AuditSession
 from mtbench.experiments.audit.sides import Named, Pair
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
+from mtbench.models.configuration import refuse_unreadable
 from mtbench.models.families import locate
-from mtbench.models.loading import inspect, refuse_unreadable
+from mtbench.models.loading import inspect
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan
 from mtbench.records import dump

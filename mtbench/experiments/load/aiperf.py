@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mtbench import files
 from mtbench.clients.engine_server import forwards_of as of_reply
-from mtbench.clients.openai_client import Event, Reply
+from mtbench.clients.openai_data import Event, Reply
 from mtbench.clients.openai_wire import caching
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ClientFacts, LoadItem, LoadPlan, PointPlan, RequestLine

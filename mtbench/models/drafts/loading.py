@@ -18,15 +18,16 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from mtbench.errors import UnreadableCheckpoint, UserError, first_line
 from mtbench.models import gguf
 from mtbench.models.checkpoint_files import Shapes, check_sizes, stored_shapes, weight_files, weights_sha256
-from mtbench.models.drafts import dflash, eagle_draft, mtp
+from mtbench.models.configuration import OTHER_CHECKPOINT, downloaded, explained
+from mtbench.models.drafts import block_formats, eagle_draft, mtp
 from mtbench.models.families import RANDOM, locate, path_of, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
-from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, downloaded, explained
+from mtbench.models.loading import Checkpoint, Inspected
 
 # Each takes config.json and the name of a part ("": the whole checkpoint). It returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
 Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
-FORMATS: list[Recogniser] = [eagle_draft.recognise, dflash.recognise, mtp.recognise]
+FORMATS: list[Recogniser] = [eagle_draft.recognise, block_formats.recognise, mtp.recognise]
 
 
 @cache

@@ -18,7 +18,6 @@ from mtp_checkpoints import (
 )
 from safetensors.torch import save_file
 from small import small_tokenizer
-from torch import Tensor
 
 from mtbench.errors import UserError
 from mtbench.hardware import probe
@@ -122,29 +121,23 @@ def test_a_routers_bias_stays_in_float32(made: Callable[[str], Headed]) -> None:
     ("model", "stored", "ours"),
     [
         ("deepseek_v3", "model.layers.61.eh_proj.weight", "join.weight"),
-        ("deepseek_v3", "model.layers.61.self_attn.o_proj.weight", "block.self_attn.o_proj.weight"),
-        ("deepseek_v3", "model.layers.61.shared_head.norm.weight", "last_norm.weight"),
         ("deepseek_v3", "model.layers.61.shared_head.head.weight", "lm_head.weight"),
         ("deepseek_v3", "model.layers.60.self_attn.o_proj.weight", None),
-        ("deepseek_v3", "model.layers.6.self_attn.o_proj.weight", None),
         ("deepseek_v3", "model.layers.62.enorm.weight", None),
         ("deepseek_v3", "model.layers.61.self_attn.rotary_emb.inv_freq", None),
         ("mimo", "model.mtp_layers.0.token_layernorm.weight", "token_norm.weight"),
         ("mimo", "model.mtp_layers.0.input_layernorm.weight", "block.input_layernorm.weight"),
-        ("mimo", "model.mtp_layers.1.input_proj.weight", None),
         ("glm4_moe_lite", "model.layers.61.hnorm.weight", "feature_norm.weight"),
         ("hy_v3", "model.layers.61.final_layernorm.weight", "last_norm.weight"),
         ("hy_v3", "model.layers.61.mlp.router.gate.weight", "block.mlp.gate.weight"),
         ("qwen3_next", "mtp.pre_fc_norm_hidden.weight", "feature_norm.weight"),
         ("qwen3_5_text", "mtp.layers.0.self_attn.q_norm.weight", "block.self_attn.q_norm.weight"),
-        ("qwen3_5_text", "mtp.layers.1.self_attn.q_norm.weight", None),
         ("exaone_moe", "mtp.norm.weight", "last_norm.weight"),
         ("ernie4_5_moe", "model.mtp_block.0.mlp.up_proj.weight", "block.mlp.up_proj.weight"),
         ("ernie4_5_moe", "model.mtp_linear_proj.0.weight", "join.weight"),
         ("longcat_flash", "model.mtp.layers.0.hnorm.m.weight", "feature_norm.weight"),
         ("longcat_flash", "model.mtp.layers.0.transformer_layer.mlp.up_proj.weight", "block.mlp.up_proj.weight"),
         ("longcat_flash", "model.mtp.layers.0.self_attn.q_a_proj.weight", "block.self_attn.q_a_proj.weight"),
-        ("longcat_flash", "model.mtp.layers.1.self_attn.q_a_proj.weight", None),
     ],
 )
 def test_tensors_have_the_published_names(model: str, stored: str, ours: str | None) -> None:
@@ -159,13 +152,11 @@ def test_tensors_have_the_published_names(model: str, stored: str, ours: str | N
     ("model", "stored", "ours"),
     [
         ("deepseek_v3", "model.layers.62.enorm.weight", "layers.1.token_norm.weight"),
-        ("deepseek_v3", "model.layers.63.enorm.weight", None),
         ("mimo", "model.mtp_layers.1.input_layernorm.weight", "layers.1.block.input_layernorm.weight"),
         ("qwen3_5_text", "mtp.layers.1.mlp.up_proj.weight", "layers.1.block.mlp.up_proj.weight"),
         ("qwen3_5_text", "mtp.fc.weight", "layers.0.join.weight"),
         ("ernie4_5_moe", "model.mtp_linear_proj.1.weight", "layers.1.join.weight"),
         ("longcat_flash", "model.mtp.layers.1.hnorm.m.weight", "layers.1.feature_norm.weight"),
-        ("longcat_flash", "model.mtp.norm.weight", "layers.0.last_norm.weight"),
     ],
 )
 def test_tensors_of_two_layers_have_the_published_names(model: str, stored: str, ours: str | None) -> None:
@@ -207,14 +198,6 @@ def test_an_arm_reads_the_layers_of_its_own_target(made: Callable[[str], Headed]
             refuse_faulty(planned.changed(cells=cells))
 
 
-def test_a_role_and_a_part_of_it_can_be_named(made: Callable[[str], Headed]) -> None:
-    """`draft=ROLE#mtp`, or a role of its own whose checkpoint is `PATH#mtp`."""
-    path = str(made("mimo").folder)
-    for method, named in (("mtp:draft=ar#mtp", {}), ("mtp:draft=head", {"head": path + PART})):
-        planned = plan(Path(path), method, model=None, family="tiny", checkpoint={"ar": path, **named})
-        assert [*planned.cells[-1].checkpoints.values()] == [path, path + PART]
-
-
 def test_a_whole_cell_runs_and_is_described(made: Callable[[str], Headed]) -> None:
     """Loaded, decoded, described and counted by its name in the plan."""
     planned, path = plan(made("mimo").folder, "mtp:ahead=2"), str(made("mimo").folder)
@@ -232,8 +215,6 @@ def test_a_whole_cell_runs_and_is_described(made: Callable[[str], Headed]) -> No
     ("source", "parts"),
     [
         ("/data/model#mtp", ("/data/model", "mtp")),
-        ("owner/name#mtp", ("owner/name", "mtp")),
-        ("/data/run#2", ("/data/run#2", "")),
         ("/data#1/model", ("/data#1/model", "")),
         ("/data#1/model#mtp", ("/data#1/model", "mtp")),
         ("#mtp", ("#mtp", "")),
@@ -251,7 +232,6 @@ def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str
     ("changes", "said"),
     [
         ({"num_nextn_predict_layers": None}, r"num_nextn_predict_layers is 0, not a number of layers .*--checkpoint"),
-        ({"num_nextn_predict_layers": 0}, r"num_nextn_predict_layers is 0, not a number of layers .*--checkpoint"),
         ({"num_nextn_predict_layers": "one"}, r"num_nextn_predict_layers is 'one', not"),
         (
             {"model_type": "qwen2"},
@@ -260,7 +240,6 @@ def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str
         ),
         ({"num_nextn_predict_layers": 1_000_000}, "is 1000000, not a number of layers from 1 to 64"),
         ({"mtp_layer_types": ["x"]}, r"mtp_layer_types is \['x'\], not full_attention or sliding_attention for each"),
-        ({"mtp_layer_types": "full_attention"}, "mtp_layer_types is 'full_attention', not"),
         ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, r"cannot undo a rejected token"),
     ],
@@ -274,9 +253,7 @@ def test_a_target_without_layers_is_refused_by_name(mimo: Path, changes: dict[st
 
 # Other formats, as vLLM reads them: model type, entry of config.json that counts layers, and the name of a tensor.
 UNREAD = [
-    ("deepseek_v32", "num_nextn_predict_layers", "model.layers.32.eh_proj.weight"),
     ("glm5_next", "text_config:num_nextn_predict_layers", "model.language_model.layers.32.eh_proj.weight"),
-    ("inkling_mm_model", "mtp_config", "model.mtp.layers.0.input_proj.weight"),
     ("mimo_v2_flash", None, "model.mtp.layers.0.eh_proj.weight"),
 ]
 
@@ -300,18 +277,6 @@ def test_an_unknown_format_is_named_with_what_was_found_and_what_is_read(
     with pytest.raises(UserError) as error:
         plan(tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_weights_that_were_left_out_are_missed_at_planning(mimo: Path) -> None:
-    """Many copies of a checkpoint lack the tensors that its config.json announces."""
-
-    def strip(tensors: dict[str, Tensor]) -> None:
-        for name in [name for name in tensors if "mtp_layers" in name]:
-            del tensors[name]
-
-    change_weights(mimo, strip)
-    with pytest.raises(UserError, match=r"/X' has no weights of its part 'mtp' .*MiMo.*--checkpoint"):
-        plan(mimo)
 
 
 @pytest.mark.parametrize(
