@@ -75,7 +75,7 @@ def gate(folder: Path) -> None:
         findings=[finding for finding in stored.findings if finding.stage != "timed"],
     )
     planned = Planned.read(folder / "plans" / "base"), Planned.read(folder / "plans" / "head")
-    runner = PairRunner(stored.request, (None, None), planned, {}, print)  # type: ignore[arg-type]  # it runs no pair
+    runner = PairRunner(stored.request, (None, None), planned, print)  # type: ignore[arg-type]  # it runs no pair
     cells = [cell for cell in planned[0].plan.cells if cell.cell in stored.compared]
     gate_experiment.write(folder, conclude(TimedStage(folder, runner, before.looks, float("inf")).run(before, cells)))
 
