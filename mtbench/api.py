@@ -143,7 +143,6 @@ def audit(a: str | Path, b: str | Path, *, progress: bool = False, **given: Any)
 def read(directory: str | Path) -> Results:
     """Return the results in a run directory. Raises UserError if it has none."""
     run_directory = RunDirectory(Path(directory))
-    run_directory.refuse_links()
     if not run_directory.has("results.json"):
         command = "run" if Run.open(RunDirectory.open(run_directory.path, "run")).race is None else "choose"
         raise UserError(

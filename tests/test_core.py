@@ -30,7 +30,7 @@ NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training obj
     "models/families.py models/loading.py": {"arithmetic", "ar", "mars", "eagle", "dflash"},
     "training/objectives.py training/recipes.py": {"arithmetic", "ar", "mars", "medusa", "block-diffusion", "eagle"},
     "training/recipes.py": {"gsm8k"},  # the data of a recipe
-    "models/chat_template.py training/document.py training/evaluation.py training/trainer.py": {"conversations"},
+    "models/chat_template.py training/evaluation.py training/trainer.py": {"conversations"},
     "training/draft_objectives.py training/block_objectives.py": {"ar", "eagle", "dflash", "mtp"},
     "models/drafts/mtp.py": {"mtp"},  # a part of checkpoints, and what its tensors are called
     "results/acceptance.py": {"mars"},  # a figure of the MARS paper

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_files import places
 from jsonschema import Draft202012Validator
 from made_records import speedup
 from pydantic import BaseModel
@@ -238,6 +237,14 @@ def described(part: Any) -> Iterator[tuple[str, Any]]:
 def test_a_schema_is_valid_and_describes_every_field(kind: str) -> None:
     Draft202012Validator.check_schema(schema(kind))
     assert [name for name, field in described(schema(kind)) if not field.get("description")] == []
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of everything inside a document."""
+    inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield (*path, key)
+        yield from places(part, (*path, key))
 
 
 MUTANTS: tuple[Any, ...] = (None, True, "odd", -1, 1.5, [], {})

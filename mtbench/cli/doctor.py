@@ -1,9 +1,8 @@
-"""`mtbench doctor`: run the checks, print and store each finding as it is found, and remember machines that passed."""
+"""`mtbench doctor`: run the checks, print and store each finding as it is found."""
 
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,25 +30,22 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "none": "dim"}
 @command
 def doctor(
     model: Annotated[
-        Sequence[str],
+        str | None,
         option(
-            "Folder, hub id or GGUF file of a checkpoint: which code would decode it here? Repeatable; default: an "
-            "embedded one.",
+            "Folder, hub id or GGUF file of a checkpoint: which code decodes it here? Default: an embedded one.",
             COMPARED,
         ),
-    ] = (),
+    ] = None,
     device: common.Device = "auto",
-    data_dir: common.DataDir = None,
     json_to: common.JsonTo = None,
 ) -> None:
     """Check this machine: can figures that are measured here be trusted?
 
     Run it first, and paste its lines into an issue. ✓: as it should be. !: something works badly or is missing. ✗:
     figures measured here cannot be trusted; the exit code is 1. –: not measured here. It takes less than a minute, and
-    for checkpoints of yours the time to load them. Each finding is printed, and stored by `--json FILE`, when it is
+    for a checkpoint of yours the time to load it. Each finding is printed, and stored by `--json FILE`, when it is
     found: an interruption keeps it.
     """
-    from mtbench.doctor import record
     from mtbench.doctor.checks import SIGNS, Subject, all_checks, examine
     from mtbench.hardware import machine
     from mtbench.measure.model_pool import resolve_device
@@ -58,7 +54,7 @@ def doctor(
 
     files.refuse_existing(json_to)
     console, line = beside_json(json_to), ChangingLine(err)
-    subject, checks = Subject(resolve_device(device), device, data_dir, tuple(model)), all_checks()
+    subject, checks = Subject(resolve_device(device), device, model), all_checks()
     steps = map(cleaned, examine(subject, machine.environment(sys.argv), checks))
     found = next(steps)
     try:
@@ -75,7 +71,6 @@ def doctor(
         running, *others = found.not_reached or [found.checks[-1].check]
         say(f"interrupted in {running}; not reached: {listed(others) or 'none'}", err)
         sys.exit(INTERRUPTED)
-    record.remember(subject.device, passed=found.passed is True)
     wrong = [checked.check for checked in found.checks if checked.state == "fail"]
     verdict = f"cannot be trusted yet: {listed(wrong)}" if wrong else "can be trusted"
     console.say(f"{SIGNS['fail' if wrong else 'pass']} Figures measured here {verdict}. ({found.wall_s:.0f} s)")

@@ -18,7 +18,7 @@ from mtbench.cli.parameters import command, parameters, record_of, with_paramete
 from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, importing, out, say, warn
 from mtbench.errors import UserError, unknown
 from mtbench.options import common
-from mtbench.options.common import COMPARED, OUTPUT, TRAINED
+from mtbench.options.common import OUTPUT, TRAINED
 from mtbench.options.fields import option
 from mtbench.records import Record
 
@@ -200,22 +200,6 @@ def answers(
     _print_path(out)
 
 
-@app.command()
-@command
-def page(
-    checkpoints: Annotated[
-        Sequence[Path], option("Folders that `mtbench train` made.", COMPARED, min_length=1, argument=True)
-    ],
-    out: Annotated[
-        Path | None, option("HTML file to write; default: beside the first folder.", OUTPUT, flags=("-o", "--out"))
-    ] = None,
-) -> None:
-    """Write a page about several trainings: losses, accuracy by tokens ahead, calibration."""
-    from mtbench.training.document import write_training_page
-
-    _print_path(write_training_page(checkpoints, out))
-
-
 def _conversations(
     data: Sequence[str], examples: int | None, seed: int, data_dir: str | None, *, offline: bool
 ) -> Iterator[Any]:
@@ -240,7 +224,6 @@ def _objective_commands() -> Mapping[str, Any]:
 
 
 def _command(objective: type[Any]) -> Callable[..., None]:
-    """Return the command of an objective."""
     from mtbench.training.trainer import Settings
 
     def run(ctx: typer.Context, **_: Any) -> None:
@@ -253,7 +236,6 @@ def _train(options: CheckpointOptions, objective: Any, settings: Any) -> None:
     """Train; in a dry run, check the request and count the conversations."""
     with importing():
         from mtbench.report.progress import TrainingProgress
-        from mtbench.training.document import write_training_page
         from mtbench.training.train import TrainingRequest, check, train
 
     request = TrainingRequest(
@@ -275,8 +257,6 @@ def _train(options: CheckpointOptions, objective: Any, settings: Any) -> None:
         say(check(request).data.summary)
         return
     train(request, TrainingProgress(err), options.report_to)
-    if _is_main_process():
-        warn(f"page: {write_training_page([options.out])}")
     _print_path(options.out)
 
 

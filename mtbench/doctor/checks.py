@@ -23,12 +23,11 @@ NO_TRITON = "Triton is missing"
 
 
 class Subject(NamedTuple):
-    """The examined parts: a device, cpu or cuda. `option`: that of `--device`. `models`: checkpoints."""
+    """The examined parts: a device, cpu or cuda, and a checkpoint. `option`: that of `--device`."""
 
     device: str
     option: str = "auto"
-    data_dir: str | None = None
-    models: Sequence[str] = ()
+    model: str | None = None
 
 
 class Finding(NamedTuple):
@@ -65,7 +64,7 @@ class Check(NamedTuple):
             return {}, Finding("fail", f"it ends with {type(error).__name__}: {first_line(error)}", REPORT)
 
 
-MODULES = ("machine", "gpu", "installed", "decoding", "checkpoints")  # in their order: a check that may hang comes last
+MODULES = ("machine", "gpu", "decoding")  # in their order: a check that may hang comes last
 CHECKS: list[Check] = []
 
 
@@ -140,7 +139,6 @@ def examine(subject: Subject, environment: Figures, checks: Sequence[Check]) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

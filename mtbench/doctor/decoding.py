@@ -1,39 +1,38 @@
-"""The checks of decoding: operations against float64, replays of a CUDA graph, tokens of the engines."""
+"""The checks of decoding: operations against float64, and one checkpoint: the code that decodes it here.
 
-from collections.abc import Iterator, Mapping, Sequence
+The engine `graph` decodes by mtbench's decoder with mtbench's kernels, on a GPU; else by its decoder with PyTorch's
+operations; else by transformers' modules (mtbench/decoding/engines.py).
+"""
+
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from mtbench import kernels
 from mtbench.decoding.registry import plain_decoding
-from mtbench.doctor.cases import PRECISION, SIZES, SMALL, Case, Noise, cases
+from mtbench.doctor.cases import PRECISION, SIZES, SMALL, Noise, cases
 from mtbench.doctor.checks import NO_TRITON, REPORT, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
+from mtbench.errors import UserError, first_line
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.model_pool import ModelPool, resolve_dtype
+from mtbench.measure.model_pool import ModelPool, fastest_dtype, resolve_dtype
+from mtbench.models import families
 from mtbench.models.loading import DTYPES
-from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.plan.request import RunRequest
 
 POSITIONS: Sequence[int] = (1, 16, 112)  # in a step: one row, 16 rows, 16 rows that verify drafts of six tokens
-REPLAYS = 100
-PROMPTS, TOKENS = 4, 32
 WITHOUT_KERNELS = f"set the environment variable {kernels.SWITCH}=off to decode without mtbench's kernels; {REPORT}"
-
-
-def _cases(subject: Subject) -> tuple[bool, list[Case]]:
-    """Return whether mtbench's kernels run, and the cases of all operations in the dtype that runs by default.
-
-    Kernels are compiled for each dtype; a model of another one is checked before its first token.
-    """
-    dtype, sizes = DTYPES[resolve_dtype("auto", subject.device)], SMALL if subject.device == "cpu" else SIZES
-    noise = Noise(dtype, torch.device(subject.device))
-    return kernels.ours(noise(1)), [case for count in POSITIONS for case in cases(noise, count, sizes)]
+ENGINE = "graph"
+DEFAULT = next(iter(families.FAMILIES["tiny"].roles.values()))
+MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench's decoder and kernels"
 
 
 def _operations(subject: Subject) -> Figures:
-    ours, found = _cases(subject)
+    """Run the cases in the dtype that runs by default. A model of another one is checked before its first token."""
+    dtype, sizes = resolve_dtype("auto", subject.device), SMALL if subject.device == "cpu" else SIZES
+    noise = Noise(DTYPES[dtype], torch.device(subject.device))
+    ours, found = kernels.ours(noise(1)), [case for count in POSITIONS for case in cases(noise, count, sizes)]
     off = None if ours or subject.device == "cpu" else kernels.off() or NO_TRITON
-    dtype = resolve_dtype("auto", subject.device)
     return {"ours": ours, "off": off, "dtype": dtype, "errors": {case.name: case.error() for case in found}}
 
 
@@ -48,71 +47,44 @@ def operations(ours: bool, off: str | None, dtype: str, errors: Mapping[str, flo
     return Finding("pass", text) if off is None else Finding("warn", f"{text}; mtbench's do not run: {off}", REPORT)
 
 
-def _replays(subject: Subject) -> Figures | str:
-    ours, captured = _cases(subject)
-    if not ours:
-        return "mtbench's kernels do not run here: see `operations`"
-    for case in captured:
-        case.call()  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = torch.cat([tensor.flatten().double() for case in captured for tensor in case.call()])
-    graph.replay()
-    first, different = result.clone(), torch.zeros((), dtype=torch.int64, device=result.device)
-    for _ in range(REPLAYS):
-        graph.replay()
-        different += (result != first).any()
-    return {"replays": REPLAYS, "different": int(different)}
+def _checkpoint(subject: Subject) -> Figures:
+    """Load a checkpoint and decode a prompt. `why`: the reason for slower or no code; None: no reason."""
+    source = subject.model or DEFAULT
+    found: Figures = {"source": source, "code": None, "dtype": None, "why": None}
+    try:
+        request = RunRequest(
+            model=source,
+            method=plain_decoding(),
+            limit=1,
+            max_new_tokens=1,
+            device=subject.device,
+            offline=source.startswith(families.EMBEDDED),
+        )
+        plan = make_plan(request)  # refuses like every run
+        [suite], [cell, *_] = plan.suites, plan.cells
+        path = cell.checkpoints[cell.on]
+        pool = ModelPool(request.changed(dtype=fastest_dtype(request, [path])))
+        with kernels.restored():
+            pool.decode(cell, plan.requests(suite, range(1)), room=256)
+            found["dtype"], decoder = pool.dtype, pool.runner("", path, ENGINE).decoder
+            if decoder is None:
+                layers = pool.engine(ENGINE).layers(pool.checkpoint(path))
+                return found | {"code": MODULES, "why": layers.removeprefix(f"{MODULES} (").removesuffix(")")}
+            if kernels.ours(decoder.embedding):
+                return found | {"code": OURS}
+            return found | {"code": PYTORCHS, "why": kernels.off() or (None if pool.device == "cpu" else NO_TRITON)}
+    except UserError as error:
+        return found | {"why": first_line(error)}
 
 
-@check("replays", _replays, gpu=True)
-def replays(replays: int, different: int) -> Finding:
-    """A captured step gives the same bits each time. `different`: replays that do not."""
-    if different:
-        text = f"{different:,} of {replays:,} replays of a CUDA graph give other bits"
-        return Finding("fail", text, WITHOUT_KERNELS)
-    return Finding("pass", f"{replays:,} replays of a CUDA graph give the same bits")
-
-
-def decoded(plan: Plan, pool: ModelPool, max_new_tokens: int) -> Iterator[tuple[Cell, list[Sequence[int]]]]:
-    """Yield each cell of a plan of one suite, with the tokens of its answers."""
-    [suite] = plan.suites
-    requests = plan.requests(suite, range(len(suite.items)), max_new_tokens=max_new_tokens)
-    for cell in plan.cells:
-        together = cell.batch_size if cell.batching == "static" else len(requests)
-        batches = [requests[begin : begin + together] for begin in range(0, len(requests), together)]
-        yield cell, [g.token_ids for batch in batches for g in pool.decode(cell, batch, room=256)[0]]
-
-
-def _tokens(subject: Subject) -> Figures:
-    request = RunRequest(
-        method=[f"{name}:engine=eager|graph" for name in plain_decoding()],
-        batch_size=(PROMPTS,),
-        limit=PROMPTS,
-        rounds=1,
-        device=subject.device,
-        dtype="float32",
-        offline=True,
-    )
-    plan, threads = make_plan(request), torch.get_num_threads()
-    pool = ModelPool(plan.request)
-    with kernels.restored():
-        try:
-            pool.load(plan.cells)
-            answers = {cell.cell: tokens for cell, tokens in decoded(plan, pool, TOKENS)}
-        finally:
-            torch.set_num_threads(threads)
-        off = kernels.off()
-    [first, *_] = answers.values()
-    different = [cell for cell, tokens in answers.items() if tokens != first]
-    return {"cells": list(answers), "different": different, "layers": pool.describe()["layers"], "off": off}
-
-
-@check("tokens", _tokens)
-def tokens(cells: Sequence[str], different: Sequence[str], layers: Mapping[str, str], off: str | None) -> Finding:
-    """Of plain decoding on the embedded checkpoint in float32. `off`: why mtbench's kernels do not run."""
-    if different:
-        text = f"the engines give other tokens: {listed(different)} than {cells[0]}"
-        return Finding("fail", text, f"decode with `--engine eager`; {REPORT}")
-    text = f"eager and graph give the same; layers: {listed(sorted(set(layers.values())))}"
-    return Finding("pass", text) if off is None else Finding("warn", f"{text}; no kernels of mtbench: {off}", REPORT)
+@check("checkpoint", _checkpoint)
+def checkpoint(source: str, code: str | None, dtype: str | None, why: str | None) -> Finding:
+    """`code`: what decodes the checkpoint in the engine `graph`. `why`: the reason for slower or no code."""
+    text = f"{source}: " + (f"{code} in {dtype}" if code else "nothing decodes it") + (f" ({why})" if why else "")
+    if code is None:
+        return Finding(
+            "fail", text, "correct the checkpoint, or pass `--model` with another folder, hub id or GGUF file"
+        )
+    if why:
+        return Finding("warn", text, "tokens are right, and it decodes slower than others; the page of a run says so")
+    return Finding("pass", text)

@@ -1,4 +1,4 @@
-"""The checks of every machine: versions, processor, the load of others, steady times, memory."""
+"""The checks of every machine: versions, processor, the load of others, steady times."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -6,10 +6,10 @@ from statistics import median
 import torch
 
 from mtbench.doctor.checks import Figures, Finding, Subject, check
-from mtbench.document.formatting import counted, memory, percent, seconds
+from mtbench.document.formatting import counted, percent, seconds
 from mtbench.hardware import machine, probe
 from mtbench.measure.model_pool import computes_bfloat16, usable_threads
-from mtbench.programs.machine_share import available_memory_bytes, cpu_quota, usable_processors
+from mtbench.programs.machine_share import cpu_quota, usable_processors
 from mtbench.version import __version__
 
 LOAD_S = 2.0  # over which the load of others is counted
@@ -17,8 +17,6 @@ MOST_STOLEN, NOTICEABLE_OTHERS = 0.02, 0.03  # shares of the cores
 LAPS, PRODUCTS = 100, {"cpu": 2, "cuda": 100}  # laps, and products of matrices in each
 SLOW = 1.1  # times the median
 MOST_SLOW, NOTICEABLE_SLOW = 0.20, 0.05  # shares of the laps
-READ_BYTES = 1 << 28  # beyond the caches of most processors
-FEW_BYTES = 4 << 30  # of free memory
 QUIET = "stop other programs, or use another machine; then run `mtbench doctor` again"
 
 
@@ -91,19 +89,3 @@ def laps(laps_s: Sequence[float], throttled: bool) -> Finding:
     if throttled:
         return Finding("fail", f"{text}: {machine.THROTTLED}", machine.MORE_QUOTA)
     return _graded(share, NOTICEABLE_SLOW, MOST_SLOW, text)
-
-
-def _memory(_: Subject) -> Figures | str:
-    free = available_memory_bytes()
-    if free < 4 * READ_BYTES:
-        return f"{memory(free)} are free, too few to read {memory(READ_BYTES)} again and again"
-    return {"free_bytes": free, "read_bytes_per_s": probe.read_rate(torch.device("cpu"), READ_BYTES)}
-
-
-@check("memory", _memory)
-def host_memory(free_bytes: int, read_bytes_per_s: float) -> Finding:
-    """A billion parameters take 4 GB in float32."""
-    text = f"{memory(free_bytes)} free, read at {read_bytes_per_s / 1e9:.3g} GB/s"
-    if free_bytes < FEW_BYTES:
-        return Finding("warn", text, "end programs that use memory, or choose small models")
-    return Finding("pass", text)

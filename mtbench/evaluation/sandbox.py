@@ -97,8 +97,8 @@ LIMITS = Limits()
 def run_all(programs: Sequence[str], *, unsandboxed: bool = False, limits: Limits = LIMITS) -> list[Outcome]:
     """Run all programs and return their outcomes in order.
 
-    As many run at once as there are processors, and as fit into memory if each uses its limit. Raise UserError if this
-    machine cannot run a sandbox.
+    As many run at once as there are processors, and as fit into memory if each holds what it may. Raise UserError if
+    this machine cannot run a sandbox.
     """
     if not unsandboxed and (reason := unavailable()):
         raise UserError(f"{reason}.")
@@ -110,7 +110,7 @@ def run_all(programs: Sequence[str], *, unsandboxed: bool = False, limits: Limit
 
 def max_concurrent(limits: Limits) -> int:
     """Return how many programs may run at once: one per processor, and together in half of the memory."""
-    most_bytes = limits.together.address_bytes + limits.scratch_bytes  # of one program
+    most_bytes = limits.together.resident_bytes + limits.scratch_bytes  # of one program
     return max(1, min(usable_processors(), usable_memory_bytes() // 2 // most_bytes))
 
 

@@ -1,8 +1,9 @@
 """Bounds what all processes of a sandboxed program use together; the kernel's resource limits hold for one process.
 
 A cgroup would do this, but few users may create one. So one thread looks at the processes of all running sandboxes ten
-times a second. It adds up address space and not resident memory: a process can hold shared memory that is resident in
-no process. A program that does much within a tenth of a second can exceed a total for that long.
+times a second. Resident memory says how many programs the machine can run side by side; address space is far more than
+a program fills. It is bounded, too, because a process can hold shared memory that is resident in no process. A program
+that does much within a tenth of a second can exceed a total for that long.
 """
 
 import os
@@ -22,13 +23,14 @@ class Totals:
     """The totals that all processes of one program use, or may use."""
 
     address_bytes: int = 2**32
+    resident_bytes: int = 2**30
     processor_s: float = 10.0
     files: int = 10_000  # and folders, in the scratch folder
     sockets: int = 128
 
     def exceeded_by(self, used: "Totals") -> str:
         """Return the total that is exceeded, "" if none."""
-        names = ("memory", "processor time", "files", "sockets")
+        names = ("memory", "memory", "processor time", "files", "sockets")
         return next((n for n, most, now in zip(names, astuple(self), astuple(used), strict=True) if now > most), "")
 
 
@@ -85,10 +87,11 @@ class Watch:
 
 def used_by(family: Sequence[int], scratch: str) -> Totals:
     """Return the totals of these processes; the first ones may be outside the sandbox."""
-    address_bytes, processor_s, files, sockets = 0, 0.0, 0, 0
+    address_bytes, resident_bytes, processor_s, files, sockets = 0, 0, 0.0, 0, 0
     for pid in family:
         with suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:  # an OSError: the process has ended
-            address_bytes += int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            address, resident = (int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in file.read().split()[:2])
+            address_bytes, resident_bytes = address_bytes + address, resident_bytes + resident
             # of this process in user and kernel mode, and of its children that have ended
             processor_s += sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
     for pid in family:
@@ -99,7 +102,13 @@ def used_by(family: Sequence[int], scratch: str) -> Totals:
                 files = space.f_files - space.f_ffree
                 sockets = _sockets(pid)
                 break
-    return Totals(address_bytes=address_bytes, processor_s=processor_s, files=files, sockets=sockets)
+    return Totals(
+        address_bytes=address_bytes,
+        resident_bytes=resident_bytes,
+        processor_s=processor_s,
+        files=files,
+        sockets=sockets,
+    )
 
 
 def _stat(pid: int | str) -> list[bytes]:

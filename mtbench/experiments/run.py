@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from mtbench.decoding.arms import safe
-from mtbench.doctor.record import unproven
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.errors import MissingWeights
@@ -12,7 +11,6 @@ from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.lineup.engine_arms import servers_of
 from mtbench.lineup.planner import make_plan, write_plan
-from mtbench.measure.model_pool import resolve_device
 from mtbench.measure.time_budget import outlook
 from mtbench.measure.time_estimate import estimate
 from mtbench.measure.workers import refuse
@@ -66,10 +64,8 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         return f"plan: {items}; {arms}, batch size {sizes}, {rounds}: {timed:,} blocks to time"
 
     def warnings(self, planned: Plan) -> list[str]:
-        """Return the parts that cannot get a verdict, and a remark on an unchecked GPU."""
-        computes = any(cell.computes_here for cell in planned.cells)
-        line = unproven(resolve_device(planned.request.device)) if computes else None
-        return [*planned.warnings(), *([line] if line else [])]
+        """Return the parts that cannot get a verdict."""
+        return planned.warnings()
 
     def dry_run(self, planned: Plan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
         """Print the plan and a time estimate."""

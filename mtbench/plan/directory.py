@@ -12,8 +12,7 @@
     scores.json, readings.json, results.json, acceptance.yaml, report.md, report.html, tables/, figures/
     .lock              locked by the command that works on the run
 
-JSON files are written aside and renamed: each is complete or absent. A run directory is untrusted input, so it
-holds no links: a command would read or write somewhere else through them.
+JSON files are written aside and renamed: each is complete or absent.
 """
 
 import errno
@@ -21,7 +20,6 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -90,7 +88,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, command: str = "plan") -> "RunDirectory":
-        """A run that has a plan; raises UserError if there is none, or if the directory holds links.
+        """A run that has a plan; raises UserError if there is none.
 
         `command`: makes such a directory.
         """
@@ -101,9 +99,7 @@ class RunDirectory:
         if not (path / "plan.json").is_file():
             cls(path).refuse_other("run", "choose")
             raise UserError(f"{str(path)!r} is no run directory: it holds no plan.json. Give one that `mtbench` made.")
-        run = cls(path)
-        run.refuse_links()
-        return run
+        return cls(path)
 
     def refuse_other(self, *commands: str) -> None:
         """Raise UserError, with the command that resumes it, for a directory of none of these commands."""
@@ -119,15 +115,14 @@ class RunDirectory:
         """Keep other commands away from the run. The lock ends with the process, however that ends.
 
         The temporary files of killed commands are deleted. Within this process the lock may be taken again. Raises
-        UserError if another process has it, or for links.
+        UserError if another process has it.
         """
         path = self.path.resolve()
         if path in _locked:
             yield
             return
-        self.refuse_links()
         with files.write_errors(self.path / LOCK, ADVICE):
-            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._take(handle)
             _locked.add(path)
@@ -141,7 +136,7 @@ class RunDirectory:
         """Raise UserError if another command works on the run."""
         if self.path.resolve() in _locked or not self.has(LOCK):
             return
-        handle = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -162,16 +157,6 @@ class RunDirectory:
                 f"cannot lock {self.path / LOCK} ({error.strerror}); two commands on one run would spoil its times, so "
                 "choose a directory on a file system with locks."
             ) from None
-
-    def refuse_links(self) -> None:
-        """Raise UserError if anything in the directory is neither a regular file nor a folder."""
-        for folder, folders, names in os.walk(self.path):
-            for name in (*folders, *names):
-                path = Path(folder, name)
-                mode = path.lstat().st_mode
-                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    kind = "a link" if stat.S_ISLNK(mode) else "no regular file"
-                    raise UserError(f"{path} is {kind}; a run directory holds files and folders only. Remove it.")
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
@@ -207,7 +192,7 @@ class RunDirectory:
         path = self.path / name
         with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             with open(handle, "a") as file:
                 size = os.fstat(handle).st_size
                 if size and os.pread(handle, 1, size - 1) != b"\n":

@@ -24,8 +24,6 @@ from mtbench.errors import UserError
 
 Note = Callable[[str], None]
 
-LARGEST = 1 << 26  # bytes that a process may print before it ends
-LOOK_S = 0.5  # between two looks at the size of an output
 READ = 1 << 24  # bytes of the end of an output that are read
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # with them an environment would import packages of the caller
 MARKER = "mtbench-build"  # file in an environment that we made and that is whole: its commit, or nothing
@@ -119,7 +117,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end. Its children end with it if the time is over or this process is interrupted.
 
-    With a time limit, raises TimeoutExpired if the time is over or the output has over LARGEST bytes.
+    With a time limit, raises TimeoutExpired if the time is over.
     """
     with (
         tempfile.TemporaryFile() as out,  # no pipes: a child that outlives the process would keep them open
@@ -135,26 +133,13 @@ def run(
         ) as process,
     ):
         try:
-            _wait(process, (out, err), timeout_s)
+            process.wait(timeout_s)
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
         stdout, stderr = (_end_of(file).decode(errors="replace") for file in (out, err))
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def _wait(process: subprocess.Popen[bytes], outputs: Sequence[IO[bytes]], timeout_s: float | None) -> None:
-    """Wait until a process ends. With a time limit, raises TimeoutExpired beyond it or beyond LARGEST bytes."""
-    ends = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        try:
-            process.wait(None if ends is None else max(0.0, min(LOOK_S, ends - time.monotonic())))
-            return
-        except subprocess.TimeoutExpired:
-            expired = ends is None or time.monotonic() >= ends
-            if expired or any(os.fstat(file.fileno()).st_size > LARGEST for file in outputs):
-                raise
 
 
 def _end_of(file: IO[bytes]) -> bytes:

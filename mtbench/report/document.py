@@ -97,6 +97,12 @@ def write_report(run: Run, results: Results) -> Path:
     return write(run.directory.path, "report", shown)
 
 
+def _environment(results: Results) -> Pairs:
+    records = text.training_records(results.cells)
+    rows = [*text.environment(results), *((name, str(file)) for name, file in records.items())]
+    return Pairs(rows, {"Command"}, {name: file.as_uri() for name, file in records.items()})
+
+
 def document(
     results: Results, decision: Decision | None, groups: Sequence[Group], naming: Naming, generations: Widget
 ) -> Document:
@@ -121,7 +127,7 @@ def document(
             *_sweeps(results, naming),
             *([Section("How the race went", race, folded=True, anchor="race")] if race else []),
             Section("Generations", [generations], folded=True),
-            Section("Environment", [Pairs(text.environment(results), {"Command"})], folded=True),
+            Section("Environment", [_environment(results)], folded=True),
             Section("How to read it", [Notes(text.method_notes(results))], folded=True, anchor="reading"),
         ],
     )

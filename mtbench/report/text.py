@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench.document.formatting import NONE, counted, listed, memory, number
+from mtbench.models.families import RECORD
 from mtbench.plan.formats import GpuInfo, Machine, SessionRecord
 from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
 from mtbench.results.format import ResultCell, Results
@@ -99,6 +100,13 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("Run", f"{results.run_id} (plan {results.plan_sha256[:16]}…)"),
     ]
     return [(name, str(value)) for name, value in pairs if value not in (None, "")]
+
+
+def training_records(cells: Sequence[ResultCell]) -> dict[str, Path]:
+    """Return the files on this machine that say how checkpoints were trained, by the name of a fact."""
+    sources = {role: source for cell in cells for role, source in cell.checkpoints.items()}
+    files = {f"Training record of {role}": Path(source).absolute() / RECORD for role, source in sources.items()}
+    return {name: file for name, file in files.items() if file.is_file()}
 
 
 def weights(results: Results) -> list[str]:

@@ -246,7 +246,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
 
         def rate(step: int) -> float:
             done = min(1.0, max(step / num_training_steps, self._time_share()))
-            if done < self.warmup:
+            if done < self.warmup or self.warmup == 1:
                 return done / self.warmup
             return 0.5 + 0.5 * math.cos(math.pi * (done - self.warmup) / (1 - self.warmup))
 

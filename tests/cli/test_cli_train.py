@@ -50,7 +50,6 @@ def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(out=out, seed=seed, data=data, shape=shape)
 
     monkeypatch.setattr("mtbench.training.train.train", train)
-    monkeypatch.setattr("mtbench.training.document.write_training_page", lambda folders: folders)
     monkeypatch.setattr("mtbench.training.init_model.initialise", initialise)
     return seen
 

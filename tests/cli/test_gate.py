@@ -94,25 +94,17 @@ def test_the_builds_get_the_options_of_the_plan(made: Callable[..., list[str]], 
     assert "--time-budget" not in asked
 
 
-def test_each_build_imports_its_own_plugin_file(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """The page names both by their SHA-256. Two texts are two builds in one environment; two names of one are not."""
-    words, (old, new) = made()[:2], (tmp_path / name for name in ("old.py", "new.py"))
-    for file, more in ((old, ""), (new, "# changed")):
-        file.write_text(MINE + more)
-    named = [*words, "--head", words[1], *OPTIONS, "--counts-only", "--plugin", new]
-    assert gate(*named, "--base-plugin", old, "-o", tmp_path / "two").exit_code == 0
-    assert [call[-2:] for call in calls(tmp_path / "base")] == [
-        ["--plugin", str(file)] for file in (old, new, old, old, new)
-    ]
-    stored = json.loads((tmp_path / "two" / "gate.json").read_text())
-    assert not stored["same_build"]
-    assert stored["base"]["plugins"] == {str(old): plugins.read_file(old).sha256}
-    assert plugins.read_file(new).sha256[:12] in (tmp_path / "two" / "gate.html").read_text()
-    assert gate(*named, "-o", tmp_path / "one").exit_code == 0
-    assert json.loads((tmp_path / "one" / "gate.json").read_text())["same_build"]
-    old.write_text(MINE + "# changed later")
-    assert "began with another base" in mistake("-o", tmp_path / "two", "--resume")
-    assert "cannot be read" in mistake(*named, "--base-plugin", tmp_path / "none.py")
+def test_both_builds_import_the_plugin_file(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Its SHA-256 is stored: with another text the gate does not resume."""
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    assert gate(*made(), "--counts-only", "--plugin", file, "-o", tmp_path / "gate").exit_code == 0
+    for side in ("base", "head"):
+        assert {tuple(call[-2:]) for call in calls(tmp_path / side)} == {("--plugin", str(file))}
+    stored = json.loads((tmp_path / "gate" / "gate.json").read_text())
+    assert stored["head"]["plugins"] == stored["base"]["plugins"] == {str(file): plugins.read_file(file).sha256}
+    file.write_text(MINE + "# changed later")
+    assert "began with another base" in mistake("-o", tmp_path / "gate", "--resume")
     forget_plugin_files()
 
 
@@ -146,9 +138,7 @@ def releases(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     ("faults", "word", "says"),
     [
         ({}, "PASS", "the same tokens from the same work"),
-        ({"slower": 1.1}, "FAIL", "slower by"),
         ({"forwards": [MARS]}, "FAIL", "forward passes 8 → 9"),
-        ({"tokens": [MARS]}, "FAIL", "head has other tokens"),
     ],
 )
 def test_two_releases_of_an_engine(
@@ -183,18 +173,6 @@ def test_a_time_budget_ends_a_gate_and_resume_goes_on(made: Callable[..., list[s
     assert json.loads((tmp_path / "gate" / "gate.json").read_text())["pairs"] == 6
 
 
-def test_a_gate_of_a_build_with_itself_writes_the_floor(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """It tests once, after as many pairs as asked for, and its page shows the noise."""
-    result = gate(*_with_itself(made(base={"noise": 0.01})), "--pairs", 4, "-o", tmp_path / "runs" / "gate")
-    assert result.exit_code in (0, 3), result.output
-    (entry,) = json.loads((tmp_path / "runs" / "floor.json").read_text())["floors"]
-    assert entry["pairs"] == 4
-    assert len(entry["cells"]) == 2
-    stored = json.loads((tmp_path / "runs" / "gate" / "gate.json").read_text())
-    assert (stored["floor"], stored["looks"]) == (entry, [4])
-    assert "smallest detectable slowdown" in (tmp_path / "runs" / "gate" / "gate.html").read_text()
-
-
 def _with_itself(words: list[str]) -> list[str]:
     """Return the options of a gate of base with base."""
     base = words[words.index("--base") + 1]
@@ -224,16 +202,15 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
 
 
 def test_a_broken_floor_is_refused_before_the_pairs(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """And not after hours of pairs. Every fault is one line that names the file."""
+    """And not after hours of pairs. The line names the file."""
     words = [*_with_itself(made()), "--pairs", 3]
     gate(*words, "-o", tmp_path / "c")
     stored = json.loads((tmp_path / "floor.json").read_text())
     entry = stored["floors"][0]
-    for broken in ("{", {**stored, "schema_version": 9}, {**stored, "floors": [{**entry, "measured": "yesterday"}]}):
-        (tmp_path / "floor.json").write_text(broken if isinstance(broken, str) else json.dumps(broken))
-        decoded = len(calls(tmp_path / "base"))
-        assert "floor.json" in mistake(*words, "-o", tmp_path / "d")
-        assert len(calls(tmp_path / "base")) == decoded
+    (tmp_path / "floor.json").write_text(json.dumps({**stored, "floors": [{**entry, "measured": "yesterday"}]}))
+    decoded = len(calls(tmp_path / "base"))
+    assert "floor.json" in mistake(*words, "-o", tmp_path / "d")
+    assert len(calls(tmp_path / "base")) == decoded
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`mtbench doctor`: each check's judgement, each measurement on a stand-in, its lines, JSON, exit code and record."""
+"""`mtbench doctor`: each check's judgement, each measurement on a stand-in, its lines, JSON and exit code."""
 
 import json
 from collections.abc import Callable
@@ -11,21 +11,19 @@ import torch
 from cgroup_trees import quota_of
 from driver import Driver, processes
 from interpreted import definition, use_definitions
+from safetensors.torch import load_file, save_file
 from schemas import validator
+from small import save_small
+from transformers import GPT2Config, GPT2LMHeadModel, HeliumConfig
 from typer.testing import CliRunner, Result
 
 from mtbench import kernels
 from mtbench.cli import main, session
 from mtbench.cli.session import err, out
-from mtbench.doctor import checks, decoding, gpu, machine, record
+from mtbench.doctor import checks, decoding, gpu, machine
 from mtbench.doctor.checks import NO_GPU, Check, Finding, Subject, all_checks, examine
-from mtbench.evaluation import sandbox
-from mtbench.experiments.run import EXPERIMENT
 from mtbench.hardware import machine as hardware
 from mtbench.hardware import probe
-from mtbench.lineup.planner import make_plan
-from mtbench.models import fused_decoder
-from mtbench.plan.request import RunRequest
 
 BY_NAME = {check.name: check for check in all_checks()}
 CPU, CUDA = Subject("cpu"), Subject("cuda")
@@ -35,19 +33,12 @@ GOOD: dict[str, dict[str, Any]] = {
     "processor": {"name": "a CPU", "cores": 2, "threads": 2, "bfloat16": True, "quota": None},
     "other load": {"others": 0.01, "stolen": 0.0},
     "steady times": {"laps_s": [0.002] * 95 + [0.003] * 5, "throttled": False},
-    "memory": {"free_bytes": 8 << 30, "read_bytes_per_s": 2e10},
     "GPU": {"name": "H100", "driver": "570", "capability": 90, "shared_bytes": 232448, "free_bytes": 8 << 30},
     "compilers": {"missing": []},
     "clock": SETTLED,
     "GPU's speed": {"bytes_per_s": 3.0e12, "matmul_flop_per_s": 7e14, "rated_bytes_per_s": 3.35e12},
-    "cache folder": {"folder": "/cache", "free_bytes": 20 << 30, "writable": True},
-    "sandbox": {"reason": None},
-    "data folder": {"folder": "/data", "suites": ["gsm8k"]},
-    "serving engines": {"releases": {"vllm": "vllm==0.11"}},
     "operations": {"ours": True, "off": None, "dtype": "bfloat16", "errors": {"embed 13": 0.002}},
-    "replays": {"replays": 100, "different": 0},
-    "tokens": {"cells": ["a", "b"], "different": [], "layers": {"tiny by graph": "ours"}, "off": None},
-    "checkpoints": {"found": {"a": {"code": "ours", "dtype": "bfloat16", "why": None}}},
+    "checkpoint": {"source": "a", "code": "ours", "dtype": "bfloat16", "why": None},
 }
 BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figures, state, what it says, what to do
     ("versions", {"unused": "H100"}, "fail", "does not use the H100", "install torch's build for CUDA"),
@@ -58,7 +49,6 @@ BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figur
     ("steady times", {"laps_s": [0.002] * 70 + [0.003] * 30}, "fail", "30.0 % of 100", "stop other programs"),
     ("steady times", {"laps_s": [0.002] * 90 + [0.003] * 10}, "warn", "10.0 % of 100", "stop other programs"),
     ("steady times", {"throttled": True}, "fail", "the median: the CPU quota stopped the process", "raise the quota"),
-    ("memory", {"free_bytes": 1 << 30}, "warn", "1.00 GiB free", "end programs"),
     ("GPU", {"capability": 75}, "warn", "no bfloat16", "--dtype float16"),
     ("GPU", {"name": "H100 MIG 1g.10gb"}, "warn", "a part (MIG)", "take a whole GPU"),
     ("GPU", {"driver": None}, "warn", "NVML does not answer", "libnvidia-ml"),
@@ -73,27 +63,14 @@ BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figur
     ("operations", {"dtype": "float32", "errors": {"a": 1e-3}}, "fail", "wrong: a by 0.001", "MTBENCH_KERNELS=off"),
     ("operations", {"errors": {"a": float("nan")}, "ours": False}, "fail", "wrong: a by nan", "install torch again"),
     ("operations", {"ours": False, "off": "no Triton"}, "warn", "do not run: no Triton", "report it"),
-    ("replays", {"different": 3}, "fail", "3 of 100 replays of a CUDA graph", "MTBENCH_KERNELS=off"),
     (
-        "checkpoints",
-        {"found": {"a": {"code": "modules", "dtype": "float16", "why": "other layers"}}},
+        "checkpoint",
+        {"code": "modules", "why": "other layers"},
         "warn",
-        "a: modules in float16 (other layers)",
+        "a: modules in bfloat16 (other layers)",
         "slower",
     ),
-    (
-        "checkpoints",
-        {"found": {"a": {"code": None, "dtype": None, "why": "no such folder"}}},
-        "fail",
-        "a: nothing (no such folder)",
-        "--model",
-    ),
-    ("tokens", {"different": ["b"]}, "fail", "other tokens: b than a", "--engine eager"),
-    ("tokens", {"off": "logits are wrong"}, "warn", "no kernels of mtbench: logits are wrong", "report it"),
-    ("cache folder", {"writable": False}, "warn", "cannot be written", "XDG_CACHE_HOME"),
-    ("cache folder", {"free_bytes": 1 << 30}, "warn", "1.00 GiB free", "XDG_CACHE_HOME"),
-    ("sandbox", {"reason": "it needs bwrap: `apt install it`"}, "warn", "it needs bwrap", "`apt install it`"),
-    ("data folder", {"suites": []}, "warn", "no suite's folder", "mtbench ls suites"),
+    ("checkpoint", {"code": None, "why": "no such folder"}, "fail", "nothing decodes it (no such folder)", "--model"),
 ]
 
 
@@ -123,8 +100,8 @@ def result(name: str, subject: Subject = CPU) -> Finding:
 def test_without_a_gpu_its_checks_are_not_passed() -> None:
     """They say why they are not made."""
     of_gpu = [check for check in BY_NAME.values() if check.gpu]
-    assert {check.name for check in of_gpu} == {"GPU", "compilers", "clock", "GPU's speed", "replays"}
-    assert [check.result(CPU) for check in of_gpu] == [({}, ("none", NO_GPU, ""))] * 5
+    assert {check.name for check in of_gpu} == {"GPU", "compilers", "clock", "GPU's speed"}
+    assert [check.result(CPU) for check in of_gpu] == [({}, ("none", NO_GPU, ""))] * 4
 
 
 def test_a_gpu_that_torch_does_not_use_is_seen_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,64 +171,69 @@ def test_a_gpu_is_read_under_load(h100: Callable[..., None]) -> None:
     assert result("clock", CUDA) == ("none", gpu.UNKNOWN, "")
 
 
-def use(monkeypatch: pytest.MonkeyPatch, **replaced: Callable[..., Any]) -> None:
-    """Let definitions stand for mtbench's kernels, some of them replaced, on few positions."""
-    use_definitions(monkeypatch, **replaced)
-    monkeypatch.setattr(decoding, "POSITIONS", (5,))
-    monkeypatch.setattr(decoding, "REPLAYS", 3)
-
-
 def test_operations_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that are right are within float32's precision."""
     right = result("operations")
     assert right.state == "pass"
     assert "cases of PyTorch's operations in float32, within" in right.text
     swiglu = definition("swiglu")
-    use(monkeypatch, swiglu=lambda both: 1.1 * swiglu(both))
+    use_definitions(monkeypatch, swiglu=lambda both: 1.1 * swiglu(both))
+    monkeypatch.setattr(decoding, "POSITIONS", (5,))
     text = "cases of mtbench's operations in float32; wrong: swiglu 5 by 0.1"
     assert text in result("operations").text
 
 
-def test_replays_that_differ_are_found(monkeypatch: pytest.MonkeyPatch, recorded: list[str]) -> None:
-    """What an operation keeps from one replay to the next changes its result."""
-
-    def replay() -> Finding:
-        figures = BY_NAME["replays"].measure(CPU)
-        assert isinstance(figures, dict)
-        return BY_NAME["replays"].judge(**figures)
-
-    assert "do not run here" in BY_NAME["replays"].measure(CPU)
-    use(monkeypatch)
-    assert replay() == ("pass", "3 replays of a CUDA graph give the same bits", "")
-    swiglu, kept = definition("swiglu"), torch.zeros(1)
-    use(monkeypatch, swiglu=lambda both: swiglu(both) + kept.add_(1))
-    assert replay().text == "3 of 3 replays of a CUDA graph give other bits"
+def test_an_embedded_checkpoint_is_decoded_by_mtbenchs_decoder() -> None:
+    """On a CPU PyTorch's operations are no fall-back."""
+    assert result("checkpoint") == ("pass", "embedded:tiny/ar: mtbench's decoder in float32", "")
 
 
-def test_engines_with_other_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threads of this process stay as they are, although the small model runs on one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    assert result("tokens").state == "pass"
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(threads)
-    add_norm = kernels.add_norm
-    monkeypatch.setattr(fused_decoder, "_mismatch", lambda *_: None)
-    monkeypatch.setattr(kernels, "add_norm", lambda x, added, by: 1.5 * add_norm(x, added, by))
-    assert "the engines give other tokens" in result("tokens").text
+def of_model(folder: Path | str) -> tuple[str, str]:
+    """Return state and text of the check of a checkpoint."""
+    state, text, _ = result("checkpoint", CPU._replace(model=str(folder)))
+    return state, text
 
 
-def test_the_data_folder_and_the_sandbox_are_those_of_the_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert result("data folder").state == "none"
-    assert "no suite" in result("data folder", CPU._replace(data_dir=str(tmp_path))).text
-    (tmp_path / "gsm8k").mkdir()
-    assert result("data folder", CPU._replace(data_dir=str(tmp_path))).text.endswith("has gsm8k")
-    monkeypatch.setattr(sandbox, "unavailable", lambda: "no: none")
-    assert result("sandbox") == ("warn", "no", "none")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not there"))
-    assert str(tmp_path / "not there" / "mtbench") in result("cache folder").text
+def test_kernels_that_run_or_fail_their_check_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernels, "_off", [])
+    use_definitions(monkeypatch)
+    folder = save_small(tmp_path / "small")
+    assert of_model(folder) == ("pass", f"{folder}: mtbench's decoder and kernels in float32")
+    use_definitions(monkeypatch, swiglu=lambda both: 1.1 * definition("swiglu")(both))
+    state, text = of_model(folder)
+    assert state == "warn"
+    assert "mtbench's decoder in float32 (logits are wrong by" in text
+    assert kernels.off() is None
+
+
+def test_other_layers_are_told_with_the_reason(tmp_path: Path) -> None:
+    folder = save_small(tmp_path / "helium", config=HeliumConfig, head_dim=8, num_hidden_layers=6)
+    state, text = of_model(folder)
+    assert state == "warn"
+    assert "transformers' modules in float32 (its layers compute something else" in text
+
+
+def test_what_a_plan_refuses_or_what_does_not_run_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The refusal is that of `mtbench run`."""
+    assert of_model("./nowhere")[0] == "fail"
+    assert "./nowhere: nothing decodes it (checkpoint" in of_model("./nowhere")[1]
+    gpt2 = save_small(tmp_path / "gpt2", config=GPT2Config, n_embd=32, n_head=4)
+    assert of_model(gpt2)[0] == "warn"
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", lambda *_, **__: 1 / 0)
+    state, text = of_model(gpt2)
+    assert state == "fail"
+    assert "transformers' modules of 'gpt2' do not run (ZeroDivisionError: division by zero)" in text
+
+
+def test_a_checkpoint_whose_logits_are_not_numbers_fails(tmp_path: Path) -> None:
+    """Its weights are finite; a product of them exceeds float32."""
+    folder = save_small(tmp_path / "small")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"].fill_(1e38)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    state, text = of_model(folder)
+    assert state == "fail"
+    assert "(the target's logits at token 1 of item 0 are not numbers (NaN or +inf) in float32" in text
 
 
 # --- The command ----------------------------------------------------------------------------------------------------
@@ -327,38 +309,11 @@ def test_an_interruption_keeps_what_was_found(
         assert (written["passed"], written["not_reached"]) == (passed, ["endless", "hungry", "right"])
 
 
-@pytest.mark.parametrize("passed", [True, False])
-def test_a_run_on_a_gpu_asks_for_doctor_until_it_has_passed(
-    passed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Once, in one line; again with another driver, and after a doctor that fails. Never on a CPU."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
-    driver = Driver(nvmlSystemGetDriverVersion="570")
-    monkeypatch.setattr(hardware, "gpu", lambda: driver.gpu)
-    plan = make_plan(RunRequest(method=["ar"], limit=1, rounds=1, batch_size=(1,), device="cpu"))
-
-    def warnings() -> list[str]:
-        return [warning for warning in EXPERIMENT.warnings(plan) if "doctor" in warning]
-
-    assert warnings() == []
-    monkeypatch.setattr("mtbench.experiments.run.resolve_device", lambda _: "cuda")
-    [line] = warnings()
-    assert "\n" not in line
-    record.remember("cuda", passed=True)
-    assert warnings() == []
-    if passed:
-        driver.state["nvmlSystemGetDriverVersion"] = "580"
-    else:
-        record.remember("cuda", passed=False)
-    assert warnings() == [line]
-
-
 @pytest.mark.whole
 def test_this_machine_is_examined() -> None:
     """Whatever else runs on it: what decodes passes, and no check ends with an error."""
     *_, found = examine(CPU, {}, list(BY_NAME.values()))
     states = {checked.check: checked.state for checked in found.checks}
-    assert (states["operations"], states["tokens"]) == ("pass", "pass")
+    assert (states["operations"], states["checkpoint"]) == ("pass", "pass")
     assert not any("it ends with" in checked.found for checked in found.checks)
     assert list(states) == list(GOOD)

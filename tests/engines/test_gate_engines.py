@@ -40,13 +40,16 @@ def test_fewer_accepted_drafts_in_a_release_fail(tmp_path: Path, monkeypatch: py
 
 
 MINE = """
+import os
 from dataclasses import replace
+from mtbench.clients.serving_engine import RELEASE
 from mtbench.decoding.registry import SERVING_ENGINES
 
 @SERVING_ENGINES.register("mine")
 class Mine(SERVING_ENGINES["llamacpp"]):
     def launch(self, python, serving, port):
-        return super().launch(python, replace(serving, threads={threads}), port)
+        threads = {threads} if os.environ[RELEASE].endswith({release!r}) else serving.threads
+        return super().launch(python, replace(serving, threads=threads), port)
 """
 
 
@@ -68,10 +71,8 @@ def test_two_releases_of_llamacpp_are_equal(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_threads_than_cores_fail(tmp_path: Path) -> None:
     """The threads that head's engine gives its server are planted; tokens and work are equal."""
-    files = {name: tmp_path / f"{name}.py" for name in ("base", "head")}
-    files["base"].write_text(MINE.format(threads="serving.threads"))
-    files["head"].write_text(MINE.format(threads=2 * (os.cpu_count() or 1)))
-    plugins = ("--base-plugin", files["base"], "--plugin", files["head"])
-    code, found = llamacpp(tmp_path / "gate", RELEASES[1], RELEASES[1], "--engine", "mine", *plugins)
+    file, head = tmp_path / "mine.py", RELEASES[1].removeprefix("pip:")
+    file.write_text(MINE.format(release=head, threads=2 * (os.cpu_count() or 1)))
+    code, found = llamacpp(tmp_path / "gate", *RELEASES, "--engine", "mine", "--plugin", file)
     assert (found["word"], code) == ("FAIL", 1), found["reason"]
     assert "slower by" in found["reason"]

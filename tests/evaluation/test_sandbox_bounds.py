@@ -15,6 +15,7 @@ from cgroup_trees import plant
 from confinement import confined
 from hostile import CALL, PROGRAMS
 
+from mtbench.evaluation import sandbox
 from mtbench.evaluation.sandbox import Limits, Outcome, max_concurrent, run_all
 from mtbench.evaluation.sandbox_watch import Totals
 from mtbench.programs.machine_share import usable_memory_bytes
@@ -33,8 +34,15 @@ def test_a_group_or_one_above_it_limits_the_share(monkeypatch: pytest.MonkeyPatc
 
     assert usable_memory_bytes() == 900 * MIB
     assert max_concurrent(Limits()) == 1
-    small = Limits(memory_bytes=2**24, scratch_bytes=2**20, together=Totals(address_bytes=2**24))
+    small = Limits(memory_bytes=2**24, scratch_bytes=2**20, together=Totals(resident_bytes=2**24))
     assert max_concurrent(small) == 2
+
+
+def test_a_machine_of_16_gb_runs_a_program_on_each_of_four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program may hold counts, and not its address space."""
+    monkeypatch.setattr(sandbox, "usable_processors", lambda: 4)
+    monkeypatch.setattr(sandbox, "usable_memory_bytes", lambda: 16 * 10**9)
+    assert max_concurrent(Limits()) == 4
 
 
 def test_a_group_that_is_not_visible_here_counts_by_the_root_of_the_folder(
@@ -69,6 +77,17 @@ def test_all_processes_together_stay_within_the_totals(name: str, reason: str) -
     started_at = time.monotonic()
     assert run_all([PROGRAMS[name]], limits=limits) == [Outcome(False, reason)]
     assert time.monotonic() - started_at < 20
+
+
+@confined
+@whole
+def test_what_a_program_holds_is_bounded_below_its_address_space() -> None:
+    """A program that maps memory passes; the same program fails when it fills what it mapped."""
+    maps = "import time, mmap\npages = mmap.mmap(-1, 2**28)\n{}\ntime.sleep(1)"
+    programs = [maps.format(fills) for fills in ("", "pages[:] = bytes(2**28)")]
+    limits = Limits(together=Totals(resident_bytes=2**27))
+
+    assert [outcome.reason for outcome in run_all(programs, limits=limits)] == ["", "too much: memory"]
 
 
 @confined

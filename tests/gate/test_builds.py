@@ -113,21 +113,6 @@ def test_an_environment_that_hangs_is_one_line(
     assert not child.exists() or child.read_text().split()[2] == "Z"
 
 
-def test_an_environment_that_floods_is_ended(make: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "LARGEST", 1 << 16)
-    with pytest.raises(UserError, match="did not say"):
-        resolve(str(make("yes")), quiet)
-
-
-@pytest.mark.parametrize("path", ["\0", "/" + "x" * 5000, "BINARY"])
-def test_an_answer_with_impossible_paths(make: Callable[[str], Path], tmp_path: Path, path: str) -> None:
-    (tmp_path / "mtbench-build").write_bytes(b"\xff")
-    place = str(tmp_path) if path == "BINARY" else path
-    (tmp_path / "answer").write_text(json.dumps({**ANSWER, "folder": place, "prefix": place}))
-    with pytest.raises(UserError, match="did not say what is installed"):
-        resolve(str(make(f"cat '{tmp_path}/answer'")), quiet)
-
-
 def test_a_path_that_is_no_environment_is_one_line(tmp_path: Path) -> None:
     """The line says what may be given."""
     (tmp_path / "file").touch()

@@ -80,9 +80,9 @@ def test_cells_without_times_are_drawn_as_far_as_they_go() -> None:
     """No pair, one pair, and times of zero seconds: what cannot be drawn is left out, and nothing fails."""
     unmeasured = time_test(ratio=None, ci_low=None, ci_high=None, word="INCONCLUSIVE")
     single = time_test(0.01, ci_low=None, ci_high=None, word="INCONCLUSIVE")
-    none = timed_cell(0, test=unmeasured, base_s=[], head_s=[], attribution=None)
-    one = timed_cell(1, test=single, base_s=[2.0], head_s=[2.02], attribution=None)
-    zero = timed_cell(2, test=unmeasured, base_s=[0.0, 0.0], head_s=[0.0, 0.0], attribution=None)
+    none = timed_cell(0, test=unmeasured, base_s=[], head_s=[])
+    one = timed_cell(1, test=single, base_s=[2.0], head_s=[2.02])
+    zero = timed_cell(2, test=unmeasured, base_s=[0.0, 0.0], head_s=[0.0, 0.0])
     for cells in ([none], [one], [zero], [none, one, zero]):
         assert "INCONCLUSIVE" in figures.forest(gate(timed=cells, all_cells=None)).alt
     assert document(changed()).figures() == []

@@ -1,4 +1,4 @@
-"""Pairs of processes: medians over rounds, shared blocks, parts that add up, means of all cells, a machine's noise."""
+"""Pairs of processes: medians over rounds, shared blocks, means of all cells, a machine's noise."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,6 @@ from mtbench.experiments.gate.pairs import (
     PairTimes,
     Times,
     differences,
-    mean_attribution,
     mean_differences,
     pair_of,
     read_blocks,
@@ -87,34 +86,6 @@ def test_too_few_shared_blocks_are_no_pair(tmp_path: Path) -> None:
     assert pair_of(base, process(tmp_path / "c", [])) is None
 
 
-def test_the_parts_add_up(tmp_path: Path) -> None:
-    """Prefill, forward passes and the host's part are shares of base's wall time and sum to the whole difference."""
-    base = process(
-        tmp_path / "a", rounds(0, 2.0, prefill_s=0.5, device_s=1.0) + rounds(1, 2.0, prefill_s=0.5, device_s=1.0)
-    )
-    head = process(
-        tmp_path / "b", rounds(0, 2.4, prefill_s=0.7, device_s=1.1) + rounds(1, 2.0, prefill_s=0.5, device_s=1.0)
-    )
-    pair = pair_of(base, head)
-    assert pair is not None
-    mean = mean_attribution([pair, pair])
-    assert mean is not None
-    assert mean.forward is not None
-    assert mean.host is not None
-    assert (mean.prefill, mean.forward, mean.total) == pytest.approx((0.05, 0.025, 0.1))
-    assert mean.prefill + mean.forward + mean.host == pytest.approx(mean.total)
-
-
-def test_hidden_parts_are_not_made_up(tmp_path: Path) -> None:
-    """A server tells no time of its forward passes: null, and no host's part."""
-    one, other = (process(tmp_path / name, rounds(0, 1.0)) for name in "ab")
-    pair = pair_of(one, other)
-    assert pair is not None
-    mean = mean_attribution([pair])
-    assert mean is not None
-    assert (mean.forward, mean.host) == (None, None)
-
-
 def test_the_floor_of_known_noise() -> None:
     """sd of the pairs, and its bound ×1.29 at ten pairs."""
     d = np.random.default_rng(0).normal(0, 0.01, 10)
@@ -135,9 +106,7 @@ def test_the_noise_is_said_of_a_noisy_cell() -> None:
 
 def a_pair(**ratios: float) -> PairTimes:
     """A pair with head's time over base's by cell; the other cells have no valid times."""
-    return PairTimes(
-        {cell: CellTimes(Times(1.0, None, None), Times(ratio, None, None)) for cell, ratio in ratios.items()}, {}
-    )
+    return PairTimes({cell: CellTimes(Times(1.0, 1), Times(ratio, 1)) for cell, ratio in ratios.items()}, {})
 
 
 def test_the_mean_is_over_the_cells_of_one_pair() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,8 @@ from mtbench.errors import UserError
 from mtbench.experiments.gate import decision, floor
 from mtbench.experiments.gate.experiment import write
 from mtbench.experiments.gate.format import Gate, NoiseFloor
-from mtbench.experiments.gate.timed import is_replayable
 from mtbench.hardware import machine
-from mtbench.lineup.planner import make_plan
 from mtbench.models import chat_template
-from mtbench.plan.plan import RunRequest
 
 pytest_plugins = ["gate_fixtures"]
 pytestmark = pytest.mark.usefixtures("forks")
@@ -50,14 +48,14 @@ def test_the_same_build_passes_at_the_first_look(gate: Callable[..., Gate]) -> N
 
 
 def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) -> None:
-    slow = gate(slower=1.05, noise=0.003, base={"noise": 0.003})
+    """The reason names the slowest cell, and not the mean of all cells; the other cell passes."""
+    slow = gate(slower=1.1, slower_in=[MARS], noise=0.002, base={"noise": 0.002})
     assert slow.word == "FAIL"
-    assert found(slow) == {("timed", "slower", AR), ("timed", "slower", MARS)}
+    assert slow.reason.startswith(f"{MARS}: slower by +")
+    assert found(slow) == {("timed", "slower", MARS)}
     assert slow.confirmation_pairs == slow.looks[1]
-    for cell in slow.timed:
-        assert cell.test.ratio == pytest.approx(1.05, abs=0.01)
-        assert cell.attribution is not None
-        assert cell.attribution.total == pytest.approx(0.05, abs=0.01)
+    assert {cell.cell: cell.test.word for cell in slow.timed} == {AR: "PASS", MARS: "FAIL"}
+    assert slow.timed[1].test.ratio == pytest.approx(1.1, abs=0.01)
 
 
 def test_the_first_blocks_are_timed(gate: Callable[..., Gate], tmp_path: Path) -> None:
@@ -84,20 +82,10 @@ def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callabl
     assert re.search(hidden, noisy.reason)
 
 
-def test_a_slowdown_names_the_slowest_cell_first(gate: Callable[..., Gate]) -> None:
-    """And not the mean of all cells; the other cell passes."""
-    slow = gate(slower=1.1, slower_in=[MARS], noise=0.002, base={"noise": 0.002})
-    assert slow.reason.startswith(f"{MARS}: slower by +")
-    assert {cell.cell: cell.test.word for cell in slow.timed} == {AR: "PASS", MARS: "FAIL"}
-
-
 @pytest.mark.parametrize(
     ("faults", "expected"),
     [
         ({"tokens": [MARS]}, {("exact", "changed", MARS)}),
-        ({"forwards": [AR]}, {("exact", "more work", AR)}),
-        ({"fails": [MARS]}, {("exact", "failed", MARS)}),
-        ({"memory": 1.02}, {("exact", "memory", AR), ("exact", "memory", MARS)}),
         ({"plan_code": WITHOUT_MARS}, {("comparable", "vanished", MARS)}),
         ({"crash": "exact"}, {("exact", "failed", None)}),
     ],
@@ -268,16 +256,6 @@ def test_what_a_killed_process_left_is_run_again(tmp_path: Path, plan: Path) -> 
     assert not (tmp_path / "gate/pairs/0006.partial").exists()
 
 
-def test_a_resumed_gate_needs_the_builds_that_it_began_with(tmp_path: Path, plan: Path) -> None:
-    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
-    a_gate(tmp_path / "gate", base, head, counts_only=True).run()
-    faults = json.loads((head / "faults.json").read_text())
-    (head / "faults.json").write_text(json.dumps({**faults, "torch": "3"}))
-    (base / "faults.json").write_text(json.dumps({**faults, "torch": "3"}))
-    with pytest.raises(UserError, match="began with another base"):
-        a_gate(tmp_path / "gate", base, head, counts_only=True).run()
-
-
 def test_a_resumed_gate_needs_the_machine_that_it_began_on(
     tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +312,8 @@ def calibrated(tmp_path: Path, plan: Path, noise: float, **asked: Any) -> NoiseF
 def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
     """Six pairs of one build; a gate of the same plan finds their floor and takes no more pairs than it asks for."""
     measured = calibrated(tmp_path, plan, 0.004)
-    assert {cell.cell for cell in measured.cells} == {AR, MARS}
+    assert (measured.pairs, {cell.cell for cell in measured.cells}) == (6, {AR, MARS})
+    assert floor.read(tmp_path / "runs") == [measured]
     judged = gate(noise=0.004, base={"noise": 0.004})
     assert judged.floor == measured
     assert judged.looks[-1] < 40
@@ -367,12 +346,11 @@ def test_an_option_that_head_adds_is_a_remark(gate: Callable[..., Gate], tmp_pat
     assert any("options.fresh is known in head only, where it is 1" in f.text for f in added.findings)
 
 
-def test_a_floor_is_void_when_its_key_changes_or_it_is_old(tmp_path: Path, plan: Path) -> None:
-    measured = calibrated(tmp_path, plan, 0.004)
-    other = measured.key.changed(torch="9")
+def test_a_floor_is_void_when_its_key_changes_or_it_is_old() -> None:
+    measured = made_gates.floor(measured=time.strftime(floor.TIME, time.gmtime()))
     assert floor.find([measured], measured.key, interleave=False) == (measured, None)
     assert floor.find([measured], measured.key, interleave=True)[0] is None
-    none, why = floor.find([measured], other, interleave=False)
+    none, why = floor.find([measured], measured.key.changed(torch="9"), interleave=False)
     assert none is None
     assert why is not None
     assert "torch" in why
@@ -401,23 +379,8 @@ def test_a_second_calibration_replaces_the_first(tmp_path: Path) -> None:
 # --- Other tokens by permission -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_allowed_changes_are_timed_on_the_commits_of_base(gate: Callable[..., Gate], tmp_path: Path) -> None:
-    """Both builds repeat base's commits in that cell, so that only time differs."""
+def test_allowed_changes_are_timed_per_token(gate: Callable[..., Gate]) -> None:
     allowed = gate(tokens=[MARS], asked={"allow_changed": True})
     assert allowed.word == "PASS"
     assert ("exact", "changed", MARS) in found(allowed, "note")
-    for side in ("base", "head"):
-        stored = json.loads((tmp_path / f"runs/gate/pairs/0001/{side}/plan.json").read_text())
-        scripts = {cell["cell"]: cell["accept"] for cell in stored["cells"]}
-        assert scripts[AR] is None
-        assert scripts[MARS]["scripts"] == [[2, 1]] * 4
-        assert scripts[MARS]["lengths"] == [3] * 4
-
-
-def test_only_cells_whose_commits_can_be_replayed_are_timed_after_a_change() -> None:
-    """A method with blocks decides places in any order, and an external engine takes no script."""
-    request = RunRequest(limit=2, batch_size=(1,), method=("ar", "mars", "block-diffusion", "openai"))
-    cells = {cell.method: cell for cell in make_plan(request).cells}
-    replayed = {name: is_replayable(cell) for name, cell in cells.items()}
-    assert replayed == {"ar": True, "mars": True, "block-diffusion": False, "openai": False}
+    assert ("timed", "changed", MARS) in found(allowed, "note")

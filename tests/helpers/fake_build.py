@@ -6,7 +6,6 @@
     noise         standard deviation of the log time that a process draws, and a tenth of it per sample
     tokens        cells whose first answer has another token
     forwards      cells whose first answer takes one more forward
-    fails         cells that fail
     memory        factor on the peak memory
     dropped       share of samples that are dropped
     drops_in      pairs, such as "fresh/0001", in which all samples are dropped
@@ -101,7 +100,6 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     noise = faults.get("noise", 0.0)
     of_process = 2.718281828 ** chance.gauss(0, noise)
     lost = [f"{pair}.partial" for pair in faults.get("drops_in", [])]
-    failed = [cell for cell in faults.get("fails", []) if any(c["cell"] == cell for c in stored["cells"])]
     for name in ("generations", "timings"):
         (run / name).mkdir()
     for group in stored["groups"]:
@@ -111,8 +109,6 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
                 if "--turns" in words:
                     take_turn(folder, faults, block)
                 for cell in group["cells"]:
-                    if cell in failed:
-                        continue
                     slower = faults.get("slower", 1.0) if timed and cell in faults.get("slower_in", [cell]) else 1.0
                     wall_s = of_process * slower * (1 + block / 10) * 2.718281828 ** chance.gauss(0, noise / 10)
                     share = 1.0 if "/".join(run.parts[-3:-1]) in lost else faults.get("dropped", 0.0)
@@ -127,14 +123,8 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
                         more = int(first and cell in faults.get("forwards", []))
                         append(run / f"generations/{cell}.jsonl", answer(items[number], block, tokens, more))
     (run / "memory.json").write_text(
-        json.dumps(
-            {c["cell"]: round(1e8 * faults.get("memory", 1.0)) for c in stored["cells"] if c["cell"] not in failed}
-        )
+        json.dumps({cell["cell"]: round(1e8 * faults.get("memory", 1.0)) for cell in stored["cells"]})
     )
-    if failed:
-        for cell in failed:
-            append(run / "failures.jsonl", {"cell": cell, "error": "planted"})
-        sys.exit(1)
 
 
 def take_turn(folder: Path, faults: dict[str, Any], block: int) -> None:

@@ -46,10 +46,8 @@ from mtbench.plan.plan import RunRequest
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import flags
-from mtbench.training.document import write_training_page
 
 FOLDER = Path(__file__).parents[1] / "frozen"
-EMBEDDED = Path(mtbench.__file__).parent / "tiny"
 SKIPPED = {"script", "style", "svg"}
 
 
@@ -75,7 +73,7 @@ def gate(folder: Path) -> None:
         findings=[finding for finding in stored.findings if finding.stage != "timed"],
     )
     planned = Planned.read(folder / "plans" / "base"), Planned.read(folder / "plans" / "head")
-    runner = PairRunner(stored.request, (None, None), planned, {}, print)  # type: ignore[arg-type]  # it runs no pair
+    runner = PairRunner(stored.request, (None, None), planned, print)  # type: ignore[arg-type]  # it runs no pair
     cells = [cell for cell in planned[0].plan.cells if cell.cell in stored.compared]
     gate_experiment.write(folder, conclude(TimedStage(folder, runner, before.looks, float("inf")).run(before, cells)))
 
@@ -94,10 +92,6 @@ def reproduce(folder: Path) -> None:
         if part.plan is not None:
             stages.report(RunDirectory(folder / part.folder))
     write(folder, "reproduction", reproduce_document(compare(rerun.published(asked.name), asked, parts, folder)))
-
-
-def training(folder: Path) -> None:
-    write_training_page([folder / "mars", folder / "ar"], folder / "training.html")
 
 
 def measure_run(folder: Path) -> None:
@@ -150,22 +144,14 @@ def measure_reproduce(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "mtbench", *words, "-o", str(folder)], check=True)
 
 
-def measure_training(folder: Path) -> None:
-    """The records of two embedded checkpoints."""
-    for name in ("mars", "ar"):
-        (folder / name).mkdir(parents=True)
-        shutil.copy(EMBEDDED / name / "mtbench_training.json", folder / name)
-
-
 MEASURES = {"run": measure_run, "choose": measure_choose, "gate": measure_gate, "load": measure_load}
-MEASURES |= {"reproduce": measure_reproduce, "training": measure_training}
+MEASURES |= {"reproduce": measure_reproduce}
 EXPERIMENTS: Mapping[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # what computes which files
     "run": (report, ("results.json", "report.md", "report.html")),
     "choose": (race, ("results.json", "decision.json", "eliminated.jsonl", "report.md", "report.html")),
     "gate": (gate, ("gate.json", "gate.md", "gate.html")),
     "load": (load, ("load.json", "load.md", "load.html")),
     "reproduce": (reproduce, ("reproduction.json", "reproduction.md", "reproduction.html")),
-    "training": (training, ("training.html",)),
 }
 
 

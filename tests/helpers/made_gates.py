@@ -4,7 +4,6 @@ import random
 from typing import Any
 
 from mtbench.experiments.gate.format import (
-    Attribution,
     BuildRecord,
     CellFloor,
     Finding,
@@ -99,9 +98,6 @@ def timed_cell(number: int = 0, change: float = 0.001, **given: Any) -> TimedCel
         "base_s": base,
         "head_s": [s * (1 + change + draw.gauss(0, 0.008)) for s in base],
         "test": time_test(change),
-        "attribution": Attribution(
-            prefill=0.2 * change + 0.002, forward=0.5 * change, host=0.3 * change - 0.002, total=change
-        ),
     }
     return TimedCell(**values | given)
 

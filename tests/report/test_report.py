@@ -18,13 +18,14 @@ from stored import keep_lines, stored_json, stored_lines
 from mtbench.document.model import Figure
 from mtbench.document.plots import MOST_TICKS, log_ticks
 from mtbench.errors import printable
+from mtbench.models.families import RECORD
 from mtbench.plan.directory import RunDirectory
 from mtbench.report import figures
 from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers
 from mtbench.report.summary import warnings
 from mtbench.report.terminal import results_tables
-from mtbench.report.text import facts, question
+from mtbench.report.text import facts, question, training_records
 from mtbench.results.format import ResultCell, Results
 
 
@@ -484,6 +485,15 @@ def test_a_checkpoint_that_overrides_a_role_is_named_in_place_of_the_family(run:
     assert checkpoint_names([changed]) == "tiny"
     assert checkpoint_names([changed.changed(on="mars")]) == "mine"
     assert checkpoint_names([changed.changed(family="mine", checkpoints={"ar": "owner/mine"})]) == "mine"
+
+
+def test_the_training_record_of_a_checkpoint_is_linked(run: RunDirectory, tmp_path: Path) -> None:
+    cells = [ResultCell.model_validate(cell) for cell in stored_json(run, "results.json")["cells"]]
+    assert training_records(cells) == {}
+    own = cells[0].changed(checkpoints={"mars": str(tmp_path)})
+    assert training_records([own]) == {}
+    (tmp_path / RECORD).write_text("{}")
+    assert training_records([own]) == {"Training record of mars": tmp_path / RECORD}
 
 
 def test_the_variables_of_the_chat_template_are_named(small_run: RunDirectory) -> None:

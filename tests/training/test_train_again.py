@@ -115,6 +115,14 @@ def test_a_training_ends_when_its_minutes_are_over(
     assert rates[-1] < 1e-3
 
 
+def test_the_rate_of_a_limited_training_may_rise_to_its_end(base: str, rows: str, tmp_path: Path) -> None:
+    """A warmup over the whole training leaves no step for the fall."""
+    rising = replace(USUAL, epochs=1, minutes=60, warmup=1)
+    rates = [point["learning_rate"] for point in record(run(Ar(), base, rows, rising, tmp_path / "out"))["curve"]]
+    assert rates == sorted(rates)
+    assert max(rates) <= 1e-2
+
+
 @pytest.mark.parametrize("kill_at", [1, 5, STEPS])
 def test_a_killed_and_resumed_training_equals_the_undisturbed_one(
     base: str, rows: str, undisturbed: Path, interrupted: Callable[[int, Path], Path], tmp_path: Path, kill_at: int
@@ -127,16 +135,6 @@ def test_a_killed_and_resumed_training_equals_the_undisturbed_one(
     assert_same_training(run(MARS, base, rows, USUAL, out, progress=watch), undisturbed)
     saved = (kill_at - 1) // 2 * 2
     assert (watch.started_at, watch.steps) == ((STEPS, saved), list(range(saved + 1, STEPS + 1)))
-
-
-def test_a_trimmed_draft_killed_and_resumed_equals_the_undisturbed_one(deeper: str, rows: str, tmp_path: Path) -> None:
-    """Its vocabulary is stored with it; the target is read again."""
-    objective = Eagle(steps=2, draft_vocabulary=40)
-    undisturbed = run(objective, deeper, rows, USUAL, tmp_path / "undisturbed" / "out")
-    out = tmp_path / "killed" / "out"
-    with pytest.raises(Killed):
-        run(objective, deeper, rows, USUAL, out, progress=Watch(5))
-    assert_same_training(run(objective, deeper, rows, USUAL, out), undisturbed)
 
 
 @pytest.mark.parametrize(

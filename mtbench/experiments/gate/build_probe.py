@@ -46,7 +46,6 @@ def _place(module: str) -> Path | None:
 
 
 def _sha256(modules: set[str]) -> str:
-    """Return the hash of all Python files of some packages and modules."""
     digest = hashlib.sha256()
     for name in sorted(modules):
         if (place := _place(name)) is not None:

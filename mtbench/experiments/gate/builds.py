@@ -13,8 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench.clients.engine_installation import RELEASE
@@ -60,11 +59,6 @@ class Build:
         """Return the command line of `mtbench ARGUMENTS` in this build, which imports its plugin files."""
         named = (word for file in self.plugins for word in ("--plugin", file))
         return [str(self.python), "-m", "mtbench", *arguments, *named]
-
-    def importing(self, plugins: Sequence[str]) -> "Build":
-        """Return the build with these plugin files. Raises UserError for one that cannot be read."""
-        names = [f"{Path(file).name} {read_file(file).sha256[:SHORT]}" for file in plugins]
-        return replace(self, plugins=tuple(plugins), label=" with ".join([self.label, *names]))
 
 
 class ProbeReport(Record):
@@ -141,9 +135,8 @@ def refuse_dirty(record: BuildRecord) -> None:
 
 
 def same_build(a: BuildRecord, b: BuildRecord) -> bool:
-    """Return whether two builds run the same code with the same packages, plugins and engine."""
-    one, other = ((r.code_sha256, r.packages, sorted(r.plugins.values()), r.engine) for r in (a, b))
-    return one == other
+    """Return whether two builds run the same code with the same packages and engine."""
+    return (a.code_sha256, a.packages, a.engine) == (b.code_sha256, b.packages, b.engine)
 
 
 # --- The kinds of ENV ---------------------------------------------------------------------------------------------

@@ -67,7 +67,6 @@ def _point(finding: Finding) -> Verdict:
 
 
 def _builds(gate: Gate) -> Table:
-    """Return the properties of base and head, side by side."""
     base, head = _properties(gate.base), _properties(gate.head)
     values = {name: (base.get(name) or NONE, head.get(name) or NONE) for name in base | head}
     rows = [Row(name, [Entry(a), Entry(b)], strong=a != b) for name, (a, b) in values.items() if {a, b} != {NONE}]
@@ -89,7 +88,6 @@ def _properties(build: BuildRecord) -> dict[str, str | None]:
 
 
 def _machine(gate: Gate) -> list[tuple[str, str]]:
-    """Return the machine that both builds ran on, and the plan."""
     key = gate.key
     values = {
         "GPU": key.gpu_uuid or "none: decoded on the processor",

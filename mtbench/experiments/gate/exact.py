@@ -122,7 +122,6 @@ def _failure(base: str | None, head: str | None) -> tuple[Level, str] | None:
 
 
 def _differing(name: str, base: Read, other: Read) -> list[str]:
-    """Return the items whose field `name` differs."""
     return [item for item, line in base.answers.items() if getattr(line, name) != getattr(other.answers[item], name)]
 
 
@@ -161,7 +160,6 @@ def _work(base: Read, head: Read) -> Iterator[tuple[Kind, Level, str]]:
 
 
 def _memory(base: Read, again: Read, head: Read) -> Iterator[tuple[Kind, Level, str]]:
-    """Yield how the bytes of a cell differ."""
     by_name: Sequence[tuple[str, Callable[[Read], int | None]]] = (
         ("peak memory", lambda run: run.memory_bytes),
         ("keys and values", lambda run: max((line.kv_bytes or 0 for line in run.blocks.values()), default=0) or None),

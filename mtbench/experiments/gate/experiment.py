@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mtbench import files, plugins, records
@@ -22,7 +23,6 @@ from mtbench.options import texts
 from mtbench.options.fields import as_words
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.request import PlanRequest
-from mtbench.plugins import read_file
 from mtbench.records import dump
 
 COMMANDS = {"fail": "error", "inconclusive": "warning"}  # of GitHub, by the level of a finding
@@ -38,14 +38,11 @@ class GateExperiment(Experiment[GateOptions, GateSession, GatePlan, Gate]):
 
     def plan(self, request: GateOptions, session: GateSession) -> GatePlan:
         """Return the options, and what both builds get."""
-        if request.base is None and not request.base_plugin:
-            raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")
+        if request.base is None:
+            raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`.")
         same = {name: getattr(request, name) for name in GateRequest.model_fields if name in GateOptions.model_fields}
-        of_base = [read_file(file).path for file in request.base_plugin] or [*session.plugin]
         same["engine"] = next(filter(is_served, request.engine), None)
-        resolved = GateRequest(
-            **same, plan_arguments=_plan_arguments(request), plugins=[*session.plugin], base_plugins=of_base
-        )
+        resolved = GateRequest(**same, plan_arguments=_plan_arguments(request), plugins=[*session.plugin])
         return GatePlan(schema_version=SCHEMA_VERSION, request=request, resolved=resolved)
 
     def begin(self, directory: RunDirectory, planned: GatePlan, argv: Sequence[str]) -> None:
@@ -87,12 +84,13 @@ def _plan_arguments(request: GateOptions) -> list[str]:
 
 
 def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, Build]:
-    """Return base and head. Head's plugin files are imported here as well: this process reads their methods."""
+    """Return base and head. Plugin files are imported here as well: this process reads their methods."""
     for file in request.plugins:
         plugins.load_file(file)
-    base = resolve(request.base, note, request.engine)
-    head = base if request.head == request.base else resolve(request.head, note, request.engine)
-    return base.importing(request.base_plugins), head.importing(request.plugins)
+    base = replace(resolve(request.base, note, request.engine), plugins=tuple(request.plugins))
+    if request.head == request.base:
+        return base, base
+    return base, replace(resolve(request.head, note, request.engine), plugins=tuple(request.plugins))
 
 
 def _annotate_github(gate: Gate) -> list[str]:

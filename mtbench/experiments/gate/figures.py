@@ -77,7 +77,6 @@ def _name(gate: Gate, cell: TimedCell) -> str:
 
 
 def _interval(axes: Axes, row: int, test: TimeTest) -> None:
-    """Draw the estimate with the mark of its verdict, and its interval."""
     if (limits := bounds(test)) is not None:
         axes.plot([100 * (limit - 1) for limit in limits], [row, row], color=INK, lw=1.4, zorder=3)
     if test.ratio is not None:

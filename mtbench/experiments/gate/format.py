@@ -111,6 +111,8 @@ class FloorFile(Record):
 class GateRequest(Record):
     """The request of a gate."""
 
+    model_config = LARGER
+
     base: str | None = Field(description="environment of the base build; null: that of the gate itself")
     head: str | None = Field(description="environment of the head build; null: that of the gate itself")
     plan_arguments: list[str] = Field(description="options of `mtbench plan`, as both builds get them")
@@ -124,8 +126,7 @@ class GateRequest(Record):
     allow_torch: bool = Field(description="true: the builds may have different versions of torch")
     allow_dirty: bool = Field(description="true: a build may come from a checkout with changed files")
     seed: int = Field(description="seed of the order of the processes")
-    plugins: list[str] = Field(default_factory=list, description="files of `--plugin` that head imports")
-    base_plugins: list[str] = Field(default_factory=list, description="files of `--plugin` that base imports")
+    plugins: list[str] = Field(default_factory=list, description="files of `--plugin` that both builds import")
     process_limit_s: Annotated[float, Field(gt=0)] = Field(
         description="seconds after which a process of a build has failed; by turns, those of one turn"
     )
@@ -152,18 +153,6 @@ class Finding(Record):
     level: Level = Field(description="fail: the gate fails; inconclusive: it cannot pass; note: it decides nothing")
     cell: CellName | None = Field(description="cell that it concerns; null: the build or all cells")
     text: str = Field(description="the finding as a sentence")
-
-
-class Attribution(Record):
-    """Where the difference of the wall time lies, as shares of base's wall time. They add up to the whole difference.
-
-    Means over pairs. They explain; no verdict depends on them.
-    """
-
-    prefill: float = Field(description="reading the prompts")
-    forward: float | None = Field(description="forward passes; null: not measured apart from the host's part")
-    host: float | None = Field(description="decoding outside forward passes; null: not measured apart")
-    total: float = Field(description="the whole difference")
 
 
 class TimeTest(Record):
@@ -195,7 +184,6 @@ class TimedCell(Record):
     base_s: list[Seconds] = Field(description="per pair, base's seconds: sum over blocks of the median over rounds")
     head_s: list[Seconds] = Field(description="per pair, head's seconds for as many tokens as base's")
     test: TimeTest = Field(description="head's time over base's")
-    attribution: Attribution | None = Field(description="where the difference lies; null: not measured")
 
 
 class Gate(Record):

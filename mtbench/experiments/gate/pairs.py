@@ -20,7 +20,7 @@ from mtbench import files
 from mtbench.errors import UserError
 from mtbench.experiments.gate import plans
 from mtbench.experiments.gate.builds import Build
-from mtbench.experiments.gate.format import Attribution, GateRequest
+from mtbench.experiments.gate.format import GateRequest
 from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, generate_in_turns
 from mtbench.plan.directory import RunDirectory
@@ -38,7 +38,6 @@ class PairRunner:
     request: GateRequest
     builds: Sequence[Build]  # base, head
     planned: Sequence[Planned]  # base's, head's
-    replayed: Mapping[str, RunDirectory]  # cells that repeat the commits of a run
     note: Callable[[str], None]
 
     def run(self, folder: Path, number: int, cells: Sequence[str]) -> None:
@@ -74,7 +73,6 @@ class PairRunner:
         for side, planned in zip(SIDES, self.planned, strict=True):
             rounds = planned.plan.request.rounds
             stored = plans.only(planned.stored, cells, blocks=self.request.blocks, rounds=rounds)
-            stored = plans.scripted(stored, self.replayed, planned.plan)
             runs.append(plans.write(directory / side, planned, stored))
         if self.request.interleave:
             generate_in_turns(self.builds, runs, first, self.request.process_limit_s)
@@ -84,12 +82,10 @@ class PairRunner:
 
 
 class Times(NamedTuple):
-    """Seconds of a block, or of all blocks of a process. None: not measured apart."""
+    """Seconds and emitted tokens of a block, or of all blocks of a process."""
 
     wall_s: float
-    prefill_s: float | None
-    forward_s: float | None
-    tokens: float = 1  # that were emitted
+    tokens: float
 
 
 class CellTimes(NamedTuple):
@@ -128,22 +124,6 @@ def mean_differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> list[f
     return [fmean(pair.cells[cell].difference for cell in cells) for pair in whole] if cells else []
 
 
-def mean_attribution(pairs: Sequence[CellTimes]) -> Attribution | None:
-    """Return the parts of the difference as shares of base's time, means over pairs; None without pairs."""
-    if not pairs:
-        return None
-
-    def grown(part: Callable[[Times], float | None]) -> float | None:
-        both = [(part(pair.base), part(pair.head), pair.base.wall_s) for pair in pairs]
-        shares = [(b - a) / wall_s for a, b, wall_s in both if a is not None and b is not None]
-        return fmean(shares) if len(shares) == len(pairs) else None
-
-    total = fmean((pair.head.wall_s - pair.base.wall_s) / pair.base.wall_s for pair in pairs)
-    prefill, forward = grown(lambda times: times.prefill_s) or 0.0, grown(lambda times: times.forward_s)
-    host = None if forward is None else total - prefill - forward
-    return Attribution(prefill=prefill, forward=forward, host=host, total=total)
-
-
 def _read_pair(path: Path) -> PairTimes:
     runs = [RunDirectory(path / side) for side in SIDES]
     failed = [{line.cell: line.error for line in run.read_lines("failures.jsonl", FailureLine)} for run in runs]
@@ -168,23 +148,13 @@ def read_blocks(run: RunDirectory, cell: str) -> tuple[dict[int, Times], str | N
     for line in kept:
         rounds.setdefault(line.block, []).append(line)
     blocks = {
-        block: Times(
-            median(line.wall_s for line in of_block),
-            _median([line.prefill_s for line in of_block]),
-            _median([line.device_s for line in of_block]),
-            median(line.tokens for line in of_block),
-        )
+        block: Times(median(line.wall_s for line in of_block), median(line.tokens for line in of_block))
         for block, of_block in rounds.items()
     }
     if kept and len(kept) >= SAMPLES_NEEDED_SHARE * len(lines):
         return blocks, None
     reasons = sorted({line.dropped for line in lines if line.dropped}) or ["nothing was timed"]
     return blocks, f"{len(kept)} of {len(lines)} samples left: {reasons[0]}"
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> CellTimes | None:
@@ -197,13 +167,8 @@ def pair_of(base: Mapping[int, Times], head: Mapping[int, Times]) -> CellTimes |
         return None
     of_base, of_head = (_total([process[block] for block in shared]) for process in (base, head))
     share = of_base.tokens / of_head.tokens if of_base.tokens and of_head.tokens else 1.0
-    wall_s, prefill_s, forward_s = (None if part is None else part * share for part in of_head[:3])
-    return CellTimes(of_base, Times(wall_s or 0.0, prefill_s, forward_s, of_base.tokens))
+    return CellTimes(of_base, Times(of_head.wall_s * share, of_base.tokens))
 
 
 def _total(blocks: Sequence[Times]) -> Times:
-    """Return the sums over blocks; None for a value that a block lacks."""
-    wall_s, prefill_s, forward_s, tokens = (
-        None if None in part else math.fsum(filter(None, part)) for part in zip(*blocks, strict=True)
-    )
-    return Times(wall_s or 0.0, prefill_s, forward_s, tokens or 0.0)
+    return Times(*map(math.fsum, zip(*blocks, strict=True)))

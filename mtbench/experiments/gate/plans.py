@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from mtbench.errors import UserError
 from mtbench.experiments.gate.format import Finding, Kind, Level
 from mtbench.plan.directory import JsonObject, RunDirectory
-from mtbench.plan.formats import GenerationLine
-from mtbench.plan.plan import Cell, Plan, Script, SuitePlan
+from mtbench.plan.plan import Cell, Plan, SuitePlan
 from mtbench.records import LONGEST_VALUE, NonNegative, dump
 
 CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
@@ -124,12 +123,9 @@ def _prompts(suite: SuitePlan) -> tuple[str, int]:
 
 
 def items_of(plan: Plan, cell: Cell) -> set[str]:
-    """Return the items that a cell decodes. Raises UserError if the plan contradicts itself."""
-    try:
-        items = plan.suite(cell.suite).items
-        return {items[i].item for group in plan.groups if cell.cell in group.cells for b in group.blocks for i in b}
-    except (IndexError, StopIteration):
-        raise UserError(f"plan.json contradicts itself: {cell.cell} asks for items that no suite has.") from None
+    """Return the items that a cell decodes."""
+    items = plan.suite(cell.suite).items
+    return {items[i].item for group in plan.groups if cell.cell in group.cells for b in group.blocks for i in b}
 
 
 def sha256(stored: JsonObject) -> str:
@@ -168,32 +164,6 @@ def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = Non
 
 def _group(cell: JsonObject) -> tuple[Any, ...]:
     return cell["suite"], cell["batch_size"], cell["batching"]
-
-
-def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -> JsonObject:
-    """Return plan.json in which these cells repeat the commits of a run: both builds then do the same forward passes.
-
-    `runs`: cell -> the run that has its answers.
-    """
-    cells = []
-    for cell in stored["cells"]:
-        run = runs.get(cell["cell"])
-        if run is None:
-            cells.append(cell)
-            continue
-        lines = {line.item: line for line in run.read_lines(f"generations/{cell['cell']}.jsonl", GenerationLine)}
-        answers = [lines.get(item.item) for item in plan.suite(cell["suite"]).items]
-        commits_of = [[1] if line is None or line.commits is None else line.commits for line in answers]
-        several = any(max(commits, default=1) > 1 for commits in commits_of)
-        script = Script(
-            source=str(run.path),
-            lengths=[max(1, sum(commits)) for commits in commits_of],
-            seed=0,
-            scripts=commits_of if several else None,
-            probabilities=None,
-        )
-        cells.append({**cell, "accept": dump(script)})
-    return {**stored, "cells": cells}
 
 
 def write(directory: Path, planned: Planned, stored: Mapping[str, Any]) -> RunDirectory:

@@ -52,14 +52,6 @@ class GateOptions(PlanRequest):
     ] = 7200.0
     base: Annotated[str | None, option(f"Build to compare with: {ENV}.", BUILDS)] = None
     head: Annotated[str | None, option("Build to judge; default: this environment.", BUILDS)] = None
-    base_plugin: Annotated[
-        Sequence[str],
-        option(
-            "Base imports this file in place of that of --plugin, such as an older version of it. Repeatable.",
-            BUILDS,
-            metavar="FILE.py",
-        ),
-    ] = ()
     max_slowdown: Annotated[float, option("Slowdown that you accept, in percent.", GATE, gt=0, lt=100)] = 2.0
     pairs: Annotated[
         int | None,
@@ -75,8 +67,7 @@ class GateOptions(PlanRequest):
     allow_changed: Annotated[
         bool,
         option(
-            "Head may emit other tokens. Both builds are then timed on base's commits; where a method or an engine "
-            "cannot repeat them, by the time per token.",
+            "Head may emit other tokens. The builds are then compared by the time per token.",
             GATE,
         ),
     ] = False
@@ -91,8 +82,8 @@ class GateSession(Session):
     plugin: Annotated[
         Sequence[str],
         option(
-            "Import a file that registers methods, suites or engines. It is code: name only files you trust. "
-            "Repeatable.",
+            "Import a file that registers methods, suites or engines, in both builds. It is code: name only files you "
+            "trust. Repeatable.",
             COMPARED,
             metavar="FILE.py",
         ),

@@ -37,7 +37,7 @@ from mtbench.experiments.gate.format import (
 from mtbench.experiments.gate.pairs import PairRunner, differences, read_pairs
 from mtbench.experiments.gate.plans import Gpu, Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, make_plan
-from mtbench.experiments.gate.timed import TimedStage, is_replayable
+from mtbench.experiments.gate.timed import TimedStage
 from mtbench.hardware import machine
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Cell
@@ -80,9 +80,9 @@ class GateRun:
         if gate.word != "INCONCLUSIVE":
             return gate
         files.write_json(self.directory / FILE, dump(gate))
-        gate, cells, replayed = self._exact(gate, compared)
+        gate, cells = self._exact(gate, compared)
         if cells and not self.request.counts_only and not _levels(gate, "fail"):
-            runner = PairRunner(self.request, (self.base, self.head), compared.planned, replayed, self.note)
+            runner = PairRunner(self.request, (self.base, self.head), compared.planned, self.note)
             gate = TimedStage(self.directory, runner, gate.looks, self.deadline).run(gate, cells)
         if self._is_calibration and (measured := self._noise(compared)):
             floor.add(self.directory.parent, measured)
@@ -209,12 +209,8 @@ class GateRun:
 
     # Stage exact
 
-    def _exact(self, gate: Gate, compared: Comparable) -> tuple[Gate, list[Cell], dict[str, RunDirectory]]:
-        """Decode with both builds; return the gate with the findings, and the cells that can be timed.
-
-        The third value has the cells whose tokens head may change, and base's run, whose commits both then repeat
-        where a method can.
-        """
+    def _exact(self, gate: Gate, compared: Comparable) -> tuple[Gate, list[Cell]]:
+        """Decode with both builds; return the gate with the findings, and the cells that can be timed."""
         base, head = compared.planned
         sides = ("base", self.base, base), ("again", self.base, base), ("head", self.head, head)
         try:
@@ -223,8 +219,8 @@ class GateRun:
             if failure.build is self.base:
                 raise UserError(f"base cannot decode: {failure}.") from None
             crash = Finding(stage="exact", kind="failed", level="fail", cell=None, text=f"{failure}")
-            return gate.changed(findings=[*gate.findings, crash]), [], {}
-        findings, decoded, replayed = list(gate.findings), [], {}
+            return gate.changed(findings=[*gate.findings, crash]), []
+        findings, decoded = list(gate.findings), []
         for cell in compared.cells:
             outcome = exact.compare(
                 cell.cell,
@@ -237,12 +233,10 @@ class GateRun:
                 findings.append(self._why(cell, runs[0], runs[-1], base.plan.request.device))
             if outcome.decoded:
                 decoded.append(cell)
-            if outcome.changed and is_replayable(cell):
-                replayed[cell.cell] = runs[0]
         if compared.cells and not decoded:
             text = "base and head share no cell that both decode, so nothing is compared"
             findings.append(Finding(stage="exact", kind="failed", level="inconclusive", cell=None, text=text))
-        return gate.changed(findings=findings, compared=[cell.cell for cell in decoded]), decoded, replayed
+        return gate.changed(findings=findings, compared=[cell.cell for cell in decoded]), decoded
 
     def _why(self, cell: Cell, base: RunDirectory, head: RunDirectory, device: str) -> Finding:
         """Return an audit's finding on the answers that head changed."""

@@ -12,7 +12,6 @@ from mtbench.document.formatting import NONE, bounds, counted, listed, seconds
 from mtbench.document.model import Entry, Row, Table, Tone
 from mtbench.experiments.gate.format import (
     EXIT_CODES,
-    Attribution,
     BuildRecord,
     Finding,
     Gate,
@@ -36,10 +35,6 @@ COLUMNS = [
     ("pairs", "pairs of processes that timed the cell"),
     ("base", "geometric mean over pairs of base’s time"),
     ("head", "geometric mean over pairs of head’s time"),
-    ("prefill", "part of the difference from reading the prompts, as a share of base’s time"),
-    ("decoding", "part of the difference from decoding, as a share of base’s time"),
-    ("forward passes", "the part of decoding in forward passes"),
-    ("host", "the part of decoding outside of forward passes"),
 ]
 BRIEF = ("time", "tokens and counts", "pairs")
 
@@ -81,18 +76,13 @@ def _digits(test: TimeTest) -> int:
     return 2 if limits and limits[1] - limits[0] < NARROW else 1
 
 
-def share(value: float | None) -> str:
-    """Return a share of base's time as a difference in percent."""
-    return NONE if value is None else f"{_signed(100 * value, 1)}%"
-
-
 def _signed(value: float, digits: int) -> str:
     rounded = round(value, digits) + 0.0  # −0.0 + 0.0 is 0.0
     return (f"{rounded:+.{digits}f}" if rounded else f"{rounded:.{digits}f}").replace("-", "−")
 
 
 def cells(gate: Gate) -> Table:
-    """Return a row per cell with its verdicts, times and parts of the difference; first the mean of all cells."""
+    """Return a row per cell with its verdicts and times; first the mean of all cells."""
     shown = []
     if gate.all_cells is not None:
         shown.append(Row(ALL_CELLS, _filled(Entry(""), _time(gate.all_cells)), strong=True))
@@ -102,12 +92,7 @@ def cells(gate: Gate) -> Table:
         if cell is None:
             shown.append(Row(name, _filled(exact, Entry(verdict=Status(None, "not timed").verdict)), number))
             continue
-        values = [
-            str(len(cell.head_s)),
-            _mean_seconds(cell.base_s),
-            _mean_seconds(cell.head_s),
-            *attribution(cell.attribution),
-        ]
+        values = [str(len(cell.head_s)), _mean_seconds(cell.base_s), _mean_seconds(cell.head_s)]
         about = f"{cell.arm}, {cell.suite}, batch size\u00a0{cell.batch_size}"
         shown.append(Row(name, [exact, _time(cell.test), *map(Entry, values)], number, about))
     return Table(COLUMNS, shown, "cell", "Head against base; 95% intervals in brackets", brief=BRIEF).filled()
@@ -119,13 +104,6 @@ def _filled(*entries: Entry) -> list[Entry]:
 
 def _time(test: TimeTest) -> Entry:
     return Entry(change(test), change_interval(test), time_status(test).verdict)
-
-
-def attribution(found: Attribution | None) -> list[str]:
-    """Return the parts of a difference: prefill, decoding, of the latter forward passes and host."""
-    if found is None:
-        return [NONE] * 4
-    return list(map(share, (found.prefill, found.total - found.prefill, found.forward, found.host)))
 
 
 def _mean_seconds(values: Sequence[float]) -> str:

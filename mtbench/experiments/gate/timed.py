@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
 
-from mtbench.decoding.arms import is_ours
-from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted
 from mtbench.experiments.gate import decision
 from mtbench.experiments.gate.decision import Decision
@@ -21,7 +19,6 @@ from mtbench.experiments.gate.pairs import (
     PairRunner,
     PairTimes,
     differences,
-    mean_attribution,
     mean_differences,
     read_pairs,
 )
@@ -46,14 +43,10 @@ class TimedStage:
     def run(self, gate: Gate, cells: Sequence[Cell]) -> Gate:
         """Run pairs until a look decides; return the gate with the times and their findings."""
         changed = {found.cell for found in gate.findings if found.kind == "changed"}
-        findings = [
-            _finding(
-                "changed", "note", "its commits cannot be replayed, so the times per token are compared", cell.cell
-            )
-            for cell in cells
-            if cell.cell in changed and cell.cell not in self.runner.replayed
-        ]
         names = [cell.cell for cell in cells]
+        findings = [
+            _finding("changed", "note", "its times per token are compared", name) for name in names if name in changed
+        ]
         decided, fresh = decision.decide(differences([], names), self.at, gate.request.margin), list[PairTimes]()
         try:
             decided = self._until_decided(names, gate.request.margin)
@@ -144,7 +137,6 @@ class TimedStage:
             base_s=[pair.base.wall_s for pair in own],
             head_s=[pair.head.wall_s for pair in own],
             test=decision.time_test(d, self.at, margin, decided.cells[cell.cell], cells),
-            attribution=mean_attribution(own),
         )
 
     def _of_failure(
@@ -184,12 +176,6 @@ def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
     if "fail" in levels:
         return test.changed(word="FAIL")
     return test.changed(word="INCONCLUSIVE") if "inconclusive" in levels else test
-
-
-def is_replayable(cell: Cell) -> bool:
-    """Return whether both builds can be made to repeat given commits in a cell."""
-    known = cell.method in list(METHODS) and not METHODS[cell.method].outside
-    return known and is_ours(cell.engine) and cell.built.variants[-1].block == 1
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""A run directory from somebody else: it allows nothing and reaches nothing outside itself; one command at a time."""
+"""A stored run: what its plan does not allow, damaged files, one command at a time, what a resumed command decodes."""
 
 import subprocess
 import sys
@@ -156,10 +156,40 @@ def test_a_timed_block_without_its_answers_is_refused(run: RunDirectory) -> None
         generate(run, Quiet())
 
 
-def test_a_torn_last_line_may_hold_any_bytes(run: RunDirectory) -> None:
-    (run.path / "failures.jsonl").write_bytes(b"\x00\xff")
-    generate(run, Quiet())
-    assert (run.path / "failures.jsonl").read_bytes() == b""
+# --- Damaged files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "says"),
+    [
+        ("plan.json", lambda text: text[:-9], r"plan\.json: not JSON"),
+        ("plan.json", lambda text: text.replace('"cells"', '"sells"', 1), r"plan\.json: cells is missing"),
+        ("plan.json", lambda text: text.replace('"method": "ar"', '"method": "as"', 1), r"plan\.json: .*method.*'as'"),
+        (
+            "environment.json",
+            lambda text: text.replace('"cores": ', '"cores": 1.5, "c": '),
+            r"cores is 1\.5: input",
+        ),
+        ("environment.json", None, r"environment\.json is missing"),
+        ("scores.json", lambda text: '{"a": 1}', r"scores\.json: a is 1: input should be a valid dictionary"),
+        ("timings", lambda text: f"{text}{{}}\n", r"timings/\S+\.jsonl, line 3: \S+ is missing"),
+        ("generations", lambda text: f"{text[:9]}\n{text}", r"generations/\S+\.jsonl, line 1: not JSON"),
+        ("generations", lambda text: f'{text}{{"item', None),  # a torn last line was never complete
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    run: RunDirectory, file: str, damage: Callable[[str], str] | None, says: str | None
+) -> None:
+    """It names the file, of JSONL the line, and what is wrong there."""
+    finish(run)
+    path = run.path / file
+    [path] = [path] if path.suffix else path.iterdir()
+    path.write_text(damage(path.read_text())) if damage else path.unlink()
+    if says is None:
+        assemble(run)
+        return
+    with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):
+        assemble(run)
 
 
 # --- Scores -------------------------------------------------------------------------------------------------------
@@ -185,40 +215,6 @@ def test_answers_without_a_score_are_scored_again_whatever_the_clock_says(run: R
     score(run)
     [cell] = dump(assemble(run))["cells"]
     assert not any("answers are scored" in flag for flag in cell["flags"])
-
-
-# --- Links --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["preparation.jsonl", "generations", "tables/x.tex", ".lock"])
-def test_a_run_directory_with_a_link_is_refused_and_nothing_is_written_through_it(
-    name: str, run: RunDirectory, tmp_path: Path
-) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    link = run.path / name
-    link.parent.mkdir(exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(outside)
-    for stage in (
-        lambda: RunDirectory.open(run.path),
-        lambda: generate(run, Quiet()),
-        lambda: stages.report(run),
-    ):
-        with pytest.raises(UserError, match=r"^[^\n]* is a link; a run directory holds files and folders only[^\n]*$"):
-            stage()
-    assert outside.read_text() == "mine"
-    assert list(tmp_path.iterdir()).__len__() == 2
-
-
-def test_a_line_is_never_appended_through_a_link(run: RunDirectory, tmp_path: Path) -> None:
-    """Also if the link appears while the command works."""
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    (run.path / "failures.jsonl").symlink_to(outside)
-    with pytest.raises(UserError, match=r"^cannot write [^\n]*failures.jsonl"):
-        run.append("failures.jsonl", [{"cell": "a", "error": "b"}])
-    assert outside.read_text() == "mine"
 
 
 # --- A changed plan ---------------------------------------------------------------------------------------------
