@@ -5,10 +5,12 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 # Of 22,000 modules that are installed few are imported; Python compiles these at their first import, which is here:
 # parallel processes of the tests would each compile all of them.
+COMPILED := .venv/compiled
 INSTALL := pip install -q --no-compile
 IMPORT := import mtbench.report.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
 unexport PYTHONDONTWRITEBYTECODE # containers often set it
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
+BORROW := import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))
 
 # The tests of the loop's contact with transformers (attention, cache, `generate`). They run on its oldest version, too.
 MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "architecture or those_of_ar or assisted or static_cache"
@@ -42,13 +44,13 @@ faults: export PYTHONPATH = tests/helpers
 
 test: lint tests oldest  ## lint, types, all tests; the loop's tests on the oldest transformers, too
 
-tests: $(INSTALLED)
+tests: $(COMPILED)
 	$(BIN)/pytest $(PARALLEL) $(if $(CI),--durations=40)
 
 oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest $(MEETING)
 
-unit: $(INSTALLED)  ## the fast tests: no processes, trainings, browser, sandbox or whole runs
+unit: $(COMPILED)  ## the fast tests: no processes, trainings, browser, sandbox or whole runs
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not whole"
 
 lint: $(INSTALLED)  ## style, import layers, types
@@ -57,7 +59,7 @@ lint: $(INSTALLED)  ## style, import layers, types
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-slow: $(INSTALLED) faults  ## the checks that take minutes
+slow: $(COMPILED) faults  ## the checks that take minutes
 	$(BIN)/$(INSTALL) -c constraints.txt ray
 	$(BIN)/pytest -m slow
 
@@ -88,15 +90,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/$(INSTALL) --upgrade pip
 	$(BIN)/$(INSTALL) -c constraints.txt torch
 	$(BIN)/$(INSTALL) -c constraints.txt -e . --group dev
+	touch $@
+
+$(COMPILED): $(INSTALLED)
 	$(BIN)/python -c "$(IMPORT)"
 	touch $@
 
-# The oldest supported transformers needs an older huggingface-hub. Its own environment borrows torch from the other.
+# The oldest supported transformers needs an older huggingface-hub. Its own environment borrows the rest from the other.
 .venv-oldest/installed: constraints-oldest.txt $(INSTALLED)
-	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/$(INSTALL) -c constraints-oldest.txt transformers
-	.venv-oldest/bin/$(INSTALL) --no-deps -e .
-	$(BIN)/python -c "$(PURELIB)" > "$$(.venv-oldest/bin/python -c "$(PURELIB)")/borrowed.pth"
+	$(PYTHON) -m venv --without-pip .venv-oldest
+	$(BIN)/pip --python .venv-oldest/bin/python install -q --no-compile -c constraints-oldest.txt transformers
+	$(BIN)/python -c "$(BORROW)" > "$$(.venv-oldest/bin/python -c "$(PURELIB)")/borrowed.pth"
 	touch $@
 
 clean:

@@ -17,8 +17,8 @@ def main(out: str) -> mtbench.Chosen:
         method=["speculative", "mars:tau=0.5", "bigram"],  # without it all that can run
         plugin=OWN,
         max_loss=2,
-        batch_size=[2, 4],
-        limit=24,
+        batch_size=4,
+        limit=32,
     )
     print(chosen.decision["headline"])
     cells = chosen.results.to_frame()

@@ -165,10 +165,10 @@ def test_a_race_that_is_over_ends_in_a_decision() -> None:
 
 @pytest.mark.parametrize(("spread", "blocks"), one_in(2, [(0.04, 60), (0.08, 150)]))
 def test_errors_are_rare_and_races_short(spread: float, blocks: int) -> None:
-    """Of 75 races at most 5 % miss an arm over 2 % faster, or say `same accuracy` wrongly; half the forwards."""
+    """Of 40 races at most 5 % miss an arm over 2 % faster, or say `same accuracy` wrongly; half the forwards."""
     rng = np.random.default_rng(7)
     missed = wrong = used = full = 0
-    races = 75
+    races = 40
     for _ in range(races):
         losses = [LOSSES[i] for i in rng.integers(len(LOSSES), size=9)]
         speeds = np.exp(rng.normal(0.1, 0.3, len(losses)))

@@ -29,6 +29,7 @@ def llamacpp() -> None:
     SERVING_ENGINES["llamacpp"].fetch(lambda text: None)
 
 
+@pytest.mark.slow
 def test_a_made_up_acceptance_is_the_servers(tmp_path: Path) -> None:
     """The server accepts at random, as often as asked, but no drafted end token; its counts give the rest."""
     (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "Write a story about a train."}\n' * 8)
@@ -50,6 +51,7 @@ def test_a_made_up_acceptance_is_the_servers(tmp_path: Path) -> None:
     assert drafted["lossless"] is None, "the text has no meaning"
 
 
+@pytest.mark.slow
 def test_a_measured_acceptance_is_replayed(tmp_path: Path) -> None:
     """Of a run by mtbench's loop, in the server: within the interval of the file, for each number of drafts."""
     drafts: dict[str, Any] = {"family": "tiny", "method": "speculative:ahead=2|4", "rounds": 1}
@@ -68,6 +70,7 @@ def test_a_measured_acceptance_is_replayed(tmp_path: Path) -> None:
         assert row["ci_low"] <= 1 + accepted / (drafted / ahead) <= row["ci_high"]
 
 
+@pytest.mark.slow
 def test_drafts_and_cache_types_are_one_comparison(tmp_path: Path) -> None:
     """The cache's type is part of the arm; another than the run's promises no tokens."""
     results = mtbench.run(
@@ -98,7 +101,7 @@ def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
         suite="arithmetic",
         family="tiny",
         method=ARMS,
-        limit=16,
+        limit=8,
         batch_size=2,
         rounds=1,
         dtype="float32",
@@ -112,6 +115,7 @@ def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     assert all(cell["tokens_per_forward"] > 1 for cell in drafted)
 
 
+@pytest.mark.slow
 def test_its_own_drafting_has_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     """By its own names, with sizes that a short answer fills. Drafts are counted, and some are accepted."""
     sizes = ("map-k-size-n=3", "map-k4v-size-n=3", "mod-n-match=3", "mod-n-min=1")
@@ -138,6 +142,7 @@ def test_its_own_drafting_has_the_tokens_of_plain_decoding(tmp_path: Path) -> No
         assert sum(line["drafted"] for line in lines) > sum(line["accepted"] for line in lines) > 0
 
 
+@pytest.mark.slow
 def test_the_printed_command_starts_its_server(tmp_path: Path) -> None:
     """The command for the engine of a race, on another port than the printed one, answers a text."""
     found = mtbench.choose(
@@ -184,7 +189,7 @@ def test_a_file_of_any_architecture_is_served_as_it_is(architecture: str, tmp_pa
     assert all(0 < line["ttft_s"] < line["wall_s"] for line in lines)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_prefix_cache_changes_no_answer_and_keeps_what_a_conversation_had(size: int, tmp_path: Path) -> None:
     """A conversation begins cold. Later, what its prompt has in common with the last one and its answer is kept."""
     run, cells = run_conversations("llamacpp", size, tmp_path, "prompt-lookup:ahead=4")

@@ -15,7 +15,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 
 import fake_build
@@ -48,7 +47,6 @@ from mtbench.records import dump
 from mtbench.results import flags
 
 FOLDER = Path(__file__).parents[1] / "frozen"
-SKIPPED = {"script", "style", "svg"}
 
 
 def report(folder: Path) -> None:
@@ -144,14 +142,19 @@ def measure_reproduce(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "mtbench", *words, "-o", str(folder)], check=True)
 
 
-MEASURES = {"run": measure_run, "choose": measure_choose, "gate": measure_gate, "load": measure_load}
-MEASURES |= {"reproduce": measure_reproduce}
+MEASURES = {
+    "run": measure_run,
+    "choose": measure_choose,
+    "gate": measure_gate,
+    "load": measure_load,
+    "reproduce": measure_reproduce,
+}
 EXPERIMENTS: Mapping[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # what computes which files
-    "run": (report, ("results.json", "report.md", "report.html")),
-    "choose": (race, ("results.json", "decision.json", "eliminated.jsonl", "report.md", "report.html")),
-    "gate": (gate, ("gate.json", "gate.md", "gate.html")),
-    "load": (load, ("load.json", "load.md", "load.html")),
-    "reproduce": (reproduce, ("reproduction.json", "reproduction.md", "reproduction.html")),
+    "run": (report, ("results.json", "report.md")),
+    "choose": (race, ("results.json", "decision.json", "eliminated.jsonl", "report.md")),
+    "gate": (gate, ("gate.json", "gate.md")),
+    "load": (load, ("load.json", "load.md")),
+    "reproduce": (reproduce, ("reproduction.json", "reproduction.md")),
 }
 
 
@@ -160,42 +163,13 @@ def rebuilt(experiment: str, folder: Path) -> dict[str, str]:
     unpack(experiment, folder)
     compute, names = EXPERIMENTS[experiment]
     compute(folder)
-    found = {}
-    for name in names:
-        text = (folder / name).read_text(encoding="utf-8")
-        found[f"{name}.txt" if name.endswith(".html") else name] = words(text) if name.endswith(".html") else text
-    return found
+    return {name: (folder / name).read_text(encoding="utf-8") for name in names}
 
 
 def unpack(experiment: str, folder: Path) -> None:
     """Write what an experiment stored into a new folder."""
     with tarfile.open(FOLDER / experiment / "stored.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-
-
-def words(html: str) -> str:
-    """Return the text of a page, a line each element, without scripts, styles and drawings."""
-    reader = _Text()
-    reader.feed(html)
-    lines = (" ".join(line.split()) for line in reader.lines)
-    return "\n".join(line for line in lines if line) + "\n"
-
-
-class _Text(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self.depth = 0  # of elements whose text is skipped
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.depth += tag in SKIPPED
-
-    def handle_endtag(self, tag: str) -> None:
-        self.depth -= tag in SKIPPED
-
-    def handle_data(self, data: str) -> None:
-        if not self.depth:
-            self.lines.append(data)
 
 
 @contextlib.contextmanager
@@ -215,7 +189,12 @@ def clean(folder: Path) -> None:
             shutil.rmtree(found)
     computed = {name for _, names in EXPERIMENTS.values() for name in names} - {"gate.json", "eliminated.jsonl"}
     for file in [*folder.rglob("*")]:
-        if file.name in computed or file.suffix in {".xml", ".lock"} or file.name == ".lock" or file.match("be*.json"):
+        if (
+            file.name in computed
+            or file.suffix in {".xml", ".lock", ".html"}
+            or file.name == ".lock"
+            or file.match("be*.json")
+        ):
             file.unlink()
         elif file.name == "environment.json":
             text = re.sub(r'"[^"]*/(?:bin/mtbench|__main__\.py|freeze\.py)"', '"mtbench"', file.read_text())
@@ -226,11 +205,11 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry.replace(uid=0, gid=0, uname="", gname="", mtime=0, deep=False)
 
 
-def main(words: list[str]) -> None:
+def main(asked: list[str]) -> None:
     """Make the stored runs and what is expected of them; `texts`: only the texts that are expected."""
     for experiment in EXPERIMENTS:
         expected = FOLDER / experiment / "expected"
-        if words != ["texts"]:
+        if asked != ["texts"]:
             shutil.rmtree(FOLDER / experiment, ignore_errors=True)
             with tempfile.TemporaryDirectory() as name:
                 MEASURES[experiment](Path(name) / "DIR")
@@ -240,7 +219,7 @@ def main(words: list[str]) -> None:
                     archive.add(Path(name) / "DIR", arcname=".", filter=_anonymous)
         with loaded_machine(), tempfile.TemporaryDirectory() as name:
             for file, text in rebuilt(experiment, Path(name) / "DIR").items():
-                if words != ["texts"] or not file.endswith((".json", ".jsonl")):
+                if asked != ["texts"] or not file.endswith((".json", ".jsonl")):
                     (expected / file).write_text(text, encoding="utf-8")
 
 

@@ -48,6 +48,11 @@ class Running:
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
 
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").removesuffix("/v1").split(":")
+        return host, int(port)
+
     def client(self, **how: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=WAIT_S, verify=False, **how)  # certificates take time to read
 

@@ -20,7 +20,7 @@ NAMES = ["embed", "norm", "add_norm", "swiglu", "rotate", "rotate, norms", "atte
 NAMES += ["greedy", "sampled"]
 SIZES = Sizes(200, 70, 2, 1, 64, 100, 1100)  # sizes that no block divides
 FEW = Sizes(80, 70, 2, 1, 16, 150, 60)  # several blocks of keys
-HEADS = (64, 80, 96, 128, 256)
+HEADS = (80, 128, 256, 96)  # 64 is in SIZES
 
 
 def wrong(dtype: torch.dtype, count: int = 5, sizes: Sizes = SIZES) -> list[str]:
@@ -49,7 +49,7 @@ def test_a_plain_operation_that_is_wrong_is_named(name: str, factor: float) -> N
 
 @of_kernels
 @pytest.mark.parametrize(
-    ("dtype", "count"), one_in(2, product([torch.float32, HALF], [1, 5, 16, 112])), ids=lambda value: str(value)
+    ("dtype", "count"), one_in(5, product([torch.float32, HALF], [5, 16, 1, 112])), ids=lambda value: str(value)
 )
 def test_each_kernel_equals_its_definition(dtype: torch.dtype, count: int) -> None:
     """At 1 to 112 positions: one row, a batch, and a batch that drafts."""
@@ -58,14 +58,14 @@ def test_each_kernel_equals_its_definition(dtype: torch.dtype, count: int) -> No
 
 
 @of_kernels
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", one_in(2, HEADS))
 def test_each_kernel_equals_its_definition_for_heads_of_any_size(head: int) -> None:
     with running(of_floats):
         assert wrong(HALF, 2, SIZES._replace(head=head, slots=70, vocabulary=40)) == []
 
 
 @of_kernels
-@pytest.mark.parametrize("hidden", [1, 2, 17, 64, 1023, 1025])
+@pytest.mark.parametrize("hidden", one_in(2, [1, 2, 17, 64, 1025, 1023]))
 def test_row_kernels_equal_their_definitions_at_odd_sizes(hidden: int) -> None:
     with running(of_floats):
         assert wrong(torch.float32, 2, Sizes(hidden, hidden, 1, 1, 16, 20, 50)) == []

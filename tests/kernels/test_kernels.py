@@ -103,7 +103,7 @@ SCENES = {
     "decoding, a group": Scene.make([40, 97, 3], 1, 97, heads=GROUP),
     "a window, lengths that end inside and on the edge of blocks": Scene.make([64, 150], 4, 150, heads=2, size=128),
     "no groups, more queries than a tile": Scene.make([50], 17, 50, heads=2, key_heads=2, size=16),
-    "pairs, half precision": Scene.make([130, 64], 4, 130, heads=4, key_heads=2, dtype=torch.float16),
+    "pairs, half precision": Scene.make([130, 64], 3, 130, heads=4, key_heads=2, dtype=torch.float16),
     "softcap": Scene.make([70], 7, 80, heads=4, key_heads=2, size=32, softcap=3.0),
 }
 if DEVICE == "cuda":
@@ -209,12 +209,12 @@ def test_the_product_is_batch_invariant(linear: Callable[..., Tensor], layer: tu
     x, weight = layer
     with products_in_order() if INTERPRETING and linear is not kernels.linear else nullcontext():
         together = linear(x, weight)
-        for rows in ([69], [3, 69], [69, *range(40)]):
+        for rows in ([69], [69, *range(40)]):
             assert torch.equal(linear(x[rows], weight)[rows.index(69)], together[69])
 
 
 @of_kernels
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=3)
 @example(outputs=257, inputs=1, rows=1)
 @example(outputs=65, inputs=129, rows=33)
 @given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 40))
@@ -243,7 +243,7 @@ def test_blocks_of_attention_give_the_same_bits_in_any_division(
     scene = Scene.make(lengths, 3, view, heads=8, size=size, dtype=dtype)
     expected = triton_kernels.attend(*scene, split=False)
     parts = set()
-    for processors in (1, 6, 132):
+    for processors in (1, 132) if INTERPRETING else (1, 6, 132):
         gpu = triton_attention.Gpu(processors, 232_448, 9)
         monkeypatch.setattr(triton_attention, "gpu", lambda _, gpu=gpu: gpu)
         parts.add(triton_attention._division(rows, 6, processors)[0])
@@ -255,7 +255,7 @@ def test_blocks_of_attention_give_the_same_bits_in_any_division(
 
 
 @of_kernels
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 @given(st.integers(0, 99), st.sampled_from([16, 100, 3000]), st.integers(1, 9))
 def test_row_kernels_are_batch_invariant(seed: int, size: int, count: int) -> None:
     """A row gets the same bits alone and among others."""
@@ -283,7 +283,7 @@ def test_the_norm_equals_that_of_float64(norm: Callable[..., Tensor], dtype: tor
 
 @of_kernels
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_slots_move_in_every_layer_as_by_indexing(data: st.DataObject) -> None:
     """Keys and values of some layers at any sizes; the sources of a row ascend, as the path of a tree does."""
     rows, slots, layers = data.draw(st.integers(1, 3)), data.draw(st.integers(6, 12)), data.draw(st.integers(1, 3))

@@ -26,12 +26,9 @@ from mtbench.models.runner import ModelRunner
 
 READ_LAG: Callable[..., Batch] = lambda *arguments: Batch(*arguments, tight=False)  # noqa: E731
 OTHERS = [
-    Case("plain", "ar", {}),
-    Case("plain", "mars", {"tau": 0.3}),
     Case("plain", "mars", {"tau": 0.15, "block_size": "auto"}),
     Case("plain", "mars", {"tau": 0.3, "cache": "block", "cache_block": 5}),
     Case("plain", "block-diffusion", {"block_size": 3, "tau": 0.3}),
-    Case("plain", "fast-dllm-v2", {"block_size": 4, "sub_block": 2}),
     Case("headed", "medusa", {"heads": HEADS, "tree": "2x2"}),
 ]
 FIRST = {case.name: case for case in CASES if case.name != "medusa"}  # one of each
@@ -39,7 +36,7 @@ DEVICE_OF = torch.device(DEVICE)
 
 
 @interpreted
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=2)
 @example(seed=3, guesses=6, tree=True, block=1)
 @given(st.integers(0, 10_000), st.integers(0, 9), st.booleans(), st.sampled_from([1, 2, 4]))
 def test_a_step_is_fed_and_committed_as_defined(seed: int, guesses: int, tree: bool, block: int) -> None:
@@ -49,7 +46,7 @@ def test_a_step_is_fed_and_committed_as_defined(seed: int, guesses: int, tree: b
 
 
 @interpreted
-@pytest.mark.parametrize("case", [*OTHERS, *one_in(3, FIRST.values())], ids=str)
+@pytest.mark.parametrize("case", [*OTHERS, *one_in(6, FIRST.values())], ids=str)
 def test_each_method_decodes_the_same_by_the_kernels(case: Case, tmp_path: Path) -> None:
     """In rows that are refilled, some sampled, with end tokens inside of drafts: also counts and reasons."""
     runners, method = models(case.models, tmp_path), case.method

@@ -92,7 +92,7 @@ def test_a_fault_is_one_line(message: str, text: str, tmp_path: Path) -> None:
 ANY = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.recursive(ANY, lambda part: st.lists(part) | st.dictionaries(st.text() | st.integers(), part)))
 def test_no_file_breaks_more_than_a_line(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     path = tmp_path_factory.mktemp("any") / "curves.yaml"

@@ -122,8 +122,8 @@ def test_a_later_turn_is_read_behind_what_the_arm_itself_answered(checkpoints: d
 
 
 def test_an_interrupted_conversation_goes_on_where_it_was(checkpoints: dict[str, str], tmp_path: Path) -> None:
-    """A second turn finds its answer in the run directory, and two workers keep conversations together."""
-    asked: Mapping[str, Any] = {"suite": ("talk",), "batch_size": (1, 2)}
+    """A second turn finds its answer in the run directory."""
+    asked: Mapping[str, Any] = {"suite": ("talk",), "batch_size": (2,)}
     whole = begun(tmp_path / "whole", checkpoints, **asked)
     generate(whole, Quiet())
     halted = begun(tmp_path / "halted", checkpoints, **asked)

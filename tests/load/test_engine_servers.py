@@ -119,7 +119,7 @@ def test_a_plans_options_are_given_again(tmp_path: Path) -> None:
         refuse_other_servers(planned, request())
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_llamacpp_under_load(tmp_path: Path) -> None:
     """A real engine: right answers, and its own count of tokens."""
     SERVING_ENGINES["llamacpp"].fetch(lambda text: None)

@@ -168,7 +168,7 @@ def test_a_first_turn_that_was_cached_is_flagged() -> None:
     assert any("had cached tokens of 5 first turns" in flag for flag in found.flags)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_llamacpp_reads_again_only_what_is_new(tmp_path: Path) -> None:
     """A real engine reports what it kept: nothing of a first turn, at every level; of a later one, the turn before."""
     SERVING_ENGINES["llamacpp"].fetch(lambda text: None)

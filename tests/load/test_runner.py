@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cgroup_trees import quota_of
-from made_loads import CLIENT, PYTHON, FastClient, answering, begun, line, load_run, point, request
+from made_loads import CLIENT, PYTHON, answering, begun, line, load_run, point, request
 from schemas import validator
 
 from mtbench.document.html_page import write
 from mtbench.errors import UserError
 from mtbench.experiments.load import aiperf
-from mtbench.experiments.load.aiperf import Sending
 from mtbench.experiments.load.document import document
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.planning import run_request
-from mtbench.experiments.load.runner import LoadRun, read_points, read_scores, read_servers
+from mtbench.experiments.load.runner import LoadRun, read_points, read_servers
 from mtbench.experiments.load.summary import summarise
 from mtbench.plan.prompts import open_suite
 from mtbench.records import dump
@@ -60,22 +58,6 @@ def test_a_whole_load(tmp_path: Path) -> None:
         validator("load_point").validate(json.loads(text))
 
 
-def test_a_point_has_the_time_for_which_a_quota_stopped_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Stopped(FastClient):
-        def send(self, python: Path, sending: Sending, folder: Path) -> Any:
-            quota_of(monkeypatch, tmp_path, 60, throttled_s=1.75)
-            return super().send(python, sending, folder)
-
-    asked = request(request_rate=[8.0], rounds=1, url={"x": "http://h/v1"})
-    planned = begun(tmp_path / "plan", asked)[1]
-    with answering(knowing(planned)) as server:
-        run, planned = begun(tmp_path / "load", asked.changed(url={"x": server.url}))
-        quota_of(monkeypatch, tmp_path, 60, throttled_s=1.5)
-        LoadRun(run, planned, Stopped(), lambda _: None).send(PYTHON)
-    [stored] = read_points(run, planned)
-    assert stored.throttled_s == pytest.approx(0.25)
-
-
 def test_every_request_has_the_fields_of_the_plan(tmp_path: Path) -> None:
     """The warm-up's, too: a server must not compile or cache another prompt."""
     with answering(lambda prompt: (200, "The answer is 7.")) as server:
@@ -84,18 +66,6 @@ def test_every_request_has_the_fields_of_the_plan(tmp_path: Path) -> None:
         assert {body["add_special_tokens"] for body in server.asked} == {False}
     found = summarise(run, planned.changed(flags=["remark"]))
     assert {cell.flags[0] for cell in found.cells} == {"remark"}
-
-
-def test_scores_are_the_suites(tmp_path: Path) -> None:
-    odd, even = "The answer is 7.", "The answer is 12. Q: And?"
-    with answering(lambda prompt: (200, odd if len(prompt) % 2 else even)) as server:
-        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rounds=1))
-        load_run(run, planned).send(PYTHON)
-    load_run(run, planned).score()
-    suite, scores = open_suite("arithmetic", run_request(planned.request)), read_scores(run)
-    for ended in read_points(run, planned):
-        texts = {sent.item: sent.text or "" for sent in ended.requests}
-        assert scores[ended.point] == list(suite.score(texts).values())
 
 
 def test_a_killed_load_goes_on(tmp_path: Path) -> None:
@@ -164,16 +134,6 @@ def test_a_point_of_another_plan(tmp_path: Path) -> None:
     run.append("points.jsonl", [dump(point(1, [line(0)], point=first.point, arm="one", level=first.level))])
     with pytest.raises(UserError, match="not planned"):
         read_points(run, planned)
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("forks")
-def test_a_server_of_ours_that_does_not_start(tmp_path: Path) -> None:
-    """Its last words are in the error."""
-    run, planned = begun(tmp_path / "load", request(method=["mars:tau=0.9"]))
-    reason = r"the server of 'mars:tau=0.9' did not start: error: --max-length 1048576 is not allowed; .*server\.log"
-    with pytest.raises(UserError, match=reason):
-        load_run(run, planned.changed(room=1 << 20)).send(PYTHON)
 
 
 @pytest.mark.whole

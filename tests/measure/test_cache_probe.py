@@ -11,7 +11,6 @@ from block_cache import BLOCK, BlockCache
 from scripted_engine import Scripted, install
 from whole import finish, forget_plugin_files, start
 
-import mtbench
 from mtbench import plugins
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request
@@ -223,29 +222,3 @@ def test_a_poisoned_arm_is_void_and_a_resumed_run_does_not_probe_again(
         assert first.stat().st_mtime_ns == before
     finally:
         forget_plugin_files()
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("forks")
-def test_a_poisoned_arm_cannot_be_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is void, so that the race has no sound arm, and the page says why."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    plugins.load_file(PLUGIN)
-    install(Scripted, "blocks==1", fault="poisoned")
-    try:
-        decision = mtbench.choose(
-            engine="blocks",
-            method="prompt-lookup:ahead=4",
-            prefix_cache="on",
-            limit=8,
-            batch_size=1,
-            max_new_tokens=16,
-            dtype="float32",
-            out=tmp_path / "race",
-        ).decision
-    finally:
-        forget_plugin_files()
-    [found] = decision["recommendations"]
-    assert found["word"] != "use"
-    assert (found["same_tokens"], found["within_loss"]) == (None, None)
-    assert "its prefix cache changes answers: turn 1: with " in (tmp_path / "race" / "report.md").read_text()

@@ -226,16 +226,6 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     assert (lines[0]["block"], lines[0]["unraced"]) == (0, True)
 
 
-def test_a_run_leaves_no_arm_out(scripted: dict[str, Any], tmp_path: Path) -> None:
-    """It says what fits, and decodes what it can."""
-    scripted[""] = {"takes_s": 0.2}
-    run, notes = raced(tmp_path / "run", 2.0, fewer_arms=False)
-    assert run.left == []
-    assert notes[0].startswith("time budget 2 s: 3 server starts take about 3 min (a guess: none was measured here)")
-    assert set(blocks(run).values()) <= {0, 1, 2, 3, 4, 5}
-    assert notes[-1] == "time budget spent; `--resume` runs what is missing"
-
-
 def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

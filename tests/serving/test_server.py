@@ -1,13 +1,10 @@
 """The server over real HTTP, on a small model: the same answers, the protocol, and what goes wrong."""
 
-import copy
 import http.client
 import json
 import math
 import socket
-import threading
 import time
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -54,11 +51,18 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def streamed(running: Running, **body: Any) -> list[dict[str, Any]]:
+    """The messages of a streamed completion."""
+    with running.client() as client, client.stream("POST", "/completions", json=body | {"stream": True}) as got:
+        assert got.headers["content-type"].startswith("text/event-stream")
+        return events(got)
+
+
 def test_answers_are_those_of_a_run_whoever_else_asks(reference: ModelRunner, mars_server: Running) -> None:
-    """64 at once, ragged, streamed or not, each at its own τ: tokens and text of `decode` at that τ."""
+    """28 at once, ragged, streamed or not, each at its own τ: tokens and text of `decode` at that τ."""
     asked = [
         replace(request, options={"tau": TAUS[i % 4]}, max_new_tokens=5 + i % 17)
-        for i, request in enumerate(requests_for(MANY * 7 + MANY[:1], BUDGET))
+        for i, request in enumerate(requests_for(MANY * 3 + MANY[:1], BUDGET))
     ]
     want, _ = decode(mars(tau=0.5), on(reference), asked, rows=8)
 
@@ -68,8 +72,7 @@ def test_answers_are_those_of_a_run_whoever_else_asks(reference: ModelRunner, ma
         if i % 2:
             choice = mars_server.complete(**body)["choices"][0]
             return choice["token_ids"], choice["text"]
-        with mars_server.client() as client, client.stream("POST", "/completions", json=body | {"stream": True}) as got:
-            messages = events(got)
+        messages = streamed(mars_server, **body)
         ids = [token for message in messages for choice in message["choices"] for token in choice["token_ids"]]
         return ids, text_of_events(messages)
 
@@ -95,18 +98,12 @@ def test_an_answer_says_what_it_took(mars_server: Running) -> None:
 
 def test_usage_stands_where_a_stream_asks_for_it(mars_server: Running) -> None:
     """In a message of its own without choices, or in none. Metrics are in the last message."""
-    body = {"prompt": [3, 5, 7], "max_tokens": 12, "ignore_eos": True, "stream": True}
-
-    def ask(**more: Any) -> list[dict[str, Any]]:
-        with mars_server.client() as client, client.stream("POST", "/completions", json=body | more) as got:
-            assert got.headers["content-type"].startswith("text/event-stream")
-            return events(got)
-
-    plain = ask()
+    body = {"prompt": [3, 5, 7], "max_tokens": 12, "ignore_eos": True}
+    plain = streamed(mars_server, **body)
     assert all(message["choices"] and "usage" not in message for message in plain)
     assert [message["choices"][0]["finish_reason"] for message in plain][-1] == "length"
     assert "metrics" in plain[-1]
-    *chunks, last = ask(stream_options={"include_usage": True})
+    *chunks, last = streamed(mars_server, **body, stream_options={"include_usage": True})
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
     assert "metrics" in last
@@ -119,15 +116,10 @@ def test_a_stop_string_ends_an_answer(reference: ModelRunner, mars_server: Runni
     [whole], _ = decode(mars(tau=0.05), on(reference), requests_for([[3, 5]], BUDGET))
     stop = whole.text[4:6]
     body = {"prompt": [3, 5], "max_tokens": BUDGET, "tau": 0.05, "stop": stop}
-    if stream:
-        with mars_server.client() as client, client.stream("POST", "/completions", json=body | {"stream": True}) as got:
-            messages = events(got)
-        text, choice = text_of_events(messages), messages[-1]["choices"][0]
-    else:
-        choice = mars_server.complete(**body)["choices"][0]
-        text = choice["text"]
+    messages = streamed(mars_server, **body) if stream else [mars_server.complete(**body)]
+    choice = messages[-1]["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
-    assert text == whole.text[: whole.text.index(stop)]
+    assert text_of_events(messages) == whole.text[: whole.text.index(stop)]
 
 
 def test_a_seed_decides_a_sampled_answer(mars_server: Running) -> None:
@@ -162,14 +154,11 @@ def test_openais_client_reads_chats_streams_and_errors(mars_server: Running) -> 
     ("template", "body", "ids"),
     [
         (None, {"prompt": "b c"}, [PAD, 1, 2]),
-        (None, {"prompt": ["b c"], "add_special_tokens": True}, [PAD, 1, 2]),
         (None, {"prompt": "b c", "add_special_tokens": False}, [1, 2]),
-        (None, {"prompt": [1, 2], "add_special_tokens": True}, [1, 2]),
         (CHAT, {"messages": [{"role": "user", "content": "c"}]}, [1, 2]),
         (CHAT, {"messages": [{"role": "user", "content": "c"}], "add_special_tokens": True}, [PAD, 1, 2]),
         (TEMPLATES["writes BOS"], {"messages": [{"role": "user", "content": "c"}]}, [PAD, 1, 2]),
         (None, {"messages": [{"role": "user", "content": "c"}]}, "template .* is missing .*/v1/completions"),
-        ("", {"messages": [{"role": "user", "content": "c"}]}, "template .* is missing"),
         (None, {"prompt": "b <|mask|>"}, r"token id 38; ids are below 38"),
         (CHAT, {"messages": [{"role": "user", "content": "<|mask|>"}]}, r"token id 38; ids are below 38"),
         (None, {"prompt": "b c", "add_special_tokens": 1}, "add_special_tokens"),
@@ -196,21 +185,17 @@ def test_a_prompt_has_the_tokens_that_vllm_makes(
 NEUTRAL = {"n": 1, "repetition_penalty": 1, "presence_penalty": 0.0, "cache_salt": "x", "min_tokens": 0, "top_p": 0.9}
 
 
-@pytest.mark.parametrize(
-    "body", [NEUTRAL, {"top_k": 5}, {"logprobs": None, "user": "me"}, {"response_format": {"type": "text"}}], ids=str
-)
-def test_fields_that_change_nothing_are_accepted(mars_server: Running, body: dict[str, Any]) -> None:
+def test_fields_that_change_nothing_are_accepted(mars_server: Running) -> None:
     plain = mars_server.complete(prompt=[3, 4], max_tokens=6)["choices"]
-    assert mars_server.complete(prompt=[3, 4], max_tokens=6, **body)["choices"] == plain
+    for body in (NEUTRAL, {"top_k": 5}, {"logprobs": None, "user": "me"}, {"response_format": {"type": "text"}}):
+        assert mars_server.complete(prompt=[3, 4], max_tokens=6, **body)["choices"] == plain
 
 
 MESSAGES: list[tuple[dict[str, Any], str | None]] = [  # a message, and what refuses it; None: it is as "a b"
     ({"content": "a b", "type": "text", "name": None, "refusal": None, "tool_calls": [], "annotations": [{}]}, None),
     ({"content": [{"type": "text", "text": "a b", "cache_control": {"type": "ephemeral"}, "x": None}]}, None),
     ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}], "audio": None}, None),
-    ({"content": "a b", "id": "m1", "reasoning_content": "c"}, None),
     ({"content": None, "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls is not supported; leave it out."),
-    ({"content": "a b", "tool_call_id": "1"}, "messages.0.tool_call_id is not supported; leave it out."),
     *(
         ({"content": content}, f"messages.0.content{place}: {wire.MESSAGES}")
         for content, place in (
@@ -236,39 +221,6 @@ def test_fields_of_a_message_are_accepted_if_they_change_nothing(
         assert answer["error"]["message"] == refused
 
 
-def test_a_body_may_begin_with_a_byte_order_mark(mars_server: Running) -> None:
-    body = json.dumps({"prompt": "a b", "max_tokens": 4}).encode()
-    with mars_server.client() as client:
-        plain, marked = (client.post("/completions", content=BOM_UTF8 * n + body).json() for n in (0, 1))
-    assert plain["choices"] == marked["choices"]
-
-
-def test_the_chat_template_gets_reasoning_text(mars_server: Running) -> None:
-    """It writes it, or not: so the next turn reads what the model was trained with."""
-    tokenizer = copy.deepcopy(mars_server.service.served.tokenizer)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.reasoning_content }} {{ m.content }}{% endfor %}"
-    said = {"role": "assistant", "reasoning_content": "a b", "content": "c"}
-    served = replace(mars_server.service.served, tokenizer=tokenizer)
-    body = {"messages": [said], "chat_template_kwargs": {"enable_thinking": None}}
-    asked = wire.parse(json.dumps(body).encode(), served, chat=True, max_new_tokens=1)
-    assert list(asked.request.prompt_ids) == tokenizer("a b c", add_special_tokens=False)["input_ids"]
-
-
-def test_a_chat_has_the_servers_date(mars_server: Running) -> None:
-    """The machine's clock, or the fixed date that its command gave; a variable of the request goes before both."""
-    tokenizer = copy.deepcopy(mars_server.service.served.tokenizer)
-    tokenizer.chat_template = "{% if day is not defined %}{% set day = strftime_now('%Y') %}{% endif %}" + (
-        "{{ {'1999': 'a', '1998': 'b'}.get(day, 'c') }}"
-    )
-    body = {"messages": [{"role": "user", "content": "d"}]}
-    for date, given, word in ((None, None, "c"), ("1999-11-28", None, "a"), ("1999-11-28", {"day": "1998"}, "b")):
-        served = replace(mars_server.service.served, tokenizer=tokenizer, date=date)
-        asked = wire.parse(
-            json.dumps({**body, "chat_template_kwargs": given}).encode(), served, chat=True, max_new_tokens=1
-        )
-        assert list(asked.request.prompt_ids) == tokenizer(word, add_special_tokens=False)["input_ids"]
-
-
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [  # a body, the status, the field, and the end of the message
     ({"tau": 1.5}, 400, "tau", "tau=1.5 is not allowed; a probability is a number from 0 to 1."),
     ({"tua": 0.5}, 400, "tua", "Unrecognized request argument supplied: tua"),
@@ -278,34 +230,21 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [  # a body, the status, t
     ({"temperature": 1, "top_p": 0.9}, 400, "top_p", "top_p is not supported; 1 is allowed."),
     ({"n": 2}, 400, "n", "n is not supported; 1 is allowed."),
     ({"logprobs": 0}, 400, "logprobs", "logprobs is not supported; false is allowed."),
-    ({"include_stop_str_in_output": True}, 400, "include_stop_str_in_output", "false is allowed."),
     ({"reasoning_effort": "low"}, 400, "reasoning_effort", "reasoning_effort is not supported; leave it out."),
-    *(
-        ({one: [{"a": 1}]}, 400, one, f"{one} is not supported; leave it out.")
-        for one in ("tools", "echo", "logit_bias")
-    ),
+    ({"tools": [{"a": 1}]}, 400, "tools", "tools is not supported; leave it out."),
     ({"prompt": [VOCABULARY]}, 400, "prompt", f"the token id {VOCABULARY}; ids are below {VOCABULARY}."),
     ({"prompt": ["a", "b"]}, 400, "prompt", "prompt has 2 prompts; one is allowed."),
-    ({"prompt": [1, "a"]}, 400, "prompt", "prompt.1: a text or token ids, or a list of one"),
     ({"prompt": None}, 400, "prompt", "prompt: a text or token ids, or a list of one"),
     ({"prompt": [3] * 200}, 413, "prompt", "the prompt has 200, the answer 1."),
     ({"model": "other"}, 404, "model", "The model 'other' does not exist; this server has 'small'."),
-    *(({"stop": stop}, 400, "stop", f"stop: {wire.STOPS}") for stop in ("", ["x"] * 17, 5)),
-    ({"stop": [""]}, 400, "stop", f"stop.0: {wire.STOPS}"),
+    *(({"stop": stop}, 400, "stop", f"stop: {wire.STOPS}") for stop in ("", ["x"] * 17)),
     ({"stream_options": {"include_usage": "yes"}}, 400, "stream_options", "include_usage: an object of true and false"),
-    ({"messages": ["a"]}, 400, "messages", f"messages.0: {wire.MESSAGES}"),
     ({"messages": []}, 400, "messages", f"messages: {wire.MESSAGES}"),
-    *(
-        (
-            {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": given},
-            400,
-            "chat_template_kwargs",
-            end,
-        )
-        for given, end in (
-            ({"a": [1]}, f"chat_template_kwargs.a: {wire.VARIABLES}"),
-            ({"messages": "x"}, "a chat template. Give one that the template reads, such as enable_thinking."),
-        )
+    (
+        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": [1]}},
+        400,
+        "chat_template_kwargs",
+        f"chat_template_kwargs.a: {wire.VARIABLES}",
     ),
 ]
 
@@ -330,59 +269,36 @@ HALF = r'{"prompt": "\ud800", "messages": [{"role": "user", "content": "a"}]}'  
     [
         ("", "the body is not JSON"),
         ("[]", "the body is not a JSON object."),
-        ("5", "the body is not a JSON object."),
         (b"\xff", "the body is not JSON"),
         ('{"prompt": ' + "[" * 100_000, "the body is not JSON"),
         (HALF, "the body is not JSON: unexpected end of hex escape at line 1 column 19."),
         *((HALF.replace(r"\ud800", "a").replace(old, r'"\udc00"'), "not JSON: lone lead") for old in ('"a"', '"user"')),
-        (HALF.encode().replace(rb"\ud800", b"\xed\xa0\x80"), "the body is not JSON"),
     ],
 )
-@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
-def test_a_body_that_is_no_object_of_texts_is_refused(
-    mars_server: Running, path: str, raw: str | bytes, message: str
-) -> None:
-    with mars_server.client() as client:
-        answer = client.post(path, content=raw)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert message in answer.json()["error"]["message"]
+def test_a_body_that_is_no_object_of_texts_is_refused(mars_server: Running, raw: str | bytes, message: str) -> None:
+    for path in ("/completions", "/chat/completions"):
+        with mars_server.client() as client:
+            answer = client.post(path, content=raw)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert message in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/models/small", 200),
-        ("GET", "/models/other", 404),
-        ("GET", "/nothing", 404),
-        ("GET", "/completions", 405),
-        ("POST", "/completions", 400),  # the tokenizer fails
-    ],
-)
-def test_every_error_is_openais_json(
-    mars_server: Running, monkeypatch: pytest.MonkeyPatch, method: str, path: str, status: int
-) -> None:
+def test_every_error_is_openais_json(mars_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tokenizer fails."""
+
     def fails(*_: Any, **__: Any) -> Any:
         raise TypeError("broken\nin two lines")
 
     monkeypatch.setattr("mtbench.models.chat_template.tokenise", fails)
     with mars_server.client() as client:
-        answer = client.request(method, path, json={"prompt": "a"} if method == "POST" else None)
-        models = client.get("/models").json()["data"]
-    assert answer.status_code == status
-    if status == 200:
-        assert answer.json() | {"created": 0} == models[0] | {"created": 0}
-    else:
+        [model] = client.get("/models").json()["data"]
+        assert client.get("/models/small").json() | {"created": 0} == model | {"created": 0}
+        asked = [client.get(path) for path in ("/models/other", "/nothing", "/completions")]
+        asked.append(client.post("/completions", json={"prompt": "a"}))
+    assert [answer.status_code for answer in asked] == [404, 404, 405, 400]
+    for answer in asked:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert "\n" not in answer.json()["error"]["message"]
-
-
-def test_an_error_of_the_servers_own_is_openais_json(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(small_served(ar(), runner)) as running, running.client() as client:
-        monkeypatch.setattr(running.service, "_check_capacity", lambda: 1 / 0)
-        answer = client.post("/completions", json={"prompt": [3]})
-        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
-        assert answer.json()["error"]["message"] == "the server failed: division by zero."
 
 
 def test_bodies_have_a_limit(mars_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,9 +324,8 @@ def test_a_key_is_needed_where_there_is_one(runner: ModelRunner) -> None:
 def test_a_refused_client_that_still_sends_gets_its_answer(runner: ModelRunner) -> None:
     """The server reads what it refuses, and answers the next request on the same connection."""
     with serving(small_served(ar(), runner), max_queue=0) as running:
-        host, port = running.url.removeprefix("http://").removesuffix("/v1").split(":")
         body = json.dumps({"prompt": [3], "max_tokens": 2}).encode()
-        connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
+        connection = http.client.HTTPConnection(*running.address, timeout=WAIT_S)
         for _ in range(2):
             connection.putrequest("POST", "/v1/completions")
             connection.putheader("Content-Length", str(len(body)))
@@ -454,13 +369,12 @@ def test_a_client_that_goes_frees_its_row(runner: ModelRunner, monkeypatch: pyte
     """At once, not when the answer would have been complete; a queued request leaves the queue."""
     with serving(small_served(ar(), runner, rows=1)) as running:
         slowed(running, monkeypatch, 0.05)
-        host, port = running.url.removeprefix("http://").removesuffix("/v1").split(":")
         raw = json.dumps(LONG | {"stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
-        first, second = (socket.create_connection((host, int(port))) for _ in range(2))
-        first.sendall(head + raw)
+        asked = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
+        first, second = (socket.create_connection(running.address) for _ in range(2))
+        first.sendall(asked)
         wait_until(lambda: running.metric("mtbench_rows_running") == 1)
-        second.sendall(head + raw)
+        second.sendall(asked)
         wait_until(lambda: running.metric("mtbench_queue_length") == 1)
         second.close()
         wait_until(lambda: running.metric("mtbench_queue_length") == 0)
@@ -481,25 +395,22 @@ def test_a_request_has_a_time_limit(runner: ModelRunner, monkeypatch: pytest.Mon
         assert running.metric("mtbench_requests_total", outcome="timed_out") == 1
 
 
-@pytest.mark.parametrize("error", [ValueError("broken"), torch.OutOfMemoryError("out of memory")], ids=repr)
 def test_a_method_that_fails_costs_its_requests_and_not_the_server(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, error: Exception
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method: Method = ar()
-    accept, broken = type(method).accept, threading.Event()
+    accept, broken = type(method).accept, [True]
 
     def failing(*arguments: Any) -> Any:
-        if broken.is_set():
-            broken.clear()
-            raise error
+        if broken and broken.pop():
+            raise torch.OutOfMemoryError("out of memory")
         return accept(*arguments)
 
-    monkeypatch.setattr(type(method), "accept", failing)
     with serving(small_served(method, runner)) as running, running.client() as client:
-        broken.set()
+        monkeypatch.setattr(type(method), "accept", failing)
         answer = client.post("/completions", json=LONG)
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
-        assert str(error) in answer.json()["error"]["message"]
+        assert "out of memory" in answer.json()["error"]["message"]
         assert client.post("/completions", json=LONG).status_code == 200
         assert running.metric("mtbench_requests_total", outcome="failed") == 1
         assert running.metric("mtbench_rows_running") == 0
@@ -532,10 +443,8 @@ def test_ending_lets_open_requests_end_and_refuses_new_ones(
         assert not running.thread.is_alive()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_request_whose_logits_are_not_numbers_fails_and_no_other(
-    runner: ModelRunner, reference: ModelRunner, monkeypatch: pytest.MonkeyPatch, value: float, stream: bool
+    runner: ModelRunner, reference: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text ends with an error, and what was sent of it is right; the others have the tokens of a run."""
     want = [g.token_ids for g in decode(ar(), on(reference), requests_for(MANY[:3], 12), ignore_eos=True)[0]]
@@ -544,34 +453,33 @@ def test_a_request_whose_logits_are_not_numbers_fails_and_no_other(
 
     def spoilt(ids: Any, metadata: Any, judged: int) -> Any:
         out = forward(ids, metadata, judged)
-        out.logits.masked_fill_((ids[:, -judged:] == word)[..., None], value)
+        out.logits.masked_fill_((ids[:, -judged:] == word)[..., None], math.nan)
         return out
 
     with serving(small_served(ar(), runner)) as running, running.client() as client:
         monkeypatch.setattr(runner, "forward", spoilt)
-        body = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "temperature": 0, "stream": stream}
+        body = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "temperature": 0, "stream": True}
         with ThreadPoolExecutor(3) as threads:
             posts = [threads.submit(client.post, "/completions", json=body | {"prompt": p}) for p in MANY[:3]]
             answers = [post.result() for post in posts]
-    failed = f"failed: the target's logits at token {fault + 1} are not numbers (NaN or +inf) in float64"
-    assert failed in answers[1].text
-    assert answers[1].status_code in ({200, 500} if stream else {500})  # 500 if it failed before its first piece left
-    if answers[1].status_code == 200:
-        told = [event for event in events(answers[1]) if "choices" in event]
-        sent = [i for event in told for c in event["choices"] for i in c["token_ids"]]
-        assert sent == want[1][: len(sent)]
-        assert len(sent) <= fault
-    for answer, ids in zip(answers[::2], want[::2], strict=True):
-        messages = events(answer) if stream else [answer.json()]
-        assert [i for message in messages for c in message["choices"] for i in c["token_ids"]] == ids
+    ids = [
+        [i for event in events(answer) for c in event.get("choices", ()) for i in c["token_ids"]]
+        for answer in answers
+        if answer.status_code == 200
+    ]
+    if answers[1].status_code == 200:  # else it failed before its first piece left
+        sent = ids.pop(1)
+        assert (sent, len(sent) <= fault) == (want[1][: len(sent)], True)
+    assert ids == want[::2]
+    assert answers[1].status_code in (200, 500)
+    assert (
+        f"failed: the target's logits at token {fault + 1} are not numbers (NaN or +inf) in float64" in answers[1].text
+    )
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-307, 1e-308, 5e-324])
-def test_a_temperature_near_zero_is_greedy(reference: ModelRunner, mars_server: Running, temperature: float) -> None:
+def test_a_temperature_near_zero_is_greedy(reference: ModelRunner, mars_server: Running) -> None:
     """Where division cannot bear it, the fields of sampling change nothing either."""
     want = decode(mars(tau=0.5), on(reference), requests_for([[5, 9, 1]], 12))[0][0].token_ids
-    more = {"top_p": 0.5, "top_k": 3} if temperature < 1e-300 else {}
-    answer = mars_server.complete(
-        prompt=[5, 9, 1], max_tokens=12, temperature=temperature, return_token_ids=True, **more
-    )
-    assert answer["choices"][0]["token_ids"] == want
+    for more in ({"temperature": 1e-6}, {"temperature": 5e-324, "top_p": 0.5, "top_k": 3}):
+        answer = mars_server.complete(prompt=[5, 9, 1], max_tokens=12, return_token_ids=True, **more)
+        assert answer["choices"][0]["token_ids"] == want
