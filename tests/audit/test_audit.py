@@ -36,7 +36,6 @@ from mtbench.experiments.audit.sides import Named, Side, SideAnswer
 from mtbench.experiments.audit.texts import with_prompts
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.formats import GenerationLine
-from mtbench.results.answers import read_answers
 
 
 @pytest.fixture(scope="module")
@@ -314,35 +313,34 @@ def _interrupted_after(answers: int) -> Callable[..., Any]:
     return until
 
 
-def lm_eval_samples(run: Path, path: Path, change: Callable[[str], str], **more: Any) -> Path:
-    """Return a file of lm-eval's samples with the answers of a run, as `--log_samples` writes it."""
-    tokenizer = judge_runner().checkpoint.tokenizer
-    lines = []
-    for text in (run / f"generations/{AR}.b4.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        sample = {
-            "doc_id": int(line["item"].split("/")[1]),
-            "arguments": {"gen_args_0": {"arg_0": tokenizer.decode(line["prompt_ids"]), "arg_1": {"until": []}}},
-            "resps": [[change(line["text"])]],
-            "filtered_resps": ["1"],
-            "filter": "none",
-            "metrics": [],
-        }
-        lines.append(json.dumps(sample | more) + "\n")
-    path.write_text("".join(lines))
+def answers_of(run: Path, path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """Write a file with the answers of a run; `change`: of a stored line, a line of the file."""
+    lines = map(json.loads, (run / f"generations/{AR}.b4.jsonl").read_text().splitlines())
+    path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines))
     return path
 
 
-def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
-    """lm-eval's samples beside a run: texts get tokens, an equal text is the same, and another is judged."""
-    file = tmp_path / "samples_arithmetic_2026.jsonl"
-    cell = f"{honest}:{AR}.b4"
-    lm_eval_samples(honest, file, lambda text: text)
-    assert audited(cell, file, tmp_path / "same", ran_in="float32")["sentence"] == "B equals A in all 8 answers."
-    lm_eval_samples(honest, file, lambda text: text.replace("Okay", "Zebra"))
-    record = audited(cell, file, tmp_path / "other", ran_in="float32")
-    assert named(record) == {"unexplained"}
-    assert all(finding["judged"]["side_a"]["text"] == "Okay" for finding in record["findings"])
+@pytest.mark.parametrize("form", ["texts", "tokens"])
+def test_a_file_beside_a_run(form: str, honest: Path, tmp_path: Path) -> None:
+    """Texts get tokens, an equal answer is the same, another is judged, and a failed request is left out."""
+    tokenizer, cell = judge_runner().checkpoint.tokenizer, f"{honest}:{AR}.b4"
+
+    def line(stored: dict[str, Any], other: bool = False) -> dict[str, Any]:
+        if form == "tokens":
+            ids = [40, *stored["token_ids"][1:]] if other else stored["token_ids"]
+            return {"prompt_ids": stored["prompt_ids"], "token_ids": ids, "finish_reason": stored["finish_reason"]}
+        text = stored["text"].replace("Okay", "Zebra") if other else stored["text"]
+        return {"prompt": tokenizer.decode(stored["prompt_ids"]), "output": text}
+
+    same = answers_of(honest, tmp_path / "same.jsonl", line)
+    same.write_text("".join(sorted(same.read_text().splitlines(keepends=True))) + "{}\n")
+    found = audited(cell, same, tmp_path / "same", ran_in="float32")
+    assert found["sentence"] == "B equals A in all 8 answers."
+    assert found["notes"] == ["1 request of B failed and is left out."]
+    other = answers_of(honest, tmp_path / "other.jsonl", lambda stored: line(stored, other=True))
+    found = audited(cell, other, tmp_path / "other", ran_in="float32")
+    assert found["sentence"].startswith("B differs from A in ")
+    assert found["findings"]
 
 
 @pytest.mark.parametrize("asked", ["d e", f"{BEGIN} d e", [{"role": "user", "content": "d e"}]])
@@ -353,270 +351,6 @@ def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
     side = Side(name="f", source="f", suite=None, arm="f", answers={"1": answer}, texts=True)
     [made] = with_prompts(Named([side], [side], chosen=True), tokenizer).meant
     assert made.answers["1"].prompt == [PAD, 3, 4]
-
-
-def aiperf(said: Callable[[str], list[Any]]) -> Callable[[list[str]], str]:
-    """Records of aiperf without prompts, in other order; `said`: the deltas of a text."""
-
-    def write(texts: list[str]) -> str:
-        records = [
-            {"metadata": {"conversation_id": f"s{place}", "session_num": place}}
-            | streamed(*({"choices": [{"delta": delta}]} for delta in said(text)))
-            for place, text in enumerate(texts)
-        ]
-        return "".join(json.dumps(line) + "\n" for line in reversed(records))
-
-    return write
-
-
-def streamed(*events: dict[str, Any]) -> dict[str, Any]:
-    return {"responses": [{"packets": [{"name": "data", "value": json.dumps(event)} for event in events]}]}
-
-
-def vllm(change: Callable[[list[Any]], list[Any]] = list, **more: Any) -> Callable[[list[str]], str]:
-    return lambda texts: json.dumps({"generated_texts": change(texts), **more})
-
-
-CLEAN: list[str] = []
-FILES: dict[str, tuple[Callable[[list[str]], str], str, list[str]]] = {  # with the sentence and the notes
-    "no prompts": (vllm(), "B equals A in all 8 answers.", CLEAN),
-    "reasoning": (aiperf(lambda t: [{"reasoning": t[:9]}, {"content": t[9:]}]), "B equals A in all 8 answers.", CLEAN),
-    "a failed request": (
-        vllm(lambda texts: ["", *texts[1:]], errors=["503", *[""] * 7]),
-        "B equals A in all 7 answers.",
-        ["1 request of B failed and is left out."],
-    ),
-    "an empty text": (
-        vllm(lambda texts: ["", *texts[1:]]),
-        "B differs from A in 1 of 8 answers: 1 unexplained at item arithmetic/0/0, token 0.",
-        CLEAN,
-    ),
-    "reasoning that is lost": (
-        vllm(lambda texts: [text[9:] for text in texts]),
-        "B differs from A in 8 of 8 answers: 8 unexplained, the first at item arithmetic/0/0, token 0.",
-        CLEAN,
-    ),
-    "other reasoning": (
-        aiperf(lambda t: [{"reasoning": "Zebra"}, {"content": t[9:]}]),
-        "B differs from A in 8 of 8 answers: 8 unexplained, the first at item arithmetic/0/0, token 0.",
-        CLEAN,
-    ),
-}
-
-
-def prompts_of(run: Path) -> list[str]:
-    """Return the prompts of a run in the order of its items."""
-    tokenizer = judge_runner().checkpoint.tokenizer
-    items = json.loads((run / "plan.json").read_text())["suites"][0]["items"]
-    return [tokenizer.decode(item["prompt_ids"]) for item in items]
-
-
-def record(text: str, prompt: Any = None, end: str | None = "stop", **metadata: Any) -> dict[str, Any]:
-    """One record of aiperf; `end`: its finish reason."""
-    events: list[dict[str, Any]] = [{"choices": [{"index": 0, "text": text}]}, {"choices": [{"finish_reason": end}]}]
-    asked = {} if prompt is None else {"payload": {"prompt": prompt}}
-    return {"metadata": metadata} | streamed(*events) | asked
-
-
-def chat(*choices: dict[str, Any]) -> dict[str, Any]:
-    return {"metadata": {}} | streamed(*({"choices": [choice]} for choice in choices))
-
-
-def request(text: str, prompt: str) -> dict[str, Any]:
-    return {"output": text, "request_args": json.dumps({"body": {"prompt": prompt}})}
-
-
-def benchmarks(*requests: list[dict[str, Any]]) -> list[Any]:
-    return [{"benchmarks": [{"requests": {"successful": of}} for of in requests]}]
-
-
-def samples(texts: list[str], prompts: list[Any]) -> list[Any]:
-    return [
-        {"doc_id": n, "arguments": {"gen_args_0": {"arg_0": p, "arg_1": {}}}, "resps": [[t]]}
-        for n, (t, p) in enumerate(zip(texts, prompts, strict=True))
-    ]
-
-
-Writer = Callable[[list[str], list[str]], list[Any]]  # texts and prompts -> documents, one a line
-EQUAL = "B equals A in all 8 answers."
-OFF = "B differs from A in {} of {} answers: "
-PAIRED: dict[str, tuple[Writer, str, list[str]]] = {
-    "aiperf's ids in another order": (
-        lambda t, p: [record(t[n], p[n], conversation_id=str(7 - n)) for n in range(8)],
-        EQUAL,
-        CLEAN,
-    ),
-    "guidellm's order": (
-        lambda t, p: benchmarks([request(t[n], p[n]) for n in (3, 4, 5, 6, 7, 0, 1, 2)]),
-        EQUAL,
-        CLEAN,
-    ),
-    "a conversation twice": (
-        lambda t, p: [record(t[n % 8][: 3 if n == 11 else None], p[n % 8], conversation_id=n % 8) for n in range(16)],
-        OFF.format(1, 16),
-        CLEAN,
-    ),
-    "names that look numbered": (
-        lambda t, p: [
-            record(*of, conversation_id=name)
-            for *of, name in zip(t, p, [*"xx", "x (1)", "x (2)", *"yyyy"], strict=True)
-        ],
-        EQUAL,
-        CLEAN,
-    ),
-    "two benchmarks": (
-        lambda t, p: benchmarks([request(t[0][:3], p[0])], [*map(request, t, p)]),
-        OFF.format(1, 9),
-        CLEAN,
-    ),
-    "a document twice": (lambda t, p: [*samples([t[0][:3]], p[:1]), *samples(t, p)], OFF.format(1, 9), CLEAN),
-    "a subset and a stranger": (
-        lambda t, p: [record(t[5], p[5]), record(t[2], p[2]), record("Zebra", "?")],
-        "B equals A in all 2 answers.",
-        ["1 request of B matched no request of the other side and is left out."],
-    ),
-    "SGLang": (lambda t, _: [{"backend": "sglang", "generated_texts": t}], EQUAL, CLEAN),
-}
-
-
-@pytest.mark.parametrize("name", PAIRED)
-def test_requests_of_a_file_are_paired_by_their_prompts(name: str, honest: Path, tmp_path: Path) -> None:
-    """Each is counted; one without an answer is left out."""
-    make, sentence, notes = PAIRED[name]
-    file = tmp_path / "answers.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in make(texts_of(honest), prompts_of(honest))))
-    found = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
-    assert sentence in found["sentence"]
-    assert found["notes"] == notes
-
-
-@pytest.mark.parametrize("letter", ["a", "b"])
-def test_an_order_that_is_assumed_is_no_fault_of_rows(letter: str, honest: Path, tmp_path: Path) -> None:
-    """vLLM's client writes no prompts, and shuffles them unless it is told not to."""
-    file = tmp_path / "answers.json"
-    file.write_text(vllm(lambda texts: texts[::-1])(texts_of(honest)))
-    sides = f"{honest}:{AR}.b4", str(file)
-    found = audited(sides[letter == "a"], sides[letter == "b"], tmp_path, ran_in="float32")
-    assert "cache/position" not in named(found)
-    assert not found["explained"]
-    assert any("it has no prompts, and order paired the answers" in of["evidence"] for of in found["findings"])
-
-
-CHAT = [{"role": "user", "content": "d e"}]
-PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "ab"}]}, {"type": "text", "text": "c"}]
-CALL = {"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}
-QUEUED = [{"info": {"timings": {"queued": place}}} for place in (0, 1)]
-FIVE, FAILED = ("5", None, None), ("", "failed", None)  # text, why it is left out, prompt
-READ: dict[str, tuple[list[Any], list[tuple[str, str | None, Any]]]] = {
-    "reasoning by two names": (
-        [chat({"delta": {"reasoning": "ab", "reasoning_content": "ab"}}, {"delta": {"content": "c"}})],
-        [("abc", None, None)],
-    ),
-    "only reasoning": ([chat({"message": {"content": None, "reasoning": "abc"}})], [("abc", None, None)]),
-    "reasoning in a part": ([chat({"message": {"content": PARTS}})], [("abc", None, None)]),
-    "reasoning of guidellm": (
-        benchmarks([{"output": "c", "reasoning_output": "ab", "tool_calls": None}]),
-        [("abc", None, None)],
-    ),
-    "tool calls": ([chat(CALL)], [("", "got tool_calls in place of text", None)]),
-    "a refusal": ([chat({"delta": {"refusal": "No."}})], [("", "got refusal in place of text", None)]),
-    "two choices": ([chat({"index": 1, "text": "a"})], [("a", "got several choices", None)]),
-    "an error in a stream": (
-        [{"metadata": {}} | streamed({"choices": [{"text": "Well"}]}, {"error": {"message": "no"}})],
-        [("Well", "failed", None)],
-    ),
-    "an error event": (
-        [{"metadata": {}, "responses": [{"packets": [{"name": "event", "value": "error"}]}]}, record("5")],
-        [FAILED, FIVE],
-    ),
-    "a failed request, tried again": (
-        [record("", "p") | {"error": {"code": 503}}, record("5", "p")],
-        [("", "failed", "p"), ("5", None, "p")],
-    ),
-    "a warm-up": ([record("Zebra", benchmark_phase="warmup"), record("5")], [FIVE]),
-    "a stream that was cut off": ([record("ab", end=None), record("5")], [("ab", "failed", None), FIVE]),
-    "no stream has an end": ([record("5", end=None)] * 2, [FIVE] * 2),
-    "an answer in one document": (
-        [
-            {
-                "metadata": {},
-                "payload": {"messages": CHAT},
-                "responses": [{"text": json.dumps({"choices": [{"text": "5"}]})}],
-            }
-        ],
-        [("5", None, CHAT)],
-    ),
-    "null": ([{"generated_texts": [None, "5"]}], [FAILED, FIVE]),
-    "no tokens": ([{"generated_texts": ["", "5"], "output_lens": [0, 1]}], [FAILED, FIVE]),
-    "errored": (
-        [{"benchmarks": [{"requests": {"successful": [QUEUED[1] | {"output": "5"}], "errored": QUEUED[:1]}}]}],
-        [FAILED, FIVE],
-    ),
-    "an older guidellm": (
-        benchmarks([{"output": "5", "prompt": "p", "request_type": "text_completions"}]),
-        [("5", None, "p")],
-    ),
-    "messages of a harness": (samples(["5"], [[json.dumps(CHAT)]]), [("5", None, CHAT)]),
-}
-
-
-@pytest.mark.parametrize("name", READ)
-def test_answers_in_a_file(name: str, tmp_path: Path) -> None:
-    """Reasoning belongs to the text; a request that failed, or whose answer is no text, is left out."""
-    documents, answers = READ[name]
-    file = tmp_path / "samples_a_1.jsonl"
-    file.write_text("\ufeff" + "".join(json.dumps(line) + "\n" for line in documents), encoding="utf-8")
-    assert [(of.text, of.lacks, of.prompt) for of in read_answers(file).answers] == answers
-
-
-UNREADABLE: dict[str, tuple[list[Any], str]] = {
-    "two results": ([{"generated_texts": ["5"]}] * 2, "holds 2 results of vLLM"),
-    "two results of SGLang": ([{"generated_texts": ["5"], "backend": "sglang-oai"}] * 2, "holds 2 results of SGLang"),
-    "repeats": ([samples(["5"], ["a"])[0] | {"resps": [["5", "6"]]}], "without repeats"),
-    "choices of a question": ([samples(["5"], ["a"])[0] | {"resps": [["5"], ["6"]]}], "without repeats"),
-    "likelihoods": ([samples(["5"], ["a"])[0] | {"resps": [["-12.5", "False"]]}], "or likelihoods"),
-    "a likelihood of a text": (
-        [{"doc_id": 0, "arguments": {"gen_args_0": {"arg_0": "a"}}, "resps": [["-12.5"]]}],
-        "or likelihoods",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_a_file_with_more_than_one_answer_is_refused(name: str, tmp_path: Path) -> None:
-    documents, message = UNREADABLE[name]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in documents))
-    with pytest.raises(UserError, match=message):
-        read_answers(tmp_path / "answers.jsonl")
-
-
-def texts_of(run: Path) -> list[str]:
-    """Return the answers of a run in the order of its items."""
-    found = map(json.loads, (run / f"generations/{AR}.b4.jsonl").read_text().splitlines())
-    texts = {line["item"]: line["text"] for line in found}
-    return [texts[item["item"]] for item in json.loads((run / "plan.json").read_text())["suites"][0]["items"]]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_text_that_is_not_all_there_has_no_other_cause(name: str, honest: Path, tmp_path: Path) -> None:
-    """Reasoning belongs to the answer, a failed request is left out, and what is lost is not the model's doing."""
-    make, sentence, notes = FILES[name]
-    file = tmp_path / "answers.json"
-    file.write_text(make(texts_of(honest)))
-    record = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
-    assert (record["sentence"], record["notes"]) == (sentence, notes)
-    lost = {"an empty text": "B has no answer"}.get(name, "B may lack reasoning text")
-    assert all(finding["evidence"].startswith(lost) for finding in record["findings"])
-
-
-def test_tokens_around_reasoning_text_are_those_of_the_other_side(honest: Path, tmp_path: Path) -> None:
-    """A server's parser takes them out, with the white space beside them."""
-    texts = texts_of(honest)
-    whole, parted = tmp_path / "whole.json", tmp_path / "parted.jsonl"
-    whole.write_text(vllm(lambda _: [f"<|im_start|>\n{text[:5]}\n<|im_end|>\n\n{text[5:]}" for text in texts])(texts))
-    parted.write_text(aiperf(lambda t: [{"reasoning": t[:5]}, {"content": f"\n\n{t[5:]}"}])(texts))
-    record = audited(whole, parted, tmp_path, ran_in="float32", model="embedded:tiny/ar")
-    assert record["sentence"] == "B equals A in all 8 answers."
 
 
 def test_a_method_decodes_what_the_run_of_the_other_side_asks(honest: Path, tmp_path: Path) -> None:
@@ -664,14 +398,12 @@ REFUSED = {
     "a missing answer": ("{a}:ar", "{b}/missing:ar", "has answers to 7 of 8 items"),
     "a foreign id": ("{a}:ar", "{b}/foreign:ar", "has id 600, and the judge's vocabulary has 512"),
     "another model": ("{a}:ar", "{b}/model:ar", "another model"),
-    "a cut line": ("{a}:ar", "{b}/cut.jsonl", "line 2: not JSON"),
-    "an empty file": ("{a}:ar", "{b}/empty.jsonl", "empty"),
     "another number of answers": (
         "{a}:ar",
-        "{b}/seven.json",
+        "{b}/seven.jsonl",
         "has 7 answers, not both with prompts; give",
     ),
-    "no answer at all": ("{a}:ar", "{b}/none.json", "has no answer to its 8 requests: they failed."),
+    "no answer at all": ("{a}:ar", "{b}/none.jsonl", "has no answer to its 8 requests: they failed."),
 }
 
 
@@ -706,11 +438,8 @@ def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = planted(honest, folder / name, {})
         shutil.rmtree(run / "timings")
         change(run)
-    whole = lm_eval_samples(honest, folder / "cut.jsonl", lambda text: text).read_text()
-    (folder / "cut.jsonl").write_text(whole[: whole.index("\n") + 40])
-    (folder / "empty.jsonl").write_text("")
-    (folder / "seven.json").write_text(vllm()(["5"] * 7))
-    (folder / "none.json").write_text(vllm(errors=["503"] * 8)([""] * 8))
+    (folder / "seven.jsonl").write_text('{"output": "5"}\n' * 7)
+    (folder / "none.jsonl").write_text("{}\n" * 8)
     return folder
 
 
