@@ -194,7 +194,7 @@ def _cell(
     prepared = [line for line in stored.preparation if line.cell == cell.cell]
     cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
     beside = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
-    collapsed, read = collapse.find(data, [*beside.values()], session.dtype), subtasks.readings(suite.metric, data)
+    collapsed, read = collapse.find(data, beside.values()), subtasks.readings(suite.metric, data)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
@@ -227,7 +227,7 @@ def _cell(
             *result_flags(cell, summary, finish, compared),
             *reading_flags(data, beside, **read),
             *degenerate.flags(loops, summary.tokens_per_forward),
-            *(found.text for found in (collapsed, cached) if found is not None),
+            *filter(None, (collapsed, cached and cached.text)),
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),

@@ -383,18 +383,6 @@ class Floor(Record):
     identical: Count = Field(description="items with the same tokens")
 
 
-Cause = Literal[
-    "cache type", "dtype", "engine option", "template", "draft of another target", "head not tied", "unknown"
-]
-
-
-class Collapse(Record):
-    """An arm whose drafts are hardly ever accepted, or clearly less than those of another arm."""
-
-    cause: Cause = Field(description="likely cause, by the first evidence")
-    text: str = Field(description="how, the likely cause and its evidence, in words")
-
-
 JUDGE = "transformers"  # that an arm of a serving engine is held to where no other arm is
 
 

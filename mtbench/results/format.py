@@ -32,7 +32,6 @@ from mtbench.results.figure_formats import (
     AccuracyComparison,
     Agreement,
     ByValue,
-    Collapse,
     Degenerate,
     Estimate,
     Finish,
@@ -152,7 +151,7 @@ class ResultCell(Sparse):
     reference: bool = Field(description="true: the plain loop, which commits one token per forward")
     lossless: Lossless | None = Field(description="how it keeps its promise of another arm's tokens; null: no promise")
     prefix_cache: PrefixCache | None = Field(None, description="probes of its prefix cache; absent: it has none")
-    collapse: Collapse | None = Field(
+    collapse: str | None = Field(
         None, description="how the acceptance of its drafts has collapsed; absent: it has not, or it is not known"
     )
     void: list[str] = Field(description="reasons not to trust the cell; empty: none")
