@@ -297,6 +297,9 @@ class Plan(Record):
         default_factory=dict,
         description="SHA-256 of each file that registered a method or a suite of this plan, by path",
     )
+    publication: str | None = Field(
+        None, description="published table that the results are compared with, by name; null: none"
+    )
     token_maps: dict[str, Sha256] = Field(
         default_factory=dict, description="SHA-256 of each token map by which drafts of this plan draft, by path"
     )

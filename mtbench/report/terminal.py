@@ -12,6 +12,7 @@ from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, disclaimers, fewer_items, readings
+from mtbench.report.publication import publication_table, reasons_of
 from mtbench.report.summary import decided, warnings
 from mtbench.results.comparisons import groups_of, own_speedups
 from mtbench.results.decision_format import Decision
@@ -46,6 +47,10 @@ def results_tables(results: Results, width: int) -> list[Group]:
         beside = [*disclaimers(cells), *(in_words(line, names) for line in [*fewer_items(cells), *readings(cells)])]
         lines = table_lines(named(table, names), width)
         groups.append(Group(Text(title, "bold"), *lines, *map(Text, beside), Text()))
+    if results.publication is not None:
+        shown = table_lines(publication_table(results.publication), width)
+        reasons = (Text(f"({n}) {why}") for n, why in enumerate(reasons_of(results.publication), start=1))
+        groups.append(Group(Text("Published figures and ours", "bold"), *shown, *reasons, Text()))
     return groups
 
 

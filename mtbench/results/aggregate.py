@@ -37,6 +37,7 @@ from mtbench.results.figure_formats import (
     Finish,
     Lossless,
     Percentiles,
+    Publication,
     RequestLatency,
     Samples,
     SpeedParts,
@@ -59,6 +60,8 @@ from mtbench.results.format import (
     StatisticsInfo,
     Status,
 )
+from mtbench.results.publication import Ran, published
+from mtbench.results.publication import compare as compare_published
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import accuracy_of, by_part, summarize, tokens_per_forward_spread, with_spreads
@@ -160,10 +163,20 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
         price_per_hour=plan.request.price_per_hour if price_per_hour is None else price_per_hour,
         cells=cells,
         stops_paying=stops_paying(cells),
+        **_published(stored, cells),
     )
     stored.directory.write_json("results.json", dump(results))
     write_curves(stored, cells)
     return results
+
+
+def _published(stored: Stored, cells: Sequence[ResultCell]) -> dict[str, Publication]:
+    """Return the field with the published figures beside ours, if the plan names some."""
+    name = stored.plan.publication
+    if name is None:
+        return {}
+    ran = [Ran(stored.cells[cell.cell], cell) for cell in cells]
+    return {"publication": Publication(name=name, figures=compare_published(published(name), stored.plan, ran))}
 
 
 def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:

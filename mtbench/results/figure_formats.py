@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from mtbench.plan.formats import REPORTED_BY, Grade
 from mtbench.plan.plan import Batching
@@ -236,6 +236,34 @@ class Speedup(TaskSpeedup):
         description="decoding time of the baseline over that of the arm, without the prompts; null: not measured, or "
         "an engine does not report it",
     )
+
+
+Quantity = Literal[
+    "accuracy", "accuracy_change", "tokens_per_forward", "acceptance_length", "tokens_per_s", "wall_s", "speedup"
+]
+Printed = Annotated[str, StringConstraints(pattern=r"^[+-]?[0-9]{1,3}(,[0-9]{3})*(\.[0-9]+)?$")]
+
+
+class PublishedFigure(Record):
+    """A published figure and ours."""
+
+    row: str = Field(description="row of the table")
+    arm: str = Field(description="arm, as the table has it")
+    benchmark: str = Field(description="benchmark, or `average`: the unweighted mean of all of them")
+    quantity: Quantity = Field(description="what the figure is of; accuracies are in percent, their changes in points")
+    published: Printed = Field(description="published figure as it is printed")
+    ours: Estimate = Field(description="our figure in the same unit; null: not measured")
+    inside: bool | None = Field(
+        description="whether the published figure, which is rounded, lies in our interval; null: not compared"
+    )
+    why: str = Field(description="why it is not compared; empty: it is, or there is no interval")
+
+
+class Publication(Record):
+    """The published table that a plan names, beside our figures."""
+
+    name: str = Field(description="name of the table, as `mtbench reproduce` takes it")
+    figures: list[PublishedFigure] = Field(description="its figures in the order of the table")
 
 
 class DerivedAcceptance(Sparse):

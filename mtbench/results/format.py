@@ -38,6 +38,7 @@ from mtbench.results.figure_formats import (
     Lossless,
     Percentiles,
     PrefixCache,
+    Publication,
     RangeFigures,
     RequestLatency,
     SameItems,
@@ -227,4 +228,7 @@ class Results(Sparse):
     cells: list[ResultCell] = Field(description="cells in the order of the plan")
     stops_paying: list[BreakEven] = Field(
         description="for every arm and baseline by the same engine at several batch sizes, where the arm stops paying"
+    )
+    publication: Publication | None = Field(
+        None, description="published figures beside ours; absent: the plan names no published table"
     )

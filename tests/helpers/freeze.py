@@ -10,7 +10,6 @@ again, for a change of words; a JSON file of `expected` never changes without it
 import contextlib
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -37,9 +36,6 @@ from mtbench.experiments.load.document import document as load_document
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.runner import PLAN
 from mtbench.experiments.load.summary import summarise
-from mtbench.experiments.reproduce import rerun
-from mtbench.experiments.reproduce.compare import compare
-from mtbench.experiments.reproduce.document import document as reproduce_document
 from mtbench.hardware import machine
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
@@ -86,14 +82,6 @@ def load(folder: Path) -> None:
     found = summarise(run, planned)
     run.write_json("load.json", dump(found))
     write(folder, "load", load_document(found))
-
-
-def reproduce(folder: Path) -> None:
-    asked, parts = rerun.reopen(folder)
-    for part in parts:
-        if part.plan is not None:
-            stages.report(RunDirectory(folder / part.folder))
-    write(folder, "reproduction", reproduce_document(compare(rerun.published(asked.name), asked, parts, folder)))
 
 
 def training(folder: Path) -> None:
@@ -145,11 +133,6 @@ def _load_plan(folder: Path, url: dict[str, str]) -> LoadPlan:
     return made_loads.begun(folder, made_loads.request(url=url, requests=8, rounds=3))[1]
 
 
-def measure_reproduce(folder: Path) -> None:
-    words = ["reproduce", "mars-table-9", "--family", "tiny", "--suite", "arithmetic", "--limit", "8"]
-    subprocess.run([sys.executable, "-m", "mtbench", *words, "-o", str(folder)], check=True)
-
-
 def measure_training(folder: Path) -> None:
     """The records of two embedded checkpoints."""
     for name in ("mars", "ar"):
@@ -158,13 +141,12 @@ def measure_training(folder: Path) -> None:
 
 
 MEASURES = {"run": measure_run, "choose": measure_choose, "gate": measure_gate, "load": measure_load}
-MEASURES |= {"reproduce": measure_reproduce, "training": measure_training}
+MEASURES |= {"training": measure_training}
 EXPERIMENTS: Mapping[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # what computes which files
-    "run": (report, ("results.json", "report.md", "report.html")),
-    "choose": (race, ("results.json", "decision.json", "eliminated.jsonl", "report.md", "report.html")),
-    "gate": (gate, ("gate.json", "gate.md", "gate.html")),
-    "load": (load, ("load.json", "load.md", "load.html")),
-    "reproduce": (reproduce, ("reproduction.json", "reproduction.md", "reproduction.html")),
+    "run": (report, ("results.json", "report.md")),
+    "choose": (race, ("results.json", "decision.json", "eliminated.jsonl", "report.md")),
+    "gate": (gate, ("gate.json", "gate.md")),
+    "load": (load, ("load.json", "load.md")),
     "training": (training, ("training.html",)),
 }
 
@@ -229,7 +211,12 @@ def clean(folder: Path) -> None:
             shutil.rmtree(found)
     computed = {name for _, names in EXPERIMENTS.values() for name in names} - {"gate.json", "eliminated.jsonl"}
     for file in [*folder.rglob("*")]:
-        if file.name in computed or file.suffix in {".xml", ".lock"} or file.name == ".lock" or file.match("be*.json"):
+        if (
+            file.name in computed
+            or file.suffix in {".xml", ".html", ".lock"}
+            or file.name == ".lock"
+            or file.match("be*.json")
+        ):
             file.unlink()
         elif file.name == "environment.json":
             text = re.sub(r'"[^"]*/(?:bin/mtbench|__main__\.py|freeze\.py)"', '"mtbench"', file.read_text())
