@@ -164,7 +164,7 @@ def _groups(results: Results, naming: Naming) -> list[Group]:
                 slug,
                 cells,
                 own,
-                named(main_table(cells, naming.numbers, own, results.price_per_hour), naming.words),
+                named(main_table(cells, naming.numbers, own), naming.words),
                 {heading: named(table, naming.words) for heading, table in details.items()},
                 [replace(figure, name=f"{slug}.{figure.name}") for figure in drawn],
                 note,

@@ -37,11 +37,11 @@ def plan_table(plan: Plan) -> Table:
 
 def results_tables(results: Results, width: int) -> list[Group]:
     """Return a table per suite, batch size and way of batching, with one line per arm and its notes below."""
-    names, price = arm_names(results.cells), results.price_per_hour
+    names = arm_names(results.cells)
     numbers = {arm: number for number, arm in enumerate(names, start=1)}
     groups = []
     for key, cells in groups_of(results.cells).items():
-        table = main_table(cells, numbers, own_speedups(cells), price)
+        table = main_table(cells, numbers, own_speedups(cells))
         items = counted(max(cell.items for cell in cells), "item")
         title = f"{key.suite}, {batches(key.batch_size, key.batching)}, {items}"
         beside = [*disclaimers(cells), *(in_words(line, names) for line in [*fewer_items(cells), *readings(cells)])]

@@ -112,6 +112,9 @@ class ResultCell(Sparse):
         default_factory=dict, description="by a forward's context, category and thinking; absent: one part, or hidden"
     )
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")
+    cost_per_million: NonNegative | None = Field(
+        None, description="price of a million tokens, prefill included; absent: no price_per_hour, or no rate"
+    )
     commit_histogram: dict[Annotated[str, StringConstraints(pattern="^[0-9]+$")], Count] = Field(
         description="per number of tokens committed in one forward, the number of such forwards"
     )
