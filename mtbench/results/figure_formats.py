@@ -266,40 +266,6 @@ class Publication(Record):
     figures: list[PublishedFigure] = Field(description="its figures in the order of the table")
 
 
-class DerivedAcceptance(Sparse):
-    """Acceptance as other projects compute it: owner and formula. mtbench/results/acceptance.py computes it.
-
-    null: the figure cannot be computed from what the run stores.
-    """
-
-    vllm: NonNegative | None = Field(
-        description="vLLM; aiperf, token-weighted: 1 + accepted / drafts, accepted after the answer's end included"
-    )
-    deepspec: NonNegative | None = Field(
-        None, description="DeepSpec: 1 + accepted / drafts, accepted beyond the budget included"
-    )
-    sglang: NonNegative | None = Field(
-        description="SGLang, SpecForge: (tokens + 1 for each answer's prefill) / verifications"
-    )
-    specdec_bench: NonNegative | None = Field(
-        description="specdec_bench: mean over answers of their mean chunk, prefill's chunk of 1 included, without the "
-        "end token"
-    )
-    spec_bench: NonNegative | None = Field(description="Spec-Bench: mean of all steps of all answers")
-    aiperf: NonNegative | None = Field(
-        description="aiperf: 1 + accepted / steps of each answer, mean over answers, counted as vLLM does"
-    )
-    mars: NonNegative | None = Field(description="MARS, Fast-dLLM: all tokens / all forwards of rows")
-    mars_cached: NonNegative | None = Field(
-        description="MARS, cached samplers: a batch's tokens / the batch's forwards"
-    )
-
-
-OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
-    name: tuple(str(field.description).split(": ", 1)) for name, field in DerivedAcceptance.model_fields.items()
-}
-
-
 class AcceptanceFigures(Sparse):
     """How many guesses the target accepted."""
 
@@ -318,7 +284,10 @@ class AcceptanceFigures(Sparse):
         validation_alias=REPORTED_BY,
         description="who counted; null: mtbench, from the commits of each forward",
     )
-    derived: DerivedAcceptance = Field(description="acceptance as other projects compute it, by owner")
+    vllm: NonNegative | None = Field(
+        description="length as vLLM counts: 1 + accepted / drafts, accepted after the answer's end included; null: "
+        "nothing was drafted"
+    )
 
 
 class AcceptancePart(Estimate):
