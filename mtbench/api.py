@@ -82,7 +82,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Found:
-    """The findings of a gate, load, reproduction or audit. `record` is its JSON file; `directory` has its page."""
+    """The findings of a gate, load or audit. `record` is its JSON file; `directory` has its page."""
 
     directory: Path
     record: Mapping[str, Any]
@@ -125,10 +125,10 @@ def load(*, progress: bool = False, **given: Any) -> Found:
     return Found(job.path, records.dump(found))
 
 
-def reproduce(name: str, *, progress: bool = False, **given: Any) -> Found:
-    """Run a published table as `mtbench reproduce` does, and compare every figure. Return reproduction.json."""
+def reproduce(name: str, *, progress: bool = False, **given: Any) -> Results:
+    """Run a published table as `mtbench reproduce` does. `record["publication"]` has every figure beside ours."""
     job, found = _carry_out("reproduce", {"name": name} | given, progress=progress)
-    return Found(job.path, records.dump(found))
+    return Results(job.path, records.dump(found))
 
 
 def audit(a: str | Path, b: str | Path, *, progress: bool = False, **given: Any) -> Found:

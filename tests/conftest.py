@@ -29,7 +29,7 @@ from mtbench.results import flags, samples
 
 gc.disable()  # until all is imported
 LONGEST = {"every_method", "kernels", "choose", "benchmarks", "mtp", "train_again", "stages", "loop", "report"}
-LONGEST |= {"reproduce", "train", "comparisons", "llamacpp", "engine_arms", "methods", "run", "sandbox"}
+LONGEST |= {"train", "comparisons", "llamacpp", "engine_arms", "methods", "run", "sandbox"}
 BEGAN_S = dict[Path, float]()  # file -> processor time before its first test
 MOST_S = 90.0  # of a processor, for a file in CI: three times the longest, since machines and their load differ
 

@@ -31,7 +31,6 @@ NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training obj
     "models/chat_template.py training/evaluation.py training/trainer.py": {"conversations"},
     "training/draft_objectives.py training/block_objectives.py": {"ar", "eagle", "dflash", "mtp"},
     "models/drafts/mtp.py": {"mtp"},  # a part of checkpoints, and what its tensors are called
-    "results/acceptance.py": {"mars"},  # a figure of the MARS paper
     "serving/wire.py": {"suffix"},  # a field of OpenAI's requests
 }
 

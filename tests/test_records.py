@@ -17,7 +17,6 @@ from stored import stored_json, stored_lines
 import mtbench
 from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.errors import UserError
-from mtbench.experiments.reproduce.format import Published
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import (
     EnergyRecord,
@@ -35,9 +34,10 @@ from mtbench.plan.plan import Plan
 from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
 from mtbench.results.figure_formats import Accuracy
 from mtbench.results.format import Results
+from mtbench.results.publication import Published
 
 STORED = Path(__file__).parents[1] / "reports" / "2026-11-21_tiny_cpu_methods"
-PUBLISHED = sorted((Path(str(files("mtbench"))) / "experiments" / "reproduce" / "published").glob("*.json"))
+PUBLISHED = sorted((Path(str(files("mtbench"))) / "results" / "published").glob("*.json"))
 WHOLE: dict[str, type[BaseModel]] = {
     "plan.json": Plan,
     "results.json": Results,

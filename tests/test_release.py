@@ -15,7 +15,7 @@ EXPECTED = {  # files of the package that no import would miss
     "mtbench/methods/ar.py",
     "mtbench/suites/gsm8k.py",
     "mtbench/report/page/report.html.j2",
-    "mtbench/experiments/reproduce/published/mars-table-2.json",
+    "mtbench/results/published/mars-table-2.json",
     "mtbench/tiny/ar/model.safetensors",
 }
 FOLDERS = {"mtbench"}

@@ -22,11 +22,11 @@ from mtbench.cli.main import COMMANDS, load
 from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
-from mtbench.experiments.reproduce import rerun
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, SHAPES
 from mtbench.options.fields import allowed, fields_of
 from mtbench.options.texts import shown as as_text
 from mtbench.plugins import Registry
+from mtbench.results import publication
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "docs"
@@ -278,7 +278,7 @@ def _file(name: str) -> str:
 
 
 def _published() -> str:
-    found = map(rerun.published, rerun.names())
+    found = map(publication.published, publication.names())
     return table(("table", "what it compares"), [(code(t.name), prose(t.what)) for t in found])
 
 

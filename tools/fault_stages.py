@@ -25,16 +25,12 @@ class Stage(NamedTuple):
     outcome: Callable[[Path], Any]  # what must be equal
 
 
-CLOCKED = ("speedup", "tokens_per_s", "wall_s")  # quantities of a reproduction
-
-
 def _words(text: str) -> Words:
     return text.split()
 
 
 RUN = _words("--method ar:on=mars --method mars --limit 5 --batch-size 2 --rounds 2 --max-new-tokens 5 --device cpu")
 REFILL = [*RUN, "--batching", "refill"]
-TABLE = _words("mars-table-5 --family tiny --suite arithmetic --limit 2 --batch-size 4 --rounds 1 --max-new-tokens 3")
 TRAIN = _words(
     "mars --base ../base --data arithmetic --examples 12 --epochs 2 --batch-size 4 --save-steps 1 --max-length 200"
 )
@@ -79,13 +75,12 @@ def results(folder: Path) -> Any:
     from whole import figures
 
     found = {"lines": lines(folder)}
-    for file in [*folder.glob("**/results.json"), *folder.glob("**/reproduction.json")]:
+    for file in folder.glob("**/results.json"):
         kept = figures(json.loads(file.read_text()))
-        kept["figures"] = [f for f in kept.get("figures", []) if f["quantity"] not in CLOCKED]
-        for cell in kept.get("cells", []):
+        for cell in kept["cells"]:
             cell["flags"] = [flag for flag in cell["flags"] if "timed, " not in flag]
         found[file.relative_to(folder).as_posix()] = kept
-    kinds = ("report.*", "reproduction.*", "figures/*", "tables/*")
+    kinds = ("report.*", "figures/*", "tables/*")
     found["pages"] = sorted(p.relative_to(folder).as_posix() for kind in kinds for p in folder.glob(f"**/{kind}"))
     return found
 
@@ -114,7 +109,6 @@ STAGES = {
         Stage("report", "score", 12, ["report", "run"], same("report", "run"), contents),
         Stage("run", "", 6, ["run", *REFILL, "-o", "run"], resumed("run", *REFILL), results),
         Stage("train", "", 7, ["train", *TRAIN, "-o", "out"], unless("out", "train", *TRAIN, "-o", "out"), trained),
-        Stage("reproduce", "", 1.5, ["reproduce", *TABLE, "-o", "run"], resumed("reproduce", *TABLE), results),
         Stage("workers", "plan", 0.5, ["generate", "run", "--workers", "2"], same("generate", "run"), lines),
     )
 }

@@ -166,7 +166,7 @@ class Documented(NamedTuple):
 
 
 DISK = r"error: cannot write .+"
-ALL = ("plan", "generate", "score", "report", "run", "train", "reproduce")
+ALL = ("plan", "generate", "score", "report", "run", "train")
 FAULTS = {
     "full disk": Documented(at_change(full), 2, DISK, ALL),
     "full disk, in a file": Documented(limited(resource.RLIMIT_FSIZE, 5_000, 50_000), 2, DISK, ALL),

@@ -152,7 +152,7 @@ def _how_to_resume() -> str:
         return "what is complete is kept; resume with the same command"
     if not _started():
         return "nothing was started"
-    resumed = command if command in ("choose", "reproduce", "gate", "load", "audit") else "run"
+    resumed = command if command in ("choose", "gate", "load", "audit") else "run"
     files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs
     again = f"mtbench {resumed} -o {_started()[-1]} --resume{files}"
     return f"complete results are kept; resume with `{again}`"

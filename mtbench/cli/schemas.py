@@ -13,7 +13,6 @@ from mtbench.doctor.checks import Diagnosis
 from mtbench.experiments.audit.format import Audit
 from mtbench.experiments.gate.format import FloorFile, Gate
 from mtbench.experiments.load.format import Load, LoadPlan, PointLine
-from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.files import write_json
 from mtbench.options.common import OUTPUT
 from mtbench.options.fields import option
@@ -23,6 +22,7 @@ from mtbench.records import Record
 from mtbench.results.across_runs import Comparison
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
+from mtbench.results.publication import Published
 
 app = typer.Typer()
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -39,7 +39,6 @@ SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and 
     "load_point": (PointLine, "A line of points.jsonl of a load"),
     "plan": (Plan, "plan.json"),
     "published": (Published, "A published table that `mtbench reproduce` runs"),
-    "reproduction": (Reproduction, "reproduction.json: published figures beside ours"),
     "results": (Results, "results.json"),
     "timing": (TimingLine, "A line of timings/<cell>.jsonl"),
 }

@@ -66,9 +66,12 @@ KINDS = {
     """,
     ),
     "reproduce": Kind(
-        "mtbench.experiments.reproduce.request:ReproduceRequest,ReproduceSession",
-        "mtbench.experiments.reproduce.experiment:EXPERIMENT",
-        "Run a published table and compare every figure with ours.",
+        "mtbench.plan.request:ReproduceRequest,RunSession",
+        "mtbench.experiments.reproduce:EXPERIMENT",
+        """Run a published table and compare every figure with ours.
+
+    It is a run: `mtbench run -o DIR --resume` continues it. An option that is not given has the table's value.
+    """,
     ),
 }
 

@@ -42,7 +42,6 @@ DIRECTORIES = {
     "load": ("a load", "plan.json", "points"),
     "gate": ("a gate", "request.json", "resolved"),
     "audit": ("an audit", "asked.json", "a"),
-    "reproduce": ("a reproduction", "asked.json", "asked"),
 }
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 

@@ -305,6 +305,9 @@ class Plan(Record):
         default_factory=dict,
         description="SHA-256 of each file that registered a method or a suite of this plan, by path",
     )
+    publication: str | None = Field(
+        None, description="published table that the results are compared with, by name; null: none"
+    )
 
     @model_validator(mode="before")
     @classmethod

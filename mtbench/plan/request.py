@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from mtbench.options import common
+from mtbench.options.fields import option
 from mtbench.records import Record
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
@@ -86,6 +87,19 @@ class RunRequest(PlanRequest):
         if "limit" in self.model_fields_set:
             return self
         return self.changed(limit=default_limit(self.batch_size, self.batching))
+
+
+class ReproduceRequest(RunRequest):
+    """The request of a reproduction. An option that is not given has the published table's value."""
+
+    name: Annotated[
+        str, option("A published table; without a name, list all tables.", common.BENCHMARK, argument=True)
+    ] = ""
+    protocol: common.ProtocolChoice = "paper"
+
+    def completed(self) -> Self:
+        """Return the request as it is: the table says how many items."""
+        return self
 
 
 class Session(Record):

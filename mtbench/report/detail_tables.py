@@ -23,7 +23,6 @@ from mtbench.report.arm_table import Column, Notes, arm_row, failure, table_of
 from mtbench.report.phrases import shown_verdict
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import (
-    OWNERS,
     Accuracy,
     Estimate,
     Percentiles,
@@ -171,14 +170,9 @@ def percent_entry(accuracy: Accuracy | None) -> Entry:
 
 
 def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
-    """Return the acceptance of the arms that guess, ours and by the formulas of other projects."""
+    """Return the acceptance of the arms that guess."""
     acceptances = {cell.arm: cell.acceptance for cell in cells if cell.acceptance is not None}
     figures = {arm: found for arm, found in acceptances.items() if found.length is not None and found.offered != 0}
-
-    def owners(owner: str) -> Column:
-        name, formula = OWNERS[owner]
-        meaning = f"as the owner computes it: {formula}"
-        return Column(name, meaning, lambda cell: Entry(number(getattr(figures[cell.arm].derived, owner))))
 
     def notes(cell: ResultCell) -> Notes:
         who = figures[cell.arm].reported_by
@@ -201,12 +195,13 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
             "share of these forwards that accepted at least 1, 2, … guesses",
             lambda cell: _positions_entry(figures[cell.arm].per_position),
         ),
-        *map(owners, OWNERS),
+        Column(
+            "as vLLM counts",
+            "1 + accepted / drafts, accepted after the answer's end included",
+            lambda cell: Entry(number(figures[cell.arm].vllm)),
+        ),
     ]
-    caption = (
-        "Our figures, and those of other projects by their own formulas, from the same commits; acceptance.yaml has "
-        "vLLM's by number of drafts"
-    )
+    caption = "Acceptance, from the commits of each forward; acceptance.yaml has vLLM's length by number of drafts"
     return table_of(columns, [cell for cell in cells if cell.arm in figures], numbers, caption, notes)
 
 

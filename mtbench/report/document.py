@@ -36,6 +36,7 @@ from mtbench.report.detail_tables import detail_tables, gaps
 from mtbench.report.generation_viewer import ITEMS, viewer
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, fewer_items, simulations, suite_name
+from mtbench.report.publication import publication_section
 from mtbench.report.race import race_parts
 from mtbench.report.summary import decided, over_batch_sizes, read_decision, summary, warnings
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
@@ -124,6 +125,7 @@ def document(
         source="`results.json`; rebuild with `mtbench report DIR`",
         sections=[
             *sections,
+            *([] if results.publication is None else [publication_section(results.publication)]),
             *_sweeps(results, naming),
             *([Section("How the race went", race, folded=True, anchor="race")] if race else []),
             Section("Generations", [generations], folded=True),
@@ -168,7 +170,7 @@ def _groups(results: Results, naming: Naming) -> list[Group]:
                 slug,
                 cells,
                 own,
-                named(main_table(cells, naming.numbers, own, results.price_per_hour), naming.words),
+                named(main_table(cells, naming.numbers, own), naming.words),
                 {heading: named(table, naming.words) for heading, table in details.items()},
                 [replace(figure, name=f"{slug}.{figure.name}") for figure in drawn],
                 note,

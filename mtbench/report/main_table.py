@@ -10,7 +10,6 @@ from mtbench.report.arm_table import Column, Notes, table_of
 from mtbench.report.detail_tables import length_detail, percent_entry
 from mtbench.report.phrases import (
     REPEATED_FLAG,
-    cost_per_million,
     falling_acceptance,
     flags_of_measurement,
     grade_note,
@@ -27,12 +26,7 @@ IMPORTANT = ("speedup", "cost", "accuracy", "valid", "unread", "lossless", "by v
 LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
 
 
-def main_table(
-    cells: Sequence[ResultCell],
-    numbers: Mapping[str, int],
-    own: OwnSpeedups,
-    price_per_hour: float | None = None,
-) -> Table:
+def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
     """Return accuracy, speedup, tokens per forward, grade and notes of each arm; its price if the machine has one."""
     baselines = {speedup.baseline for speedup in own.headline.values()}
     common = baselines.pop() if len(baselines) == 1 else None
@@ -64,7 +58,7 @@ def main_table(
         Column(
             "cost per 1M tokens",
             "price of the machine over the tokens that it decodes in an hour, prefill included",
-            lambda cell: Entry(number(cost_per_million(cell, price_per_hour))),
+            lambda cell: Entry(number(cell.cost_per_million)),
         ),
     ]
     table = table_of(columns, cells, numbers, CAPTION, notes_of)

@@ -18,7 +18,6 @@ DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic
 SMALL_MODEL = "Demonstration: small model"
 REPEATED_FLAG = "accuracy inconclusive"  # a row has it in its verdict
 DIVISIONS = {"context": "tokens before the forward", "category": "category", "thinking": "thinking or answer"}
-TOKENS_PRICED = 1_000_000
 READINGS = "Accuracy is by the rule of the benchmark's owner, the score; by value, a right result counts in any form."
 SIMULATED = "Simulated {kinds}: speed only, not the speed of a trained model"
 
@@ -105,13 +104,6 @@ def spread_over_tasks(spread: Spread | None) -> str | None:
     words = f"from {low} on {spread.worst.task} to {high} on {spread.best.task}"
     left_out = spread.tasks - spread.compared
     return f"{words}, {left_out} of {spread.tasks} tasks measured too little" if left_out else words
-
-
-def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | None:
-    """Return the price of a million tokens; None without a price or a rate."""
-    if price_per_hour is None or not cell.tokens_per_s.value:
-        return None
-    return price_per_hour / 3600 / cell.tokens_per_s.value * TOKENS_PRICED
 
 
 def verdict_text(verdict: Verdict) -> str:

@@ -1,6 +1,6 @@
 """A planned run, from its plan to its report: generate → score → aggregate → report.
 
-The command line, `mtbench.run` and `mtbench reproduce` share these steps.
+The command line and the library share these steps.
 """
 
 from mtbench.measure.block_writer import Progress

@@ -102,7 +102,7 @@ def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> l
         for flag in cell.flags
         if flag.startswith(statistics.DISTURBED)
     ]
-    found += [f"{cell.arm}: {cell.collapse.text}." for cell in cells if cell.collapse]
+    found += [f"{cell.arm}: {cell.collapse}." for cell in cells if cell.collapse]
     return list(dict.fromkeys(found))
 
 

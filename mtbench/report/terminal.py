@@ -12,6 +12,7 @@ from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, disclaimers, fewer_items, readings
+from mtbench.report.publication import publication_table, reasons_of
 from mtbench.report.summary import decided, warnings
 from mtbench.results.comparisons import groups_of, own_speedups
 from mtbench.results.decision_format import Decision
@@ -36,16 +37,20 @@ def plan_table(plan: Plan) -> Table:
 
 def results_tables(results: Results, width: int) -> list[Group]:
     """Return a table per suite, batch size and way of batching, with one line per arm and its notes below."""
-    names, price = arm_names(results.cells), results.price_per_hour
+    names = arm_names(results.cells)
     numbers = {arm: number for number, arm in enumerate(names, start=1)}
     groups = []
     for key, cells in groups_of(results.cells).items():
-        table = main_table(cells, numbers, own_speedups(cells), price)
+        table = main_table(cells, numbers, own_speedups(cells))
         items = counted(max(cell.items for cell in cells), "item")
         title = f"{key.suite}, {batches(key.batch_size, key.batching)}, {items}"
         beside = [*disclaimers(cells), *(in_words(line, names) for line in [*fewer_items(cells), *readings(cells)])]
         lines = table_lines(named(table, names), width)
         groups.append(Group(Text(title, "bold"), *lines, *map(Text, beside), Text()))
+    if results.publication is not None:
+        shown = table_lines(publication_table(results.publication), width)
+        reasons = (Text(f"({n}) {why}") for n, why in enumerate(reasons_of(results.publication), start=1))
+        groups.append(Group(Text("Published figures and ours", "bold"), *shown, *reasons, Text()))
     return groups
 
 

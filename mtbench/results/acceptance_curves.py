@@ -47,8 +47,8 @@ def _rows(run: Run, cell: ResultCell) -> Iterator[dict[str, Any]]:
     source = {"suite": cell.suite, "arm": cell.arm, "model": model, "revision": planned.revision}
     parts = [(part.task, part.acceptance, part.items) for part in cell.tasks]
     for category, found, answers in ((None, cell.acceptance, cell.items), *parts):
-        if found and found.length and found.derived.vllm and drafts and not cell.simulated:
-            more = found.derived.vllm / found.length  # accepted behind the ends of answers, too
+        if found and found.length and found.vllm and drafts and not cell.simulated:
+            more = found.vllm / found.length  # accepted behind the ends of answers, too
             low, high = [min(bound * more, drafts + 1.0) for bound in found.length_ci or ()] or (None, None)
-            length = {"acceptance_length": found.derived.vllm, "ci_low": low, "ci_high": high, "answers": answers}
+            length = {"acceptance_length": found.vllm, "ci_low": low, "ci_high": high, "answers": answers}
             yield place | {"category": category} | length | source | {"draft": [*draft]}

@@ -37,6 +37,7 @@ from mtbench.results.figure_formats import (
     Finish,
     Lossless,
     Percentiles,
+    Publication,
     RequestLatency,
     Samples,
     SpeedParts,
@@ -59,6 +60,8 @@ from mtbench.results.format import (
     StatisticsInfo,
     Status,
 )
+from mtbench.results.publication import Ran, published
+from mtbench.results.publication import compare as compare_published
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import accuracy_of, by_part, summarize, tokens_per_forward_spread, with_spreads
@@ -88,6 +91,7 @@ class Stored(Run):
     preparation: list[PreparationLine]
     memory: Mapping[str, int | None]  # peak memory by cell
     energy: EnergyRecord
+    price_per_hour: float | None  # of the machine that one worker decodes on
 
     def looks(self, group: Group) -> int:
         """Return how often the verdicts of a group may be looked at, the end included."""
@@ -121,6 +125,7 @@ def read_stored(run: Run) -> Stored:
         preparation=files.read_lines("preparation.jsonl", PreparationLine),
         memory=files.read("memory.json", MemoryRecord).root if files.has("memory.json") else {},
         energy=files.read("energy.json", EnergyRecord) if files.has("energy.json") else EnergyRecord(),
+        price_per_hour=run.plan.request.price_per_hour,
     )
 
 
@@ -140,6 +145,8 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
     price_per_hour: in place of the plan's.
     """
     stored = read_stored(run)
+    if price_per_hour is not None:
+        stored.price_per_hour = price_per_hour
     plan, environment = stored.plan, stored.environment
     cells = [cell for group in plan.groups for cell in _group_cells(stored, group)]
     given = {name: getattr(environment, name) for name in environment.model_fields_set - {"scored_as"}}
@@ -157,13 +164,23 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
             speed_margin=statistics.SPEED_MARGIN,
             max_loss=plan.request.max_loss,
         ),
-        price_per_hour=plan.request.price_per_hour if price_per_hour is None else price_per_hour,
+        price_per_hour=stored.price_per_hour,
         cells=cells,
         stops_paying=stops_paying(cells),
+        **_published(stored, cells),
     )
     stored.directory.write_json("results.json", dump(results))
     write_curves(stored, cells)
     return results
+
+
+def _published(stored: Stored, cells: Sequence[ResultCell]) -> dict[str, Publication]:
+    """Return the field with the published figures beside ours, if the plan names some."""
+    name = stored.plan.publication
+    if name is None:
+        return {}
+    ran = [Ran(stored.cells[cell.cell], cell) for cell in cells]
+    return {"publication": Publication(name=name, figures=compare_published(published(name), stored.plan, ran))}
 
 
 def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
@@ -190,16 +207,16 @@ def _cell(
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
-    finish = _finish(data)
+    finish, cost = _finish(data), _cost(stored.price_per_hour, summary.tokens_per_s.value)
     prepared = [line for line in stored.preparation if line.cell == cell.cell]
     cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
     beside = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
-    collapsed, read = collapse.find(data, [*beside.values()], session.dtype), subtasks.readings(suite.metric, data)
+    collapsed, read = collapse.find(data, beside.values()), subtasks.readings(suite.metric, data)
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        **_given(data, compared, collapse=collapsed, prefix_cache=cached, acceptance_by=divided, **read),
+        **_given(data, compared, collapse=collapsed, prefix_cache=cached, acceptance_by=divided, **read, **cost),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -227,7 +244,7 @@ def _cell(
             *result_flags(cell, summary, finish, compared),
             *reading_flags(data, beside, **read),
             *degenerate.flags(loops, summary.tokens_per_forward),
-            *(found.text for found in (collapsed, cached) if found is not None),
+            *filter(None, (collapsed, cached and cached.text)),
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
@@ -257,6 +274,13 @@ def _given(data: CellData, compared: Comparisons, **found: Any) -> dict[str, Any
     fields |= {"valid": accuracy_of("valid", data.validity), "valid_vs": compared.valid_vs}
     fields["by_value_vs"] = compared.by_value_vs
     return {name: value for name, value in {**fields, "left": data.left, **found}.items() if value}
+
+
+def _cost(price_per_hour: float | None, tokens_per_s: float | None) -> dict[str, float]:
+    """Return the price of a million tokens; nothing without a price or a rate."""
+    if not price_per_hour or not tokens_per_s:
+        return {}
+    return {"cost_per_million": price_per_hour / 3600 / tokens_per_s * 1_000_000}
 
 
 def _finish(data: CellData) -> Finish:

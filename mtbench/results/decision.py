@@ -221,7 +221,7 @@ def _of_group(
         undecided=_choice(undecided),
         also_open=[arm.cell.arm for arm in open_ if undecided is not None and arm is not undecided],
         as_good=[arm.cell.arm for arm in usable for chosen in (same, within) if _as_good(arm, chosen)],
-        collapsed=[f"{cell.arm}: {cell.collapse.text}" for cell in cells if cell.collapse],
+        collapsed=[f"{cell.arm}: {cell.collapse}" for cell in cells if cell.collapse],
         doubt=_not_started(cells) if undecided is None else _doubt(undecided),
         text="",
     )

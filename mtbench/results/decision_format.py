@@ -73,9 +73,7 @@ class Recommendation(Sparse):
     as_good: list[str] = Field(
         description="arms of the same kind that are indistinguishable from the chosen ones: their intervals overlap"
     )
-    collapsed: list[str] = Field(
-        default_factory=list, description="arms whose acceptance has collapsed, each with how and the likely cause"
-    )
+    collapsed: list[str] = Field(default_factory=list, description="arms whose acceptance has collapsed, each with how")
     doubt: str | None = Field(
         None, description="what is open about the undecided arm, and what would decide it; null: none"
     )

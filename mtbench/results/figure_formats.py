@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from mtbench.plan.formats import REPORTED_BY, Grade
 from mtbench.plan.plan import Batching
@@ -238,38 +238,32 @@ class Speedup(TaskSpeedup):
     )
 
 
-class DerivedAcceptance(Sparse):
-    """Acceptance as other projects compute it: owner and formula. mtbench/results/acceptance.py computes it.
-
-    null: the figure cannot be computed from what the run stores.
-    """
-
-    vllm: NonNegative | None = Field(
-        description="vLLM; aiperf, token-weighted: 1 + accepted / drafts, accepted after the answer's end included"
-    )
-    deepspec: NonNegative | None = Field(
-        None, description="DeepSpec: 1 + accepted / drafts, accepted beyond the budget included"
-    )
-    sglang: NonNegative | None = Field(
-        description="SGLang, SpecForge: (tokens + 1 for each answer's prefill) / verifications"
-    )
-    specdec_bench: NonNegative | None = Field(
-        description="specdec_bench: mean over answers of their mean chunk, prefill's chunk of 1 included, without the "
-        "end token"
-    )
-    spec_bench: NonNegative | None = Field(description="Spec-Bench: mean of all steps of all answers")
-    aiperf: NonNegative | None = Field(
-        description="aiperf: 1 + accepted / steps of each answer, mean over answers, counted as vLLM does"
-    )
-    mars: NonNegative | None = Field(description="MARS, Fast-dLLM: all tokens / all forwards of rows")
-    mars_cached: NonNegative | None = Field(
-        description="MARS, cached samplers: a batch's tokens / the batch's forwards"
-    )
+Quantity = Literal[
+    "accuracy", "accuracy_change", "tokens_per_forward", "acceptance_length", "tokens_per_s", "wall_s", "speedup"
+]
+Printed = Annotated[str, StringConstraints(pattern=r"^[+-]?[0-9]{1,3}(,[0-9]{3})*(\.[0-9]+)?$")]
 
 
-OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
-    name: tuple(str(field.description).split(": ", 1)) for name, field in DerivedAcceptance.model_fields.items()
-}
+class PublishedFigure(Record):
+    """A published figure and ours."""
+
+    row: str = Field(description="row of the table")
+    arm: str = Field(description="arm, as the table has it")
+    benchmark: str = Field(description="benchmark, or `average`: the unweighted mean of all of them")
+    quantity: Quantity = Field(description="what the figure is of; accuracies are in percent, their changes in points")
+    published: Printed = Field(description="published figure as it is printed")
+    ours: Estimate = Field(description="our figure in the same unit; null: not measured")
+    inside: bool | None = Field(
+        description="whether the published figure, which is rounded, lies in our interval; null: not compared"
+    )
+    why: str = Field(description="why it is not compared; empty: it is, or there is no interval")
+
+
+class Publication(Record):
+    """The published table that a plan names, beside our figures."""
+
+    name: str = Field(description="name of the table, as `mtbench reproduce` takes it")
+    figures: list[PublishedFigure] = Field(description="its figures in the order of the table")
 
 
 class AcceptanceFigures(Sparse):
@@ -290,7 +284,10 @@ class AcceptanceFigures(Sparse):
         validation_alias=REPORTED_BY,
         description="who counted; null: mtbench, from the commits of each forward",
     )
-    derived: DerivedAcceptance = Field(description="acceptance as other projects compute it, by owner")
+    vllm: NonNegative | None = Field(
+        description="length as vLLM counts: 1 + accepted / drafts, accepted after the answer's end included; null: "
+        "nothing was drafted"
+    )
 
 
 class AcceptancePart(Estimate):
@@ -381,18 +378,6 @@ class Floor(Record):
     )
     items: Size = Field(description="items that both batch sizes answered")
     identical: Count = Field(description="items with the same tokens")
-
-
-Cause = Literal[
-    "cache type", "dtype", "engine option", "template", "draft of another target", "head not tied", "unknown"
-]
-
-
-class Collapse(Record):
-    """An arm whose drafts are hardly ever accepted, or clearly less than those of another arm."""
-
-    cause: Cause = Field(description="likely cause, by the first evidence")
-    text: str = Field(description="how, the likely cause and its evidence, in words")
 
 
 JUDGE = "transformers"  # that an arm of a serving engine is held to where no other arm is

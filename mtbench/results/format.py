@@ -32,13 +32,13 @@ from mtbench.results.figure_formats import (
     AccuracyComparison,
     Agreement,
     ByValue,
-    Collapse,
     Degenerate,
     Estimate,
     Finish,
     Lossless,
     Percentiles,
     PrefixCache,
+    Publication,
     RangeFigures,
     RequestLatency,
     SameItems,
@@ -112,6 +112,9 @@ class ResultCell(Sparse):
         default_factory=dict, description="by a forward's context, category and thinking; absent: one part, or hidden"
     )
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")
+    cost_per_million: NonNegative | None = Field(
+        None, description="price of a million tokens, prefill included; absent: no price_per_hour, or no rate"
+    )
     commit_histogram: dict[Annotated[str, StringConstraints(pattern="^[0-9]+$")], Count] = Field(
         description="per number of tokens committed in one forward, the number of such forwards"
     )
@@ -152,7 +155,7 @@ class ResultCell(Sparse):
     reference: bool = Field(description="true: the plain loop, which commits one token per forward")
     lossless: Lossless | None = Field(description="how it keeps its promise of another arm's tokens; null: no promise")
     prefix_cache: PrefixCache | None = Field(None, description="probes of its prefix cache; absent: it has none")
-    collapse: Collapse | None = Field(
+    collapse: str | None = Field(
         None, description="how the acceptance of its drafts has collapsed; absent: it has not, or it is not known"
     )
     void: list[str] = Field(description="reasons not to trust the cell; empty: none")
@@ -228,4 +231,7 @@ class Results(Sparse):
     cells: list[ResultCell] = Field(description="cells in the order of the plan")
     stops_paying: list[BreakEven] = Field(
         description="for every arm and baseline by the same engine at several batch sizes, where the arm stops paying"
+    )
+    publication: Publication | None = Field(
+        None, description="published figures beside ours; absent: the plan names no published table"
     )

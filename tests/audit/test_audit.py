@@ -209,29 +209,34 @@ def test_the_noise_of_an_engine_holds_its_own_differences_and_no_more() -> None:
 # --- Files of texts ---------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_texts_beside_a_run(honest: Path, tmp_path: Path) -> None:
-    """Texts get tokens, an equal text is the same, and another is judged."""
-    file, tokenizer = tmp_path / "samples_arithmetic_2026.jsonl", judge_runner().checkpoint.tokenizer
+def answers_of(run: Path, path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """Write a file with the answers of a run; `change`: of a stored line, a line of the file."""
+    lines = map(json.loads, (run / f"generations/{AR}.b4.jsonl").read_text().splitlines())
+    path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines))
+    return path
 
-    def write(change: Callable[[str], str]) -> None:
-        lines = map(json.loads, (honest / f"generations/{CELL}.jsonl").read_text().splitlines())
-        answers = [
-            {
-                "doc_id": int(line["item"].split("/")[1]),
-                "arguments": {"gen_args_0": {"arg_0": tokenizer.decode(line["prompt_ids"]), "arg_1": {}}},
-                "resps": [[change(line["text"])]],
-            }
-            for line in lines
-        ]
-        file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
 
-    write(str)
-    same = audited(f"{honest}:{CELL}", file, tmp_path / "same", ran_in="float32")
-    assert same["sentence"] == "B equals A in all 4 answers."
-    write(lambda text: text.replace("Okay", "Zebra"))
-    record = audited(f"{honest}:{CELL}", file, tmp_path / "other", ran_in="float32")
-    assert named(record) == {UNEXPLAINED}
-    assert all(finding["judged"]["side_a"]["text"] == "Okay" for finding in record["findings"])
+@pytest.mark.parametrize("form", ["texts", "tokens"])
+def test_a_file_beside_a_run(form: str, honest: Path, tmp_path: Path) -> None:
+    """Texts get tokens, an equal answer is the same, another is judged, and a failed request is left out."""
+    tokenizer, cell = judge_runner().checkpoint.tokenizer, f"{honest}:{AR}.b4"
+
+    def line(stored: dict[str, Any], other: bool = False) -> dict[str, Any]:
+        if form == "tokens":
+            ids = [40, *stored["token_ids"][1:]] if other else stored["token_ids"]
+            return {"prompt_ids": stored["prompt_ids"], "token_ids": ids, "finish_reason": stored["finish_reason"]}
+        text = stored["text"].replace("Okay", "Zebra") if other else stored["text"]
+        return {"prompt": tokenizer.decode(stored["prompt_ids"]), "output": text}
+
+    same = answers_of(honest, tmp_path / "same.jsonl", line)
+    same.write_text("".join(sorted(same.read_text().splitlines(keepends=True))) + "{}\n")
+    found = audited(cell, same, tmp_path / "same", ran_in="float32")
+    assert found["sentence"] == "B equals A in all 8 answers."
+    assert found["notes"] == ["1 request of B failed and is left out."]
+    other = answers_of(honest, tmp_path / "other.jsonl", lambda stored: line(stored, other=True))
+    found = audited(cell, other, tmp_path / "other", ran_in="float32")
+    assert found["sentence"].startswith("B differs from A in ")
+    assert found["findings"]
 
 
 def texts(*answers: SideAnswer) -> Named:
@@ -290,6 +295,12 @@ REFUSED = {
     "a foreign id": ("{a}:ar", "{b}/foreign:ar", "has id 600, and the judge's vocabulary has 512"),
     "another model": ("{a}:ar", "{b}/model:ar", "another model"),
     "a run still going": ("{a}:ar", "{b}/going:ar", "is still going"),
+    "another number of answers": (
+        "{a}:ar",
+        "{b}/seven.jsonl",
+        "has 7 answers, not both with prompts; give",
+    ),
+    "no answer at all": ("{a}:ar", "{b}/none.jsonl", "has no answer to its 8 requests: they failed."),
 }
 
 
@@ -320,6 +331,8 @@ def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         run = planted(honest, folder / name, {})
         shutil.rmtree(run / "timings")
         change(run)
+    (folder / "seven.jsonl").write_text('{"output": "5"}\n' * 7)
+    (folder / "none.jsonl").write_text("{}\n" * 8)
     command: Sequence[str] = [sys.executable, "-c", HOLDS, str(folder / "going")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as holder:
         assert holder.stdout is not None

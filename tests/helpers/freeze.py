@@ -10,7 +10,6 @@ again, for a change of words; a JSON file of `expected` never changes without it
 import contextlib
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -36,9 +35,6 @@ from mtbench.experiments.load.document import document as load_document
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.runner import PLAN
 from mtbench.experiments.load.summary import summarise
-from mtbench.experiments.reproduce import rerun
-from mtbench.experiments.reproduce.compare import compare
-from mtbench.experiments.reproduce.document import document as reproduce_document
 from mtbench.hardware import machine
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
@@ -82,14 +78,6 @@ def load(folder: Path) -> None:
     found = summarise(run, planned)
     run.write_json("load.json", dump(found))
     write(folder, "load", load_document(found))
-
-
-def reproduce(folder: Path) -> None:
-    asked, parts = rerun.reopen(folder)
-    for part in parts:
-        if part.plan is not None:
-            stages.report(RunDirectory(folder / part.folder))
-    write(folder, "reproduction", reproduce_document(compare(rerun.published(asked.name), asked, parts, folder)))
 
 
 def measure_run(folder: Path) -> None:
@@ -137,24 +125,12 @@ def _load_plan(folder: Path, url: dict[str, str]) -> LoadPlan:
     return made_loads.begun(folder, made_loads.request(url=url, requests=8, rounds=3))[1]
 
 
-def measure_reproduce(folder: Path) -> None:
-    words = ["reproduce", "mars-table-9", "--family", "tiny", "--suite", "arithmetic", "--limit", "8"]
-    subprocess.run([sys.executable, "-m", "mtbench", *words, "-o", str(folder)], check=True)
-
-
-MEASURES = {
-    "run": measure_run,
-    "choose": measure_choose,
-    "gate": measure_gate,
-    "load": measure_load,
-    "reproduce": measure_reproduce,
-}
+MEASURES = {"run": measure_run, "choose": measure_choose, "gate": measure_gate, "load": measure_load}
 EXPERIMENTS: Mapping[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # what computes which files
     "run": (report, ("results.json", "report.md")),
     "choose": (race, ("results.json", "decision.json", "eliminated.jsonl", "report.md")),
     "gate": (gate, ("gate.json", "gate.md")),
     "load": (load, ("load.json", "load.md")),
-    "reproduce": (reproduce, ("reproduction.json", "reproduction.md")),
 }
 
 

@@ -16,12 +16,11 @@ from tool_files import RECORDED
 from mtbench.clients.openai_client import Server
 from mtbench.errors import UserError
 from mtbench.experiments.load import aiperf, planning
-from mtbench.experiments.load.aiperf import Client, Sending, forwards_of, read, with_key
+from mtbench.experiments.load.aiperf import Client, Sending, forwards_of, messages_of, pieces, read, with_key
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.servers import Running
 from mtbench.programs import environments
 from mtbench.results import acceptance
-from mtbench.results.answers import messages_of, read_answers
 
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 
@@ -66,11 +65,20 @@ def test_aiperf(plan: LoadPlan, of_aiperf: Path) -> None:
     assert lines[2].text is None
 
 
-def test_an_audit_reads_the_answers_in_aiperfs_export(plan: LoadPlan, of_aiperf: Path) -> None:
-    """Those of requests that did not fail, as the load reads them."""
-    lines = {line.position: line.text for line in read(sending(plan), of_aiperf) if line.outcome == "ok"}
-    answers = read_answers(of_aiperf / aiperf.EXPORT / aiperf.RAW).answers
-    assert {int(one.item): one.text for one in answers if not one.lacks} == lines
+PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "ab"}]}, {"type": "text", "text": "c"}]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"delta": {"reasoning": "ab", "reasoning_content": "ab", "content": "c"}},
+        {"message": {"content": PARTS}},
+        [{"delta": {"reasoning": "ab", "content": None}}, {"text": "c"}],
+    ],
+)
+def test_reasoning_belongs_to_the_text(choice: Any) -> None:
+    """A server may send it by two names, or as parts."""
+    assert list(pieces(choice)) == [("reasoning", "ab"), ("text", "c")]
 
 
 def test_acceptance_in_aiperfs_export_equals_ours(plan: LoadPlan, of_aiperf: Path) -> None:
@@ -92,7 +100,7 @@ def test_acceptance_in_aiperfs_export_equals_ours(plan: LoadPlan, of_aiperf: Pat
         figures = {name: metric["value"] for name, metric in theirs[position].items()}
         assert (sum(commits), len(commits)) == (line.tokens, line.forwards)
         assert figures["spec_decode_steps"] == line.forwards
-        assert figures["spec_decode_acceptance_length"] == pytest.approx(acceptance.aiperf([commits]))
+        assert figures["spec_decode_acceptance_length"] == pytest.approx(acceptance.length([commits]))
         offered = figures["spec_decode_draft_tokens"]
         assert figures["spec_decode_draft_acceptance_rate"] / 100 == pytest.approx(acceptance.rate([commits], offered))
         assert figures["spec_decode_accepted_draft_tokens"] == (line.tokens or 0) - (line.forwards or 0)

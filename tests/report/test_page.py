@@ -107,6 +107,8 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
         "agreement": [a | {"items": 7, "identical": 7} for a in pattern["agreement"]],
     }
     results["price_per_hour"] = 3.6
+    for cell in results["cells"]:
+        cell["cost_per_million"] = 1.5
     settings = {ARM: {"vLLM": f"--speculative-config '{'x' * 200}'"}}
     decision = made_decision(Results.model_validate(results), refused={"eagle": REASON}, serving=settings)
     run.write_json("decision.json", dump(decision))
@@ -173,14 +175,17 @@ def test_a_table_for_a_paper_is_one_table(many_arms: RunDirectory) -> None:
 
 
 def test_a_price_has_a_column_and_no_price_has_none(small_run: RunDirectory, tmp_path: Path) -> None:
-    """The price of the rebuilt report is stored in results.json; without one it is the plan's."""
+    """The price of the rebuilt report is stored in results.json, and so is what a million tokens cost."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
     for price in (None, 2.5):
         results = assemble(run, price_per_hour=price)
         assert run.read("results.json", Results).price_per_hour == price
+        assert [c.cost_per_million for c in results.cells] == [
+            price and pytest.approx(price / 3600 / (c.tokens_per_s.value or 0) * 1e6) for c in results.cells
+        ]
         cells = [c for c in results.cells if c.batch_size == 2 and c.suite == "arithmetic"]
         numbers = {c.arm: n for n, c in enumerate(cells)}
-        headings = [h for h, _ in main_table(cells, numbers, own_speedups(cells), results.price_per_hour).columns]
+        headings = [h for h, _ in main_table(cells, numbers, own_speedups(cells)).columns]
         assert ("cost per 1M tokens" in headings) is (price is not None)
 
 

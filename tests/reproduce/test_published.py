@@ -6,11 +6,11 @@ from hashlib import sha256
 
 import pytest
 
+from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
-from mtbench.experiments.reproduce.format import AVERAGE, Published
-from mtbench.experiments.reproduce.rerun import EAGER, arm_of, names, published, specs_of
 from mtbench.models.families import FAMILIES
+from mtbench.results.publication import AVERAGE, EAGER, Published, names, published
 
 ALL = names()
 COMPARED = {  # hashes of the figures
@@ -57,8 +57,8 @@ def test_what_a_table_names_is_there(name: str) -> None:
         assert {q for q in ("speedup", "accuracy_change") if q in row.figures} <= set(row.against)
         for by_benchmark in row.figures.values():
             assert set(by_benchmark) <= {*table.benchmarks, AVERAGE}
-    for spec in specs_of(table.rows):
-        arm = arm_of(spec, [EAGER])
+    for spec in {spec for family in table.families for spec in table.specs(family)}:
+        [arm] = parse_arms([spec], [EAGER])
         assert "|" not in spec
         METHODS[arm.method](**arm.options)
     labels = [(row.row, row.family) for row in table.rows]

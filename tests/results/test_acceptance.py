@@ -1,7 +1,6 @@
-"""Acceptance: some commits, and every owner's figure of them computed by hand."""
+"""Acceptance: some commits, and every figure of them computed by hand."""
 
 from collections import Counter
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,50 +11,20 @@ from made_records import cell_data, generation_line, result_cell, timing_line
 from scipy.stats import t as student
 
 from mtbench import records, statistics
-from mtbench.decoding.output import FinishReason
 from mtbench.models.thinking import Thinking
 from mtbench.plan.formats import GenerationLine, TimingLine
 from mtbench.records import dump
 from mtbench.report import figures
 from mtbench.report.phrases import falling_acceptance
 from mtbench.results import acceptance
-from mtbench.results.figure_formats import AcceptanceFigures, DerivedAcceptance
+from mtbench.results.figure_formats import AcceptanceFigures
 from mtbench.results.samples import CellData
 
 # Three answers of 11, 4 and 1 tokens; the second waited once. 9 forwards, of which 8 committed: 4 3 1 3, 2 1 1, 1.
 COMMITS = [[4, 3, 1, 3], [2, 0, 1, 1], [1]]
 OFFERED = 8 * 3  # three guesses in every forward that committed
-BATCH_FORWARDS = 5  # the first two answers in one batch of 4 forwards, the third alone
-FINISH: list[FinishReason] = ["end", "end", "length"]
 SURPLUS = [2, 0, 1]  # tokens that the last forwards accepted after the end
 TOTALS = "the engine's totals, over all its clients"
-
-
-@pytest.mark.parametrize(
-    ("owner", "by_hand"),
-    [
-        # accepted 3+2+0+2 + 1+0+0 + 0 = 8 in 8 drafts, and 3 after the end of answers
-        ("vllm", 1 + Fraction(8 + 3, 8)),
-        # of those 3, one is beyond a budget
-        ("deepspec", 1 + Fraction(8 + 1, 8)),
-        # completion tokens 12 + 5 + 2, a prefill's token in each, over 9 verifications
-        ("sglang", Fraction(12 + 5 + 2, 9)),
-        # chunks 1 4 3 1 3, 1 2 1 1, 1 1; the first two end with a token that is taken off: 1 4 3 1 2, 1 2 1
-        ("specdec_bench", (Fraction(11, 5) + Fraction(4, 3) + 1) / 3),
-        # all steps in one list, the waiting one with 0
-        ("spec_bench", Fraction(4 + 3 + 1 + 3 + 2 + 0 + 1 + 1 + 1, 9)),
-        # per request 1 + 9/4, 1 + 1/3, 1 + 1/1
-        ("aiperf", (1 + Fraction(9, 4) + 1 + Fraction(1, 3) + 2) / 3),
-        # 16 tokens in 9 forwards
-        ("mars", Fraction(16, 9)),
-        # 16 tokens in the 5 forwards of the batches
-        ("mars_cached", Fraction(16, 5)),
-    ],
-)
-def test_a_figure_follows_its_owners_formula(owner: str, by_hand: Fraction) -> None:
-    """Each formula, from the same commits, as its owner defines it."""
-    figures = acceptance.derived(COMMITS, OFFERED, BATCH_FORWARDS, FINISH, SURPLUS)
-    assert getattr(figures, owner) == pytest.approx(float(by_hand), abs=1e-12)
 
 
 def test_our_own_figures() -> None:
@@ -67,25 +36,20 @@ def test_our_own_figures() -> None:
 
 
 def test_where_nothing_is_offered_there_is_no_rate() -> None:
-    """One token per forward has a length, but no figure of owners that count drafts. Unknown offers have no rate."""
+    """One token per forward has a length, but no figure that counts drafts. Unknown offers have no rate."""
     plain = [[1, 1], [1]]
     assert acceptance.rate(plain, 0) is None
     assert (acceptance.length(plain), acceptance.per_position(plain)) == (1, [])
-    figures = acceptance.derived(plain, 0, 2, ["length"] * 2, [0, 0])
-    assert {figures.vllm, figures.deepspec, figures.aiperf} == {None}
+    found = acceptance.of_cell(cell_data(answers(*plain, drafted=0), []))
+    assert found is not None
+    assert found.vllm is None
     assert acceptance.rate(COMMITS, None) is None
-    assert None not in dump(acceptance.derived(COMMITS, None, BATCH_FORWARDS, FINISH, SURPLUS)).values()
-    assert acceptance.derived(COMMITS, OFFERED, None, FINISH, SURPLUS).mars_cached is None
 
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=5))
 def test_no_commits_break_a_figure(commits: list[list[int]]) -> None:
     """A number or None, also for empty answers and rows that only waited. Positions add up to the length."""
     steps = [step for answer in commits for step in answer if step]
-    figures = acceptance.derived(
-        commits, sum(step - 1 for step in steps), sum(map(len, commits)), ["length"] * len(commits), [1] * len(commits)
-    )
-    assert all(figure is None or figure >= 0 for figure in dump(figures).values())
     if steps:
         assert 1 + sum(acceptance.per_position(commits)) == pytest.approx(acceptance.length(commits))
         assert acceptance.per_position(commits) == sorted(acceptance.per_position(commits), reverse=True)
@@ -105,30 +69,25 @@ def answers(*commits: list[int] | None, **given: Any) -> list[GenerationLine]:
 
 
 def test_a_cell_has_the_figures_of_its_lines() -> None:
-    """Offered tokens of all answers, and forwards of round 1's batches only."""
-    first = answers(*COMMITS[:2], drafted=OFFERED - 3)
-    lines = [first[0], first[1].changed(drafted=0), answers(COMMITS[2])[0].changed(item="a/2/0", drafted=3, block=1)]
-    batches = ((1, 0, 4), (1, 1, 1), (2, 0, 4))
-    timings = [timing_line(round=r, block=b, batch_forwards=n) for r, b, n in batches]
-    assert acceptance.of_cell(cell_data(lines, timings)) == AcceptanceFigures(
-        length=2,
-        rate=8 / 24,
-        per_position=[0.5, 0.375, 0.125],
-        offered=24,
-        derived=acceptance.derived(COMMITS, 24, 5, ["length"] * 3, [0] * 3),
+    """Offered tokens of all answers. vLLM counts what the last forwards accepted after the end, too."""
+    lines = [
+        line.changed(drafted=drafted, surplus=surplus)
+        for line, drafted, surplus in zip(answers(*COMMITS), (OFFERED - 3, 0, 3), SURPLUS, strict=True)
+    ]
+    assert acceptance.of_cell(cell_data(lines, [])) == AcceptanceFigures(
+        length=2, rate=8 / 24, per_position=[0.5, 0.375, 0.125], offered=24, vllm=1 + (8 + 3) / 8
     )
 
 
 def test_without_the_number_of_offered_tokens_there_is_no_rate() -> None:
-    """Neither a rate nor a guess at one, and no figure per batch without its forwards."""
+    """Neither a rate nor a guess at one."""
     found = acceptance.of_cell(cell_data(answers([2, 1]), []))
     assert found is not None
     assert (found.length, found.rate, found.offered) == (1.5, None, None)
-    assert found.derived.mars_cached is None
 
 
 def test_the_acceptance_that_an_engine_reports_is_used() -> None:
-    """Its totals of round 1, and only the figures that follow from them."""
+    """Its totals of round 1."""
     timings = [
         timing_line(round=1, block=0, accepted=30, drafted=80, drafts=20),
         timing_line(round=1, block=1, accepted=6, drafted=16, drafts=4),
@@ -139,8 +98,7 @@ def test_the_acceptance_that_an_engine_reports_is_used() -> None:
     assert (found.length, found.rate, found.offered) == (1 + 36 / 24, 36 / 96, 96)
     assert found.per_position is None
     assert found.reported_by == TOTALS
-    known = {owner for owner, figure in dump(found.derived).items() if figure is not None}
-    assert known == {"vllm"}
+    assert found.vllm == found.length
 
 
 def test_the_share_of_each_position_follows_from_a_histogram() -> None:
@@ -163,7 +121,7 @@ def test_an_engine_that_counts_no_drafts_has_drafted_in_every_forward_but_the_pr
     told = timing_line(items=2, row_forwards=10, accepted=6, drafted=16)
     found = acceptance.of_cell(cell_data(answers(None), [told]))
     assert found is not None
-    assert (found.length, found.derived.vllm, found.offered) == (1 + 6 / 8, 1 + 6 / 8, 16)
+    assert (found.length, found.vllm, found.offered) == (1 + 6 / 8, 1 + 6 / 8, 16)
     plain = acceptance.reported([told.changed(accepted=0, drafted=0)])
     assert plain is not None
     assert (plain.length, plain.offered) == (None, 0)
@@ -191,7 +149,7 @@ def test_an_engine_that_hides_its_acceptance_has_none() -> None:
         per_position=None,
         offered=0,
         reported_by=TOTALS,
-        derived=DerivedAcceptance(**dict.fromkeys(DerivedAcceptance.model_fields)),
+        vllm=None,
     )
 
 

@@ -187,7 +187,7 @@ def pairs(a: Named, b: Named) -> list[Pair]:
     Raises UserError if nothing can be compared.
     """
     suites = {side.suite for side in a.meant} & {side.suite for side in b.meant}
-    any_suite = any(side.suite is None or side.texts for side in (*a.meant, *b.meant))
+    any_suite = any(side.suite is None for side in (*a.meant, *b.meant))
     if not suites and not any_suite:
         theirs = [", ".join(dict.fromkeys(str(side.suite) for side in n.meant)) for n in (a, b)]
         raise UserError(f"other suites: A has {theirs[0]}, B has {theirs[1]}; give runs of the same suite.")
@@ -219,7 +219,7 @@ def _same_requests(a: Side, b: Side) -> Pair:
 
     Requests are paired by their prompts; if a side has none, by their names or their order. Raises UserError.
     """
-    if not (a.texts or b.texts):
+    if a.suite is not None and b.suite is not None:
         return Pair(a, b)
     if all(any(answer.prompt for answer in side.answers.values()) for side in (a, b)):
         found = _by_prompt(a, b)
@@ -228,7 +228,7 @@ def _same_requests(a: Side, b: Side) -> Pair:
     else:
         numbers = " and ".join(f"{side.name} has {counted(len(side.answers), 'answer')}" for side in (a, b))
         raise UserError(f"other items: {numbers}, not both with prompts; give answers to the same prompts.")
-    names = distinct([items[a.texts and not b.texts] for items in found])
+    names = distinct([items[a.suite is None and b.suite is not None] for items in found])
 
     def renamed(side: Side, own: list[str]) -> Side:
         shared, taken = {name: side.answers[item] for name, item in zip(names, own, strict=True)}, {*own}

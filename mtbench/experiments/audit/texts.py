@@ -14,43 +14,54 @@ from jinja2 import TemplateError
 
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError, first_line
-from mtbench.experiments.audit.sides import Named, Pair, Side, SideAnswer, distinct
+from mtbench.experiments.audit.sides import Named, Pair, Side, SideAnswer
 from mtbench.models.chat_template import Clock, render, tokenise
 from mtbench.models.token_text import ids_behind, shown_text, special_ids
 from mtbench.results.answers import read_answers
 
 
 def of_file(path: Path, ran_in: str) -> Named:
-    """Return the side of a file of answers, without tokens. `ran_in`: the number type of its answers."""
-    read = read_answers(path)
-    if all(one.lacks for one in read.answers):
-        why = " and ".join({f": they {one.lacks}": None for one in read.answers})
-        raise UserError(f"{path} has no answer to its {counted(len(read.answers), 'request')}{why}.")
-    made = (
-        SideAnswer(None, [], one.text, None, one.score, raw_prompt=one.prompt, lacks=one.lacks) for one in read.answers
-    )
-    answers = dict(zip(distinct([one.item for one in read.answers]), made, strict=True))
-    name = str(path)
-    side = Side(name, name, read.suite, read.tool, answers, dtype=ran_in, task=read.settings, texts=True)
+    """Return the side of a file of answers. `ran_in`: the number type of its answers."""
+    read, name = read_answers(path), str(path)
+    if all(one.failed for one in read):
+        raise UserError(f"{path} has no answer to its {counted(len(read), 'request')}: they failed.")
+    answers = {
+        str(number): SideAnswer(
+            prompt=one.prompt_ids,
+            tokens=one.token_ids or [],
+            text=one.output or "",
+            finish=one.finish_reason,
+            raw_prompt=one.prompt,
+            lacks="failed" if one.failed else None,
+        )
+        for number, one in enumerate(read)
+    }
+    texts = all(one.token_ids is None for one in read)
+    side = Side(name, name, None, "file", answers, dtype=ran_in, texts=texts)
     return Named([side], [side], chosen=True)
 
 
 def with_prompts(named: Named, tokenizer: Any, date: str | None = None) -> Named:
-    """Return the sides with the tokens of the prompts that a file has as texts, or as messages.
+    """Return the sides with the tokens of a file's prompts, and the texts of its tokens.
 
     `date`: that the chat template reads. Raises UserError for messages that the chat template refuses.
     """
     side = named.meant[0]
-    if not side.texts:
+    if side.suite is not None:
         return named
-    prompted = {i: _with_prompt(of, tokenizer, f"{side.name}: {i:.60}", Clock(date)) for i, of in side.answers.items()}
-    made = replace(side, answers=prompted)
+    made = replace(
+        side,
+        answers={i: _completed(of, tokenizer, f"{side.name}: {i:.60}", Clock(date)) for i, of in side.answers.items()},
+    )
     return named._replace(all=[made], meant=[made])
 
 
-def _with_prompt(answer: SideAnswer, tokenizer: Any, where: str, clock: Clock) -> SideAnswer:
+def _completed(answer: SideAnswer, tokenizer: Any, where: str, clock: Clock) -> SideAnswer:
+    """Return an answer with the tokens of its prompt and the text of its tokens."""
     asked = answer.raw_prompt
-    if not asked:
+    if answer.tokens and not answer.text:
+        answer = replace(answer, text=shown_text(tokenizer, answer.tokens, answer.prompt or []))
+    if not asked or answer.prompt:
         return answer
     try:
         text = asked if isinstance(asked, str) else render(tokenizer, asked, answer_follows=True, clock=clock)
@@ -62,7 +73,7 @@ def _with_prompt(answer: SideAnswer, tokenizer: Any, where: str, clock: Clock) -
 
 def left_out(letter: str, side: Side) -> list[str]:
     """Return a sentence for each reason why requests have no answer, or no whole one."""
-    counts = Counter(answer.lacks for answer in side.answers.values() if side.texts and answer.lacks)
+    counts = Counter(answer.lacks for answer in side.answers.values() if side.suite is None and answer.lacks)
     are = "are", "is"
     return [f"{counted(n, 'request')} of {letter} {why} and {are[n == 1]} left out." for why, n in counts.items()]
 

@@ -27,7 +27,6 @@ from mtbench.experiments.load.servers import Running
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
 from mtbench.programs.environments import Note, Pip, installed
-from mtbench.results.answers import messages_of, pieces, within
 
 NAME, VERSION = "aiperf", "0.13.0"
 LABEL = f"{NAME} {VERSION}"
@@ -42,6 +41,8 @@ FORMULAS = {
 # aiperf treats any non-empty value of these variables as true, and offline it finds no tokenizer in a folder.
 VARIABLES = {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "", "TOKENIZERS_PARALLELISM": "false"}
 FACTS = ClientFacts(name=NAME, version=VERSION, formulas=FORMULAS)
+REASONING = ("reasoning_content", "reasoning", "thinking")  # a server may send a text by two names
+TEXT = ("text", "delta", "message", "content")
 BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write
 KEY = "<key>"  # stands for the server's key in a command
 # The key is put in after the start: other users of the machine see the command line of a process.
@@ -242,6 +243,40 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "forwards": forwards_of(measured, tokens),
         "cached_tokens": within(usage, "prompt_tokens_details", "cached_tokens"),
     }
+
+
+def messages_of(responses: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON messages in the responses of a record: events of a stream, or one document."""
+    for response in responses if isinstance(responses, list) else ():
+        packets = within(response, "packets")
+        events = packets if isinstance(packets, list) else [{"name": "data", "value": within(response, "text")}]
+        for name, value in ((within(event, "name"), within(event, "value")) for event in events):
+            if name == "data" and isinstance(value, str) and value.strip() != "[DONE]":
+                message = json.loads(value)
+                if isinstance(message, dict):
+                    yield message
+
+
+def pieces(content: Any, kind: str = "text") -> Iterator[tuple[str, str]]:
+    """Yield the kind, `text` or `reasoning`, and the text of each piece of an answer, in the order of the model.
+
+    `content`: a text; an object with texts, such as a message or a choice; a list of these.
+    """
+    if isinstance(content, str):
+        yield kind, content
+    elif isinstance(content, list):
+        for part in content:
+            yield from pieces(part, kind)
+    elif isinstance(content, dict):
+        for names, of in ((REASONING, "reasoning"), (TEXT, kind)):
+            yield from pieces(max((content.get(name) for name in names), key=lambda v: (bool(v), v is not None)), of)
+
+
+def within(value: Any, *path: str) -> Any:
+    """Return a value in nested objects; None if one of them is missing or no object."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _request(line: Mapping[str, Any]) -> Any:

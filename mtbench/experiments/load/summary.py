@@ -294,4 +294,4 @@ def _collapse(sent: Sent) -> list[str]:
         return []
     [arm] = parse_arms([sent.method])
     how = collapse.hardly(METHODS[arm.method](**arm.options), found.value, sum(map(_tokens, sent.points)))
-    return [f"{how}; cause unknown: {collapse.advice(arm.engine)}"] if how else []
+    return [how] if how else []
