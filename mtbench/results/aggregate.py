@@ -244,7 +244,7 @@ def _cell(
             *result_flags(cell, summary, finish, compared),
             *reading_flags(data, beside, **read),
             *degenerate.flags(loops, summary.tokens_per_forward),
-            *filter(None, (collapsed, cached and cached.text)),
+            *(flag for flag in (collapsed, cached and cached.text) if flag),
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
