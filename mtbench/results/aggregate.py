@@ -244,7 +244,7 @@ def _cell(
             *result_flags(cell, summary, finish, compared),
             *reading_flags(data, beside, **read),
             *degenerate.flags(loops, summary.tokens_per_forward),
-            *(flag for flag in (collapsed, cached and cached.text) if flag),
+            *[text for text in (collapsed, None if cached is None else cached.text) if text],
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),

@@ -334,18 +334,6 @@ def test_a_grade_against_an_equivalent_arm_does_not_make_a_lossy_arm_lossless(ru
     assert "exact" not in printed(results)
 
 
-def test_a_promised_distribution_is_never_graded_token_by_token(run: RunDirectory) -> None:
-    """Also if its reference arm ran, and its tokens differ."""
-    plan = stored_json(run, "plan.json")
-    for cell in plan["cells"]:
-        if cell["lossless_reference"]:
-            cell["claims"] = "distribution"
-    run.write_json("plan.json", plan)
-    cells = assemble(run).cells
-    assert sum(c.claims == "distribution" for c in cells) == 4
-    assert {c.lossless is None for c in cells} == {True}
-
-
 @pytest.mark.parametrize("high", [1.03, 1.1, 1.4, 1.9, 2.6, 4.8, 9.7, 30, 2000])
 @pytest.mark.parametrize("low", [0.02, 0.3, 0.8, 0.97])
 def test_ticks_leave_room_for_their_labels(low: float, high: float) -> None:

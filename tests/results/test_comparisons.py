@@ -12,15 +12,12 @@ from rich.console import Console
 from schemas import validator
 from small import save_small
 from stages import assemble, generate, read_stored, score, write_report
-from stored import stored_lines
 
-from mtbench.document.terminal import ONE_LINE
 from mtbench.errors import UserError
 from mtbench.lineup.planner import make_plan
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
 from mtbench.records import dump
-from mtbench.report.arm_names import arm_names
 from mtbench.report.progress import RunProgress
 from mtbench.report.summary import over_batch_sizes
 from mtbench.report.terminal import results_tables
@@ -146,26 +143,6 @@ def test_an_outside_engine_is_compared_with_ar(results: Results) -> None:
         graded = cells_of(results, 3)[arm].lossless
         assert graded is not None
         assert (graded.against, graded.grade, graded.identical) == ("ar@ar/graph", "exact", 33)
-
-
-def test_the_floor_next_to_a_grade_is_the_reference_arm_against_itself(run: RunDirectory, results: Results) -> None:
-    """The smallest batch size against the largest, static ones also for refilled cells; recounted from the answers."""
-    graded = [c for c in results.cells if c.lossless]
-    assert {c.batching for c in graded} == {"static"}
-    for cell in graded:
-        assert cell.lossless is not None
-        against = cell.lossless.against
-        small, large = (
-            {g["item"]: g["token_ids"] for g in stored_lines(run, f"generations/{name}.jsonl")}
-            for name in (cells_of(results, size)[against].cell for size in (1, 3))
-        )
-        common = small.keys() & large.keys()
-        assert cell.lossless.floor == Floor(
-            arm=against,
-            batch_sizes=[1, 3],
-            items=len(common),
-            identical=sum(small[item] == large[item] for item in common),
-        )
 
 
 def sized(
@@ -324,19 +301,6 @@ def test_the_terminal_separates_batchings(results: Results) -> None:
     text = printed(results, 140)
     assert text.count("refill") == 2
     assert "vs hf-generate" not in text
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_a_terminal_breaks_no_word_and_no_number(results: Results, width: int) -> None:
-    """Columns are dropped until arms and values fit; from 80 columns on, all but long names have one line."""
-    text = printed(results, width)
-    assert all(len(line.rstrip()) <= width for line in text.splitlines())
-    assert "…" not in text
-    assert not re.search(r"\[[\d.]+, *$", text, re.MULTILINE)
-    names = arm_names(results.cells)
-    for name in names.values() if width >= 80 else ():
-        if len(name) <= ONE_LINE:
-            assert re.search(rf"^ ?{re.escape(name)}  ", text, re.MULTILINE)
 
 
 def printed(results: Results, width: int) -> str:

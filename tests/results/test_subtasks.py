@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schemas import validator
 from stages import assemble, write_report
 from stored import keep_lines, stored_json, stored_lines
 
@@ -111,11 +110,6 @@ def test_a_mixed_block_gives_time_to_no_task(results: Results) -> None:
 def test_a_suite_of_one_task_has_no_task_figures(results: Results) -> None:
     """The list is empty."""
     assert cell_of(results, "prompts", "mars@mars/graph", 1).tasks == []
-
-
-def test_results_with_tasks_follow_the_schema(run: RunDirectory) -> None:
-    """With times and without."""
-    validator("results").validate(stored_json(run, "results.json"))
 
 
 def test_the_mean_over_tasks_counts_each_alike(run: RunDirectory, results: Results) -> None:

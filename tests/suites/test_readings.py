@@ -76,22 +76,17 @@ RAN_ON = "She pays 29.\n#### 29\n\nQuestion: Tom has 2 pens and buys 2.\nAnswer:
 NUMBERS: dict[str, list[Expected]] = {  # suite and document
     "gsm8k-paper: gsm8k_cot/0/0": [
         ("So she pays $29.00.", 0, 1, None),
-        ("The total is 29.0", 0, 1, None),
         ("She pays 29 dollars. Tell me if you have another question...", 0, 1, "no number"),
         ("She pays 29 dollars, altogether.", 1, 1, None),
-        ("She pays twenty-nine dollars.", 0, 0, "no number"),
         ("She pays $24.00.", 0, 0, None),
         (RAN_ON, 0, 1, None),
-        ("She pays 29.\n\n### Problem 2:\nTom has 4 pens.", 0, 1, None),
         ("The answer is 29 because 20 + 5 + 4 adds to 29, in 3 steps.", 0, 1, None),
         ("The cheaper option is 24 dollars, and with the tip she pays 29.", 1, 1, None),
-        ("Answer: She has 3 rolls of 8 = 24. Then 24 + 5 = 29.", 1, 1, None),
         ("**Final answer:** **€29**\n\nThat is 24 + 5.", 0, 1, None),
         ("", 0, 0, "no number"),
     ],
     "gsm8k-paper: gsm8k_cot/1/0": [
         ("They sell 1,450 tickets.", 1, 1, None),
-        ("They sell 1450 tickets.", 1, 1, None),
         ("They sell 1\u202f450 tickets.", 0, 1, None),
         ("So \\boxed{1{,}450}.", 0, 1, None),
         ("So \\boxed{1450\\frac{1}{2}}.", 0, 0, None),
@@ -105,14 +100,12 @@ NUMBERS: dict[str, list[Expected]] = {  # suite and document
     "gsm8k: gsm8k/0/0": [
         ("24 + 5 = 29\n#### 29", 1, 1, None),
         ("24 + 5 = 29\n#### $29", 0, 1, "no number behind ####"),
-        ("####29", 0, 1, "no number behind ####"),
         ("#### **29**", 0, 1, "no number behind ####"),
         ("#### 29.00", 0, 1, None),
         ("#### 29 dollars", 1, 1, None),
         ("#### 24 + 5 = 29", 0, 1, None),
         ("She pays 29.", 0, 1, "no number behind ####"),
     ],
-    "gsm8k: gsm8k/1/0": [("#### 1,450", 1, 1, None)],
     "gsm8k: gsm8k/2/0": [("#### \u22123", 0, 1, "no number behind ####"), ("#### -$3", 0, 1, "####")],
     "gsm8k-deepspec: gsm8k_cot/0/0": [
         ("So she pays \\boxed{29}.\n\nIn short: 3 rolls and a tip of 5.", 1, None, None),
@@ -124,7 +117,6 @@ NUMBERS: dict[str, list[Expected]] = {  # suite and document
     ],
     "gsm8k-deepspec: gsm8k_cot/1/0": [("\\boxed{1{,}450}", 1, None, None), ("\\boxed{1\\,450}.", 1, None, None)],
     "prompts: prompts/1/0": [
-        ("So she pays $29.00.", 1, None, None),
         ("She pays 29 dollars. Tell me if you have another question...", 1, None, None),
         ("So ...29", 1, None, None),
         ("She pays twenty-nine dollars.", 0, None, "no number"),
@@ -152,7 +144,6 @@ LETTERS: dict[str, list[Expected]] = {  # document: its reference is B, I, C, D
         ("One could say the answer is (A). But neon is heavier, so the answer is (B).", 0, 1, None),
         ("The answer is **B**.", 0, 1, NO_LETTER),
         ("The correct answer is: (B)", 0, 1, NO_LETTER),
-        ("ANSWER: B", 0, 1, NO_LETTER),
         ("Answer: B\n\nExplanation: A boron atom is heavier.", 0, 1, NO_LETTER),
         ("The answer is $\\boxed{B}$.", 0, 1, NO_LETTER),
         ("The answer is \\textbf{(B) Hydrogen}", 0, 1, NO_LETTER),
@@ -162,13 +153,11 @@ LETTERS: dict[str, list[Expected]] = {  # document: its reference is B, I, C, D
         ("The answer is not (A) but (B).", 0, 1, NO_LETTER),
         ("Hydrogen is light.", 0, 0, NO_LETTER),
         ("The answer is (D).", 0, 0, None),
-        ("The answer is NOT (A), it is (B).", 0, 1, NO_LETTER),
         ("The answer is (B).\n\nQuestion: Which?\nThe answer is (A).", 1, 1, None),
     ],
     "chemistry/1/0": [
         ("The answer is I do not know.", 1, 0, None),
         ("The answer is I.", 1, 1, None),
-        ("I think the answer is I: iodine", 1, 1, None),
     ],
     "chemistry/2/0": [("The answer is Clearly boron, (B).", 1, 0, None)],
     "chemistry/3/0": [("The answer is Difficult to say.", 1, 0, None), ("The answer is F, so (D).", 0, 1, None)],
@@ -216,7 +205,6 @@ BBH: dict[str, list[Expected]] = {
     "date_understanding": [
         ("Tomorrow is 03/04/2021. So the answer is (B).", 1, 1, None),
         ("Tomorrow is 03/04/2021. So the answer is (B). ", 0, 1, None),
-        ("Tomorrow is 03/04/2021. So the answer is (B)", 0, 1, None),
         ("So the answer is **(B)**.", 0, 1, None),
         ("The answer is (B).", 0, 1, NO_SENTENCE),
         ("So the answer is B: it is one day later.", 0, 1, None),
@@ -228,14 +216,12 @@ BBH: dict[str, list[Expected]] = {
         ("So the answer is Yes.\nTell me if you need more.", 1, 1, None),
         ("So the answer is yes.", 0, 1, None),
         ("So the answer is Yes, because you turn back.", 0, 1, None),
-        ("So the answer is No.", 0, 0, None),
         ("So the answer is yesterday.", 0, 0, None),
         ("Yes", 0, 1, NO_SENTENCE),
     ],
     "word_sorting": [
         ("So the answer is apple, pear, quince.", 0, 1, None),
         ("The answer is:\n1. apple\n2. pear\n3. quince", 0, 1, NO_SENTENCE),
-        ("So the answer is apple, pear and quince.", 0, 1, None),
         ("So the answer is apple, quince, pear.", 0, 0, None),
         ("So the answer is apple, pear, quince, zebra.", 0, 0, None),
     ],
@@ -261,6 +247,7 @@ FORMULAS: list[tuple[str, Expected]] = [  # reference, case
     ("3", ("First \\boxed{6}, no: \\boxed{3}", 1, 1, None)),
     ("3", ("First \\boxed{3}, no: \\boxed{6}", 0, 0, None)),
     ("3", ("\\boxed{}", 0, 0, "no box")),
+    ("3", ("Half of $6$ is $\\boxed{6}$, not $3$.", 0, 0, None)),
     ("10{,}080", ("\\boxed{10080}", 0, 1, None)),
     ("\\frac{1}{4}", ("\\boxed{0.25}", 0, 1, None)),
     ("\\frac{2}{3}", ("\\boxed{0.667}", 0, 0, None)),
@@ -274,7 +261,6 @@ FORMULAS: list[tuple[str, Expected]] = [  # reference, case
     ("7", ("I put it in a \\boxed environment: \\boxed{7}", 1, 1, None)),
     ("7", ("It is $\\boxed 7$.", 1, 1, None)),
     ("7", ("The answer is $7$.", 1, 1, None)),
-    ("7", ("The answer is $8$.", 0, 0, None)),
     ("7", ("The answer is \\(7\\).", 0, 1, "no box")),
     ("7", ("It is \\boxed{7}, no: \\boxed{8", 0, 0, "no box")),
     ("7", ("\\boxed{9^{9^{9^{9}}}}", 0, 0, None)),  # never computed to its end
@@ -347,7 +333,6 @@ PROGRAMS: dict[str, list[Expected]] = {
         (f"{WRONG}{FENCE}", 0, None, None),
         ("print(1)", 0, None, None),
         ("I cannot write it.", 0, None, "no program that parses"),
-        ("Sorry", 0, None, "no program that parses"),
         ("def add(a, b):\n    return (a +", 0, None, "no program that parses"),
     ],
     "mbpp: mbpp_instruct/1/0": [(f"{COUNT}{FENCE}", 1, None, None)],
@@ -355,6 +340,7 @@ PROGRAMS: dict[str, list[Expected]] = {
         (f"For example:\n{FENCE}\n>>> successor(1)\n2\n{FENCE}\nSo:\n{FENCE}python\n{WHOLE}{FENCE}", 1, None, None),
         (f"{FENCE}bash\npip install nothing\n{FENCE}\n{FENCE}python\n{WHOLE}{FENCE}", 1, None, None),
         (f"{FENCE}python\n{BODY}{FENCE}", 1, None, None),
+        (f"{FENCE}\n{WHOLE}", 1, None, None),  # the budget cut the fence
         (f"{FENCE}python\ndef successor(x):\n    return x\n{FENCE}", 0, None, None),
         ("It adds one.", 0, None, "no program that parses"),
     ],
@@ -367,7 +353,6 @@ PROGRAMS: dict[str, list[Expected]] = {
     "humaneval-paper: humaneval_instruct/0/0": [
         (f"\n{WHOLE}{FENCE}\nIt adds one.", 1, 1, None),
         (f"\n{FENCE}\n{WHOLE}", 0, 1, None),
-        (" I would say: x + 1.", 0, 0, "no program that parses"),
     ],
 }
 
