@@ -311,7 +311,6 @@ def _inherited_settings() -> list[str]:
 
 
 def _sandbox_command(limits: Limits) -> list[str]:
-    """Return the command to put before the interpreter's."""
     interpreter_folders = _interpreter_folders()
     command = [
         *_inherited_settings(),

@@ -124,7 +124,6 @@ def _sockets(pid: int) -> int:
 
 
 def _children() -> Mapping[int, Sequence[int]]:
-    """Return the children of each process of this machine."""
     children = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdecimal():

@@ -1,6 +1,5 @@
 """A chat template that reads the clock gets one time, which the plan stores (`--chat-template-date`)."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.experiments.audit.sides import Named, Side, SideAnswer
 from mtbench.experiments.audit.texts import with_prompts
-from mtbench.experiments.gate import plans
-from mtbench.experiments.gate.builds import DATE, Build
 from mtbench.experiments.load import planning
 from mtbench.lineup import planner
 from mtbench.lineup.planner import begin_run, make_plan
@@ -172,13 +169,6 @@ def test_a_function_that_is_not_called_is_not_read(asked: RunRequest) -> None:
     assert given.request.chat_template_date == "2031-11-28"
 
 
-def test_a_suite_of_plain_texts_has_no_date(asked: RunRequest) -> None:
-    """The plan has one for the suite beside it."""
-    plan = planned(asked, SECONDS, suite=(*asked.suite, "synthetic:8x4"))
-    assert [("template_date" in suite.task, len(suite.flags)) for suite in plan.suites] == [(True, 1), (False, 0)]
-    assert not any("changes nothing" in line for line in plan.warnings())
-
-
 def test_a_plan_made_again_the_next_day_has_the_same_prompts(
     asked: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,21 +183,6 @@ def test_a_plan_made_again_the_next_day_has_the_same_prompts(
     assert again == texts * 2
     assert opened.suites[0].prompt(0)
     assert opened.suites[0].digest() == opened.suites[0].withheld == remade.suites[0].withheld
-
-
-def test_a_gate_has_the_same_prompts_every_day(asked: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a floor is found again, whose key has the prompts. Plans of other commands differ. A given date goes first."""
-
-    def key(today: str, **changes: Any) -> str:
-        with day(today):
-            return plans.sha256(dump(planned(asked, SECONDS, **changes)))
-
-    assert key("2031-11-28") != key("2031-11-29")
-    fixed = Build(env="e", label="e", python=Path("python")).variables[chat_template.DATE]
-    assert fixed == DATE
-    monkeypatch.setenv(chat_template.DATE, fixed)
-    assert key("2031-11-28") == key("2031-11-29") == key("2031-11-28", chat_template_date=fixed)
-    assert key("2031-11-28", chat_template_date="2031-11-28") != key("2031-11-28")
 
 
 @pytest.mark.parametrize("given", ["yesterday", "2031-13-01", "28 Nov 2031", "2031-11-28T25:00"])
@@ -258,10 +233,3 @@ def test_without_a_date_the_clock_is_the_machines() -> None:
             assert not fault and "ZeroDivisionError" in str(error)  # noqa: PT017, PT018
         assert tokenizer.apply_chat_template(ASKED, tokenize=False, fault=1) == f"{year}1"
         assert chat_template.render(tokenizer, ASKED, options={"fault": 1}) == f"{year}1"
-
-
-def test_the_plan_is_read_without_the_field(asked: RunRequest, tmp_path: Path) -> None:
-    """One of an earlier version has no date; it stays one without a date."""
-    stored = json.loads(json.dumps(dump(planned(asked, SAID))))
-    assert "chat_template_date" not in stored["request"]
-    assert Plan.model_validate(stored).request.chat_template_date is None

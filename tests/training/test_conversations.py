@@ -16,7 +16,6 @@ from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages, Source
 from mtbench.programs import network
 from mtbench.training.conversations import (
-    Counts,
     Data,
     Row,
     as_conversation,
@@ -285,23 +284,6 @@ def test_of_each_source_the_requested_number_is_trained_on(examples: int, kinds:
 
 
 # --- Tokens -------------------------------------------------------------------------------------------------------
-
-
-def test_labels_are_the_last_assistant_turn_with_its_end_and_newline(tokenizer: Any) -> None:
-    """Earlier turns are prompt, also the assistant's."""
-    examples, counts = tokenise([Row("here", CHAT)], tokenizer, max_length=512)
-    ids, prompt = examples[0]
-    assert ids.dtype == torch.long
-    assert tokenizer.decode(ids[prompt:]) == "The answer is 15.<|im_end|>\n"
-    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(CHAT, tokenize=False)
-    assert counts == Counts(read=1, dropped=0, cut=0)
-
-
-def test_a_cut_answer_that_the_template_changes_is_dropped(tokenizer: Any) -> None:
-    """Nothing would say where its labels end."""
-    tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", "message['content'] | upper")
-    examples, counts = tokenise([Row("here", CHAT, cut=True)], tokenizer, max_length=512)
-    assert (len(examples), counts) == (0, Counts(read=1, dropped=1, cut=0, rewritten=1))
 
 
 def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any) -> None:

@@ -251,18 +251,6 @@ def test_released_targets_have_the_distance_of_the_shifted_outputs(block: int) -
     assert by_target == {t: 1 if t == prompt else (t - 1) % block + 2 for t in range(prompt, length)}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_an_anchored_block_has_one_next_token_prediction_and_one_for_each_mask(block: int) -> None:
-    """So equations 4 and 6 hold: 1/B of the masked loss is next-token prediction, which needs no mask."""
-    prompt, length = 7, 7 + 3 * block
-    mars = Mars(block_size=block, layout="anchored", ar_weight=0.0)
-    sequence = mars.build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
-    assert sorted(sequence.ahead.tolist()) == sorted([*range(1, block + 1)] * 3)
-    assert (sequence.segment > 0).sum() == 3 * (block - 1)
-    noisy = visible(sequence)[sequence.segment > 0]
-    assert noisy.sum(1).tolist() == (sequence.position[sequence.segment > 0] + 1).tolist()
-
-
 @given(
     name=st.sampled_from(sorted(OBJECTIVES)),
     prompt=st.integers(1, 40),

@@ -1,17 +1,13 @@
 """The schedule: which conversations each step takes, and that the gradient does not depend on its forward passes."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from trainings import exact, narrow_model
 
-from mtbench.training.loss import target_states
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special
 from mtbench.training.packing import PADDING, Example, Packed
 from mtbench.training.schedule import Schedule, best_fit, generator
@@ -162,58 +158,6 @@ def predictions(batches: list[dict[str, Tensor]]) -> Counter[Any]:
         columns = (ids.tolist(), position.tolist(), batch.target.tolist(), batch.ahead.tolist(), weights)
         found.update(zip(*columns, strict=True))
     return found
-
-
-@pytest.fixture
-def model() -> Any:
-    return exact(narrow_model(VOCAB))
-
-
-def learned(model: Any, plan: Schedule, step: int) -> dict[str, Tensor]:
-    """Loss, parts and gradients of one step, summed over its forwards."""
-    model.zero_grad()
-    total = torch.zeros((), dtype=torch.float64)
-    parts = torch.zeros(len(plan.objective.parts), dtype=torch.float64)
-    for number in range(step * plan.forwards, (step + 1) * plan.forwards):
-        batch = Packed(**{n: t.double() if n == "weight" else t for n, t in plan[number].items()})
-        loss, terms = plan.objective.losses(model, target_states(model, batch), batch)
-        loss.backward()
-        total += loss.detach()
-        parts += terms
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": total, "parts": parts, **gradients}
-
-
-def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=tolerance, atol=tolerance, msg=name)
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        Ar(),
-        Mars(block_size=4),
-        Mars(layout="anchored", block_size=3),
-        BlockDiffusion(block_size=4),
-        Medusa(heads=2),
-    ],
-    ids=["ar", "mars", "anchored", "block-diffusion", "medusa"],
-)
-@pytest.mark.parametrize("step", [0, 1])
-def test_the_gradient_of_a_step_does_not_depend_on_its_forward_passes(
-    model: Any, objective: Objective, step: int
-) -> None:
-    """Loss and every gradient, for 1 to 8 rows, packed or not, in 1 to 3 processes; a last, short step too."""
-    objective.attach(model, SPECIAL)
-    some = [Example(e.ids[:24], min(e.prompt, len(e.ids[:24]) - 1)) for e in some_examples(11)]
-    same = {"objective": objective, "batch_size": 8}
-    expected = learned(model, schedule(some, rows=8, **same), step)
-    assert expected["loss"] > 0
-    for rows, packed, processes in ((1, 0, 1), (3, 0, 2), (8, 0, 3), (1, 64, 2), (3, 64, 1), (3, 256, 3), (8, 64, 1)):
-        plan = schedule(some, rows=rows, packed=packed, processes=processes, **same)
-        assert_same(learned(model, plan, step), expected, 1e-9)
 
 
 def test_rows_of_similar_length_go_together() -> None:
