@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
 
 
 @of_kernels
-@pytest.mark.parametrize(("fault", "names"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("fault", "names"), one_in(3, FAULTS.values()), ids=FAULTS)
 def test_a_fault_planted_in_a_kernel_is_named(fault: Fault, names: set[str], tmp_path: Path) -> None:
     from mtbench.kernels import triton_kernels
 

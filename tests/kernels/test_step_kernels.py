@@ -83,7 +83,7 @@ FAULTS = {  # a text of the kernels, and what it is replaced by
 
 
 @interpreted
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", one_in(3, FAULTS))
 def test_a_fault_planted_in_a_step_is_found_before_the_first_token(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
