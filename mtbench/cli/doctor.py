@@ -14,8 +14,9 @@ from rich.text import Text
 from mtbench import files
 from mtbench.cli import session
 from mtbench.cli.parameters import command
-from mtbench.cli.session import FAILED, INTERRUPTED, beside_json, err, say
+from mtbench.cli.session import beside_json, err, say
 from mtbench.document.formatting import listed
+from mtbench.errors import FAILED, INTERRUPTED
 from mtbench.options import common
 from mtbench.options.common import COMPARED
 from mtbench.options.fields import option

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from mtbench.cli.parameters import command, given, load_plugins, parameters, record_of, with_parameters
-from mtbench.cli.session import FAILED, beside_json, err, importing, out, say, warn, write_json
-from mtbench.errors import UserError
+from mtbench.cli.session import beside_json, err, importing, out, say, warn, write_json
+from mtbench.errors import FAILED, UserError
 from mtbench.files import refuse_existing
 from mtbench.options import common
 from mtbench.options.common import MACHINE

@@ -95,7 +95,7 @@ def _refuse_doubled(values: Iterable[Hashable], field: str) -> None:
 
 
 def _check_items(suite: SuitePlan, field: str) -> None:
-    if suite.suite.partition(":")[0] not in list(SUITES):
+    if suite.suite.partition(":")[0] not in SUITES:
         raise unknown(f"suite in {field}", suite.suite, SUITES, "mtbench ls suites")
     if not isinstance(suite.task.get("name"), str):
         raise _fault(f"{field}.task", "it has no name")
@@ -123,7 +123,7 @@ def _check_items(suite: SuitePlan, field: str) -> None:
 def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:
     if cell.suite not in suites:
         raise _fault(f"{field}.suite", f"the plan has no suite {cell.suite!r}")
-    if cell.method not in list(METHODS):
+    if cell.method not in METHODS:
         raise unknown(f"method in {field}", cell.method, METHODS, "mtbench ls methods")
     method = METHODS[cell.method]
     if method.outside and cell.engine is not None:

@@ -188,7 +188,7 @@ def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
 
 def is_replayable(cell: Cell) -> bool:
     """Return whether both builds can be made to repeat given commits in a cell."""
-    known = cell.method in list(METHODS) and not METHODS[cell.method].outside
+    known = cell.method in METHODS and not METHODS[cell.method].outside
     return known and is_ours(cell.engine) and cell.built.variants[-1].block == 1
 
 
