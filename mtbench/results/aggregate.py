@@ -32,15 +32,7 @@ from mtbench.records import dump
 from mtbench.results import acceptance, collapse, degenerate, subtasks
 from mtbench.results.acceptance_curves import write_curves
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
-from mtbench.results.figure_formats import (
-    JUDGE,
-    Finish,
-    Lossless,
-    Percentiles,
-    RequestLatency,
-    Samples,
-    SpeedParts,
-)
+from mtbench.results.figure_formats import Finish, Percentiles, RequestLatency, Samples, SpeedParts
 from mtbench.results.flags import (
     cache_flags,
     disturbances,
@@ -59,6 +51,7 @@ from mtbench.results.format import (
     StatisticsInfo,
     Status,
 )
+from mtbench.results.lossless_format import JUDGE, Lossless
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import accuracy_of, by_part, summarize, tokens_per_forward_spread, with_spreads

@@ -36,9 +36,7 @@ from mtbench.results.figure_formats import (
     Degenerate,
     Estimate,
     Finish,
-    Lossless,
     Percentiles,
-    PrefixCache,
     RangeFigures,
     RequestLatency,
     SameItems,
@@ -49,6 +47,7 @@ from mtbench.results.figure_formats import (
     TaskFigures,
     Unread,
 )
+from mtbench.results.lossless_format import Lossless, PrefixCache
 from mtbench.statistics import Word
 
 SCHEMA_VERSION: Literal[3] = 3

@@ -33,7 +33,7 @@ from mtbench.lineup.planner import make_plan
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
 from mtbench.plan.request import Execution
-from mtbench.report.detail_tables import gaps
+from mtbench.report.text import gaps
 
 ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
 

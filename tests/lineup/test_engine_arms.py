@@ -47,7 +47,7 @@ from mtbench.report.phrases import ungraded
 from mtbench.report.summary import warnings
 from mtbench.results.collapse import hardly
 from mtbench.results.comparisons import OwnSpeedups
-from mtbench.results.figure_formats import JUDGE, Lossless
+from mtbench.results.lossless_format import JUDGE, Lossless
 
 TOOLBOX = "toolbox"
 SCRIPT: dict[str, object] = {}  # of its servers
