@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 # Of 22,000 modules that are installed few are imported; Python compiles these at their first import, which is here:
 # parallel processes of the tests would each compile all of them.
 INSTALL := pip install -q --no-compile
-IMPORT := import mtbench.report.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
+IMPORT := import mtbench.experiments.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
 unexport PYTHONDONTWRITEBYTECODE # containers often set it
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 

@@ -122,11 +122,11 @@ def report(
 ) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
     with importing():
+        from mtbench.experiments import pipeline
         from mtbench.experiments.choose import experiment as race
         from mtbench.experiments.run import show_results
         from mtbench.plan.directory import RunDirectory
         from mtbench.plan.run import Run
-        from mtbench.report import pipeline
 
     written = directory / "results.json"
     refuse_existing(json_to, written)

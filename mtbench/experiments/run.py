@@ -8,6 +8,7 @@ from mtbench.doctor.record import unproven
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.errors import MissingWeights
+from mtbench.experiments import pipeline
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.lineup.engine_arms import servers_of
@@ -23,7 +24,6 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan
 from mtbench.plan.request import DecodingRequest, Execution, RunRequest, RunSession
 from mtbench.plan.run import Run
-from mtbench.report import pipeline
 from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
 from mtbench.report.summary import read_decision

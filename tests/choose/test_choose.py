@@ -21,6 +21,7 @@ from mtbench.cli import ls, main
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments import experiment as frame
+from mtbench.experiments import pipeline
 from mtbench.experiments.choose import experiment as choosing
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.decide import decide
@@ -35,7 +36,6 @@ from mtbench.plan.plan import Plan
 from mtbench.plan.request import Execution, RunRequest
 from mtbench.plan.run import Run
 from mtbench.records import dump
-from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines

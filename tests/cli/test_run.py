@@ -348,7 +348,7 @@ def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert read["plan.json"] == read["generations"] == read["timings"] == 1
 
 
-@pytest.mark.parametrize("step", ["experiments.run.make_plan", "report.pipeline.generate"])
+@pytest.mark.parametrize("step", ["experiments.run.make_plan", "experiments.pipeline.generate"])
 def test_a_scheduler_interrupts_as_a_user_does(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

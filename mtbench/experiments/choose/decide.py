@@ -3,9 +3,9 @@
 from functools import partial
 
 from mtbench import statistics
+from mtbench.experiments.choose.batch_size_schedule import measured
 from mtbench.experiments.choose.deploy import deployment
 from mtbench.experiments.choose.runner import Racing, over_limits
-from mtbench.experiments.choose.schedule import measured
 from mtbench.plan.plan import Group
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored

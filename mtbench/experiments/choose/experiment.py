@@ -10,11 +10,12 @@ from mtbench import plugins
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError
+from mtbench.experiments import pipeline
+from mtbench.experiments.choose.batch_size_schedule import measure
 from mtbench.experiments.choose.candidates import Candidates, candidates
 from mtbench.experiments.choose.decide import decide, spent_on, unraced
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
 from mtbench.experiments.choose.runner import Racing, plan_race, race_of
-from mtbench.experiments.choose.schedule import measure
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import folder_of, show_estimate
@@ -29,7 +30,6 @@ from mtbench.plan.prompts import open_suites
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.records import validate
-from mtbench.report import pipeline as run_pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
@@ -207,7 +207,7 @@ def finish(run: Run, execution: Execution, progress: RunProgress, deadline: floa
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
     racing = Racing(run, execution)
     racing.restore_left()
-    results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
+    results = pipeline.finish(run, racing.executing(), progress, pages=False)
     if explain(run, results, progress.show, deadline):
         results = assemble(run)
     decision = decide(racing, results)

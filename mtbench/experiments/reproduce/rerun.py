@@ -17,6 +17,7 @@ from mtbench.decoding.arms import Arm, parse_arms, safe
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
+from mtbench.experiments import pipeline
 from mtbench.experiments.reproduce.format import AskedFile, AskedPart, Published, PublishedRow, ReproduceRequest
 from mtbench.lineup.lineup import Lineup
 from mtbench.lineup.planner import begin_run, make_plan
@@ -29,7 +30,6 @@ from mtbench.plan.prompts import open_suite
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.records import dump, read_json
-from mtbench.report import pipeline
 
 FOLDER = Path(__file__).parent / "published"
 ASKED, RESULT = "asked.json", "reproduction.json"
