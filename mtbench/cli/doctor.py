@@ -53,7 +53,7 @@ def doctor(
     from mtbench.doctor import record
     from mtbench.doctor.checks import SIGNS, Subject, all_checks, examine
     from mtbench.hardware import machine
-    from mtbench.measure.model_pool import resolve_device
+    from mtbench.models.auto import resolve_device
     from mtbench.records import cleaned
     from mtbench.report.progress import ChangingLine
 

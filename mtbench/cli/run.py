@@ -23,11 +23,11 @@ def plan(ctx: typer.Context, **_: Any) -> None:
     """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
     with importing():
         from mtbench.experiments import experiment as frame  # imports torch
-        from mtbench.experiments.run import EXPERIMENT
+        from mtbench.experiments.run import PLAN_ONLY
 
     session = record_of(ctx, RunSession)
     load_plugins(session.plugin)
-    job = frame.begin(EXPERIMENT, given(ctx, RunRequest), session, err, warn, sys.argv)
+    job = frame.begin(PLAN_ONLY, given(ctx, RunRequest), session, err, warn, sys.argv)
     say(job.path)
 
 

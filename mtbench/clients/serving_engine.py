@@ -19,7 +19,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from mtbench.clients.openai_client import Reply, Server
 from mtbench.clients.openai_wire import body_of
-from mtbench.decoding.arms import PREFIX_CACHE
 from mtbench.decoding.method import Method
 from mtbench.decoding.request import Request
 from mtbench.errors import MissingWeights, UserError
@@ -28,6 +27,8 @@ from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_files, linked_with, stored_bytes
 from mtbench.models.drafts.loading import known_draft
 from mtbench.models.loading import downloaded
+from mtbench.options import AUTO
+from mtbench.options.engine_options import PREFIX_CACHE, ServerOption
 from mtbench.programs import environments
 from mtbench.programs.environments import Note, Pip
 from mtbench.records import Record
@@ -158,21 +159,10 @@ class ServingEngine:
             return NO_MAP
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
-    @staticmethod
-    def own_options(settings: Sequence[str]) -> list[str]:
-        """Return an arm's options of the engine's server as words of its command.
-
-        >>> ServingEngine.own_options(["enforce-eager", "seed=1"])
-        ['--enforce-eager', '--seed', '1']
-        """
-        pairs = [setting.partition("=") for setting in settings if setting != PREFIX_CACHE]
-        return [word for option, equals, value in pairs for word in (f"--{option}", *([value] if equals else ()))]
-
-    def may_change_tokens(self, setting: str, dtype: str) -> bool:
+    def may_change_tokens(self, option: ServerOption, dtype: str) -> bool:
         """Return whether an option of its server may change tokens: not one that the dtype or the engine sets alike."""
-        option, _, value = setting.partition("=")
-        alike = dtype in self.dtypes and (f"--{option}", value) in itertools.pairwise(self.computing(dtype))
-        return not alike and value != "auto" and setting != PREFIX_CACHE and option not in self.same_output
+        alike = dtype in self.dtypes and option.words in {*itertools.pairwise(self.computing(dtype))}
+        return not alike and option.value != AUTO and option != PREFIX_CACHE and option.name not in self.same_output
 
     def command(self, model: str, setting: Setting) -> str:
         """Return a command that starts a server with a model, as text for a shell."""

@@ -14,8 +14,9 @@ from mtbench.doctor.decoding import decoded
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.model_pool import ModelPool, fastest_dtype
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models import families
+from mtbench.models.auto import fastest_dtype
 from mtbench.models.drafts.loading import draft_config
 from mtbench.plan.request import RunRequest
 
@@ -32,7 +33,7 @@ def _described(name: str, subject: Subject) -> dict[str, Any]:
         [source] = families.family("", name).roles.values()
         how: dict[str, Any] = {"device": subject.device, "offline": source.startswith(families.EMBEDDED)}
         request = RunRequest(model=source, method=plain_decoding(), limit=1, max_new_tokens=1, **how)
-        dtype = fastest_dtype(request, [source])
+        dtype = fastest_dtype(request.device, [source], offline=request.offline)
         if draft := draft_config(source, offline=request.offline):
             return {"code": f"mtbench's modules of {draft.name}", "dtype": dtype, "why": None}
         if not source.startswith(families.RANDOM):

@@ -10,8 +10,10 @@ from mtbench.doctor.cases import PRECISION, SIZES, SMALL, Case, Noise, cases
 from mtbench.doctor.checks import NO_TRITON, REPORT, Figures, Finding, Subject, check
 from mtbench.document.formatting import listed
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.model_pool import ModelPool, resolve_dtype
+from mtbench.measure.model_pool import ModelPool
+from mtbench.models.auto import resolve_dtype
 from mtbench.models.loading import DTYPES
+from mtbench.options import AUTO
 from mtbench.plan.plan import Cell, Plan, RunRequest
 
 POSITIONS: Sequence[int] = (1, 16, 112)  # in a step: one row, 16 rows, 16 rows that verify drafts of six tokens
@@ -25,7 +27,7 @@ def _cases(subject: Subject) -> tuple[bool, list[Case]]:
 
     Kernels are compiled for each dtype; a model of another one is checked before its first token.
     """
-    dtype, sizes = DTYPES[resolve_dtype("auto", subject.device)], SMALL if subject.device == "cpu" else SIZES
+    dtype, sizes = DTYPES[resolve_dtype(AUTO, subject.device)], SMALL if subject.device == "cpu" else SIZES
     noise = Noise(dtype, torch.device(subject.device))
     return kernels.ours(noise(1)), [case for count in POSITIONS for case in cases(noise, count, sizes)]
 
@@ -33,7 +35,7 @@ def _cases(subject: Subject) -> tuple[bool, list[Case]]:
 def _operations(subject: Subject) -> Figures:
     ours, found = _cases(subject)
     off = None if ours or subject.device == "cpu" else kernels.off() or NO_TRITON
-    dtype = resolve_dtype("auto", subject.device)
+    dtype = resolve_dtype(AUTO, subject.device)
     return {"ours": ours, "off": off, "dtype": dtype, "errors": {case.name: case.error() for case in found}}
 
 

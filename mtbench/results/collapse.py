@@ -23,6 +23,7 @@ from mtbench.models import gguf
 from mtbench.models.checkpoint_files import CONFIG, stored_shapes
 from mtbench.models.drafts.loading import recognised
 from mtbench.models.families import locate
+from mtbench.options.engine_options import ServerOption
 from mtbench.plan.plan import Cell
 from mtbench.plan.prompts import RAW_PROMPTS
 from mtbench.results.figure_formats import Cause, Collapse
@@ -96,7 +97,7 @@ def _accepts_less(data: CellData, twin: CellData) -> bool:
     return high is not None and high < (SAME_ENGINE if twin.cell.engine == data.cell.engine else OTHER_ENGINE)
 
 
-def _changed(cell: Cell, other: Cell) -> list[str]:
+def _changed(cell: Cell, other: Cell) -> list[ServerOption]:
     """Return the options of a cell's server that may change tokens, and that another cell does not have."""
     return [option for option in cell.other_tokens if option not in other.engine_options]
 
@@ -105,7 +106,7 @@ def _cause(cell: Cell, better: CellData | None, dtype: str | None) -> tuple[Caus
     """Return the likely cause by the first evidence, and the evidence in words."""
     changed = [] if better is None else _changed(cell, better.cell)
     for kind, word in OPTIONS.items():
-        if options := [option for option in changed if word in option]:
+        if options := [option for option in changed if word in option.name]:
             return kind, listed(options)
     drafts = {source: _config(source) for role, source in cell.checkpoints.items() if role != cell.on}
     for stored in (draft.get("dtype", draft.get("torch_dtype")) for draft in drafts.values()):

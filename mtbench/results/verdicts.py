@@ -184,8 +184,8 @@ def _verdicts(
         if withheld is not None:
             alone, level = withheld
             low, high = interval(place, level)
-            withheld = Alone(word=alone, level=level, low=low, high=high, arms=len(tested), looks=looks)
-            verdicts[place] = Verdict(word=word, alone=withheld)
+            own = Alone(word=alone, level=level, low=low, high=high, arms=len(tested), looks=looks)
+            verdicts[place] = Verdict(word=word, alone=own)
     return verdicts
 
 

@@ -362,6 +362,32 @@ def test_a_scheduler_interrupts_as_a_user_does(
     assert (code, error.splitlines()[-1]) == (130, f"interrupted; {expected}")
 
 
+SMALLEST = ["--method", "ar", "--limit", "2", "--max-new-tokens", "4", "--batch-size", "1", "--rounds", "1"]
+
+
+def test_a_plan_may_be_for_another_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one has the GPU, and decides what `--dtype auto` means."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = tmp_path / "run"
+    code, _, error = mtbench(capsys, monkeypatch, "plan", *SMALLEST, "--device", "cuda", "-o", str(path))
+    assert not code, error
+    assert stored_json(RunDirectory(path), "plan.json")["request"]["dtype"] == "auto"
+
+
+def test_a_plan_has_the_dtype_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run may say `--dtype auto` again."""
+    path = tmp_path / "run"
+    code, _, error = mtbench(capsys, monkeypatch, "run", *SMALLEST, "--device", "cpu", "-o", str(path))
+    assert not code, error
+    assert stored_json(RunDirectory(path), "plan.json")["request"]["dtype"] == "float32"
+    code, _, error = mtbench(capsys, monkeypatch, "run", "--dtype", "auto", "-o", str(path), "--resume")
+    assert not code, error
+
+
 def test_a_dry_run_refuses_what_the_run_would(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from whole import Quiet
 from mtbench.clients.serving_engine import Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.options.engine_options import EngineOption
 from mtbench.plan.plan import RunRequest
 from mtbench.plan.prompts import RAW_PROMPTS
 from mtbench.plan.request import Execution
@@ -226,14 +227,14 @@ def test_a_servers_collapse_is_in_the_results_and_on_the_page(
         suite=["arithmetic"],
         method=["ar", "speculative:ahead=3"],
         engine=["scripted"],
-        engine_option=options,
+        engine_option=[*map(EngineOption.read, options)],
         limit=8,
         batch_size=[1],
         rounds=1,
         max_new_tokens=16,
     )
     run = begin_run(tmp_path / "run", make_plan(asked), ["mtbench"])
-    generate(run, Quiet(), Execution(engine_options=frozenset(options)))
+    generate(run, Quiet(), Execution(engine_options=frozenset(map(EngineOption.read, options))))
     cells = assemble(run).cells
     assert [cell.collapse and cell.collapse.cause for cell in cells] == causes
     assert "collapse" in (dumped := json.loads((run.path / "results.json").read_text())["cells"][-1]), dumped

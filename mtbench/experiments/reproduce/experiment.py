@@ -11,7 +11,7 @@ from rich.table import Table
 from mtbench.document.console import Terminal
 from mtbench.document.html_page import write
 from mtbench.document.terminal import show
-from mtbench.errors import UserError
+from mtbench.errors import FAILED, UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.reproduce import rerun
 from mtbench.experiments.reproduce.compare import compare
@@ -20,11 +20,9 @@ from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.experiments.reproduce.request import ReproduceRequest, ReproduceSession
 from mtbench.experiments.reproduce.rerun import Part
 from mtbench.experiments.run import show_estimate
-from mtbench.measure.workers import refuse
+from mtbench.measure.worker_counts import refuse
 from mtbench.plan.directory import RunDirectory
 from mtbench.report.terminal import plan_table
-
-FAILED = 1  # exit code: a part failed
 
 
 class ReproducePlan(NamedTuple):
