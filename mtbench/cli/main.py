@@ -16,8 +16,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from mtbench import plugins
 from mtbench.cli import session
-from mtbench.cli.session import INTERRUPTED, MISTAKE, err, out, say
-from mtbench.errors import UserError, first_line, is_out_of_memory
+from mtbench.cli.session import err, out, say
+from mtbench.errors import INTERRUPTED, MISTAKE, UserError, first_line, is_out_of_memory
 from mtbench.experiments.registry import KINDS
 from mtbench.version import __version__
 
@@ -31,6 +31,7 @@ class Entry(NamedTuple):
     module: str
     panel: str
     help: str
+    completes: bool = False  # the same command completes what an interrupted one left
 
 
 EXPERIMENT = "mtbench.cli.experiments"
@@ -51,13 +52,16 @@ COMMANDS = _EXPERIMENTS | {
     "fetch": Entry("mtbench.cli.fetch", COMPARE, "Install a serving engine, or use an installation of yours."),
     "schemas": Entry("mtbench.cli.schemas", COMPARE, "Write the JSON Schemas of the files that mtbench writes."),
     "plan": Entry("mtbench.cli.run", STAGES, "Write the plan of a run: prompts as token ids, cells, blocks, rounds."),
-    "generate": Entry("mtbench.cli.run", STAGES, "Decode the missing batches of a plan."),
-    "score": Entry("mtbench.cli.run", STAGES, "Score the stored texts of a run. Needs no model and no GPU."),
-    "report": Entry("mtbench.cli.run", STAGES, "Rebuild results.json, report.md and report.html from stored lines."),
+    "generate": Entry("mtbench.cli.run", STAGES, "Decode the missing batches of a plan.", True),
+    "score": Entry("mtbench.cli.run", STAGES, "Score the stored texts of a run. Needs no model and no GPU.", True),
+    "report": Entry(
+        "mtbench.cli.run", STAGES, "Rebuild results.json, report.md and report.html from stored lines.", True
+    ),
     "train": Entry(
         "mtbench.cli.train",
         TRAIN,
         "Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
+        completes=True,
     ),
     "export": Entry("mtbench.cli.export", TRAIN, "Write a draft's files as a serving engine loads them."),
     "serve": Entry("mtbench.cli.serve", SERVE, "Serve one method by OpenAI's API, to measure it as a service."),
@@ -148,11 +152,11 @@ def _started() -> list[Any]:
 
 def _how_to_resume() -> str:
     command = "".join(sys.argv[1:2])
-    if command in ("train", "generate", "score", "report"):
+    if command in COMMANDS and COMMANDS[command].completes:
         return "what is complete is kept; resume with the same command"
     if not _started():
         return "nothing was started"
-    resumed = command if command in ("choose", "gate", "load", "audit") else "run"
+    resumed = command if command in KINDS else "run"
     files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs
     again = f"mtbench {resumed} -o {_started()[-1]} --resume{files}"
     return f"complete results are kept; resume with `{again}`"

@@ -24,20 +24,20 @@ T = TypeVar("T")
 
 def parameters(*kinds: type[Any], without: Collection[str] = ()) -> list[inspect.Parameter]:
     """Return the options of records and classes as parameters for Typer, in the order of the panels of `--help`."""
-    found = []
+    placed = []
     for kind in kinds:
         for name, field in fields_of(kind).items():
             panel = option_of(field).panel or kind.panel
             place = not option_of(field).argument, PANELS.index(panel), name not in LEADING
             if name not in without:
-                found.append((place, _parameter(name, field, panel)))
-    return [parameter for _, parameter in sorted(found, key=lambda entry: entry[0])]
+                placed.append((place, _parameter(name, field, panel)))
+    return [parameter for _, parameter in sorted(placed, key=lambda entry: entry[0])]
 
 
-def with_parameters(function: Callable[..., Any], found: Collection[inspect.Parameter]) -> Callable[..., Any]:
+def with_parameters(function: Callable[..., Any], more: Collection[inspect.Parameter]) -> Callable[..., Any]:
     """Give a function that takes the context these parameters beside its own; it reads them from `ctx.params`."""
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    merged = [*own, *found]
+    merged = [*own, *more]
     function.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
     function.__annotations__ = {p.name: p.annotation for p in merged}
     return function

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from mtbench.cli.parameters import command, given, load_plugins, parameters, record_of, with_parameters
-from mtbench.cli.session import FAILED, beside_json, err, importing, out, say, warn, write_json
-from mtbench.errors import UserError
+from mtbench.cli.session import beside_json, err, importing, out, say, warn, write_json
+from mtbench.errors import FAILED, UserError
 from mtbench.files import refuse_existing
 from mtbench.options import common
 from mtbench.options.common import MACHINE
@@ -23,11 +23,11 @@ def plan(ctx: typer.Context, **_: Any) -> None:
     """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
     with importing():
         from mtbench.experiments import experiment as frame  # imports torch
-        from mtbench.experiments.run import EXPERIMENT
+        from mtbench.experiments.run import PLAN_ONLY
 
     session = record_of(ctx, RunSession)
     load_plugins(session.plugin)
-    job = frame.begin(EXPERIMENT, given(ctx, RunRequest), session, err, warn, sys.argv)
+    job = frame.begin(PLAN_ONLY, given(ctx, RunRequest), session, err, warn, sys.argv)
     say(job.path)
 
 
@@ -122,11 +122,11 @@ def report(
 ) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
     with importing():
+        from mtbench.experiments import pipeline
         from mtbench.experiments.choose import experiment as race
         from mtbench.experiments.run import show_results
         from mtbench.plan.directory import RunDirectory
         from mtbench.plan.run import Run
-        from mtbench.report import pipeline
 
     written = directory / "results.json"
     refuse_existing(json_to, written)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from mtbench.cli.parameters import command
-from mtbench.cli.session import FAILED, importing, say, warn
-from mtbench.errors import UserError
+from mtbench.cli.session import importing, say, warn
+from mtbench.errors import FAILED, UserError
 from mtbench.options import common
 from mtbench.options.common import COMPARED, SERVER
 from mtbench.options.fields import option

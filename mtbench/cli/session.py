@@ -15,7 +15,6 @@ from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.files import write_errors
 
-FAILED, MISTAKE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130  # exit codes; mtbench/cli/main.py says what they mean
 out = Terminal()
 err = Terminal(stderr=True)
 

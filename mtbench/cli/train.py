@@ -15,8 +15,8 @@ from pydantic import Field
 from typer.core import TyperGroup
 
 from mtbench.cli.parameters import command, parameters, record_of, with_parameters
-from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, importing, out, say, warn
-from mtbench.errors import UserError, unknown
+from mtbench.cli.session import err, hide_types_of_flags, importing, out, say, warn
+from mtbench.errors import FAILED, MISTAKE, UserError, unknown
 from mtbench.options import common
 from mtbench.options.common import OUTPUT, TRAINED
 from mtbench.options.fields import option

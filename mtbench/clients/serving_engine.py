@@ -17,7 +17,6 @@ from mtbench.clients.engine_installation import EngineInstallation
 from mtbench.clients.openai_client import Server
 from mtbench.clients.openai_data import Reply
 from mtbench.clients.openai_wire import body_of
-from mtbench.decoding.arms import PREFIX_CACHE
 from mtbench.decoding.method import Method
 from mtbench.decoding.request import Request
 from mtbench.errors import MissingWeights, UserError
@@ -26,6 +25,8 @@ from mtbench.models import families, gguf, gguf_writer
 from mtbench.models.checkpoint_files import CONFIG, Layout, check_files, linked_with, stored_bytes
 from mtbench.models.configuration import downloaded
 from mtbench.models.drafts.loading import known_draft
+from mtbench.options import AUTO
+from mtbench.options.engine_options import PREFIX_CACHE, ServerOption
 
 GGUF = ".gguf"
 HOST, PORT = "127.0.0.1", 8000  # the port: in a command that is shown
@@ -127,21 +128,10 @@ class ServingEngine(EngineInstallation):
             return SAME_VOCABULARY
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
-    @staticmethod
-    def own_options(settings: Sequence[str]) -> list[str]:
-        """Return an arm's options of the engine's server as words of its command.
-
-        >>> ServingEngine.own_options(["enforce-eager", "seed=1"])
-        ['--enforce-eager', '--seed', '1']
-        """
-        pairs = [setting.partition("=") for setting in settings if setting != PREFIX_CACHE]
-        return [word for option, equals, value in pairs for word in (f"--{option}", *([value] if equals else ()))]
-
-    def may_change_tokens(self, setting: str, dtype: str) -> bool:
+    def may_change_tokens(self, option: ServerOption, dtype: str) -> bool:
         """Return whether an option of its server may change tokens: not one that the dtype or the engine sets alike."""
-        option, _, value = setting.partition("=")
-        alike = dtype in self.dtypes and (f"--{option}", value) in itertools.pairwise(self.computing(dtype))
-        return not alike and value != "auto" and setting != PREFIX_CACHE and option not in self.same_output
+        alike = dtype in self.dtypes and option.words in {*itertools.pairwise(self.computing(dtype))}
+        return not alike and option.value != AUTO and option != PREFIX_CACHE and option.name not in self.same_output
 
     def command(self, model: str, setting: Setting) -> str:
         """Return a command that starts a server with a model, as text for a shell."""

@@ -17,13 +17,11 @@ from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.options.classes import arm_options, decoding_options, parse_option, roles_of
+from mtbench.options.engine_options import ANY, NO_PREFIX_CACHE, EngineOption, ServerOption, with_options
 from mtbench.options.fields import fields_of, option_of
-from mtbench.options.texts import alternatives, shown
+from mtbench.options.texts import shown
 from mtbench.records import LONGEST_NAME
 
-ANY = "*"  # in place of an engine: an option that every serving engine has
-PREFIX_CACHE = "prefix-cache=on"
-NO_PREFIX_CACHE = "prefix-cache=off"
 ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/engines.py; the default first
 
 
@@ -31,8 +29,7 @@ ENGINES = ("graph", "eager", "invariant")  # ours, those of mtbench/decoding/eng
 class Arm:
     """One arm of a run. `options`: given options, by name. `copy`: 1, or 2, 3 … for an arm given again.
 
-    `settings`: options of its engine's server, as NAME or NAME=VALUE. `alternative`: plain decoding, the reference
-    there, has others.
+    `settings`: options of its engine's server. `alternative`: plain decoding, the reference there, has others.
     """
 
     method: str
@@ -40,7 +37,7 @@ class Arm:
     on: str = ""
     engine: str | None = ENGINES[0]  # None: an external engine
     copy: int = 1
-    settings: tuple[str, ...] = ()
+    settings: tuple[ServerOption, ...] = ()
     alternative: bool = False
 
     @property
@@ -77,7 +74,7 @@ class Arm:
     def __str__(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.changed)
         copy = f"#{self.copy}" if self.copy > 1 else ""
-        engine = f"/{'+'.join([self.engine, *self.settings])}" if self.engine else ""
+        engine = f"/{with_options(self.engine, self.settings)}" if self.engine else ""
         return f"{self.method}{':' if options else ''}{options}@{self.on}{engine}{copy}"
 
     @property
@@ -85,7 +82,7 @@ class Arm:
         """The arm's part of a cell's id."""
         options = "".join(f"-{name}{value}" for name, value in self.changed)
         copy = f"_{self.copy}" if self.copy > 1 else ""
-        engine = f".{safe('+'.join([self.engine, *self.settings]))}" if self.engine else ""
+        engine = f".{safe(with_options(self.engine, self.settings))}" if self.engine else ""
         return f"{safe(self.method + options)}.{safe(self.on)}{engine}{copy}"
 
     @property
@@ -99,16 +96,19 @@ class Arm:
 
 
 def parse_arms(
-    specs: Sequence[str], engines: Sequence[str] = ENGINES[:1], engine_option: Sequence[str] = ()
+    specs: Sequence[str], engines: Sequence[str] = ENGINES[:1], engine_options: Sequence[EngineOption] = ()
 ) -> list[Arm]:
     """Return the arms of several `--method` values, in order, in each engine; an arm given twice appears twice.
 
-    `engine_option`: values of `--engine-option`, whose alternatives make an arm each. Raises UserError for an unknown
-    method, option or engine, or a value that is not allowed.
+    `engine_options`: the alternatives of each make an arm each. Raises UserError for an unknown method, option or
+    engine, or a value that is not allowed.
     """
+    for option in engine_options:
+        if option.engine != ANY and option.engine not in SERVING_ENGINES:
+            raise unknown("engine of --engine-option", option.engine, SERVING_ENGINES, "mtbench ls engines")
     arms: list[Arm] = []
     parsed = itertools.chain.from_iterable(_parse(spec, engines) for spec in specs)
-    for arm in itertools.chain.from_iterable(_with_settings(arm, engine_option) for arm in parsed):
+    for arm in itertools.chain.from_iterable(_with_settings(arm, engine_options) for arm in parsed):
         arms.append(replace(arm, copy=1 + sum(str(replace(a, copy=1)) == str(arm) for a in arms)))
     return arms
 
@@ -151,10 +151,10 @@ def _parse(spec: str, engines: Sequence[str]) -> list[Arm]:
     return arms
 
 
-def _with_settings(arm: Arm, engine_option: Sequence[str]) -> list[Arm]:
+def _with_settings(arm: Arm, engine_options: Sequence[EngineOption]) -> list[Arm]:
     """Return an arm with each combination of its engine's options; the first is that of plain decoding."""
-    marks = (f"{arm.engine}:", *([f"{ANY}:"] if is_served(arm.engine) else ()))
-    of_engine = [[t.partition(":")[2] for t in alternatives(o)] for o in engine_option if o.startswith(marks)]
+    names = (arm.engine, ANY) if is_served(arm.engine) else (arm.engine,)
+    of_engine = (option.alternatives for option in engine_options if option.engine in names)
     chosen = (tuple(s for s in some if s != NO_PREFIX_CACHE) for some in itertools.product(*of_engine))
     return [replace(arm, settings=settings, alternative=n > 0) for n, settings in enumerate(chosen)]
 
@@ -171,7 +171,7 @@ def is_served(engine: str | None) -> TypeGuard[str]:
 
 def check_engine(name: str, what: str = "engine") -> None:
     """Raise UserError for a name that is neither an engine of ours nor a serving engine."""
-    if not is_ours(name) and name not in list(SERVING_ENGINES):
+    if not is_ours(name) and name not in SERVING_ENGINES:
         raise unknown(what, name, [*ENGINES, *SERVING_ENGINES], "mtbench ls engines")
 
 

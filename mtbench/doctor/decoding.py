@@ -15,9 +15,11 @@ from mtbench.doctor.checks import NO_TRITON, REPORT, Figures, Finding, Subject, 
 from mtbench.document.formatting import listed
 from mtbench.errors import UserError, first_line
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.model_pool import ModelPool, fastest_dtype, resolve_dtype
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models import families
+from mtbench.models.auto import resolve_dtype
 from mtbench.models.loading import DTYPES
+from mtbench.options import AUTO
 from mtbench.plan.request import RunRequest
 
 POSITIONS: Sequence[int] = (1, 16, 112)  # in a step: one row, 16 rows, 16 rows that verify drafts of six tokens
@@ -29,7 +31,7 @@ MODULES, PYTORCHS, OURS = "transformers' modules", "mtbench's decoder", "mtbench
 
 def _operations(subject: Subject) -> Figures:
     """Run the cases in the dtype that runs by default. A model of another one is checked before its first token."""
-    dtype, sizes = resolve_dtype("auto", subject.device), SMALL if subject.device == "cpu" else SIZES
+    dtype, sizes = resolve_dtype(AUTO, subject.device), SMALL if subject.device == "cpu" else SIZES
     noise = Noise(DTYPES[dtype], torch.device(subject.device))
     ours, found = kernels.ours(noise(1)), [case for count in POSITIONS for case in cases(noise, count, sizes)]
     off = None if ours or subject.device == "cpu" else kernels.off() or NO_TRITON
@@ -63,7 +65,7 @@ def _checkpoint(subject: Subject) -> Figures:
         plan = make_plan(request)  # refuses like every run
         [suite], [cell, *_] = plan.suites, plan.cells
         path = cell.checkpoints[cell.on]
-        pool = ModelPool(request.changed(dtype=fastest_dtype(request, [path])))
+        pool = ModelPool(plan.request)
         with kernels.restored():
             pool.decode(cell, plan.requests(suite, range(1)), room=256)
             found["dtype"], decoder = pool.dtype, pool.runner("", path, ENGINE).decoder

@@ -8,7 +8,8 @@ import torch
 from mtbench.doctor.checks import Figures, Finding, Subject, check
 from mtbench.document.formatting import counted, percent, seconds
 from mtbench.hardware import machine, probe
-from mtbench.measure.model_pool import computes_bfloat16, usable_threads
+from mtbench.measure.model_pool import usable_threads
+from mtbench.models.auto import computes_bfloat16
 from mtbench.programs.machine_share import cpu_quota, usable_processors
 from mtbench.version import __version__
 

@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 def first(text: str, read: Callable[[str], T | None]) -> T | None:
     """Return what `read` finds in the answer; if nothing, what it finds in the first further question."""
-    return next((found for part in RUN_ON.split(text) if (found := read(part)) is not None), None)
+    return next((value for part in RUN_ON.split(text) if (value := read(part)) is not None), None)
 
 
 def statements(text: str, stated: re.Pattern[str] = STATED) -> Iterator[str]:
@@ -58,9 +58,9 @@ def statements(text: str, stated: re.Pattern[str] = STATED) -> Iterator[str]:
     >>> list(statements(r"The answer is 6. No: \boxed{} \boxed {7}"))
     ['7', '6. No: \\boxed{} \\boxed {7}']
     """
-    for found in reversed([*stated.finditer(text)][-MOST:]):
-        rest = text[found.end() : found.end() + LONGEST]
-        result = _closed(rest) if found[0].endswith("{") else rest
+    for mark in reversed([*stated.finditer(text)][-MOST:]):
+        rest = text[mark.end() : mark.end() + LONGEST]
+        result = _closed(rest) if mark[0].endswith("{") else rest
         if result is None:
             return
         if result.strip():
@@ -117,8 +117,8 @@ def last_number(text: str) -> Decimal | None:
     >>> last_number("It is \u22123 degrees...")
     Decimal('-3')
     """
-    found = re.findall(NUMBER, _without_latex(text))
-    return Decimal(re.sub(r"[^\d.-]", "", found[-1])) if found else None
+    numbers = re.findall(NUMBER, _without_latex(text))
+    return Decimal(re.sub(r"[^\d.-]", "", numbers[-1])) if numbers else None
 
 
 def same_numbers(cases: Sequence[Case]) -> list[bool]:
@@ -147,7 +147,7 @@ def same_letters(cases: Sequence[Case]) -> list[bool]:
 def _letter(text: str) -> str | None:
     for stated in statements(text, CHOSEN):
         said = NOT.sub(" ", LATEX.sub(" ", sentence(stated)))
-        if found := BRACKETED.search(said) or ALONE.search(said) or WORD.search(said):
-            return None if OTHER.match(said, found.end()) else found[1].upper()
+        if letter := BRACKETED.search(said) or ALONE.search(said) or WORD.search(said):
+            return None if OTHER.match(said, letter.end()) else letter[1].upper()
     last = BRACKETED.findall(last_line(text)) or ALONE.findall(last_line(text))
     return last[-1].upper() if last else None

@@ -31,11 +31,11 @@ def why(a: str, b: str, out: Path, *, device: str = "auto", offline: bool = Fals
     quiet, argv = Terminal(stderr=True, quiet=True), ["mtbench", "audit", a, b]
     try:
         session = audit.session(out=str(out), resume=out.is_dir())
-        found = carry_out(audit, begin(audit, given, session, quiet, lambda _: None, argv))
+        findings = carry_out(audit, begin(audit, given, session, quiet, lambda _: None, argv))
     except Exception as error:  # also any fault of the model's code
         return f"`mtbench audit {a} {b}` cannot say why: {error}"
-    what = "no fault" if found.explained else "a fault, or what nothing explains"
-    return f"an audit finds {what}: {found.sentence} See {out.parent.name}/{out.name}/{audit.page}."
+    what = "no fault" if findings.explained else "a fault, or what nothing explains"
+    return f"an audit finds {what}: {findings.sentence} See {out.parent.name}/{out.name}/{audit.page}."
 
 
 def explain(run: Run, results: Results, note: Callable[[str], None], deadline: float = float("inf")) -> bool:
@@ -59,8 +59,8 @@ def explain(run: Run, results: Results, note: Callable[[str], None], deadline: f
         sides = f"{files.path}:{cell.lossless.against}", f"{files.path}:{cell.cell}"
         out = files.path / FOLDER / cell.cell
         shutil.rmtree(out, ignore_errors=True)  # of answers that the run has decoded again
-        found = invalid + why(*sides, out, device=request.device, offline=request.offline)
-        files.write_json(name, dump(files.read(name, RescoringRecord).changed(why=found)))
+        reason = invalid + why(*sides, out, device=request.device, offline=request.offline)
+        files.write_json(name, dump(files.read(name, RescoringRecord).changed(why=reason)))
         audited = True
     return audited
 
@@ -69,9 +69,9 @@ def _invalid(run: Run, cell: ResultCell) -> str:
     """Return which answer of a lossless arm is not valid while plain decoding's is, and why; empty: there is none."""
     lost = [versus.baseline for versus in cell.valid_vs if versus.lost and cell.claims == "lossless"]
     beside = map(run.plan.cell, run.plan.group(cell.cell).cells)
-    found = {other.arm: faults(run, other) for other in beside if other.arm in (cell.arm, *lost[:1]) and lost}
-    wrong = [(item, fault) for item, fault in found.get(cell.arm, {}).items() if fault]
-    wrong = [(item, fault) for item, fault in wrong if found[lost[0]].get(item, fault) is None]
+    faults_of = {other.arm: faults(run, other) for other in beside if other.arm in (cell.arm, *lost[:1]) and lost}
+    wrong = [(item, fault) for item, fault in faults_of.get(cell.arm, {}).items() if fault]
+    wrong = [(item, fault) for item, fault in wrong if faults_of[lost[0]].get(item, fault) is None]
     forced = any(one.json_schema is not None for one in run.plan.suite(cell.suite).answer_formats)
     unknown = ", and the audit does not know which tokens a schema forces" if forced else ""
     return f"{wrong[0][0]} is not valid ({wrong[0][1]}), and plain decoding's answer is{unknown}: " if wrong else ""

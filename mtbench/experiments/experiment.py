@@ -19,7 +19,7 @@ from rich.console import RenderableType
 
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
-from mtbench.options.fields import fields_of, flag_of, option_of, read_options
+from mtbench.options.fields import AUTO, fields_of, flag_of, option_of, read_options
 from mtbench.plan.directory import RunDirectory, new_directory, refuse_used
 from mtbench.plan.request import Session
 from mtbench.records import Record, dump
@@ -94,7 +94,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
         """Do what is missing, write the results and the page. A killed run can be resumed at any point."""
 
     @abstractmethod
-    def show(self, job: Job[R, S], found: F, console: Terminal) -> None:
+    def show(self, job: Job[R, S], findings: F, console: Terminal) -> None:
         """Print the findings."""
 
     def folder(self, request: R) -> str:
@@ -117,7 +117,7 @@ class Experiment(ABC, Generic[R, S, P, F]):
         """Print the plan without running it."""
         raise UserError(f"`mtbench {self.command}` has no --dry-run.")
 
-    def exit_code(self, found: F, session: S) -> int:
+    def exit_code(self, findings: F, session: S) -> int:
         """Return the exit code."""
         return 0
 
@@ -239,20 +239,20 @@ def _agreed(
 ) -> R:
     """Return the request of a job with this command's changes. Raises UserError for a change that is not allowed."""
     kinds = experiment.request, experiment.session
-    known = {name: field for kind in kinds for name, field in fields_of(kind).items()}
-    fixed = sorted(name for name in {*given, *session.model_fields_set} if not option_of(known[name]).resumable)
+    fields = {name: field for kind in kinds for name, field in fields_of(kind).items()}
+    fixed = sorted(name for name in {*given, *session.model_fields_set} if not option_of(fields[name]).resumable)
     again = f"go on with `mtbench {experiment.command} -o {directory} --resume`"
     before, now = dump(stored.request), dump(requested)
     for name in fixed:
         if name not in before:
-            raise UserError(f"a resumed {experiment.command} keeps {flag_of(name, known[name])}; {again}.")
-        if _plain(before[name]) != _plain(now[name]):
+            raise UserError(f"a resumed {experiment.command} keeps {flag_of(name, fields[name])}; {again}.")
+        if now[name] != AUTO and _plain(before[name]) != _plain(now[name]):  # `auto`: the plan has decided
             raise UserError(
                 f"{str(directory)!r} has {name}={before[name]!r}, not {now[name]!r}; {again}, or start anew in "
                 "another directory."
             )
-    changed = {name for name in before if name in known and option_of(known[name]).resumable and name in given}
-    changed |= {name for name in before if name in known and option_of(known[name]).permission}
+    changed = {name for name in before if name in fields and option_of(fields[name]).resumable and name in given}
+    changed |= {name for name in before if name in fields and option_of(fields[name]).permission}
     agreed: R = stored.request.changed(**{name: getattr(requested, name) for name in changed})
     return agreed
 

@@ -12,7 +12,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.run import RunExperiment
 from mtbench.lineup.lineup import Lineup
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.workers import refuse
+from mtbench.measure.worker_counts import refuse
 from mtbench.models import families
 from mtbench.plan.plan import Plan
 from mtbench.plan.request import ReproduceRequest, RunRequest, RunSession

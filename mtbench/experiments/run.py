@@ -6,14 +6,15 @@ from pathlib import Path
 from mtbench.decoding.arms import safe
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
-from mtbench.errors import MissingWeights
+from mtbench.errors import FAILED, INCOMPLETE, MissingWeights
+from mtbench.experiments import pipeline
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.lineup.engine_arms import servers_of
 from mtbench.lineup.planner import make_plan, write_plan
 from mtbench.measure.time_budget import outlook
 from mtbench.measure.time_estimate import estimate
-from mtbench.measure.workers import refuse
+from mtbench.measure.worker_counts import refuse
 from mtbench.options.common import Cause
 from mtbench.options.texts import ALL
 from mtbench.plan.checks import read_plan
@@ -21,14 +22,13 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan
 from mtbench.plan.request import DecodingRequest, Execution, RunRequest, RunSession
 from mtbench.plan.run import Run
-from mtbench.report import pipeline
 from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
 from mtbench.report.summary import read_decision
 from mtbench.report.terminal import decision_lines, plan_table, results_tables
+from mtbench.results.aggregate import assemble
 from mtbench.results.format import ResultCell, Results
 
-FAILED, INCOMPLETE = 1, 3  # exit codes: a cell is what --fail-on names; the time budget ended the run
 CAUSES: Mapping[Cause, Callable[[ResultCell], bool]] = {
     "divergent": breaks_promise,
     "void": lambda cell: bool(cell.void),
@@ -49,7 +49,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
     def plan(self, request: RunRequest, session: RunSession) -> Plan:
         """Return prompts, cells, blocks and rounds."""
         refuse(session.workers, session.ray, request.device)
-        return make_plan(request)
+        return make_plan(request, here=session.ray is None)
 
     def headline(self, planned: Plan, given: Collection[str]) -> str:
         """Return a plan in one line: its items, with the default limit if that left some out, its arms and batches."""
@@ -95,18 +95,21 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         )
         run = Run.open(job.directory, None if job.new else job.plan)
         with job.progress() as progress:
-            results = pipeline.finish(run, execution, progress)
-        return pipeline.report(run) if explain(run, results, job.note, job.deadline) else results
+            results = pipeline.finish(run, execution, progress, pages=False)
+        if explain(run, results, job.note, job.deadline):
+            results = assemble(run)
+        pipeline.write_pages(run, results)
+        return results
 
-    def show(self, job: Job[RunRequest, RunSession], found: Results, console: Terminal) -> None:
+    def show(self, job: Job[RunRequest, RunSession], results: Results, console: Terminal) -> None:
         """Print the tables and the decision."""
-        show_results(job.directory, found, console)
+        show_results(job.directory, results, console)
 
-    def exit_code(self, found: Results, session: RunSession) -> int:
+    def exit_code(self, results: Results, session: RunSession) -> int:
         """Return 1 for a cell that `--fail-on` names, 3 for a run that its time budget ended, else 0."""
-        if any(CAUSES[cause](cell) for cause in session.fail_on for cell in found.cells):
+        if any(CAUSES[cause](cell) for cause in session.fail_on for cell in results.cells):
             return FAILED
-        return INCOMPLETE if any(cell.status == "partial" for cell in found.cells) else 0
+        return INCOMPLETE if any(cell.status == "partial" for cell in results.cells) else 0
 
 
 def folder_of(request: DecodingRequest) -> str:
@@ -144,4 +147,16 @@ def show_estimate(
         console.say(outlook(planned, max(expected.block_of.values(), default=None), budget_s))
 
 
-EXPERIMENT = RunExperiment()
+class PlanOnly(RunExperiment):
+    """`mtbench plan`: another machine may decode the plan, and has its own device and dtype for `auto`."""
+
+    def plan(self, request: RunRequest, session: RunSession) -> Plan:
+        """Return prompts, cells, blocks and rounds."""
+        return make_plan(request, here=False)
+
+    def warnings(self, planned: Plan) -> list[str]:
+        """Return the parts that cannot get a verdict."""
+        return planned.warnings()
+
+
+EXPERIMENT, PLAN_ONLY = RunExperiment(), PlanOnly()

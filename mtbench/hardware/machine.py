@@ -26,7 +26,7 @@ PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
     """Return the contents of environment.json. Imports nothing large, since every run begins with it."""
-    found, quota = gpu(), cpu_quota()
+    device, quota = gpu(), cpu_quota()
     return {
         "command": list(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -37,7 +37,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         **host(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         **({} if quota is None else {"cpu_quota": quota}),
-        "gpu": None if found is None else found.describe(),
+        "gpu": None if device is None else device.describe(),
     }
 
 
@@ -152,8 +152,8 @@ def sample(device: str, servers: Collection[int] | None = None) -> Sample:
 
     `servers`: groups of the processes that compute for this one, none before they start; None: this thread computes.
     """
-    found = gpu() if device == "cuda" else None
-    state = Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if found is None else found.sample()
+    device_read = gpu() if device == "cuda" else None
+    state = Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if device_read is None else device_read.sample()
     state = replace(state, throttled_s=throttled_s())
     if servers is None or not Path("/proc/stat").exists():
         return state
@@ -270,14 +270,14 @@ def window(before: Sample, after: Sample, *, lacking: bool = False, processes: i
     wall_s = after.at_s - before.at_s
     energy_j = _growth(before.energy_j, after.energy_j)
     capped_s, thermal_s = _growth(before.capped_s, after.capped_s), _growth(before.thermal_s, after.thermal_s)
-    known = any(value is not None for value in (before.reasons, after.reasons, capped_s, thermal_s))
+    throttle_known = any(value is not None for value in (before.reasons, after.reasons, capped_s, thermal_s))
     throttle = (after.reasons or 0) | ((before.reasons or 0) & (BRAKE | THERMAL))
     if capped_s is not None and capped_s > NOTICEABLE_SHARE * wall_s:
         throttle |= POWER_CAP
     if thermal_s is not None and thermal_s > NOTICEABLE_SHARE * wall_s:
         throttle |= HEAT
-    found = [s.processes for s in (before, after) if s.processes is not None]
-    shared = max(found) > processes if found else None
+    counts = [s.processes for s in (before, after) if s.processes is not None]
+    shared = max(counts) > processes if counts else None
     cpu_s, wanted_s = processor(before, after)
     stopped = THROTTLED if is_throttled(before, after) else NO_PROCESSOR if lacking else None
     return {
@@ -286,7 +286,7 @@ def window(before: Sample, after: Sample, *, lacking: bool = False, processes: i
         "clock_mhz": after.clock_mhz,
         "temperature_c": after.temperature_c,
         "power_w": after.power_w if energy_j is None or wall_s < 1 else energy_j / wall_s,
-        "throttle": throttle if known else None,
+        "throttle": throttle if throttle_known else None,
         "shared": shared,
         "dropped": stopped or _contamination(throttle, bool(shared)),
     }

@@ -22,6 +22,7 @@ from mtbench.errors import UserError, first_line
 from mtbench.files import read_bytes
 from mtbench.lineup.simulation import Acceptance, most_commits
 from mtbench.options.classes import decoding_options
+from mtbench.options.engine_options import with_options
 from mtbench.options.texts import shown
 
 OURS = "mtbench"  # key of what a run tells beside its curves
@@ -93,7 +94,7 @@ class AcceptanceFile(Acceptance):
         every = [key for key in self.curves if key != OURS]
         keys = [part] if part in every else [key for key in every if f"{key}/".startswith(part and f"{part}/")]
         if OURS in self.curves and not part:
-            engines = "+".join((str(arm.engine), *arm.settings)), ENGINES[0]
+            engines = with_options(arm.engine, arm.settings), ENGINES[0]
             own = [[key for key in every if f"{curve_key(method, engine)}/thinking" in key] for engine in engines]
             keys = own[0] or own[1]
         keys = [key for key in keys if key.endswith(self.mode)] or keys

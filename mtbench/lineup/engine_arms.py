@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench.clients.serving_engine import Serving, ServingEngine
-from mtbench.decoding.arms import PREFIX_CACHE, Arm, is_served, parse_arms, reference_arm
+from mtbench.decoding.arms import Arm, is_served, parse_arms, reference_arm
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
@@ -12,6 +12,7 @@ from mtbench.errors import UserError
 from mtbench.lineup.simulation import Acceptance
 from mtbench.models import families
 from mtbench.models.families import Family
+from mtbench.options.engine_options import PREFIX_CACHE, ServerOption
 from mtbench.plan.plan import RunRequest
 
 
@@ -48,7 +49,7 @@ def refuse_in_engine(
             "leave `--prefix-cache on` out."
         )
     ours = engine.launch(Path("python"), Serving("MODEL", setting, 1, 1, "float32", 1), 0)
-    flags = [word for word in engine.own_options(arm.settings) if word.startswith("--")]
+    flags = [option.words[0] for option in arm.settings if option != PREFIX_CACHE]
     taken = set(map(_option, ours)) - set(map(_option, engine.overridable))
     if twice := [flag for flag in flags if _option(flag) in taken]:
         raise UserError(f"--engine-option {twice[0]} is set by mtbench for {engine.title}; leave it out.")
@@ -65,7 +66,7 @@ def engine_flags(arm: Arm, source: str) -> list[str]:
     return [f"another model: {other}"] if other else []
 
 
-def other_tokens(arm: Arm, arms: Sequence[Arm], dtype: str) -> list[str]:
+def other_tokens(arm: Arm, arms: Sequence[Arm], dtype: str) -> list[ServerOption]:
     """Return the options of an arm's engine that may give it other tokens than those of its reference.
 
     Of alternatives, plain decoding in the engine has the first; and no arm of ours has an option of an engine.

@@ -5,7 +5,7 @@ Planning, a race, a server and `mtbench ls arms` get an arm's method, its checkp
 
 import copy
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -17,10 +17,10 @@ from mtbench.errors import UnreadableCheckpoint, UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.lineup.engine_arms import refuse_in_engine
 from mtbench.lineup.simulation import Acceptance
-from mtbench.models import families, gguf
-from mtbench.models.drafts.loading import inspect_draft
+from mtbench.models import families
 from mtbench.models.families import SHAPES, Family
-from mtbench.models.loading import Inspected, inspect, refuse_undecodable
+from mtbench.models.inspection import Inspections
+from mtbench.models.loading import Inspected
 from mtbench.options.classes import build, roles_of
 from mtbench.plan.request import RunRequest
 
@@ -48,7 +48,7 @@ class Entrant(NamedTuple):
 class Lineup:
     """The arms of a request on the checkpoints of a family.
 
-    `known`: data of checkpoints, by source. `installed`: refuse arms in serving engines that are not.
+    `inspections`: data of checkpoints that is read already. `installed`: refuse arms in serving engines that are not.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Lineup:
         request: RunRequest,
         arms: Iterable[Arm] = (),
         acceptance: Acceptance | None = None,
-        known: dict[str, Inspected] | None = None,
+        inspections: Inspections | None = None,
         *,
         installed: bool = True,
     ) -> None:
         self.family, self.request, self.arms, self.acceptance = family, request, tuple(arms), acceptance
-        self._known, self._installed = {} if known is None else known, installed
-        self._passed, self._decodable = set[str](), set[str]()
+        self._inspections, self._installed = inspections or Inspections(offline=request.offline), installed
+        self._passed = set[str]()
         self._methods: dict[str, tuple[Method, list[str]]] = {}
         self._entrants: dict[str, Entrant] = {}
 
@@ -99,11 +99,14 @@ class Lineup:
         """Return an arm with its method and checkpoints. Raises UserError for one that cannot run as requested."""
         if str(arm) not in self._entrants:
             self.refuse(arm)
-            checkpoints = self._inspect(arm)
+            served, masked = is_served(arm.engine), METHODS[arm.method].needs_mask
+            here = METHODS[arm.method].needs_weights and not served
+            sources = self.family.checkpoints(arm.roles)
+            checkpoints = self._inspections.of_roles(sources, arm.on, masked=masked, here=here, served=served)
             method, untrained = self.method(arm)
             fault = None
             if len(checkpoints) == len(arm.roles):
-                with self._left_to_engine(arm):
+                with suppress(UnreadableCheckpoint) if served else nullcontext():
                     fault = method_checks.fault(method, checkpoints)
             if fault is None and not method.outside:
                 method_checks.refuse_too_wide(str(arm), method)
@@ -145,39 +148,9 @@ class Lineup:
             )
         self._passed.add(str(arm))
 
-    def _inspect(self, arm: Arm) -> dict[str, Inspected]:
-        """Return the data of an arm's checkpoints, by role. Raises UserError if one cannot be used.
-
-        A draft that only the engine reads is not among them.
-        """
-        sources, offline = self.family.checkpoints(arm.roles), self.request.offline
-        target = self._whole(sources.pop(arm.on), arm, masked=METHODS[arm.method].needs_mask)
-        found = {arm.on: target}
-        for role, source in sources.items():
-            with self._left_to_engine(arm):
-                found[role] = inspect_draft(source, target, offline=offline) or self._whole(source, arm)
-        return found
-
-    def _whole(self, source: str, arm: Arm, *, masked: bool = False) -> Inspected:
-        """Return the data of a whole model, read once. Raises UserError for one that cannot be decoded where it is."""
-        known, here = self._known, METHODS[arm.method].needs_weights and not is_served(arm.engine)
-        if here and gguf.is_gguf(source):
-            source = families.locate(source)
-        if source not in known or (masked and known[source].mask_id is None):
-            known[source] = inspect(source, offline=self.request.offline, needs_mask=masked)
-        if here and source not in self._decodable:
-            refuse_undecodable(known[source])
-            self._decodable.add(source)
-        return known[source]
-
-    @staticmethod
-    def _left_to_engine(arm: Arm) -> AbstractContextManager[None]:
-        """Return a context in which what mtbench cannot read of a draft is left to the arm's serving engine."""
-        return suppress(UnreadableCheckpoint) if is_served(arm.engine) else nullcontext()
-
 
 def line_up(
-    spec: str, request: RunRequest, acceptance: Acceptance | None, known: dict[str, Inspected] | None = None
+    spec: str, request: RunRequest, acceptance: Acceptance | None, inspections: Inspections | None = None
 ) -> Lineup:
     """Return the lineup of a suite. Raises UserError for known faults before any download."""
     family = family_of(request, spec)
@@ -188,7 +161,7 @@ def line_up(
                 f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
-    lineup = Lineup(family, request, (), acceptance, known)
+    lineup = Lineup(family, request, (), acceptance, inspections)
     lineup = lineup.of(_arms(lineup))
     if request.apart and (ours := [str(arm) for arm in lineup.arms if not is_served(arm.engine)]):
         raise UserError(
@@ -219,15 +192,15 @@ def family_of(request: RunRequest, spec: str) -> Family:
     methods = [METHODS[name] for name in METHODS]
     named = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
     roles = [role for role in named if not role.startswith(families.PART)]
-    found = families.family(
+    family = families.family(
         request.family or SUITES[spec.partition(":")[0]].family,
         request.model,
         request.checkpoint,
         weights=request.weights,
         roles=roles,
     )
-    _refuse_simulated(spec, found, request)
-    return found
+    _refuse_simulated(spec, family, request)
+    return family
 
 
 def _arms(lineup: Lineup) -> list[Arm]:

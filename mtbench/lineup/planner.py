@@ -22,7 +22,7 @@ from mtbench.decoding.arms import (
 )
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
-from mtbench.errors import UserError, unknown
+from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
@@ -37,9 +37,11 @@ from mtbench.lineup.simulation import (
     simulated_parts,
 )
 from mtbench.models import chat_template
+from mtbench.models.auto import fastest_dtype
 from mtbench.models.families import Family
-from mtbench.models.loading import Inspected
+from mtbench.models.inspection import Inspections
 from mtbench.models.vocabularies import vocabulary_flags
+from mtbench.options import AUTO
 from mtbench.plan.checks import refuse_faulty
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Race
@@ -67,24 +69,23 @@ from mtbench.statistics import UNITS_NEEDED
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
 
-def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, lineup: Lineup | None = None) -> Plan:
+def make_plan(
+    request: RunRequest,
+    opened: Mapping[str, Suite] | None = None,
+    lineup: Lineup | None = None,
+    *,
+    here: bool = True,
+) -> Plan:
     """Get the suites' prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request.
 
-    opened: the suites of the request, if they are open already. lineup: its arms, if they are resolved already.
+    opened: the suites of the request, if they are open already. lineup: its arms, if they are resolved already. here:
+    this machine decodes the plan; False: that which decodes it decides what `--dtype auto` means.
     """
-    _refuse_two_sources(request)
-    for name in (text.partition(":")[0] for text in request.engine_option):
-        if name not in list(SERVING_ENGINES):
-            raise unknown("engine of --engine-option", name, SERVING_ENGINES, "mtbench ls engines")
-    if request.apart and request.rounds < UNITS_NEEDED["round"]:
-        raise UserError(
-            f"--apart has intervals over rounds, and {request.rounds} are too few; give `--rounds "
-            f"{UNITS_NEEDED['round']}` or more."
-        )
+    _refuse_contradictions(request)
     text, variables = request.simulate_acceptance, request.chat_template_kwargs
     acceptance = None if text is None else AcceptanceFile.read(text, variables) or Acceptance.of(text)
-    known: dict[str, Inspected] = {}
-    lineups = {spec: lineup or line_up(spec, request, acceptance, known) for spec in request.suite}
+    inspections = Inspections(offline=request.offline)
+    lineups = {spec: lineup or line_up(spec, request, acceptance, inspections) for spec in request.suite}
     opened = opened or open_suites(request)
     today = os.environ.get(chat_template.DATE) or date.today().isoformat()  # no time: the plans of a day are equal
     dated = request.changed(chat_template_date=request.chat_template_date or today)
@@ -112,7 +113,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
     if "on" in request.prefix_cache and not any(cell.prefix_cache for cell in cells):
         raise UserError("--prefix-cache on: no arm has one; give `--engine` (`mtbench ls engines`), or leave it out.")
     used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in lineups]
-    used += [SERVING_ENGINES[cell.engine] for cell in cells if cell.engine in list(SERVING_ENGINES)]
+    used += [SERVING_ENGINES[cell.engine] for cell in cells if is_served(cell.engine)]
     plan = Plan(
         schema_version=SCHEMA_VERSION,
         request=dated if any("template_date" in suite.task for suite in suites) else request,
@@ -122,7 +123,17 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None, li
         plugins=plugins.files_of(used),
     )
     refuse_faulty(plan)
-    return plan
+    return with_dtype(plan) if here else plan
+
+
+def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
+    """Return a plan with the dtype that `auto` means on this machine. decoded_in: that of an earlier session."""
+    request = plan.request
+    if request.dtype != AUTO:
+        return plan
+    sources = {source for cell in plan.cells if cell.built.needs_weights for source in cell.checkpoints.values()}
+    dtype = decoded_in or fastest_dtype(request.device, sources, offline=request.offline)
+    return plan.changed(request=request.changed(dtype=dtype))
 
 
 def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
@@ -141,12 +152,17 @@ def write_plan(run: RunDirectory, plan: Plan, command: Sequence[str], race: Race
     run.write_json("plan.json", dump(plan), indent=None)
 
 
-def _refuse_two_sources(request: RunRequest) -> None:
+def _refuse_contradictions(request: RunRequest) -> None:
     named = [f"--{name}" for name in ("family", "model", "checkpoint", "weights") if getattr(request, name)]
     if request.weights is not None and len(named) > 1:
         raise UserError(
             f"{' and '.join(named)} each name the models; give one of them. (One role can have random weights, too: "
             "`--checkpoint ROLE=random:SHAPE`.)"
+        )
+    if request.apart and request.rounds < UNITS_NEEDED["round"]:
+        raise UserError(
+            f"--apart has intervals over rounds, and {request.rounds} are too few; give `--rounds "
+            f"{UNITS_NEEDED['round']}` or more."
         )
 
 

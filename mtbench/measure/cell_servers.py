@@ -17,6 +17,7 @@ from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.files import cache_home
 from mtbench.lineup import simulation
 from mtbench.models.loading import Inspected
+from mtbench.options.engine_options import words_of
 from mtbench.plan.plan import Cell
 
 SERVED_SHARE = 0.9  # of a GPU's memory, for the servers of a batch size and our own models
@@ -83,7 +84,7 @@ class CellServers:
                 made = engine.synthetic(setting, simulation.rates(cell.accept.probabilities, method))
                 assert isinstance(made, Setting), "planning refuses it"
                 setting = made
-            own, threads = engine.own_options(cell.engine_options), torch.get_num_threads()
+            own, threads = words_of(cell.engine_options), torch.get_num_threads()
             rows = cell.served_as[-1].batch_size
             share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self._arms), 1))
             serving = Serving(model, setting, rows, room, self.dtype, threads, own, share, cell.prefix_cache)

@@ -10,20 +10,21 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from mtbench import kernels
-from mtbench.decoding.arms import PREFIX_CACHE, is_served
+from mtbench.decoding.arms import is_served
 from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.document.formatting import counted, percent
 from mtbench.errors import UserError
 from mtbench.hardware import machine
+from mtbench.lineup.planner import with_dtype
 from mtbench.measure.block_writer import Progress
-from mtbench.measure.model_pool import ModelPool, with_dtype
+from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.stage import HERE, Stage
 from mtbench.measure.time_budget import TimeBudget
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Worker, WorkerSession, in_parallel, start_workers
+from mtbench.options.engine_options import refuse_engine_options
 from mtbench.options.fields import fields_of
-from mtbench.options.texts import alternatives
 from mtbench.plan.formats import FailureLine
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.prompts import open_plan
@@ -115,7 +116,8 @@ def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None
     if shares is None or shares[0] < machine.MOST_OTHERS:
         return
     busy = {name: SERVING_ENGINES[name].busy for name in engines if (run.sessions[-1].threads or 1) > 1}
-    options = {f"{name}:{option}" for name, option in busy.items() if option} - {*run.plan.request.engine_option}
+    given = {*map(str, run.plan.request.engine_option)}
+    options = {f"{name}:{option}" for name, option in busy.items() if option} - given
     remedy = "".join(f", or give `--engine-option {option}`" for option in sorted(options))
     progress.note(f"other programs use {percent(shares[0], 0)} % of the cores; stop them{remedy}")
 
@@ -137,7 +139,7 @@ def _refuse_untrusted(run: Run, plan: Plan, stages: Sequence[Stage], execution: 
     """Raise UserError for what the plan would use and this command does not name, or what another mtbench began."""
     due = _due(stages)
     _refuse_other_servers(due, execution.servers)
-    used = {f"{cell.engine}:{option}" for cell in plan.cells for option in cell.engine_options}
+    used = {(cell.engine, option) for cell in plan.cells for option in cell.engine_options}
     refuse_engine_options(used, plan.request.engine_option, execution.engine_options)
     _refuse_new_options(due if run.sessions else [])
 
@@ -151,18 +153,6 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
                 f"the plan asks the server {method.server!r}, which this command does not name; if you trust it, add "
                 f"`--server {shlex.quote(method.server)}`."
             )
-
-
-def refuse_engine_options(used: Collection[str], asked: Collection[str], given: Collection[str]) -> None:
-    """Raise UserError for options of engines that this command does not give: they may name code.
-
-    `used`: ENGINE:OPTION of a plan. `asked`, `given`: values of `--engine-option` of the plan and of this command.
-    """
-    unnamed = {text for text in used if text.partition(":")[2] == PREFIX_CACHE}  # names no code
-    if new := {*used} - unnamed - {text for option in given for text in alternatives(option)}:
-        texts = [option for option in asked if new & {*alternatives(option)}] or new
-        words = " ".join(f"--engine-option {shlex.quote(text)}" for text in sorted(texts))
-        raise UserError(f"the plan gives engines options that this command does not; if you trust it, add `{words}`.")
 
 
 def _refuse_new_options(cells: Sequence[Cell]) -> None:

@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,18 +19,16 @@ from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.lineup import simulation
 from mtbench.measure.cell_servers import CellServers
 from mtbench.models import gguf
-from mtbench.models.checkpoint_files import stored_bytes
+from mtbench.models.auto import SMALL_MODEL, parameters, resolve_device, resolve_dtype
 from mtbench.models.drafts.loading import draft_config, load_draft
-from mtbench.models.families import locate, path_of
+from mtbench.models.families import locate
 from mtbench.models.feature_draft import DraftRunner
-from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, without_weights
+from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.models.vocabularies import TranslatedRunner, differ
 from mtbench.plan.directory import JsonObject
-from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.plan.plan import Cell, RunRequest
 from mtbench.programs.machine_share import usable_processors
-
-SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
 
 
 class ModelPool:
@@ -246,69 +242,3 @@ def threads_for(device: str, sizes: Iterable[int]) -> int:
 def usable_threads() -> int:
     """Return torch's threads, but at most as many as this process may keep busy: a quota stops more again and again."""
     return min(torch.get_num_threads(), usable_processors())
-
-
-def resolve_device(device: str) -> str:
-    """Return the device; `auto` is the GPU if there is one. Raises UserError for a device that is not available."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        available = "cpu, cuda" if torch.cuda.is_available() else "cpu (no GPU is visible)"
-        raise UserError(f"--device {device!r} is not available; available: {available}.")
-    return device
-
-
-def resolve_dtype(dtype: str, device: str) -> str:
-    """Return the dtype; `auto` is bfloat16 on a GPU, float32 on a CPU."""
-    if dtype != "auto":
-        return dtype
-    return "bfloat16" if device == "cuda" else "float32"
-
-
-def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
-    """Return the plan with the dtype that `auto` means: that of an earlier session, else `fastest_dtype`."""
-    request = plan.request
-    if request.dtype != "auto":
-        return plan
-    sources = {source for cell in plan.cells if cell.built.needs_weights for source in cell.checkpoints.values()}
-    return plan.changed(request=request.changed(dtype=decoded_in or fastest_dtype(request, sources)))
-
-
-def fastest_dtype(request: RunRequest, sources: Iterable[str]) -> str:
-    """Return the dtype of a request for these checkpoints; `auto` is the fastest on this machine."""
-    if request.dtype != "auto":
-        return request.dtype
-    largest = max((parameters(source, request.offline) for source in sources), default=0)
-    return fastest_for(largest, resolve_device(request.device))
-
-
-def fastest_for(size: int, device: str) -> str:
-    """Return the dtype in which a model of so many parameters is fastest on this machine.
-
-    On a CPU with instructions for bfloat16 a large model runs in bfloat16. On two cores with avx512_bf16, SmolLM2-135M
-    takes 0.67 of float32's time for one position, and 0.42 to 0.56 for 2 to 16.
-    """
-    fast = device == "cpu" and computes_bfloat16() and size >= SMALL_MODEL
-    return "bfloat16" if fast else resolve_dtype("auto", device)
-
-
-def computes_bfloat16() -> bool:
-    """Return whether the CPU has instructions for products of bfloat16. Without them it is slower than float32."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
-
-
-@cache
-def parameters(source: str, offline: bool) -> int:
-    """Return a checkpoint's number of parameters by its configuration.
-
-    Of a GGUF file, and of a model that transformers does not know, it is the bytes of the weights, about as many; 0 if
-    they are not here: loading reports why.
-    """
-    path = path_of(source)
-    if gguf.is_gguf(path):
-        return sum(part.stat().st_size for part in gguf.parts_of(Path(path)))
-    try:
-        return int(without_weights(source, offline=offline).num_parameters())
-    except UserError:
-        return stored_bytes(Path(path))

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from mtbench.decoding.arms import is_served
 from mtbench.document.formatting import duration
-from mtbench.measure.model_pool import ModelPool, with_dtype
+from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.time_budget import part_of, remember_start
 from mtbench.measure.workers import Done, LocalWorker, Task, Worker
 from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
@@ -22,7 +22,7 @@ Show = Callable[[int, int, str], None]  # how many of how many cells are measure
 def estimate(plan: Plan, show: Show = lambda *_: None) -> "TimeEstimate":
     """Return the expected times of a plan, whose models are loaded for it."""
     show(0, len(plan.cells), "loading the models")
-    pool = ModelPool(with_dtype(plan).request)
+    pool = ModelPool(plan.request)
     pool.load(plan.cells)
     return TimeEstimate(plan, LocalWorker(pool, plan.cells), show, loading_s=pool.loading_s or 0.0)
 

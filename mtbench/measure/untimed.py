@@ -8,8 +8,9 @@ from multiprocessing.connection import Connection
 
 from mtbench.measure import cache_probe, energy, peak_memory
 from mtbench.measure.lossless_check import Rescoring
-from mtbench.measure.model_pool import ModelPool, resolve_device
+from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.workers import interrupts_blocked
+from mtbench.models.auto import resolve_device
 from mtbench.plan.plan import Plan, RunRequest
 from mtbench.plan.run import Run
 from mtbench.plugins import InChild

@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,15 +31,14 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import NotNumbersError, UserError, first_line
 from mtbench.hardware import machine, probe
-from mtbench.measure.model_pool import ModelPool, resolve_device, usable_threads
+from mtbench.measure.model_pool import ModelPool, usable_threads
+from mtbench.measure.worker_counts import check_reachable, no_cluster, refuse, refuse_count
+from mtbench.models.auto import resolve_device
 from mtbench.models.loading import DTYPES
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.formats import SessionRecord
 from mtbench.plan.plan import Cell, RunRequest
 from mtbench.plan.run import Run
-from mtbench.programs.machine_share import usable_processors
-
-CONNECT_TIMEOUT_S = 5.0  # for a cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +280,7 @@ def _refuse_other_engines(first: SessionRecord, now: SessionRecord) -> None:
     """Raise UserError if a serving engine has another release than in the session that started the run."""
     before, current = first.layers or {}, now.layers or {}
     for name in before.keys() & current.keys():
-        if name.rpartition(" by ")[2] in list(SERVING_ENGINES) and before[name] != current[name]:
+        if name.rpartition(" by ")[2] in SERVING_ENGINES and before[name] != current[name]:
             engine = name.rpartition(" by ")[2]
             raise UserError(
                 f"this run started with {engine} as {before[name]}, and it is {current[name]} now; install that one "
@@ -367,7 +365,7 @@ def start_workers(
             started += [Actor(number, gpus, request, cells) for number in range(workers)]
         else:
             assert workers is not None
-            _check_count(workers, resolve_device(request.device))
+            refuse(workers, None, request.device)
             started += [Process(number, workers, request, cells) for number in range(workers)]
         yield started
     finally:
@@ -375,45 +373,6 @@ def start_workers(
             worker.close()
         if ray is not None and "ray" in sys.modules:
             sys.modules["ray"].shutdown()
-
-
-def refuse(workers: int | None, ray: str | None, device: str) -> None:
-    """Raise UserError if this machine or cluster lacks the workers or the device, if that is known before."""
-    if ray is not None:
-        check_reachable(ray)
-        return
-    device = resolve_device(device)
-    if workers is not None:
-        _check_count(workers, device)
-
-
-def check_reachable(address: str) -> None:
-    """Raise UserError if no cluster listens at the address; Ray itself would retry for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        if not address:
-            raise ValueError("no address")
-        if host:
-            socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
-    except (OSError, ValueError) as error:
-        raise _no_cluster(address, error) from None
-
-
-def _no_cluster(address: str, error: BaseException) -> UserError:
-    return UserError(f"--ray {address!r}: no cluster ({first_line(error)}); `ray start --head` starts one.")
-
-
-def _check_count(workers: int, device: str) -> None:
-    """Raise UserError for more workers than this machine has GPUs, or than this process may use cores."""
-    if device == "cuda":
-        _refuse_count(workers, torch.cuda.device_count(), "GPUs of this machine")
-    else:
-        _refuse_count(workers, usable_processors(), "cores of this process")
-
-
-def _refuse_count(workers: int, most: int, units: str) -> None:
-    if not 1 <= workers <= most:
-        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {most}, the {units}.")
 
 
 def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
@@ -428,7 +387,7 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
         options = {"include_dashboard": False} if address == "local" else {}
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:
-        raise _no_cluster(address, error) from None
+        raise no_cluster(address, error) from None
     signal.signal(signal.SIGTERM, on_sigterm)  # Ray installs its own handler
     resources = ray.cluster_resources()
     gpus = 0 if device == "cpu" else int(resources.get("GPU", 0))
@@ -438,5 +397,5 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
     if workers is None and not gpus:
         raise UserError("--ray: the cluster has no GPU to count; give the number of workers: `--workers N`.")
     workers = gpus if workers is None else workers
-    _refuse_count(workers, most, "GPUs of the cluster" if gpus else "cores of the cluster")
+    refuse_count(workers, most, "GPUs of the cluster" if gpus else "cores of the cluster")
     return workers, 1 if gpus else 0

@@ -216,11 +216,11 @@ def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int, configured: int | N
     """Return the mask token: `configured`, the tokenizer's, or the next free id if the embedding's `rows` have it."""
     if configured is not None:
         return configured
-    known = tokenizer.get_vocab()
-    own: int | None = next((known[token] for token in MASKS if token in known), tokenizer.mask_token_id)
+    ids = tokenizer.get_vocab()
+    own: int | None = next((ids[token] for token in MASKS if token in ids), tokenizer.mask_token_id)
     if own is not None:
         return own if own < rows else None
-    free = max(known.values()) + 1
+    free = max(ids.values()) + 1
     return free if free < rows else None
 
 

@@ -57,12 +57,12 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
 
     added = tokenizer.added_tokens_decoder
     special = special_ids(tokenizer)
-    found = {
+    texts = {
         i: added[i].content.encode() if i in added else read(token)
         for token, i in tokenizer.get_vocab().items()
         if i not in special
     }
-    return {i: text for i, text in found.items() if text}
+    return {i: text for i, text in texts.items() if text}
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -116,10 +116,10 @@ def shared(target: PreTrainedTokenizerBase, rows: int, draft: PreTrainedTokenize
 
 def _by_bytes(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[bytes, int]:
     """Return one id of each token's bytes; of two, one that is no byte fallback, then the lowest."""
-    known = {i: text for i, text in token_bytes(tokenizer).items() if i < rows}
-    names = tokenizer.convert_ids_to_tokens(list(known))
-    order = sorted((is_fallback(name), i) for name, i in zip(names, known, strict=True))
-    return {known[i]: i for _, i in reversed(order)}
+    texts = {i: text for i, text in token_bytes(tokenizer).items() if i < rows}
+    names = tokenizer.convert_ids_to_tokens(list(texts))
+    order = sorted((is_fallback(name), i) for name, i in zip(names, texts, strict=True))
+    return {texts[i]: i for _, i in reversed(order)}
 
 
 def spellings(
@@ -137,15 +137,15 @@ def spellings(
     names = target.convert_ids_to_tokens(list(range(rows)))
 
     def spell(text: bytes) -> list[int]:
-        found, begin = [], 0
+        ids, begin = [], 0
         while begin < len(text):
             sizes = range(min(longest, len(text) - begin), 0, -1)
             size = next((n for n in sizes if text[begin : begin + n] in pieces), 0)
             if not size:
                 return spare
-            found.append(pieces[text[begin : begin + size]])
+            ids.append(pieces[text[begin : begin + size]])
             begin += size
-        return found[-LONGEST:]
+        return ids[-LONGEST:]
 
     def spelled(token: int) -> list[int]:
         name = names[token]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from mtbench.options import texts
+from mtbench.options.engine_options import EngineOption
 from mtbench.options.fields import option
 from mtbench.options.texts import PlainValue
 from mtbench.records import Price
@@ -83,13 +84,13 @@ Engines = Annotated[
     ),
 ]
 EngineOptions = Annotated[
-    Sequence[str],
+    Sequence[EngineOption],
     option(
         "An engine's own option, such as 'vllm:enforce-eager', or 'vllm:kv-cache-dtype=auto|fp8': every arm with each "
         "value; plain decoding has the first. Repeatable. A stored plan's are used only if they are given again.",
         COMPARED,
         metavar="ENGINE:OPTION[=VALUE]",
-        parse_all=texts.engine_options,
+        parse_all=lambda given: [*map(EngineOption.read, given)],
     ),
 ]
 OffOn = Literal["off", "on"]

@@ -85,7 +85,7 @@ def fields_of(kind: Any) -> dict[str, FieldInfo]:
 def _fields_of_class(kind: Any) -> dict[str, FieldInfo]:
     """Return the fields of a dataclass. The bounds of an option are those of the numbers that it may be."""
     hints = typing.get_type_hints(kind)
-    found = {}
+    fields = {}
     for declared in dataclasses.fields(kind):
         mark: FieldInfo = declared.metadata["option"]
         bounds = [entry for entry in mark.metadata if not isinstance(entry, Option)]
@@ -95,8 +95,8 @@ def _fields_of_class(kind: Any) -> dict[str, FieldInfo]:
         plain: Any = Field(description=mark.description)
         plain.metadata.append(option_of(mark))
         annotated: Any = Annotated[Union[tuple(bounded)], plain]  # noqa: UP007
-        found[declared.name] = FieldInfo.from_annotated_attribute(annotated, declared.default)
-    return found
+        fields[declared.name] = FieldInfo.from_annotated_attribute(annotated, declared.default)
+    return fields
 
 
 def flag_of(name: str, field: FieldInfo) -> str:
@@ -144,17 +144,17 @@ def as_words(given: Mapping[str, Any], kind: type[Any]) -> list[str]:
     >>> as_words({"batch_size": (1, 8), "method": ["a", "b"], "offline": True}, Request)
     ['--batch-size', '1,8', '--method', 'a', '--method', 'b', '--offline']
     """
-    found: list[str] = []
+    words: list[str] = []
     fields = fields_of(kind)
     for name, value in given.items():
         if value is None or name not in fields:
             continue
         flag = flag_of(name, fields[name])
         if isinstance(value, bool):
-            found += [flag] if value else [no(flag)] * option_of(fields[name]).negatable
+            words += [flag] if value else [no(flag)] * option_of(fields[name]).negatable
         else:
-            found += [word for text in as_texts(value, fields[name]) for word in (flag, text)]
-    return found
+            words += [word for text in as_texts(value, fields[name]) for word in (flag, text)]
+    return words
 
 
 def as_texts(value: Any, field: FieldInfo) -> list[str]:
@@ -245,7 +245,7 @@ def item_of(field: FieldInfo) -> Any:
 def number_of(field: FieldInfo) -> type | None:
     """Return the type of the numbers that a field takes: bool, int or float; None if it takes none."""
     kinds = [*parts(field.annotation)]
-    return next((known for known in (bool, int, float) if known in kinds), None)
+    return next((kind for kind in (bool, int, float) if kind in kinds), None)
 
 
 def bounds(field: FieldInfo) -> tuple[Ge | Gt | None, Le | Lt | None]:
@@ -283,12 +283,12 @@ def allowed(field: FieldInfo) -> str:
 def _bounds_in_words(low: Ge | Gt | None, high: Le | Lt | None, as_text: Callable[[Any], str]) -> str:
     if isinstance(low, Ge) and isinstance(high, Le):
         return f" from {as_text(low.ge)} to {as_text(high.le)}"
-    found = []
+    ends = []
     if low is not None:
-        found.append(f" of at least {as_text(low.ge)}" if isinstance(low, Ge) else f" above {as_text(low.gt)}")
+        ends.append(f" of at least {as_text(low.ge)}" if isinstance(low, Ge) else f" above {as_text(low.gt)}")
     if high is not None:
-        found.append(f" of at most {as_text(high.le)}" if isinstance(high, Le) else f" below {as_text(high.lt)}")
-    return " and".join(found)
+        ends.append(f" of at most {as_text(high.le)}" if isinstance(high, Le) else f" below {as_text(high.lt)}")
+    return " and".join(ends)
 
 
 def metavar(field: FieldInfo) -> str | None:

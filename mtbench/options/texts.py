@@ -23,10 +23,10 @@ def seconds(text: str) -> float:
     >>> seconds("500ms"), seconds("30m"), seconds("90")
     (0.5, 1800.0, 90.0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
-    if not found:
+    written = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
+    if not written:
         raise ValueError("write 500ms, 90s, 30m or 2h")
-    return float(found[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(written[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[written[2]]
 
 
 def shown(value: Any) -> str:
@@ -93,32 +93,13 @@ def item_limit(text: str) -> int | None:
 
 def checkpoints(texts: Sequence[str]) -> dict[str, str]:
     """Return role -> path or hub id of every ROLE=PATH_OR_ID. Raises ValueError for other text."""
-    found = {}
+    paths = {}
     for text in texts:
         role, _, path = text.partition("=")
         if not role or not path:
             raise ValueError("give ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`")
-        found[role] = path
-    return found
-
-
-def engine_options(texts: Sequence[str]) -> list[str]:
-    """Return the texts if each is ENGINE:OPTION or ENGINE:OPTION=A|B|…. Raises ValueError for other text."""
-    if not all(re.fullmatch(r"[\w.-]+:[a-z][\w.-]*(=[^|]+(\|[^|]+)*)?", text) for text in texts):
-        raise ValueError("give ENGINE:OPTION=VALUE, such as `--engine-option vllm:tensor-parallel-size=2`")
-    if not all(text.isprintable() for text in texts):  # they are in names of arms and in commands
-        raise ValueError("give a value of one line without control characters")
-    return [*texts]
-
-
-def alternatives(engine_option: str) -> list[str]:
-    """Return an `--engine-option` with each of its values.
-
-    >>> alternatives("vllm:kv-cache-dtype=auto|fp8"), alternatives("vllm:enforce-eager")
-    (['vllm:kv-cache-dtype=auto', 'vllm:kv-cache-dtype=fp8'], ['vllm:enforce-eager'])
-    """
-    option, equals, values = engine_option.partition("=")
-    return [f"{option}{equals}{value}" for value in values.split("|")]
+        paths[role] = path
+    return paths
 
 
 def pairs(values: Mapping[str, Any]) -> list[str]:
@@ -134,16 +115,16 @@ def template_variables(texts: Sequence[str]) -> dict[str, PlainValue]:
     >>> template_variables(["enable_thinking=false", "budget=512", "effort=low"])
     {'enable_thinking': False, 'budget': 512, 'effort': 'low'}
     """
-    found: dict[str, PlainValue] = {}
+    variables: dict[str, PlainValue] = {}
     for text in texts:
         if text.startswith("{"):
-            found |= _object(text)
+            variables |= _object(text)
             continue
         name, equals, value = text.partition("=")
         if not name.isidentifier() or not equals:
             raise ValueError("give NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`")
-        found[name] = _plain_value(value)
-    return found
+        variables[name] = _plain_value(value)
+    return variables
 
 
 def time(text: str) -> str:
@@ -172,27 +153,27 @@ def _plain_value(text: str) -> PlainValue:
         return text
 
 
-def latency_limits(known: Collection[str]) -> Callable[[str], dict[str, float]]:
+def latency_limits(names: Collection[str]) -> Callable[[str], dict[str, float]]:
     """Return the parser of limits in text such as `ttft=500ms,itl=50ms`: by name, in seconds.
 
-    It raises ValueError for a name that is not `known`, for one that is given twice, and for another value.
+    It raises ValueError for a name that is not in `names`, for one that is given twice, and for another value.
 
     >>> latency_limits(["ttft", "itl"])("ttft=500ms,itl=0.05s")
     {'ttft': 0.5, 'itl': 0.05}
     """
 
     def parse(text: str) -> dict[str, float]:
-        found: dict[str, float] = {}
+        limits_s: dict[str, float] = {}
         for part in text.split(","):
             name, _, value = part.partition("=")
-            if name not in known:
-                raise ValueError(f"{name!r} is not known; limits: {', '.join(known)}, such as ttft=500ms")
-            if name in found:
+            if name not in names:
+                raise ValueError(f"{name!r} is not known; limits: {', '.join(names)}, such as ttft=500ms")
+            if name in limits_s:
                 raise ValueError(f"{name} is given twice")
-            found[name] = seconds(value)
-            if not 0 < found[name] < math.inf:
+            limits_s[name] = seconds(value)
+            if not 0 < limits_s[name] < math.inf:
                 raise ValueError(f"{value!r} is no limit; write 500ms or 2s")
-        return found
+        return limits_s
 
     return parse
 

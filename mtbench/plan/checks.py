@@ -74,7 +74,7 @@ def _refuse_doubled(values: Iterable[str], field: str) -> None:
 
 
 def _check_cell(cell: Cell, field: str) -> None:
-    if cell.method not in list(METHODS):
+    if cell.method not in METHODS:
         raise unknown(f"method in {field}", cell.method, METHODS, "mtbench ls methods")
     method = METHODS[cell.method]
     if not method.outside:

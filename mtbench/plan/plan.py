@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from mtbench.decoding.arms import PREFIX_CACHE, is_served
+from mtbench.decoding.arms import is_served
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
@@ -29,6 +29,7 @@ from mtbench.options.classes import decoding_options
 from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
 from mtbench.options.common import Batching as Batching
 from mtbench.options.common import Protocol as Protocol
+from mtbench.options.engine_options import PREFIX_CACHE, ServerOption
 from mtbench.plan.formats import Committed
 from mtbench.plan.request import CHECKPOINTS
 from mtbench.plan.request import REFILLS as REFILLS
@@ -48,7 +49,8 @@ Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 
 CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN"
 ENGINE_OPTIONS = Field(
-    default_factory=list[str], description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own"
+    default_factory=list[ServerOption],
+    description="options of its engine's server, NAME or NAME=VALUE, beside mtbench's own",
 )
 
 
@@ -59,7 +61,7 @@ def _without_token_map(options: dict[str, Any]) -> dict[str, Any]:
 
 OptionValues = Annotated[dict[str, Any], AfterValidator(_without_token_map)]
 OTHER_TOKENS = Field(
-    default_factory=list[str],
+    default_factory=list[ServerOption],
     description="of these, those for which it may have other tokens than its method promises; empty: none",
 )
 
@@ -242,8 +244,8 @@ class Cell(Record):
         description="of a server that takes more requests than the cell sends: the cells that it decodes as from their "
         "batch sizes on; the last one is the most that it takes; empty: it is the cell's own",
     )
-    engine_options: list[str] = ENGINE_OPTIONS
-    other_tokens: list[str] = OTHER_TOKENS
+    engine_options: list[ServerOption] = ENGINE_OPTIONS
+    other_tokens: list[ServerOption] = OTHER_TOKENS
     revision: str | None = Field(None, description="commit on the hub of the checkpoint that decodes; null: not known")
     alternative: bool = Field(False, description="true: plain decoding in its engine has other options of the server")
 

@@ -62,12 +62,12 @@ def open_suites(request: RunRequest) -> dict[str, Suite]:
     return {spec: open_suite(spec, request) for spec in request.suite}
 
 
-def _refuse_unknown(kind: str, name: str, known: Collection[str], request: RunRequest) -> None:
+def _refuse_unknown(kind: str, name: str, names: Collection[str], request: RunRequest) -> None:
     """Raise UserError for a name that is not known; `kind`: the option that has it."""
-    if not known:
+    if not names:
         raise UserError(f"--{kind} {name!r}: {', '.join(request.suite)} has no choice of a {kind}; leave it out.")
-    if name not in known:
-        raise unknown(kind, name, known, "mtbench ls suites")
+    if name not in names:
+        raise unknown(kind, name, names, "mtbench ls suites")
 
 
 def plan_suite(
@@ -196,8 +196,8 @@ def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], re
     flags += [f"the chat template does not read {name}" for name in names]
     ended = sum(last in target.end_ids for item in items for last in item.prompt_ids[-1:])  # by `add_eos_token`
     flags += [f"{ended} of {len(items)} prompts end with an end token"] if ended else []
-    known, stops = target.tokenizer.get_vocab(), dict.fromkeys(s for item in items for s in (*item.stop, *item.cut))
-    never = [s for s in stops if s in known and (known[s] >= target.vocabulary or known[s] == target.mask_id)]
+    ids, stops = target.tokenizer.get_vocab(), dict.fromkeys(s for item in items for s in (*item.stop, *item.cut))
+    never = [s for s in stops if s in ids and (ids[s] >= target.vocabulary or ids[s] == target.mask_id)]
     return [*flags, *(f"the stop string {stop!r} is a token that no arm may emit" for stop in never)]
 
 
@@ -310,11 +310,11 @@ def _tokenise(
 
 def _answer_formats(prompts: Sequence[Prompt]) -> list[AnswerFormat]:
     """Return what the answers to prompts must be, each once."""
-    found: list[AnswerFormat] = []
+    formats: list[AnswerFormat] = []
     for prompt in prompts:
-        if prompt.answer_format is not None and prompt.answer_format not in found:
-            found.append(prompt.answer_format)
-    return found
+        if prompt.answer_format is not None and prompt.answer_format not in formats:
+            formats.append(prompt.answer_format)
+    return formats
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from mtbench.options import common
+from mtbench.options.engine_options import ANY, NO_PREFIX_CACHE, PREFIX_CACHE, EngineOption
 from mtbench.options.fields import option
 from mtbench.records import Record
 
@@ -51,9 +52,10 @@ class DecodingRequest(Record):
     protocol: common.ProtocolChoice = "own"
 
     @property
-    def settings(self) -> list[str]:
-        """The options of serving engines that are a part of an arm, as `parse_arms` reads them."""
-        return [*self.engine_option, f"*:prefix-cache={'|'.join(self.prefix_cache)}"]
+    def settings(self) -> list[EngineOption]:
+        """The options of serving engines that are a part of an arm."""
+        caches = (PREFIX_CACHE if given == "on" else NO_PREFIX_CACHE for given in self.prefix_cache)
+        return [*self.engine_option, EngineOption(ANY, tuple(caches))]
 
 
 class PlanRequest(DecodingRequest):
@@ -156,11 +158,11 @@ class Execution:
     leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
     fewer_arms: bool = False  # the last arms of a group leave if a time budget has no room for a decision among all
     servers: frozenset[str] = frozenset()  # that the plan may use: URL, or URL=VARIABLE (mtbench/decoding/external.py)
-    engine_options: frozenset[str] = frozenset()  # that the plan may give to serving engines
+    engine_options: frozenset[EngineOption] = frozenset()  # that the plan may give to serving engines
 
     @classmethod
     def of(
-        cls, request: Any, *, servers: Iterable[str] = (), engine_options: Iterable[str] = (), **session: Any
+        cls, request: Any, *, servers: Iterable[str] = (), engine_options: Iterable[EngineOption] = (), **session: Any
     ) -> "Execution":
         """Return the execution of a request: its options that every `--resume` may change."""
         same = ("time_budget_s", "data_dir", "offline", "allow_unsandboxed_code")

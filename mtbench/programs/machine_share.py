@@ -44,9 +44,9 @@ def available_memory_bytes() -> int:
     """Return the memory that new programs may use now, without swapping; the machine's where that is unknown."""
     with suppress(OSError):  # no Linux
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        known = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-        if known is not None:
-            return min(int(known) * 1024, usable_memory_bytes())
+        kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+        if kilobytes is not None:
+            return min(int(kilobytes) * 1024, usable_memory_bytes())
     return usable_memory_bytes()
 
 
@@ -54,9 +54,9 @@ def _quotas() -> Iterator[tuple[float, float]]:
     """Yield, of each cgroup with a quota, its processor seconds per second and for how many seconds it was stopped."""
     for group in _groups("cpu"):
         limits = _text(group, "cpu.max") or _text(group, "cpu.cfs_quota_us", "cpu.cfs_period_us")  # v2, v1
-        if found := re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", limits):  # without a quota `max` in v2, -1 in v1
+        if quota := re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", limits):  # without a quota `max` in v2, -1 in v1
             stops = re.findall(r"^throttled_(usec|time) (\d+)$", _text(group, "cpu.stat"), re.MULTILINE)
-            yield int(found[1]) / int(found[2]), sum(int(n) * UNITS[name] for name, n in stops)
+            yield int(quota[1]) / int(quota[2]), sum(int(n) * UNITS[name] for name, n in stops)
 
 
 def _text(group: Path, *files: str) -> str:
@@ -72,12 +72,12 @@ def _groups(controller: str) -> list[Path]:
     In a container a group's path may be the host's; the container's own group is then the root folder. v1 has a tree
     for each controller or for some together. v2 has one tree, beside those of v1 in a folder of its own.
     """
-    found = []
+    folders = []
     with suppress(OSError):  # no Linux
         for line in MEMBERSHIP.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             names, _, path = line.partition(":")[2].partition(":")
             trees = [names, controller] if controller in names.split(",") else [] if names else ["unified", "."]
             for tree in [CGROUPS / name for name in trees if (CGROUPS / name).is_dir()][:1]:
                 group = tree / path.lstrip("/")
-                found += [folder for folder in (group, *group.parents) if folder.is_relative_to(tree)]
-    return found
+                folders += [folder for folder in (group, *group.parents) if folder.is_relative_to(tree)]
+    return folders

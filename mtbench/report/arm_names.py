@@ -26,7 +26,7 @@ def arm_names(cells: Iterable[ResultCell]) -> dict[str, str]:
         if inside := _in_engine(cell):
             there = [other.engine_options for other in of_arms.values() if other.engine == cell.engine]
             options = [option for option in cell.engine_options if not all(option in other for other in there)]
-            names[arm] = f"{_method_and_options(arm)} ({', '.join([inside, *options])})"
+            names[arm] = f"{_method_and_options(arm)} ({', '.join([inside, *map(str, options)])})"
         else:
             alike.setdefault(_method_and_options(arm), []).append(arm)
     for words, arms in alike.items():
@@ -37,7 +37,7 @@ def arm_names(cells: Iterable[ResultCell]) -> dict[str, str]:
 
 def _in_engine(cell: ResultCell) -> str:
     """Return a serving engine's title and its own name of the cell's method; empty for another cell."""
-    if cell.engine is None or cell.engine not in list(SERVING_ENGINES):
+    if cell.engine is None or cell.engine not in SERVING_ENGINES:
         return ""
     engine = SERVING_ENGINES[cell.engine]()
     setting = engine.setting(METHODS[cell.method](**cell.options), cell.checkpoints)
@@ -50,16 +50,16 @@ def in_words(text: str, names: Mapping[str, str]) -> str:
         return text
     longest_first = sorted(names, key=len, reverse=True)
     ids = re.compile(rf"(?<![\w:@/-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w@/#-])")
-    return ids.sub(lambda found: names[found[0]], text)
+    return ids.sub(lambda name: names[name[0]], text)
 
 
 def _method_and_options(arm: str) -> str:
-    found = ARM.fullmatch(arm)
-    if found is None:
+    parts = ARM.fullmatch(arm)
+    if parts is None:
         return arm
-    method = METHODS[found["method"]].title if found["method"] in METHODS else ""
-    options = (found["options"] or "").split(",") if found["options"] else []
-    return " ".join([method or found["method"], *map(_option, options)])
+    method = METHODS[parts["method"]].title if parts["method"] in METHODS else ""
+    options = (parts["options"] or "").split(",") if parts["options"] else []
+    return " ".join([method or parts["method"], *map(_option, options)])
 
 
 def _option(given: str) -> str:

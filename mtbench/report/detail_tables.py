@@ -158,8 +158,8 @@ def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
     return Table(headings, rows, of={"turns": "turn", "contexts": "prompt tokens"}[name], caption=caption).filled()
 
 
-def _estimate(found: Estimate, scale: float = 1.0) -> Entry:
-    return Entry(number(found.value and found.value * scale), interval(bounds(found), scale))
+def _estimate(estimate: Estimate, scale: float = 1.0) -> Entry:
+    return Entry(number(estimate.value and estimate.value * scale), interval(bounds(estimate), scale))
 
 
 def percent_entry(accuracy: Accuracy | None) -> Entry:
@@ -172,7 +172,9 @@ def percent_entry(accuracy: Accuracy | None) -> Entry:
 def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
     """Return the acceptance of the arms that guess."""
     acceptances = {cell.arm: cell.acceptance for cell in cells if cell.acceptance is not None}
-    figures = {arm: found for arm, found in acceptances.items() if found.length is not None and found.offered != 0}
+    figures = {
+        arm: measured for arm, measured in acceptances.items() if measured.length is not None and measured.offered != 0
+    }
 
     def notes(cell: ResultCell) -> Notes:
         who = figures[cell.arm].reported_by
@@ -393,27 +395,3 @@ def _part_entry(part_s: float | None, decode_s: float | None) -> Entry:
     """Return seconds with their share of decoding; nothing for an arm that has no such part."""
     share = f"{percent(part_s / decode_s)}% of decoding" if part_s and decode_s else None
     return Entry(seconds(part_s or None), detail=share)
-
-
-def gaps(cells: Sequence[ResultCell]) -> list[str]:
-    """Return why columns are missing, each reason once, and where a percentile is a single value."""
-    answered = [cell for cell in cells if cell.status != "failed"]
-    sentences = _reasons("Energy per token", {cell.arm: cell.energy_reason for cell in answered})
-    sentences += _reasons("% of roofline", {cell.arm: cell.roofline_reason for cell in answered})
-    if any(cell.device == "cpu" and cell.peak_memory_bytes is None for cell in answered):
-        sentences.append("Peak memory: on a CPU it is measured only with `--peak-memory`.")
-    if any(cell.batching == "refill" for cell in answered):
-        sentences.append("Between commits: for refilled slots the step at which a row starts is not stored.")
-    if any(cell.samples.used == 1 and cell.ttft_s.p50 is not None for cell in answered):
-        sentences.append("First token: one block was timed, so median and 95th percentile are the same sample.")
-    return sentences
-
-
-def _reasons(what: str, reasons: Mapping[str, str | None]) -> list[str]:
-    """Return a sentence per reason, with the arms that it holds for unless it holds for all."""
-    sentences = []
-    for reason in filter(None, dict.fromkeys(reasons.values())):
-        arms = [arm for arm, of_arm in reasons.items() if of_arm == reason]
-        of = "" if len(arms) == len(reasons) else f" of {listed(arms)}"
-        sentences.append(f"{what}{of}: {reason}.")
-    return sentences

@@ -32,7 +32,7 @@ from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
-from mtbench.report.detail_tables import detail_tables, gaps
+from mtbench.report.detail_tables import detail_tables
 from mtbench.report.generation_viewer import ITEMS, viewer
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, fewer_items, simulations, suite_name
@@ -148,7 +148,7 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
     blocks: list[Block] = [Text(line, role) for role, line in texts if line]
     blocks.append(group.main)
     blocks += [Part(name, [table], open=name == "Accuracy compared") for name, table in group.details.items()]
-    remarks = [*(f"{fact[:1].upper()}{fact[1:]}." for fact in fewer_items(cells)), *gaps(cells)]
+    remarks = [*(f"{fact[:1].upper()}{fact[1:]}." for fact in fewer_items(cells)), *text.gaps(cells)]
     marked = [Text(remark, "remark") for remark in naming.texts(remarks)]
     drawn = [figure for figure in group.figures if figure is not picture]
     blocks += [Part("Remarks", marked)] if marked else []

@@ -203,27 +203,27 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def _conversations(scene: Scene) -> Figure | None:
     """Draw speedup by turn and by context, if conversations have later turns."""
     shown = [(c, scene.headline[c.arm].baseline) for c in scene.cells if c.arm in scene.headline and c.turns]
-    found: Panels = {
+    panels: Panels = {
         label: {c.arm: {p.part: s for p in getattr(c, name) for s in _over(base, p.speedup)} for c, base in shown}
         for name, label in RANGES.items()
     }
     title, subtitle = "Speedup by turn and by context", "over plain decoding, on the same prompts"
-    return _panels(scene, found, title, subtitle, name="by-turn", caption=CURVES)
+    return _panels(scene, panels, title, subtitle, name="by-turn", caption=CURVES)
 
 
 def _acceptance(scene: Scene) -> Figure | None:
     """Draw the acceptance length by context, category and thinking, if forwards are of several parts."""
-    found: Panels = {
+    panels: Panels = {
         label: {c.arm: {p.part: p for p in c.acceptance_by[name]} for c in scene.cells if name in c.acceptance_by}
         for name, label in DIVISIONS.items()
     }
     subtitle = "tokens per forward that committed any"
-    return _panels(scene, found, "Acceptance length", subtitle, name="acceptance", caption=WHISKERS)
+    return _panels(scene, panels, "Acceptance length", subtitle, name="acceptance", caption=WHISKERS)
 
 
-def _panels(scene: Scene, found: Panels, title: str, subtitle: str, **given: str) -> Figure | None:
+def _panels(scene: Scene, every: Panels, title: str, subtitle: str, **given: str) -> Figure | None:
     """Draw a panel for each label with points, and in it a curve for each arm that has some."""
-    panels, texts = {label: curves for label, curves in found.items() if any(curves.values())}, list[str]()
+    panels, texts = {label: curves for label, curves in every.items() if any(curves.values())}, list[str]()
     if not panels:
         return None
     key = scene.key([cell for cell in scene.cells if any(cell.arm in curves for curves in panels.values())])

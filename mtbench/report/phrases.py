@@ -11,8 +11,9 @@ from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import FAMILIES, PART, RANDOM, short_name
 from mtbench.plan.plan import OTHER_RULE
 from mtbench.results.comparisons import by_reading
-from mtbench.results.figure_formats import JUDGE, Lossless, SameItems, Speedup, Spread, Verdict
+from mtbench.results.figure_formats import SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
+from mtbench.results.lossless_format import JUDGE, Lossless
 
 DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
 SMALL_MODEL = "Demonstration: small model"
@@ -35,16 +36,16 @@ def batches(size: int, batching: str) -> str:
 
 def disclaimers(cells: Sequence[ResultCell]) -> list[str]:
     """Return the disclaimers that every page, table and figure of these cells must state first."""
-    found = []
+    sentences = []
     simulated = [cell.simulated for cell in cells if cell.simulated]
     kinds = [word for kind, word in KINDS.items() if any(getattr(s, kind) for s in simulated)]
     if kinds:
-        found.append(SIMULATED.format(kinds=" and ".join(kinds)))
+        sentences.append(SIMULATED.format(kinds=" and ".join(kinds)))
     demonstrations = [cell for cell in cells if cell.demonstration]
     if demonstrations:
         synthetic = all(is_synthetic(cell.family, cell.suite, cell.device) for cell in demonstrations)
-        found.append(DEMONSTRATION if synthetic else SMALL_MODEL)
-    return found
+        sentences.append(DEMONSTRATION if synthetic else SMALL_MODEL)
+    return sentences
 
 
 def is_synthetic(family: str, suite: str, device: str | None) -> bool:
@@ -75,18 +76,18 @@ def is_overridden(family: str, role: str, source: str) -> bool:
 
 def simulations(cells: Sequence[ResultCell]) -> list[str]:
     """Return what is simulated in the cells of a group. References accept no drafts."""
-    found, accepted = [], dict[str, list[str]]()
+    sentences, accepted = [], dict[str, list[str]]()
     for cell, mark in ((cell, cell.simulated) for cell in cells if cell.simulated):
         if mark.weights:
-            found.append(f"Simulated weights: {mark.weights}.")
+            sentences.append(f"Simulated weights: {mark.weights}.")
         if mark.accept and not cell.reference:
             note = mark.note or ""
             if cell.batching == "refill":
                 note = note.partition(":")[0]  # the rest applies to static batches
             accepted.setdefault(note, []).append(mark.accept)
     for note, texts in accepted.items():
-        found.append(f"Simulated acceptance: {'; '.join(dict.fromkeys(texts))}{f' ({note})' if note else ''}.")
-    return list(dict.fromkeys(found))
+        sentences.append(f"Simulated acceptance: {'; '.join(dict.fromkeys(texts))}{f' ({note})' if note else ''}.")
+    return list(dict.fromkeys(sentences))
 
 
 def flags_of_measurement(cell: ResultCell) -> list[str]:
@@ -201,8 +202,8 @@ def readings(cells: Sequence[ResultCell]) -> list[str]:
     """Return what the two readings of a group's answers are, and the verdicts that depend on the reading."""
     if not any(cell.by_value for cell in cells):
         return []
-    found = [(f"{cell.arm} against {baseline}", *words) for cell in cells for baseline, *words in by_reading(cell)]
-    other = [f"{pair}: {by_score} by the score, {by_value} by value" for pair, by_score, by_value in found]
+    verdicts = [(f"{cell.arm} against {baseline}", *words) for cell in cells for baseline, *words in by_reading(cell)]
+    other = [f"{pair}: {by_score} by the score, {by_value} by value" for pair, by_score, by_value in verdicts]
     return [READINGS, *([f"Verdicts on accuracy depend on the reading: {'; '.join(other)}."] if other else [])]
 
 

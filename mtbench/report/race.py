@@ -65,8 +65,8 @@ def _speed(schedule: Schedule, slow: Sequence[int]) -> str:
         (s.batch_size, number(s.ratio.value), interval(bounds(s.ratio)) or "[no interval]") for s in schedule.sizes
     )
     at = listed(f"{value} {ends} at {size}" for size, value, ends in speeds)
-    found = f"measured where the answers change and one below, it has {at} of the speed of the chosen arm's own server"
-    return f"{found}; it stalls at batch size {listed(slow)}, so do not use it" if slow else found
+    speed = f"measured where the answers change and one below, it has {at} of the speed of the chosen arm's own server"
+    return f"{speed}; it stalls at batch size {listed(slow)}, so do not use it" if slow else speed
 
 
 def _request_rows(decision: Decision) -> Rows:

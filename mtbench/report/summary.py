@@ -15,8 +15,9 @@ from mtbench.results.comparisons import GroupKey
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import FILE, Decision, Recommendation
 from mtbench.results.decision_text import beside, with_engine
-from mtbench.results.figure_formats import JUDGE, Speedup
+from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell, Results
+from mtbench.results.lossless_format import JUDGE
 
 
 class Decided(NamedTuple):
@@ -35,23 +36,23 @@ def read_decision(run: RunDirectory) -> Decision | None:
 def decided(results: Results, decision: Decision | None) -> Decided:
     """Return what a race decided; without a decision, what the results recommend."""
     if decision is None:
-        found = recommend(results.cells, max_loss=results.statistics.max_loss)
-        sentence = headline(found)
+        recommendations = recommend(results.cells, max_loss=results.statistics.max_loss)
+        sentence = headline(recommendations)
     else:
-        found, sentence = decision.recommendations, decision.headline
-    several = len({r.engine for r in found}) > 1
+        recommendations, sentence = decision.recommendations, decision.headline
+    several = len({r.engine for r in recommendations}) > 1
     texts: dict[GroupKey, str] = {}
-    for r in found:
+    for r in recommendations:
         key = GroupKey(r.suite, r.batch_size, r.batching)
         text = with_engine(r.engine, r.text) if several else r.text
         texts[key] = f"{texts[key]} {text}" if key in texts else text
-    return Decided(sentence, texts, _beside(found, sentence))
+    return Decided(sentence, texts, _beside(recommendations, sentence))
 
 
 def _beside(recommendations: Sequence[Recommendation], sentence: str) -> list[str]:
-    several = len({found.engine for found in recommendations}) > 1
-    lines = ((found, " ".join(beside(found))) for found in recommendations)
-    left_out = [(found.engine, f"Batch size {found.batch_size}: {s}") for found, s in lines if s and s not in sentence]
+    several = len({rec.engine for rec in recommendations}) > 1
+    lines = ((rec, " ".join(beside(rec))) for rec in recommendations)
+    left_out = [(rec.engine, f"Batch size {rec.batch_size}: {s}") for rec, s in lines if s and s not in sentence]
     return [with_engine(engine, line) if several else line for engine, line in left_out]
 
 
@@ -80,30 +81,30 @@ def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> l
 
     cells: those of the whole run. decision: of a race, which is finished when its decision is final.
     """
-    found = []
+    sentences = []
     unfinished = sum(cell.status == "partial" for cell in cells)
     if unfinished and not (decision and decision.complete):
         of_all = f"{unfinished} of {counted(len(cells), 'cell')}"
-        found.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
-    found += [
+        sentences.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
+    sentences += [
         f"{cell.arm} claims to be lossless and is not: its tokens are not those of {cell.lossless.against}; "
         + (cell.lossless.why or f"`mtbench audit DIR:{cell.lossless.against} DIR:{cell.arm}` says why.")
         for cell in cells
         if cell.lossless is not None and breaks_promise(cell)
     ]
-    found += [
+    sentences += [
         f"{cell.arm}: {grade_note(cell.lossless)}"
         for cell in cells
         if cell.lossless is not None and (cell.lossless.against, cell.lossless.grade) == (JUDGE, "divergent")
     ]
-    found += [
+    sentences += [
         f"{flag.replace(statistics.DISTURBED, f'The machine was disturbed while {cell.arm} decoded')}."
         for cell in cells
         for flag in cell.flags
         if flag.startswith(statistics.DISTURBED)
     ]
-    found += [f"{cell.arm}: {cell.collapse}." for cell in cells if cell.collapse]
-    return list(dict.fromkeys(found))
+    sentences += [f"{cell.arm}: {cell.collapse}." for cell in cells if cell.collapse]
+    return list(dict.fromkeys(sentences))
 
 
 def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:

@@ -223,3 +223,27 @@ NOTES: Mapping[str, str] = {
         "it out. A note says how to read an arm's values."
     ),
 }
+
+
+def gaps(cells: Sequence[ResultCell]) -> list[str]:
+    """Return why columns are missing, each reason once, and where a percentile is a single value."""
+    answered = [cell for cell in cells if cell.status != "failed"]
+    sentences = _reasons("Energy per token", {cell.arm: cell.energy_reason for cell in answered})
+    sentences += _reasons("% of roofline", {cell.arm: cell.roofline_reason for cell in answered})
+    if any(cell.device == "cpu" and cell.peak_memory_bytes is None for cell in answered):
+        sentences.append("Peak memory: on a CPU it is measured only with `--peak-memory`.")
+    if any(cell.batching == "refill" for cell in answered):
+        sentences.append("Between commits: for refilled slots the step at which a row starts is not stored.")
+    if any(cell.samples.used == 1 and cell.ttft_s.p50 is not None for cell in answered):
+        sentences.append("First token: one block was timed, so median and 95th percentile are the same sample.")
+    return sentences
+
+
+def _reasons(what: str, reasons: Mapping[str, str | None]) -> list[str]:
+    """Return a sentence per reason, with the arms that it holds for unless it holds for all."""
+    sentences = []
+    for reason in filter(None, dict.fromkeys(reasons.values())):
+        arms = [arm for arm, of_arm in reasons.items() if of_arm == reason]
+        of = "" if len(arms) == len(reasons) else f" of {listed(arms)}"
+        sentences.append(f"{what}{of}: {reason}.")
+    return sentences

@@ -9,6 +9,7 @@ from mtbench.errors import printable
 from mtbench.lineup.acceptance_file import OURS, curve_key, mode_of
 from mtbench.lineup.simulation import most_commits
 from mtbench.models.families import short_name
+from mtbench.options.engine_options import with_options
 from mtbench.plan.run import Run
 from mtbench.results.format import ResultCell
 
@@ -40,7 +41,7 @@ def _rows(run: Run, cell: ResultCell) -> Iterator[dict[str, Any]]:
     method, (model, *draft) = planned.built, planned.checkpoints.values()
     drafts = most_commits(method) - 1 if method.variants[-1].block == 1 else 0
     key = f"{short_name(model)}{f'/{cell.suite}' if len(run.plan.suites) > 1 else ''}"
-    key += curve_key(method, "+".join((str(cell.engine), *planned.engine_options)))
+    key += curve_key(method, with_options(cell.engine, planned.engine_options))
     marks = run.plan.suite(cell.suite).thinking
     thought = marks is not None and any(marks.places(line.token_ids) for line in run.answers[cell.cell])
     place = {"key": key, "mode": mode_of({} if thought else variables, thought), "num_speculative_tokens": drafts}

@@ -32,16 +32,7 @@ from mtbench.records import dump
 from mtbench.results import acceptance, collapse, degenerate, speed_factors, subtasks
 from mtbench.results.acceptance_curves import write_curves
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
-from mtbench.results.figure_formats import (
-    JUDGE,
-    Finish,
-    Lossless,
-    Percentiles,
-    Publication,
-    RequestLatency,
-    Samples,
-    SpeedParts,
-)
+from mtbench.results.figure_formats import Finish, Percentiles, Publication, RequestLatency, Samples, SpeedParts
 from mtbench.results.flags import (
     cache_flags,
     disturbances,
@@ -60,6 +51,7 @@ from mtbench.results.format import (
     StatisticsInfo,
     Status,
 )
+from mtbench.results.lossless_format import JUDGE, Lossless
 from mtbench.results.publication import Ran, published
 from mtbench.results.publication import compare as compare_published
 from mtbench.results.roofline import Fraction, fraction

@@ -18,7 +18,6 @@ from mtbench.results.figure_formats import (
     AccuracyComparison,
     Agreement,
     Estimate,
-    Floor,
     PlainSpeedup,
     Reason,
     SameItems,
@@ -27,6 +26,7 @@ from mtbench.results.figure_formats import (
     Verdict,
 )
 from mtbench.results.format import BreakEven, ResultCell
+from mtbench.results.lossless_format import Floor
 from mtbench.results.samples import CellData, FarOff, far_off
 from mtbench.statistics import Ratio
 
@@ -74,21 +74,21 @@ def groups_of(cells: Iterable[ResultCell]) -> dict[GroupKey, list[ResultCell]]:
 def own_speedups(cells: Sequence[ResultCell]) -> OwnSpeedups:
     """Return the speedups of each arm by kind of baseline. cells: those of one group."""
     roles = {cell.arm: cell.on for cell in cells}
-    found = OwnSpeedups({}, {})
+    own = OwnSpeedups({}, {})
     for cell in cells:
         for speedup in cell.speedup:
             if speedup.includes_engine or speedup.baseline not in roles:
                 continue
             same = roles[speedup.baseline] == cell.on
-            (found.same if same else found.deployed)[cell.arm] = speedup
-    return found
+            (own.same if same else own.deployed)[cell.arm] = speedup
+    return own
 
 
 def by_reading(cell: ResultCell) -> list[tuple[str, str, str]]:
     """Return the verdicts on an arm's accuracy that depend on the reading: baseline, word by the score, by value."""
     by_value = {versus.baseline: versus.verdict.word for versus in cell.by_value_vs}
     words = [(v.baseline, v.verdict.word, by_value.get(v.baseline, v.verdict.word)) for v in cell.accuracy_vs]
-    return [found for found in words if found[1] != found[2]]
+    return [word for word in words if word[1] != word[2]]
 
 
 def over_fastest_engine(cell: ResultCell) -> Speedup | None:
@@ -115,24 +115,24 @@ def compare(
     of looks at the verdicts while blocks are added.
     """
     disturbed = far_off(group.values())
-    found = {arm: Comparisons(far_off=disturbed.get(data.cell.cell)) for arm, data in group.items()}
+    comparisons = {arm: Comparisons(far_off=disturbed.get(data.cell.cell)) for arm, data in group.items()}
     for baseline, arms in _compared(group, lambda data: data.cell.baselines):
         doubts = [_void_doubt(data, baseline, void) for data in arms]
         of_speed = [doubt or _disturbed(data, baseline, disturbed) for data, doubt in zip(arms, doubts, strict=True)]
         for data, speedup in _speedups(arms, baseline, synchronisation_s, of_speed, looks):
-            found[data.cell.arm].speedup.append(speedup)
+            comparisons[data.cell.arm].speedup.append(speedup)
         for data in arms:
-            found[data.cell.arm].agreement.append(agreement(data, baseline))
+            comparisons[data.cell.arm].agreement.append(agreement(data, baseline))
         for kind, of in (("accuracy_vs", "scores"), ("valid_vs", "validity"), ("by_value_vs", "values")):
             *judged, base = (replace(data, scores=getattr(data, of)) for data in (*arms, baseline))
             for arm, accuracy in accuracies(judged, base, max_loss, doubts, looks).items():
-                getattr(found[arm], kind).append(accuracy)
+                getattr(comparisons[arm], kind).append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
         doubts = [_void_doubt(data, baseline, void) or _disturbed(data, baseline, disturbed) for data in arms]
         for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts, looks):
             plain = _plain_speedup(data, baseline, group)
-            found[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
-    return {arm: _in_order(found[arm], data) for arm, data in group.items()}
+            comparisons[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
+    return {arm: _in_order(comparisons[arm], data) for arm, data in group.items()}
 
 
 def stops_paying(cells: Sequence[ResultCell]) -> list[BreakEven]:
@@ -143,16 +143,16 @@ def stops_paying(cells: Sequence[ResultCell]) -> list[BreakEven]:
     at the largest size, or if too little was measured there; `reason` says which. Void and failed cells are left out.
     """
     sound = {(c.suite, c.arm, c.batching, c.batch_size) for c in cells if not c.void}
-    found: dict[tuple[str, str, str, Batching], dict[int, Verdict]] = {}
+    verdicts_of: dict[tuple[str, str, str, Batching], dict[int, Verdict]] = {}
     for cell in cells:
         for speedup in cell.speedup:
             arms = (cell.arm, speedup.baseline)
             both = {(cell.suite, arm, cell.batching, cell.batch_size) for arm in arms}
             if both <= sound and not speedup.includes_engine:
                 place = (cell.suite, *arms, cell.batching)
-                found.setdefault(place, {})[cell.batch_size] = speedup.verdict
+                verdicts_of.setdefault(place, {})[cell.batch_size] = speedup.verdict
     entries = []
-    for (suite, arm, baseline, batching), by_size in found.items():
+    for (suite, arm, baseline, batching), by_size in verdicts_of.items():
         if len(by_size) < 2:
             continue
         size, reason = _where_it_stops(by_size)
@@ -175,14 +175,14 @@ def _where_it_stops(by_size: Mapping[int, Verdict]) -> tuple[int | None, str | N
     """Return `batch_size` and `reason` from the verdicts beyond the last size at which too little was measured."""
     reasons = {size: verdict.reason.text for size, verdict in by_size.items() if verdict.reason}
     unknown = max(reasons, default=0)
-    known = {size: verdict.word for size, verdict in by_size.items() if size > unknown}
-    if not known:
+    words = {size: verdict.word for size, verdict in by_size.items() if size > unknown}
+    if not words:
         return None, f"{reasons[unknown]} at batch size {unknown}"
-    beyond = itertools.takewhile(lambda size: known[size] != "faster", sorted(known, reverse=True))
-    shown = [size for size in beyond if known[size] in ("same", "slower")]
-    if shown or known[max(known)] == "faster":
+    beyond = itertools.takewhile(lambda size: words[size] != "faster", sorted(words, reverse=True))
+    shown = [size for size in beyond if words[size] in ("same", "slower")]
+    if shown or words[max(words)] == "faster":
         return min(shown, default=None), None
-    return None, f"neither faster nor shown to be no faster at batch size {max(known)}"
+    return None, f"neither faster nor shown to be no faster at batch size {max(words)}"
 
 
 def floor(cells: Iterable[CellData]) -> Floor | None:
@@ -234,12 +234,12 @@ def bounds(ratio: Ratio) -> list[float] | None:
     return None if ratio.ci_low is None or ratio.ci_high is None else [ratio.ci_low, ratio.ci_high]
 
 
-def _in_order(found: Comparisons, data: CellData) -> Comparisons:
+def _in_order(comparisons: Comparisons, data: CellData) -> Comparisons:
     """Return the same comparisons in the order of the cell's baselines."""
     order = [*data.cell.baselines, *data.cell.engine_baselines]
-    for compared in (value for value in vars(found).values() if isinstance(value, list)):
+    for compared in (value for value in vars(comparisons).values() if isinstance(value, list)):
         compared.sort(key=lambda c: order.index(c.baseline))
-    return found
+    return comparisons
 
 
 def _compared(
@@ -247,12 +247,12 @@ def _compared(
 ) -> list[tuple[CellData, list[CellData]]]:
     """Return each baseline with the arms compared with it, without failed cells."""
     names = dict.fromkeys(itertools.chain.from_iterable(baselines(data) for data in group.values()))
-    found = []
+    pairs = []
     for name in names:
         if not group[name].error:
             arms = [data for data in group.values() if name in baselines(data) and not data.error]
-            found.append((group[name], arms))
-    return found
+            pairs.append((group[name], arms))
+    return pairs
 
 
 def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> Reason | None:
@@ -374,17 +374,17 @@ def accuracies(
     differences = [statistics.paired_difference(*change) for change in changes]
     reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
     judged = verdicts.accuracy_verdicts(differences, statistics.as_share(max_loss), reasons, looks=looks)
-    found = {}
+    of_arms = {}
     for data, difference, verdict in zip(arms, differences, judged, strict=True):
         if not difference.n:
             continue
-        found[data.cell.arm] = AccuracyComparison(
+        of_arms[data.cell.arm] = AccuracyComparison(
             baseline=baseline.cell.arm,
             **difference._asdict(),
             p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
             verdict=_settled(data, baseline) or verdict,
         )
-    return found
+    return of_arms
 
 
 def _same_tokens(data: CellData, baseline: CellData) -> Reason | None:

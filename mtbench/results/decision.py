@@ -91,17 +91,17 @@ def recommend(
     }
     baselines = {place: _baseline(group) for place, group in groups.items()}
     accuracies = {(k, e): _accuracies(group, baselines[k, e], k.batch_size) for (k, e), group in groups.items()}
-    found = []
+    recommendations = []
     for place, group in groups.items():
         key, engine = place
         alike = [o for o in groups if (o[0].suite, baselines[o]) == (key.suite, baselines[place])]
         most = _with_most_items([accuracies[place], *(accuracies[other] for other in alike)])
         arms = _arms(group, baselines[place], most, pairs, misses_slo)
-        found.append(_of_group(key, engine, group, arms, baselines[place], max_loss, pairs))
+        recommendations.append(_of_group(key, engine, group, arms, baselines[place], max_loss, pairs))
     if any(cell.by_value_vs for cell in cells):
         others = recommend(_by_value(cells), max_loss=max_loss, pairs=pairs, misses_slo=misses_slo)
-        found = [_with_reading(*both) for both in zip(found, others, strict=True)]
-    return found
+        recommendations = [_with_reading(*both) for both in zip(recommendations, others, strict=True)]
+    return recommendations
 
 
 def _by_value(cells: Sequence[ResultCell]) -> list[ResultCell]:
@@ -110,28 +110,28 @@ def _by_value(cells: Sequence[ResultCell]) -> list[ResultCell]:
     An arm that left because of an accuracy that has another verdict by value, its own or its rival's, has not lost.
     """
     other = {cell.cell for cell in cells if by_reading(cell)}
-    found = []
+    changed = []
     for cell in cells:
         left = cell.left
         if left is not None and (left.rival or cell.cell) in other:
             left = left.changed(lost=False)
-        found.append(cell.changed(left=left, accuracy_vs=cell.by_value_vs or cell.accuracy_vs, by_value_vs=[]))
-    return found
+        changed.append(cell.changed(left=left, accuracy_vs=cell.by_value_vs or cell.accuracy_vs, by_value_vs=[]))
+    return changed
 
 
-def _with_reading(found: Recommendation, by_value: Recommendation) -> Recommendation:
+def _with_reading(by_score: Recommendation, by_value: Recommendation) -> Recommendation:
     """Return a recommendation that says what it would be by value, if that is another arm or word."""
-    word, other = ([r.word, *(c and c.arm for c in (r.same_tokens, r.within_loss))] for r in (found, by_value))
-    found = found if word == other else found.changed(by_value=answer(by_value))
-    return found.changed(text=sentence(found))
+    word, other = ([r.word, *(c and c.arm for c in (r.same_tokens, r.within_loss))] for r in (by_score, by_value))
+    by_score = by_score if word == other else by_score.changed(by_value=answer(by_value))
+    return by_score.changed(text=sentence(by_score))
 
 
 def _by_engine(cells: Sequence[ResultCell]) -> dict[str | None, list[ResultCell]]:
     """Return the cells by serving engine, of engines with a method beside plain decoding; None: of no server."""
-    found: dict[str | None, list[ResultCell]] = {}
+    of_engines: dict[str | None, list[ResultCell]] = {}
     for cell in cells:
-        found.setdefault(cell.engine if is_served(cell.engine) else None, []).append(cell)
-    methods = {engine: of for engine, of in found.items() if any(not cell.reference for cell in of)}
+        of_engines.setdefault(cell.engine if is_served(cell.engine) else None, []).append(cell)
+    methods = {engine: of for engine, of in of_engines.items() if any(not cell.reference for cell in of)}
     return methods or {None: [*cells]}
 
 
@@ -206,7 +206,7 @@ def _of_group(
     ]
     open_.sort(key=lambda arm: -arm.value)
     undecided = open_[0] if open_ and word != "plain" else None
-    found = Recommendation(
+    rec = Recommendation(
         **key._asdict(),
         engine=engine,
         demonstration=any(cell.demonstration for cell in cells),
@@ -225,7 +225,7 @@ def _of_group(
         doubt=_not_started(cells) if undecided is None else _doubt(undecided),
         text="",
     )
-    return found.changed(text=sentence(found))
+    return rec.changed(text=sentence(rec))
 
 
 def _baseline(cells: Sequence[ResultCell]) -> str | None:
@@ -319,13 +319,13 @@ def _choice(arm: _Arm | None) -> Choice | None:
     if arm is None:
         return None
     speedup, cost = arm.speedup, None
-    found = None if arm.accuracy is None else arm.accuracy.found
-    if arm.accuracy is not None and found is not None and found.difference is not None:
+    versus = None if arm.accuracy is None else arm.accuracy.found
+    if arm.accuracy is not None and versus is not None and versus.difference is not None:
         cost = AccuracyCost(
-            difference=found.difference,
-            ci_low=found.ci_low,
-            ci_high=found.ci_high,
-            n=found.n,
+            difference=versus.difference,
+            ci_low=versus.ci_low,
+            ci_high=versus.ci_high,
+            n=versus.n,
             batch_size=arm.accuracy.batch_size,
         )
     return Choice(

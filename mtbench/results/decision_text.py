@@ -23,19 +23,19 @@ def headline(recommendations: Sequence[Recommendation]) -> str:
     """
     if not recommendations:
         return "Nothing can be recommended: no real arm was measured."
-    suites = list(dict.fromkeys(found.suite for found in recommendations))
+    suites = list(dict.fromkeys(rec.suite for rec in recommendations))
     parts = []
     for suite in suites:
-        of_suite = [found for found in recommendations if found.suite == suite]
+        of_suite = [rec for rec in recommendations if rec.suite == suite]
         parts.append((f"{suite}: " if len(suites) > 1 else "") + _of_suite(of_suite))
     text = _capital(" ".join(parts))
-    return _on_demonstration(text) if all(found.demonstration for found in recommendations) else text
+    return _on_demonstration(text) if all(rec.demonstration for rec in recommendations) else text
 
 
-def sentence(found: Recommendation) -> str:
+def sentence(rec: Recommendation) -> str:
     """Return a recommendation with its remarks."""
-    text = " ".join([_of_suite([found]), *beside(found)])
-    return _on_demonstration(text) if found.demonstration else text
+    text = " ".join([_of_suite([rec]), *beside(rec)])
+    return _on_demonstration(text) if rec.demonstration else text
 
 
 def budget_spent(resume: str) -> str:
@@ -48,29 +48,29 @@ def _on_demonstration(text: str) -> str:
     return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
 
 
-def beside(found: Recommendation) -> list[str]:
+def beside(rec: Recommendation) -> list[str]:
     """Return the arms that are as good as the chosen one, and the arms that may be faster."""
     parts = []
-    if found.as_good:
-        parts.append(f"Not told apart from it: {', '.join(found.as_good)}.")
-    if found.word == "use" and found.undecided is not None:
-        beaten = found.within_loss is not None and _value(found.undecided) <= _value(found.within_loss)
+    if rec.as_good:
+        parts.append(f"Not told apart from it: {', '.join(rec.as_good)}.")
+    if rec.word == "use" and rec.undecided is not None:
+        beaten = rec.within_loss is not None and _value(rec.undecided) <= _value(rec.within_loss)
         may = "may be faster than plain decoding with the same tokens" if beaten else "may be faster still"
-        shown = speed(found.undecided)
-        parts.append(f"{found.undecided.arm} {may}{f' ({shown})' if shown else ''}: {found.doubt}.")
-    if found.also_open:
-        named, others = found.also_open[:MOST_NAMED], len(found.also_open) - MOST_NAMED
+        shown = speed(rec.undecided)
+        parts.append(f"{rec.undecided.arm} {may}{f' ({shown})' if shown else ''}: {rec.doubt}.")
+    if rec.also_open:
+        named, others = rec.also_open[:MOST_NAMED], len(rec.also_open) - MOST_NAMED
         parts.append(f"Also open: {', '.join(named)}{f' and {others} more' if others > 0 else ''}.")
     return parts
 
 
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     """Return a sentence for each answer, first what to use."""
-    engines = len({found.engine for found in recommendations})
+    engines = len({rec.engine for rec in recommendations})
     groups: dict[tuple[str | None, str], list[Recommendation]] = {}
-    for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
-        other = f". By value, the answer would be: {found.by_value}" if found.by_value else ""
-        groups.setdefault((found.engine, f"{answer(found)}{other}"), []).append(found)
+    for rec in sorted(_largest_first(recommendations), key=lambda rec: rec.word != "use"):
+        other = f". By value, the answer would be: {rec.by_value}" if rec.by_value else ""
+        groups.setdefault((rec.engine, f"{answer(rec)}{other}"), []).append(rec)
     places = {place: (f"{_in_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
     return " ".join(f"{_capital(places[place])}: {place[1]}." for place in groups)
 
@@ -84,52 +84,52 @@ def _in_engine(name: str | None) -> str:
     """Return an engine as a place. A results file may name an engine of a package that is not installed."""
     if name is None:
         return "in mtbench's loop"
-    return f"in {SERVING_ENGINES[name].title if name in list(SERVING_ENGINES) else name}"
+    return f"in {SERVING_ENGINES[name].title if name in SERVING_ENGINES else name}"
 
 
-def _why(found: Recommendation) -> str:
+def _why(rec: Recommendation) -> str:
     """Return why there is no conclusion, its needs, and the method to use until then."""
-    undecided = found.undecided
-    if found.baseline is None:
-        return found.doubt or "no arm could be compared with plain decoding"
+    undecided = rec.undecided
+    if rec.baseline is None:
+        return rec.doubt or "no arm could be compared with plain decoding"
     if undecided is None:
         return "no sound arm was compared with plain decoding"
     shown = speed(undecided)
     gain = f"{undecided.arm} is {'open' if shown is None else shown}"
-    return f"{gain}; {found.doubt}. Until then, keep plain decoding"
+    return f"{gain}; {rec.doubt}. Until then, keep plain decoding"
 
 
-def _no_gain(found: Recommendation) -> str:
+def _no_gain(rec: Recommendation) -> str:
     """Return that no arm gains more than the margin, and the bounds within which this holds."""
     bounds = []
-    if len(found.allowed) + len(found.misses_slo) < found.compared:
+    if len(rec.allowed) + len(rec.misses_slo) < rec.compared:
         bounds.append("the accepted loss of accuracy")
-    if found.misses_slo:
+    if rec.misses_slo:
         bounds.append("the limits of latency")
     within = f" within {' and '.join(bounds)}" if bounds else ""
     return f"no arm gains more than {SPEED_MARGIN:.0%}{within}".replace("%", " %")
 
 
-def answer(found: Recommendation) -> str:
+def answer(rec: Recommendation) -> str:
     """Return what to use in one place, without the place."""
-    first = f"look first at {'; at '.join(found.collapsed[:MOST_COLLAPSED])}. As it is, " if found.collapsed else ""
-    if found.word == "plain":
-        return f"{first}keep plain decoding: {_no_gain(found)}"
-    if found.word == "cannot tell":
-        return f"{first}no conclusion: {_why(found)}"
+    first = f"look first at {'; at '.join(rec.collapsed[:MOST_COLLAPSED])}. As it is, " if rec.collapsed else ""
+    if rec.word == "plain":
+        return f"{first}keep plain decoding: {_no_gain(rec)}"
+    if rec.word == "cannot tell":
+        return f"{first}no conclusion: {_why(rec)}"
     parts = []
-    if found.same_tokens is not None:
-        gain = f"{speed(found.same_tokens)}, {found.same_tokens.kept or 'same tokens'}"
-        parts.append(f"use {found.same_tokens.arm}: {gain}")
-    if found.within_loss is not None:
-        gain = f"{speed(found.within_loss)}{_cost(found.within_loss)}"
-        parts.append(f"{_if_accepted(found)} {found.within_loss.arm}: {gain}")
+    if rec.same_tokens is not None:
+        gain = f"{speed(rec.same_tokens)}, {rec.same_tokens.kept or 'same tokens'}"
+        parts.append(f"use {rec.same_tokens.arm}: {gain}")
+    if rec.within_loss is not None:
+        gain = f"{speed(rec.within_loss)}{_cost(rec.within_loss)}"
+        parts.append(f"{_if_accepted(rec)} {rec.within_loss.arm}: {gain}")
     return "; or, ".join(parts)
 
 
-def _if_accepted(found: Recommendation) -> str:
-    points = f"{found.max_loss:g} point{'' if found.max_loss == 1 else 's'}"
-    if found.same_tokens is None:
+def _if_accepted(rec: Recommendation) -> str:
+    points = f"{rec.max_loss:g} point{'' if rec.max_loss == 1 else 's'}"
+    if rec.same_tokens is None:
         return f"no arm with the same tokens is shown to be faster; if a loss of up to {points} is acceptable, use"
     return f"if a loss of up to {points} is acceptable,"
 
@@ -171,17 +171,17 @@ def _points(share: float) -> str:
 def _where(recommendations: Sequence[Recommendation]) -> str:
     """Return the batch sizes, such as `at batch sizes 8 and 1`."""
     names = []
-    for found in _largest_first(recommendations):
-        notes = ["refilled"] if found.batching == "refill" else []
-        notes += [f"{found.prompts:,} of {found.planned:,} prompts"] if found.prompts < found.planned else []
-        names.append(f"{found.batch_size} ({', '.join(notes)})" if notes else str(found.batch_size))
+    for rec in _largest_first(recommendations):
+        notes = ["refilled"] if rec.batching == "refill" else []
+        notes += [f"{rec.prompts:,} of {rec.planned:,} prompts"] if rec.prompts < rec.planned else []
+        names.append(f"{rec.batch_size} ({', '.join(notes)})" if notes else str(rec.batch_size))
     if len(names) == 1:
         return f"at batch size {names[0]}"
     return f"at batch sizes {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _largest_first(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
-    return sorted(recommendations, key=lambda found: -found.batch_size)
+    return sorted(recommendations, key=lambda rec: -rec.batch_size)
 
 
 def _capital(text: str) -> str:

@@ -14,7 +14,8 @@ from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLi
 from mtbench.plan.plan import Cell, SuitePlan
 from mtbench.results import verdicts
 from mtbench.results.comparisons import Comparisons
-from mtbench.results.figure_formats import ByValue, Finish, Lossless, PrefixCache, Summary, Unread
+from mtbench.results.figure_formats import ByValue, Finish, Summary, Unread
+from mtbench.results.lossless_format import Lossless, PrefixCache
 from mtbench.results.samples import CellData, FarOff
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes

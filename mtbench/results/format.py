@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from mtbench.decoding.method import Claims
+from mtbench.options.engine_options import ServerOption
 from mtbench.plan.formats import Elimination, Environment
 from mtbench.plan.plan import CELL_ID, ENGINE_OPTIONS, OTHER_TOKENS, Batching, Length, OptionValues, Simulated
 from mtbench.plan.request import CHECKPOINTS
@@ -35,9 +36,7 @@ from mtbench.results.figure_formats import (
     Degenerate,
     Estimate,
     Finish,
-    Lossless,
     Percentiles,
-    PrefixCache,
     Publication,
     RangeFigures,
     RequestLatency,
@@ -49,6 +48,7 @@ from mtbench.results.figure_formats import (
     TaskFigures,
     Unread,
 )
+from mtbench.results.lossless_format import Lossless, PrefixCache
 from mtbench.statistics import Word
 
 SCHEMA_VERSION: Literal[3] = 3
@@ -73,8 +73,8 @@ class ResultCell(Sparse):
     method: str = Field(description="name of the method")
     options: OptionValues = Field(description="value of every option of the method")
     engine: str | None = Field(description="engine; null: the method's loop is not ours")
-    engine_options: list[str] = ENGINE_OPTIONS
-    other_tokens: list[str] = OTHER_TOKENS
+    engine_options: list[ServerOption] = ENGINE_OPTIONS
+    other_tokens: list[ServerOption] = OTHER_TOKENS
     family: str = Field(description="family of checkpoints")
     on: str = Field(description="role of the checkpoint that decodes")
     checkpoints: dict[str, str] = Field(description=CHECKPOINTS)

@@ -48,7 +48,9 @@ def fraction(
         for sample in samples:
             block_s = _block_floor_s(cell, judged, answers[sample.block], sample, sessions[sample.session - 1])
             least_s += block_s / rounds[sample.block]
-            decode_s += (sample.decode_s or 0.0) / rounds[sample.block]
+            if sample.decode_s is None:
+                raise _Unknown("this engine does not reveal its decode time")
+            decode_s += sample.decode_s / rounds[sample.block]
     except _Unknown as reason:
         return Fraction(None, str(reason))
     return Fraction(least_s / decode_s) if decode_s else Fraction(None, "no clean sample")

@@ -76,8 +76,8 @@ class CellData:
     @property
     def stretch(self) -> float:
         """The factor by which other processes delayed the arm's server on the processor; 1: not known."""
-        known = [(t.wanted_s, t.cpu_s) for t in self.samples if t.wanted_s and t.cpu_s]
-        return sum(wanted_s for wanted_s, _ in known) / sum(cpu_s for _, cpu_s in known) if known else 1.0
+        counted = [(t.wanted_s, t.cpu_s) for t in self.samples if t.wanted_s and t.cpu_s]
+        return sum(wanted_s for wanted_s, _ in counted) / sum(cpu_s for _, cpu_s in counted) if counted else 1.0
 
     @property
     def not_clean(self) -> int:
@@ -166,12 +166,12 @@ class CellData:
         """The arm's work on the blocks; None without a sample, or if an engine hides a part of it."""
         names = ("tokens", "row_forwards", "batch_forwards", "device_s", "decode_s", "wall_s")
         totals = [self.total(name) for name in names]
-        known = [total for total in totals if total is not None]
-        if len(known) < len(names):
+        given = [total for total in totals if total is not None]
+        if len(given) < len(names):
             return None
         slots = [t.rows * (t.batch_forwards or 0) for t in self.samples]
         row_slots = float(self._by_unit(slots).sum())
-        return Totals(row_slots=row_slots, **dict(zip(names, known, strict=True)))
+        return Totals(row_slots=row_slots, **dict(zip(names, given, strict=True)))
 
     @cached_property
     def unread(self) -> dict[str, str]:
@@ -181,8 +181,8 @@ class CellData:
     @property
     def values(self) -> dict[str, float]:
         """By scored item: its score by value, or its only score; empty if no item has one by value."""
-        known = {item: reading.by_value for item, reading in self.readings.items() if reading.by_value is not None}
-        return {**self.scores, **known} if known else {}
+        by_value = {item: reading.by_value for item, reading in self.readings.items() if reading.by_value is not None}
+        return {**self.scores, **by_value} if by_value else {}
 
     @property
     def repeated(self) -> tuple[int, int]:
@@ -259,7 +259,7 @@ def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
         walls[data.cell.cell] = _by_block(data.samples, [t.wall_s for t in data.samples])
         pace = [t.wall_s / (t.batch_forwards or t.tokens or 1) for t in data.samples]
         paces[data.cell.cell] = _by_block(data.samples, pace)
-    found = {}
+    of_cells = {}
     for cell, of_block in walls.items():
         beside = {b: [of[b] for name, of in walls.items() if name != cell and b in of] for b in of_block}
         row = _over_usual({b: wall_s / np.median(beside[b]) for b, wall_s in of_block.items() if beside[b]})
@@ -267,8 +267,8 @@ def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
         ratios = {b: min(ratio, alone[b], row.get(b, ratio)) for b, ratio in _over_usual(paces[cell]).items()}
         worst = max(ratios, key=ratios.__getitem__, default=None)
         if worst is not None and ratios[worst] > FAR_OFF:
-            found[cell] = FarOff(worst, of_block[worst], ratios[worst])
-    return found
+            of_cells[cell] = FarOff(worst, of_block[worst], ratios[worst])
+    return of_cells
 
 
 def _by_block(timings: Sequence[TimingLine], values: Sequence[float]) -> dict[int, float]:

@@ -71,7 +71,7 @@ def by_part(
     keys: dict[str, Mapping[int, str]] = {"tasks": tasks if len({*tasks.values()}) > 1 else {}}
     if any(items[i].follows is not None for i in tasks):
         keys |= _ranges(group, items, blocks)
-    found: dict[str, dict[str, Any]] = {arm: {name: [] for name in keys} for arm in group}
+    figures: dict[str, dict[str, Any]] = {arm: {name: [] for name in keys} for arm in group}
     for name, key_of in keys.items():
         for key in dict.fromkeys(key_of.values()):
             own_items = {items[i].item for i, of_item in key_of.items() if of_item == key}
@@ -80,8 +80,8 @@ def by_part(
             compared = compare(parts)
             for arm, data in parts.items():
                 own = [s for s in compared[arm].speedup if not s.includes_engine]
-                found[arm][name].append(_figures(name, key, data, metric, own))
-    return found
+                figures[arm][name].append(_figures(name, key, data, metric, own))
+    return figures
 
 
 def _ranges(
@@ -122,10 +122,10 @@ def _figures(
 
 def _share(part: statistics.Values, whole: statistics.Values, unit: Unit = "block") -> Estimate:
     """Return Σ part / Σ whole, each per unit, at most 1. One of 0 has no interval on a scale of logs."""
-    found = Estimate.of(statistics.ratio_of_totals([part], [whole], unit=unit))
+    share = Estimate.of(statistics.ratio_of_totals([part], [whole], unit=unit))
     if sum(part) == 0 < sum(whole):
-        return found.changed(value=0.0)
-    return found if found.ci_high is None else found.changed(ci_high=min(1.0, found.ci_high))
+        return share.changed(value=0.0)
+    return share if share.ci_high is None else share.changed(ci_high=min(1.0, share.ci_high))
 
 
 def with_spreads(speedups: Sequence[Speedup], tasks: Sequence[TaskFigures]) -> list[Speedup]:
@@ -141,8 +141,8 @@ def tokens_per_forward_spread(tasks: Sequence[TaskFigures]) -> Spread | None:
 
 def _speedup_spread(tasks: Sequence[TaskFigures], baseline: str) -> Spread | None:
     """Return the spread over the tasks that were measured enough for a verdict."""
-    found = [(part.task, s) for part in tasks for s in part.speedup if s.baseline == baseline]
-    judged = [(task, s.value, s.ci_low, s.ci_high) for task, s in found if s.verdict.reason is None]
+    of_tasks = [(part.task, s) for part in tasks for s in part.speedup if s.baseline == baseline]
+    judged = [(task, s.value, s.ci_low, s.ci_high) for task, s in of_tasks if s.verdict.reason is None]
     return _spread(judged, len(tasks))
 
 
@@ -189,9 +189,11 @@ def accuracy_of(metric: str | None, scores: Mapping[str, float]) -> Accuracy | N
 def readings(metric: str | None, data: CellData) -> dict[str, Any]:
     """Return a cell's unread answers and its accuracy by value; None where there are none."""
     accuracy, reasons = accuracy_of(metric, data.values), dict(Counter(data.unread.values()).most_common())
-    found = statistics.paired_difference(*statistics.gains_and_losses(data.values, data.scores))
-    differs = bool(found.ci_low and found.ci_high and found.ci_low * found.ci_high > 0)
-    by_value = accuracy and ByValue(**dump(accuracy), missed=found.gained, false_passes=found.lost, differs=differs)
+    difference = statistics.paired_difference(*statistics.gains_and_losses(data.values, data.scores))
+    differs = bool(difference.ci_low and difference.ci_high and difference.ci_low * difference.ci_high > 0)
+    by_value = accuracy and ByValue(
+        **dump(accuracy), missed=difference.gained, false_passes=difference.lost, differs=differs
+    )
     unread = Unread(answers=len(data.unread), of=len(data.scores), reasons=reasons) if reasons else None
     return {"unread": unread, "by_value": by_value}
 

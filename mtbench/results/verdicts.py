@@ -118,10 +118,10 @@ def accuracy_verdicts(
     ]
 
     def interval(arm: int, level: float) -> tuple[float, float]:
-        found = paired_difference(differences[arm].gained, differences[arm].lost, differences[arm].n, level=level)
-        assert found.ci_low is not None
-        assert found.ci_high is not None
-        return found.ci_low, found.ci_high
+        difference = paired_difference(differences[arm].gained, differences[arm].lost, differences[arm].n, level=level)
+        assert difference.ci_low is not None
+        assert difference.ci_high is not None
+        return difference.ci_low, difference.ci_high
 
     verdicts = _verdicts(reasons, lambda arm: _accuracy_p(differences[arm], margin), interval, looks)
     arms = looks * reasons.count(None)
@@ -184,8 +184,8 @@ def _verdicts(
         if withheld is not None:
             alone, level = withheld
             low, high = interval(place, level)
-            found = Alone(word=alone, level=level, low=low, high=high, arms=len(tested), looks=looks)
-            verdicts[place] = Verdict(word=word, alone=found)
+            own = Alone(word=alone, level=level, low=low, high=high, arms=len(tested), looks=looks)
+            verdicts[place] = Verdict(word=word, alone=own)
     return verdicts
 
 
@@ -200,16 +200,16 @@ def _adjusted(arms: Sequence[Mapping[Word, float]], looks: int) -> list[tuple[Wo
     if looks > 1:
         arms = [{word: min(1.0, looks * p) for word, p in of_arm.items()} for of_arm in arms]
     adjusted = {word: holm([p[word] for p in arms]) for word in arms[0]}
-    found: list[tuple[Word, tuple[Word, float] | None]] = []
+    words: list[tuple[Word, tuple[Word, float] | None]] = []
     for i, p in enumerate(arms):
         word, alone = _word({word: adjusted[word][i] for word in p}), _word(p)
         if word != INCONCLUSIVE or alone == INCONCLUSIVE:
-            found.append((word, None))
+            words.append((word, None))
             continue
         decisive = alone if alone in WORD_LEVELS else "worse"  # that is, by less than the margin
         times_stricter = adjusted[decisive][i] / p[decisive] if p[decisive] else len(arms)
-        found.append((word, (alone, 1 - 2 * WORD_LEVELS[decisive] / (times_stricter * looks))))
-    return found
+        words.append((word, (alone, 1 - 2 * WORD_LEVELS[decisive] / (times_stricter * looks))))
+    return words
 
 
 def _word(p: Mapping[Word, float]) -> Word:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from mtbench.errors import first_line
 from mtbench.serving import wire
-from mtbench.serving.answers import DONE, Answer, sse
+from mtbench.serving.completions import DONE, Answer, sse
 from mtbench.serving.wire import BadRequestError, Call
 from mtbench.serving.worker import Outcome, TimedTicket, Worker
 

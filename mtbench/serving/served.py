@@ -12,9 +12,11 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method
 from mtbench.errors import UserError
 from mtbench.lineup.lineup import Lineup
-from mtbench.measure.model_pool import ModelPool, fastest_dtype, use_threads
+from mtbench.measure.model_pool import ModelPool, use_threads
 from mtbench.models import families
+from mtbench.models.auto import fastest_dtype
 from mtbench.models.families import short_name
+from mtbench.options import AUTO
 from mtbench.options.classes import check_value, per_request
 from mtbench.plan.request import RunRequest
 
@@ -65,7 +67,10 @@ def load(request: RunRequest, method: str, rows: int, max_length: int | None = N
     if entrant.fault is not None:
         raise UserError(f"{str(arm)!r} cannot be served: {entrant.fault}.")
     checkpoints, chosen = family.checkpoints(arm.roles), entrant.method
-    pool = ModelPool(request.changed(dtype=fastest_dtype(request, checkpoints.values())))
+    if request.dtype == AUTO:
+        dtype = fastest_dtype(request.device, checkpoints.values(), offline=request.offline)
+        request = request.changed(dtype=dtype)
+    pool = ModelPool(request)
     runners = pool.runners_for(arm.on, checkpoints, arm.engine)
     use_threads(pool)
     longest = min(runner.checkpoint.max_positions for runner in runners.values())

@@ -21,8 +21,8 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages
 from mtbench.files import refuse_existing
-from mtbench.measure.model_pool import fastest_for, parameters
 from mtbench.models import chat_template
+from mtbench.models.auto import fastest_for, parameters
 from mtbench.models.chat_template import NO_OPTIONS, Options
 from mtbench.models.loading import DTYPES, Checkpoint, load
 from mtbench.models.token_text import exact_text

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from mtbench.errors import UserError, is_out_of_memory
-from mtbench.measure.model_pool import fastest_for
+from mtbench.models.auto import fastest_for
 from mtbench.options import option
 from mtbench.options.common import TRAINING
 from mtbench.training.checkpoint import write_errors, write_record

@@ -89,7 +89,7 @@ def test_the_class_and_whether_it_is_a_fault(case: str) -> None:
     assert verdict_of(found) == word
 
 
-SHORT = {"max_new_tokens": TOKENS}
+SHORT: dict[str, Any] = {"max_new_tokens": TOKENS}
 PLANS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {  # B's plan, answer and evidence; empty: no fault
     "before the budget": (SHORT, {"tokens": [*range(30)]}, "B ends before max_new_tokens=40, without an end token"),
     "an end that is none": (
@@ -113,7 +113,8 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {  # B's plan, an
 @pytest.mark.parametrize("case", PLANS)
 def test_an_end_against_the_plan_is_a_fault(case: str) -> None:
     plan, answer, evidence = PLANS[case]
-    arms = pair({}, replace(PLAIN, **plan), 1, **{field: lambda _, v=value: v for field, value in answer.items()})
+    given: dict[str, Any] = {field: lambda _, v=value: v for field, value in answer.items()}
+    arms = pair({}, replace(PLAIN, **plan), 1, **given)
     found = name(arms.cases[0])
     assert found.fault is bool(evidence), found
     assert evidence in found.why

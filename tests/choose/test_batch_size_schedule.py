@@ -15,7 +15,7 @@ from whole import Quiet
 
 from mtbench.clients.serving_engine import Serving, Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.experiments.choose import schedule
+from mtbench.experiments.choose import batch_size_schedule as schedule
 from mtbench.lineup.planner import begin_run, make_plan
 from mtbench.measure.executor import generate
 from mtbench.plan.directory import RunDirectory

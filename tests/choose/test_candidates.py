@@ -9,7 +9,7 @@ from small import save_small
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
-from mtbench.experiments.choose.experiment import plan_of
+from mtbench.experiments.choose.plan import plan_of
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.lineup import lineup
 from mtbench.options.classes import build
@@ -63,5 +63,5 @@ def test_each_arm_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(lineup, "build", counted)
     planned = plan_of(RaceRequest(family="tiny", batch_size=(1, 2), limit=4))
-    assert len(planned.plan.cells) == 2 * len(planned.found.lineup.arms)
+    assert len(planned.plan.cells) == 2 * len(planned.candidates.lineup.arms)
     assert len(built) == len(set(built))

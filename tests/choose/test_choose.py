@@ -20,21 +20,21 @@ from mtbench.cli import ls, main
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments import experiment as frame
+from mtbench.experiments import pipeline
 from mtbench.experiments.choose import experiment as choosing
-from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.decide import decide
+from mtbench.experiments.choose.plan import plan_of
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
-from mtbench.experiments.choose.runner import Racing, plan_race, race_of
+from mtbench.experiments.choose.runner import Racing
+from mtbench.lineup import planner
 from mtbench.lineup.planner import write_plan
-from mtbench.measure import model_pool
 from mtbench.measure.executor import generate
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Elimination, Race
 from mtbench.plan.plan import Plan
-from mtbench.plan.request import Execution, RunRequest
+from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.records import dump
-from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines
@@ -59,10 +59,8 @@ def begin(path: Path, plan: Plan, race: Race) -> RunDirectory:
 
 def begun(path: Path, *sizes: int) -> Racing:
     """A race of a few arms on 24 items: six blocks of four, twelve of two."""
-    request = RunRequest(family="tiny", method=ARMS, batch_size=sizes, limit=24)
-    found = candidates(request)
-    plan = plan_race(request, found)
-    return again(begin(path, plan, race_of(plan, found, RACED)))
+    planned = plan_of(RACED.changed(family="tiny", method=ARMS, batch_size=sizes, limit=24))
+    return again(begin(path, planned.plan, planned.race))
 
 
 def again(run: RunDirectory) -> Racing:
@@ -137,10 +135,8 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Chosen:
 
 def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     """Nothing can be decided: the exit code is 1. Until its end, the library says how to go on."""
-    request = RunRequest(family="tiny", method=("speculative",), batch_size=(8,), limit=8)
-    found = candidates(request)
-    plan = plan_race(request, found)
-    run = begin(tmp_path / "race", plan, race_of(plan, found, RACED))
+    _, plan, race, *_ = plan_of(RACED.changed(family="tiny", method=("speculative",), batch_size=(8,), limit=8))
+    run = begin(tmp_path / "race", plan, race)
     with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
         mtbench.read(run.path)
     run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])
@@ -235,15 +231,15 @@ def test_too_few_tokens_for_a_grade_are_told_of_beforehand() -> None:
 
 def test_a_race_with_too_few_tokens_for_a_grade_runs_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU whose fastest type is bfloat16, unless a type is named: there other tokens rule out an arm."""
-    monkeypatch.setattr(model_pool, "fastest_dtype", lambda *_: "bfloat16")
+    monkeypatch.setattr(planner, "fastest_dtype", lambda *_, **__: "bfloat16")
     request = RaceRequest(method=["suffix"], batch_size=(2,), limit=12, max_new_tokens=64, device="cpu")
     few, enough, named = (request, request.changed(limit=40), request.changed(dtype="bfloat16"))
-    assert [choosing.plan_of(r).plan.request.dtype for r in (few, enough, named)] == ["float32", "auto", "bfloat16"]
+    assert [plan_of(r).plan.request.dtype for r in (few, enough, named)] == ["float32", "bfloat16", "bfloat16"]
     assert any("so it runs in float32" in warning for warning in warnings_of(few))
 
 
 def warnings_of(request: RaceRequest) -> list[str]:
-    return choosing.warnings(choosing.plan_of(request).plan)
+    return plan_of(request).warnings
 
 
 def test_auto_stands_alone() -> None:

@@ -93,6 +93,17 @@ def test_a_lossy_arm_that_is_no_faster_than_the_same_tokens_leaves() -> None:
     assert found["lossy"] == (6, True)
 
 
+def test_an_arm_without_a_clean_block_leads_no_contest() -> None:
+    unclean = entrant("unclean", 2, claims_lossless=True)
+    unclean = replace(unclean, blocks=[replace(block, wall_s=None) for block in unclean.blocks])
+    plain = entrant(PLAIN, 1)
+    walls = [(block.wall_s or 0) * (1.001, 0.999)[n % 2] for n, block in enumerate(plain.blocks)]
+    lossy = replace(entrant("lossy", 1), blocks=[Block(wall_s, {}, same=False) for wall_s in walls])
+    gone = left(plain, unclean, lossy)
+    assert gone["lossy"] == (6, True)
+    assert "unclean" not in gone
+
+
 def test_an_arm_that_loses_too_much_leaves_and_beats_nobody() -> None:
     wrong = entrant("wrong", 5, 60)
     wrong = RacedArm("wrong", [Block(b.wall_s, dict.fromkeys(b.scores, 0.0), False) for b in wrong.blocks])

@@ -31,7 +31,7 @@ from mtbench.lineup.planner import make_plan
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
 from mtbench.plan.request import Execution
-from mtbench.report.detail_tables import gaps
+from mtbench.report.text import gaps
 
 ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
 
@@ -312,7 +312,7 @@ def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert read["plan.json"] == read["generations"] == read["timings"] == 1
 
 
-@pytest.mark.parametrize("step", ["experiments.run.make_plan", "report.pipeline.generate"])
+@pytest.mark.parametrize("step", ["experiments.run.make_plan", "experiments.pipeline.generate"])
 def test_a_scheduler_interrupts_as_a_user_does(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +324,32 @@ def test_a_scheduler_interrupts_as_a_user_does(
     if step.endswith("generate"):
         expected = f"complete results are kept; resume with `mtbench run -o {path} --resume`"
     assert (code, error.splitlines()[-1]) == (130, f"interrupted; {expected}")
+
+
+SMALLEST = ["--method", "ar", "--limit", "2", "--max-new-tokens", "4", "--batch-size", "1", "--rounds", "1"]
+
+
+def test_a_plan_may_be_for_another_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one has the GPU, and decides what `--dtype auto` means."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = tmp_path / "run"
+    code, _, error = mtbench(capsys, monkeypatch, "plan", *SMALLEST, "--device", "cuda", "-o", str(path))
+    assert not code, error
+    assert stored_json(RunDirectory(path), "plan.json")["request"]["dtype"] == "auto"
+
+
+def test_a_plan_has_the_dtype_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run may say `--dtype auto` again."""
+    path = tmp_path / "run"
+    code, _, error = mtbench(capsys, monkeypatch, "run", *SMALLEST, "--device", "cpu", "-o", str(path))
+    assert not code, error
+    assert stored_json(RunDirectory(path), "plan.json")["request"]["dtype"] == "float32"
+    code, _, error = mtbench(capsys, monkeypatch, "run", "--dtype", "auto", "-o", str(path), "--resume")
+    assert not code, error
 
 
 def test_a_dry_run_refuses_what_the_run_would(

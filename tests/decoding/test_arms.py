@@ -6,7 +6,7 @@ import pytest
 
 from mtbench.decoding.arms import baselines, cell_id, engine_baselines, parse_arms, reference_arm
 from mtbench.errors import UserError
-from mtbench.options.texts import engine_options
+from mtbench.options.engine_options import EngineOption
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_engine_of_an_arm_overrides_the_flag() -> None:
 def test_options_of_an_engine_are_in_the_arms_of_that_engine() -> None:
     """Each combination of alternatives makes an arm; only the first is a reference."""
     given = ["vllm:kv-cache-dtype=auto|fp8", "vllm:enforce-eager", "llamacpp:threads=2"]
-    arms = parse_arms(["ar"], ["graph", "vllm"], given)
+    arms = parse_arms(["ar"], ["graph", "vllm"], [*map(EngineOption.read, given)])
     assert [str(arm) for arm in arms] == [
         "ar@ar/graph",
         "ar@ar/vllm+kv-cache-dtype=auto+enforce-eager",
@@ -144,4 +144,4 @@ def test_the_error_for_a_wrong_value_says_what_is_allowed(spec: str, says: str) 
 def test_an_engines_option_has_no_control_characters(text: str) -> None:
     """It is in the arm's name, in tables and in commands."""
     with pytest.raises(ValueError, match="without control characters"):
-        engine_options([text])
+        EngineOption.read(text)

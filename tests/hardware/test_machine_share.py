@@ -11,7 +11,7 @@ from cgroup_trees import plant, quota_of
 from mtbench.errors import UserError
 from mtbench.measure import model_pool
 from mtbench.measure.model_pool import ModelPool, threads_for, use_threads
-from mtbench.measure.workers import refuse
+from mtbench.measure.worker_counts import refuse
 from mtbench.plan.plan import RunRequest
 from mtbench.programs.machine_share import cpu_quota, throttled_s, usable_memory_bytes, usable_processors
 

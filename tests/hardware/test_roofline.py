@@ -176,6 +176,7 @@ def test_an_undefined_fraction_is_null_with_a_reason(session: SessionRecord) -> 
     assert "caches hold small models" in reason([sample(0)], probe=None, probe_reason=probe.NO_GPU)
     assert "was not probed" in reason([sample(0)], probe=None)
     assert "does not reveal" in reason([sample(0, batch_forwards=None, decode_s=None)])
+    assert "does not reveal its decode time" in reason([sample(0), sample(0, decode_s=None)])
     assert "no clean sample" in reason([])
     tiny = {"target": asdict(count(small_checkpoint().model))}
     assert "stay in the GPU's cache" in reason([sample(0)], shapes=tiny)

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+from mtbench.experiments import pipeline
 from mtbench.measure import executor
 from mtbench.measure import score as scoring
 from mtbench.plan import prompts
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.run import Run
-from mtbench.report import document, pipeline
+from mtbench.report import document
 from mtbench.results import aggregate
 
 P = ParamSpec("P")

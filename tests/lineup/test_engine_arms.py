@@ -33,6 +33,7 @@ from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.models import families
 from mtbench.models.whole_texts import WholeTexts
+from mtbench.options.engine_options import EngineOption, ServerOption
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, GenerationLine
 from mtbench.plan.plan import APART, LEARNS, OTHER_RULE, Plan, RunRequest
@@ -41,7 +42,7 @@ from mtbench.plan.run import Run
 from mtbench.report.main_table import main_table, notes_of
 from mtbench.report.summary import warnings
 from mtbench.results.comparisons import OwnSpeedups
-from mtbench.results.figure_formats import JUDGE, Lossless
+from mtbench.results.lossless_format import JUDGE, Lossless
 
 TOOLBOX = "toolbox"
 SCRIPT: dict[str, object] = {}  # of its servers
@@ -183,7 +184,7 @@ def test_options_reach_the_server_and_are_in_the_arms_name(monkeypatch: pytest.M
     with pytest.raises(UserError, match="add `--engine-option toolbox:enforce-eager --engine-option toolbox:quant"):
         generate(run, Quiet(), Execution())
     started.clear()
-    generate(run, Quiet(), Execution(engine_options=frozenset(given)))
+    generate(run, Quiet(), Execution(engine_options=frozenset(map(EngineOption.read, given))))
     assert started == [["--quantization", "fp8", "--enforce-eager"]] * 2, "the second is shown"
     assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
     assert len(run.read_lines(f"generations/{planned.cells[0].cell}.jsonl", GenerationLine)) == 2
@@ -200,7 +201,7 @@ def test_alternatives_of_an_option_make_arms_that_promise_what_they_can(monkeypa
     reference = f"ar@ar/{TOOLBOX}+cache=auto+threads=1"
     assert [cell.arm for cell in cells if cell.is_reference] == [ours.arm, reference]
     assert (plain[0].claims, plain[0].lossless_reference) == ("lossless", ours.arm), "auto is what it is without"
-    assert [(cell.claims, cell.other_tokens) for cell in (first, threads, cache, both)] == [
+    assert [(cell.claims, [*map(str, cell.other_tokens)]) for cell in (first, threads, cache, both)] == [
         ("lossless", []),
         ("lossless", []),
         ("lossy", ["cache=fp8"]),
@@ -209,14 +210,15 @@ def test_alternatives_of_an_option_make_arms_that_promise_what_they_can(monkeypa
     assert {cell.lossless_reference for cell in (*plain[1:], first, threads, cache, both)} == {reference}
     assert all(cell.baselines == [reference] for cell in (*plain[1:], first, threads, cache, both))
     [alone, _] = plan(method=["ar"], engine=["graph", TOOLBOX], engine_option=[f"{TOOLBOX}:cache=fp8"]).cells[1:] * 2
-    assert (alone.is_reference, alone.claims, alone.other_tokens) == (True, "lossy", ["cache=fp8"])
+    assert (alone.is_reference, alone.claims, alone.other_tokens) == (True, "lossy", [ServerOption("cache", "fp8")])
     hot = plan(method=["ar"], engine=[TOOLBOX], engine_option=RACED, temperature=0.7).cells
     assert [cell.claims for cell in hot] == ["distribution", "distribution", "lossy", "lossy"]
 
 
 def test_a_race_has_plain_decoding_with_every_alternative() -> None:
     """So it is known whether the cache or the drafts are faster."""
-    asked = RunRequest(suite=["arithmetic"], engine=[TOOLBOX], method=["prompt-lookup"], engine_option=RACED[:1])
+    raced = [EngineOption.read(RACED[0])]
+    asked = RunRequest(suite=["arithmetic"], engine=[TOOLBOX], method=["prompt-lookup"], engine_option=raced)
     plain, other, *drafting = [str(arm) for arm in candidates(asked).lineup.arms]
     assert (plain, other) == (f"ar@ar/{TOOLBOX}+cache=auto", f"ar@ar/{TOOLBOX}+cache=fp8")
     assert drafting == [f"prompt-lookup@ar/{TOOLBOX}+cache=auto", f"prompt-lookup@ar/{TOOLBOX}+cache=fp8"]
@@ -227,15 +229,16 @@ def test_an_option_that_only_a_cell_names_is_refused(tmp_path: Path) -> None:
     planned = plan(method=["ar"], engine=[TOOLBOX])
     [cell] = planned.cells
     run = begin_run(tmp_path / "run", planned.changed(cells=[cell.changed(engine_options=["code=evil"])]), ["mtbench"])
+    others = frozenset(map(EngineOption.read, ["vllm:code=evil", f"{TOOLBOX}:code=good"]))
     with pytest.raises(UserError, match=f"if you trust it, add `--engine-option {TOOLBOX}:code=evil`"):
-        generate(run, Quiet(), Execution(engine_options=frozenset(["vllm:code=evil", f"{TOOLBOX}:code=good"])))
+        generate(run, Quiet(), Execution(engine_options=others))
 
 
 def test_other_tokens_by_an_option_are_no_broken_promise(tmp_path: Path) -> None:
     """The table counts the same answers and names the option; the arm is not void."""
     asked = plan(method=["ar"], engine=[TOOLBOX], engine_option=RACED[:1], dtype="float32")
     run = begin_run(tmp_path / "run", asked, ["mtbench"])
-    generate(run, Quiet(), Execution(engine_options=frozenset(RACED[:1])))
+    generate(run, Quiet(), Execution(engine_options=frozenset(map(EngineOption.read, RACED[:1]))))
     name = f"generations/{asked.cells[1].cell}.jsonl"
     first, second = stored_lines(run, name)
     keep_lines(run, name, [first, {**second, "token_ids": [1] * len(second["token_ids"])}])

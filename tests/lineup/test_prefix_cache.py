@@ -2,10 +2,11 @@
 
 import pytest
 
-from mtbench.decoding.arms import PREFIX_CACHE, parse_arms
+from mtbench.decoding.arms import parse_arms
 from mtbench.errors import UserError
 from mtbench.lineup.planner import make_plan
 from mtbench.options import common
+from mtbench.options.engine_options import PREFIX_CACHE
 from mtbench.plan.request import PlanRequest, RunRequest
 
 
@@ -20,8 +21,8 @@ from mtbench.plan.request import PlanRequest, RunRequest
 def test_a_prefix_cache_is_in_the_name_of_an_arm_that_has_one(given: list[common.OffOn], names: list[str]) -> None:
     arms = parse_arms(["ar"], ["graph", "llamacpp"], PlanRequest(prefix_cache=given).settings)
     assert [str(arm) for arm in arms] == names
-    assert [PREFIX_CACHE in arm.settings for arm in arms] == [name.endswith(PREFIX_CACHE) for name in names]
-    assert [arm.alternative for arm in arms] == [len(given) > 1 and name.endswith(PREFIX_CACHE) for name in names]
+    assert [PREFIX_CACHE in arm.settings for arm in arms] == [name.endswith(str(PREFIX_CACHE)) for name in names]
+    assert [arm.alternative for arm in arms] == [len(given) > 1 and name.endswith(str(PREFIX_CACHE)) for name in names]
 
 
 def test_a_prefix_cache_that_no_arm_has_is_refused() -> None:

@@ -33,6 +33,7 @@ def rounds(requests: list[RequestLine], count: int = 5, **given: Any) -> list[An
         (line(ttft_s=0.21), False),
         (line(tpot_s=0.031), False),
         (line(tpot_s=None), True),
+        (line(ttft_s=None), False),
         (refused(0), False),
         (refused(0, "failed"), False),
     ],

@@ -6,8 +6,8 @@ import pytest
 import torch
 from whole import plan_of
 
-from mtbench.measure import model_pool
-from mtbench.measure.model_pool import with_dtype
+from mtbench.lineup.planner import with_dtype
+from mtbench.models import auto
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_auto_is_bfloat16_for_large_models_on_cpus_that_compute_it(
     asked: str, capabilities: dict[str, Any], small: int, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    monkeypatch.setattr(model_pool, "SMALL_MODEL", small)
+    monkeypatch.setattr(auto, "SMALL_MODEL", small)
     plan = plan_of(2)
     plan = plan.changed(request=plan.request.changed(device="cpu", dtype=asked))
     assert with_dtype(plan).request.dtype == meant

@@ -12,7 +12,7 @@ from stored import stored_json
 
 from mtbench.lineup.planner import make_plan
 from mtbench.measure import peak_memory
-from mtbench.measure.model_pool import ModelPool, with_dtype
+from mtbench.measure.model_pool import ModelPool
 from mtbench.models.fused_decoder import build
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan, RunRequest
@@ -54,7 +54,7 @@ def test_drafts_of_earlier_cells_are_freed_on_a_gpu(monkeypatch: pytest.MonkeyPa
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 0)
     plan = make_plan(RunRequest(method=["eagle"], limit=1, max_new_tokens=4, device="cpu", batch_size=[1]))
-    pool, [cell] = ModelPool(with_dtype(plan).request), plan.cells
+    pool, [cell] = ModelPool(plan.request), plan.cells
     before = pool.runners_of(cell)["eagle"]
     assert peak_memory._allocated(plan, cell, pool) is not None
     [after] = pool.drafts.values()

@@ -7,7 +7,7 @@ from tokenizer_kinds import KINDS, tokenizer
 
 from mtbench.decoding.output import finish
 from mtbench.models.token_text import INCOMPLETE, exact_text, ids_behind, is_byte, shown_text, special_ids
-from mtbench.serving.answers import TextStream
+from mtbench.serving.completions import TextStream
 
 SEQUENCES = pytest.mark.parametrize("sequences", [100, pytest.param(2000, marks=pytest.mark.slow)])  # of each kind
 

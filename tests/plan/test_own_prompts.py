@@ -11,7 +11,7 @@ from stages import due
 from whole import finish, start
 
 from mtbench.errors import UserError
-from mtbench.experiments.choose.experiment import plan_of
+from mtbench.experiments.choose.plan import plan_of
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.lineup import lineup
 from mtbench.lineup.planner import make_plan

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from made_records import cell_data, timing_line
 
-from mtbench.decoding.arms import PREFIX_CACHE
+from mtbench.options.engine_options import PREFIX_CACHE
 from mtbench.plan.formats import TimingLine
 from mtbench.results.flags import cache_flags
 from mtbench.results.samples import CellData

@@ -14,6 +14,7 @@ from whole import Quiet
 from mtbench.clients.serving_engine import Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.options.engine_options import EngineOption
 from mtbench.plan.plan import RunRequest
 from mtbench.plan.request import Execution
 from mtbench.report.main_table import notes_of
@@ -123,14 +124,14 @@ def test_a_servers_collapse_is_in_the_results_and_on_the_page(tmp_path: Path) ->
         suite=["arithmetic"],
         method=["ar", "speculative:ahead=3"],
         engine=["scripted"],
-        engine_option=options,
+        engine_option=[*map(EngineOption.read, options)],
         limit=8,
         batch_size=[1],
         rounds=1,
         max_new_tokens=16,
     )
     run = begin_run(tmp_path / "run", make_plan(asked), ["mtbench"])
-    generate(run, Quiet(), Execution(engine_options=frozenset(options)))
+    generate(run, Quiet(), Execution(engine_options=frozenset(map(EngineOption.read, options))))
     cells = assemble(run).cells
     assert [bool(cell.collapse) for cell in cells] == [False, False, False, True]
     last = cells[-1]

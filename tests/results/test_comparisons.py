@@ -22,8 +22,9 @@ from mtbench.report.progress import RunProgress
 from mtbench.report.summary import over_batch_sizes
 from mtbench.report.terminal import results_tables
 from mtbench.results.comparisons import compare, floor, stops_paying
-from mtbench.results.figure_formats import Alone, Floor, Percentiles, Verdict
+from mtbench.results.figure_formats import Alone, Percentiles, Verdict
 from mtbench.results.format import BreakEven, ResultCell, Results
+from mtbench.results.lossless_format import Floor
 from mtbench.results.samples import CellData
 from mtbench.results.subtasks import by_part
 

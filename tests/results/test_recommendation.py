@@ -15,16 +15,9 @@ from mtbench.report.summary import decided
 from mtbench.results.decision import Bounds, Intervals, headline, recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.decision_text import speed as speed_in_words
-from mtbench.results.figure_formats import (
-    AccuracyComparison,
-    Agreement,
-    Alone,
-    Estimate,
-    Lossless,
-    NeededItems,
-    Verdict,
-)
+from mtbench.results.figure_formats import AccuracyComparison, Agreement, Alone, Estimate, NeededItems, Verdict
 from mtbench.results.format import ResultCell
+from mtbench.results.lossless_format import Lossless
 from mtbench.results.verdicts import speed_verdicts
 from mtbench.statistics import Ratio
 

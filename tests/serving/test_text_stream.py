@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mtbench.decoding.output import finish
 from mtbench.models.token_text import INCOMPLETE, shown_text
-from mtbench.serving.answers import TextStream
+from mtbench.serving.completions import TextStream
 
 TEXT = "Zeit für Käse 🧀🧀, 日本語 — naïve\n\n  x = 3 "
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.experiments import pipeline
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import named, place_of
 from mtbench.lineup import engine_arms
@@ -19,7 +20,6 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Plan
 from mtbench.plan.request import Execution, RunRequest
 from mtbench.plan.run import Run
-from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 
 

@@ -4,7 +4,7 @@ A method names its own arms: `choices`, else `default_arms`, else itself. An arm
 roles, and if planning finds nothing wrong with it on these checkpoints (draft, heads, mask token).
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.markup import escape
@@ -14,7 +14,7 @@ from mtbench.decoding.arms import Arm, is_served, parse_arms
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES, plain_decoding
 from mtbench.errors import UserError, unknown
 from mtbench.lineup.lineup import Lineup, family_of
-from mtbench.models.families import PART, Family
+from mtbench.models.families import PART
 from mtbench.plan.request import RunRequest
 
 
@@ -48,35 +48,42 @@ def candidates(request: RunRequest, *, installed: bool = True) -> Candidates:
     Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
     that no arm has.
     """
-    options = request.settings
-    named = parse_arms(list(dict.fromkeys(request.method)), request.engine, options) if request.method else []
     methods = [METHODS[name] for name in METHODS if not METHODS[name].served_only]
-    specs = [spec for method in methods for spec in method.choices or method.default_arms or (method.name,)]
-    specs += [spec for name in filter(is_served, request.engine) for spec in SERVING_ENGINES[name].choices]
-    every = parse_arms(specs, request.engine, options)
-    _refuse_unknown_roles(request, [*named, *every])
+    choices = [spec for method in methods for spec in method.choices or method.default_arms or (method.name,)]
+    choices += [spec for name in filter(is_served, request.engine) for spec in SERVING_ENGINES[name].choices]
+    of_specs = plain_decoding()[:1], [*dict.fromkeys(request.method)], choices
+    references, named, every = (parse_arms(specs, request.engine, request.settings) for specs in of_specs)
+    roles = {role for arm in (*named, *every) for role in arm.roles if not role.startswith(PART)}
+    for role in request.checkpoint:
+        if role not in roles:
+            raise unknown("role of --checkpoint", role, roles, "mtbench ls arms")
     family = family_of(request, request.suite[0])
-    (plain, *others), lineup = _plain(family, named, request), Lineup(family, request, installed=installed)
-    if reason := why_not(plain, lineup):
+    # Plain decoding is on its own role if the family has that, else on the role of the first arm.
+    targets = [references[0].on, *(arm.on for arm in named), *family.roles]
+    on = next((role for role in targets if role in family.roles), targets[0])
+    plain, *others = (replace(arm, on=on) for arm in references)
+    lineup = Lineup(family, request, installed=installed)
+    beside = [*others, *(arm for arm in named or every if arm.method != plain.method)]
+    reasons = {str(arm): why_not(arm, lineup) for arm in (plain, *named, *beside)}
+    if reason := reasons[str(plain)]:
         raise UserError(f"plain decoding cannot run: {reason}")
     for arm in named:
         if arm.is_reference and str(arm) != str(plain):
             raise UserError(
                 f"{str(arm)!r} cannot be raced: every arm is compared with {plain}; `mtbench run` has both."
             )
-        if reason := why_not(arm, lineup):
+        if reason := reasons[str(arm)]:
             raise UserError(f"{str(arm)!r} cannot be raced: {reason}")
         if arm.engine != plain.engine:
             raise UserError(
                 f"{str(arm)!r} cannot be raced: all arms have the engine of plain decoding; give `--engine "
                 f"{arm.engine}`."
             )
-    beside = [*others, *(arm for arm in named or every if arm.method != plain.method)]
-    reasons = [(arm, why_not(arm, lineup)) for arm in beside]
-    raced = [plain, *(arm for arm, reason in reasons if reason is None and not arm.is_reference)]
-    there = {arm.method for arm in raced}
+    raced = [plain, *(arm for arm in beside if reasons[str(arm)] is None and not arm.is_reference)]
+    methods_raced = {arm.method for arm in raced}
     # Keep the last arm's reason: that of the first may be only about its width.
-    refused = {arm.method: reason for arm, reason in reasons if reason is not None and arm.method not in there}
+    of_methods = {arm.method: reason for arm in beside if (reason := reasons[str(arm)]) is not None}
+    refused = {name: reason for name, reason in of_methods.items() if name not in methods_raced}
     return Candidates(lineup.of(raced), refused)
 
 
@@ -94,21 +101,3 @@ def why_not(arm: Arm, lineup: Lineup) -> str | None:
         return lineup.entrant(arm).fault
     except UserError as error:
         return str(error).rstrip(".")
-
-
-def _refuse_unknown_roles(request: RunRequest, arms: Sequence[Arm]) -> None:
-    known = {role for arm in arms for role in arm.roles if not role.startswith(PART)}
-    for role in request.checkpoint:
-        if role not in known:
-            raise unknown("role of --checkpoint", role, known, "mtbench ls arms")
-
-
-def _plain(family: Family, named: Sequence[Arm], request: RunRequest) -> list[Arm]:
-    """Return plain decoding: on its own role if the family has that, else on the role of the first arm.
-
-    The first is the reference; the others have other options of the engine's server.
-    """
-    method = METHODS[plain_decoding()[0]]
-    roles = [method.roles[0], *(arm.on for arm in named), *family.roles]
-    on = next((role for role in roles if role in family.roles), method.roles[0])
-    return parse_arms([f"{method.name}:on={on},engine={request.engine[0]}"], (), request.settings)

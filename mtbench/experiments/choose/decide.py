@@ -3,9 +3,9 @@
 from functools import partial
 
 from mtbench import statistics
+from mtbench.experiments.choose.batch_size_schedule import measured
 from mtbench.experiments.choose.deploy import deployment
 from mtbench.experiments.choose.runner import Racing, over_limits
-from mtbench.experiments.choose.schedule import measured
 from mtbench.plan.plan import Group
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
@@ -28,24 +28,25 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
     raced = [cell for cell in results.cells if not (cell.left and cell.left.unraced)]
-    found = recommend(raced, max_loss=racing.plan.request.max_loss, pairs=pairs, misses_slo=over_slo)
-    found = [_with_prompts(rec, stored) for rec in found]
+    recommendations = recommend(raced, max_loss=racing.plan.request.max_loss, pairs=pairs, misses_slo=over_slo)
+    recommendations = [_with_prompts(rec, stored) for rec in recommendations]
     servers = {line.cell: line.server for line in stored.preparation if line.server is not None}
-    serving = deployment(found, results.cells, racing.plan, servers)
+    serving = deployment(recommendations, results.cells, racing.plan, servers)
+    whole = not any(cell.status == "partial" for cell in results.cells)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,
-        headline=headline(found),
-        complete=not any(c.status == "partial" for c in results.cells) or not any(rec.is_open for rec in found),
+        headline=headline(recommendations),
+        complete=whole or not any(rec.is_open for rec in recommendations),
         max_loss=racing.plan.request.max_loss,
         slo_s={str(name): limit for name, limit in race.slo_s.items()},
         over_slo=over_slo,
-        recommendations=found,
+        recommendations=recommendations,
         looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
         refused=race.refused | unraced(results),
         spent=spent_on(stored),
         serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
-        schedule=measured(racing.run, found),
+        schedule=measured(racing.run, recommendations),
         serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
     racing.run.directory.write_json(FILE, dump(decision))
@@ -58,16 +59,16 @@ def unraced(results: Results) -> dict[str, str]:
     return {name: left.reason for name, left in gone.items() if left is not None and left.unraced}
 
 
-def _with_prompts(found: Recommendation, stored: Stored) -> Recommendation:
+def _with_prompts(rec: Recommendation, stored: Stored) -> Recommendation:
     """Return a recommendation with the prompts that the times of its arm and of plain decoding share."""
-    choice = found.same_tokens or found.within_loss or found.undecided
-    names = (found.baseline, choice.arm if choice else found.baseline)
-    group = next(g for g in stored.plan.groups if (g.suite, g.batch_size) == (found.suite, found.batch_size))
+    choice = rec.same_tokens or rec.within_loss or rec.undecided
+    names = (rec.baseline, choice.arm if choice else rec.baseline)
+    group = next(g for g in stored.plan.groups if (g.suite, g.batch_size) == (rec.suite, rec.batch_size))
     arms = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
     clean = set.intersection(*(arms[name].valid if name in arms else set() for name in names))
     prompts = sum(len(group.blocks[block]) for _, block in clean)
-    found = found.changed(prompts=prompts, planned=sum(map(len, group.blocks)))
-    return found.changed(text=sentence(found))
+    rec = rec.changed(prompts=prompts, planned=sum(map(len, group.blocks)))
+    return rec.changed(text=sentence(rec))
 
 
 class _Pairs:

@@ -43,7 +43,7 @@ class Placed(NamedTuple):
 
 
 def deployment(
-    found: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan, servers: Mapping[str, str]
+    recommendations: Sequence[Recommendation], results: Sequence[ResultCell], plan: Plan, servers: Mapping[str, str]
 ) -> dict[str, Commands]:
     """Return the commands for each recommended arm: one more where a batch size has another.
 
@@ -52,7 +52,7 @@ def deployment(
     better.
     """
     of_arms = dict[str, Commands]()
-    for rec in sorted(found, key=lambda rec: rec.word != "use"):
+    for rec in sorted(recommendations, key=lambda rec: rec.word != "use"):
         chosen = [choice.arm for choice in (rec.same_tokens, rec.within_loss) if choice is not None]
         plain = [rec.baseline] if rec.baseline and is_served(rec.engine) else []
         for arm in dict.fromkeys(chosen or plain):
@@ -107,13 +107,13 @@ def placed(cell: Cell, positions: float | None) -> dict[str, Placed]:
         chosen = "the smallest fixed width" if positions is None else "the fixed width nearest to what was fed"
         note = f"No engine has {name}=auto: {width} is {chosen}."
     drafts = {role: _name(source, "DRAFT") for role, source in cell.checkpoints.items()}
-    model, found = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, Placed]()
+    model, engines = _name(cell.checkpoints[cell.on], "MODEL"), dict[str, Placed]()
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
         shown = cell.engine == name or (engine.start and not method.served_only)
         if shown and not isinstance(setting := engine.setting(fixed, drafts), str):
-            found[engine.title] = Placed(engine, model, setting, note)
-    return found
+            engines[engine.title] = Placed(engine, model, setting, note)
+    return engines
 
 
 def _positions(method: Method) -> int:

@@ -9,29 +9,25 @@ from typing import NamedTuple
 from mtbench import plugins
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import listed
-from mtbench.errors import UserError
-from mtbench.experiments.choose.candidates import Candidates, candidates
+from mtbench.errors import FAILED, INCOMPLETE
+from mtbench.experiments import pipeline
+from mtbench.experiments.choose.batch_size_schedule import measure
 from mtbench.experiments.choose.decide import decide, spent_on, unraced
+from mtbench.experiments.choose.plan import RacePlan, plan_of
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
-from mtbench.experiments.choose.runner import Racing, plan_race, race_of
-from mtbench.experiments.choose.schedule import measure
+from mtbench.experiments.choose.runner import Racing
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import folder_of, show_estimate
 from mtbench.lineup.planner import write_plan
-from mtbench.measure.model_pool import resolve_device, with_dtype
-from mtbench.measure.workers import refuse
+from mtbench.measure.worker_counts import refuse
 from mtbench.plan.checks import RACE_ADVICE, read_plan, read_race
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.formats import Race
 from mtbench.plan.plan import Plan
-from mtbench.plan.prompts import open_suites
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.records import validate
-from mtbench.report import pipeline as run_pipeline
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.document import write_report
 from mtbench.report.progress import RunProgress
 from mtbench.report.race import DEPLOY, deployment
 from mtbench.report.terminal import decision_lines, results_tables
@@ -40,18 +36,6 @@ from mtbench.results.aggregate import assemble, read_stored
 from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.decision_text import ALL_USED, budget_spent
 from mtbench.results.format import Results
-from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
-
-FAILED, INCOMPLETE = 1, 3  # exit codes: plain decoding failed; the time budget ended the race
-
-
-class RacePlan(NamedTuple):
-    """The candidates of a race, the plan of its run, and its looks."""
-
-    found: Candidates
-    plan: Plan
-    race: Race
-    time_budget_s: float | None = None  # of this call
 
 
 class StoredRace(NamedTuple):
@@ -81,17 +65,17 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
     def plan(self, request: RaceRequest, session: RaceSession) -> RacePlan:
         """Return the candidates, the plan and the looks."""
         refuse(session.workers, None, request.device)
-        return plan_of(request)._replace(time_budget_s=session.time_budget_s)
+        return plan_of(request, session.time_budget_s)
 
     def warnings(self, planned: RacePlan) -> list[str]:
         """Return the suites that cannot get a verdict or a grade."""
-        return warnings(planned.plan)
+        return planned.warnings
 
     def dry_run(self, planned: RacePlan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
         """Print the candidates and how long the race takes at most."""
-        for table in planned.found.tables():
+        for table in planned.candidates.tables():
             console.print(table)
-        for warning in self.warnings(planned):
+        for warning in planned.warnings:
             notes.say(warning)
         budget_s = planned.time_budget_s
         show_estimate(planned.plan, console, notes, "at most; eliminated arms shorten it: ", budget_s=budget_s)
@@ -125,9 +109,9 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             run = Run.open(job.directory, None if job.new else job.plan.plan)
             return finish(run, execution, progress, job.deadline)
 
-    def show(self, job: Job[RaceRequest, RaceSession], found: Decided, console: Terminal) -> None:
+    def show(self, job: Job[RaceRequest, RaceSession], decided: Decided, console: Terminal) -> None:
         """Print a line for each arm, what to use, and how to deploy it."""
-        results, decision = found
+        results, decision = decided
         for table in results_tables(results, console.width):
             console.print(table)
         others = job.session.deploy == "all"
@@ -153,11 +137,11 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         """Return whether a block was decoded."""
         return any(directory.glob("timings/*"))
 
-    def exit_code(self, found: Decided, session: RaceSession) -> int:
-        """Return 0 if the race has ended, with any decision."""
-        if not found.decision.complete:
+    def exit_code(self, decided: Decided, session: RaceSession) -> int:
+        """Return 3 for a race that its time budget ended, 1 if plain decoding failed, else 0."""
+        if not decided.decision.complete:
             return INCOMPLETE
-        return FAILED if any(cell.reference and cell.status == "failed" for cell in found.results.cells) else 0
+        return FAILED if any(cell.reference and cell.status == "failed" for cell in decided.results.cells) else 0
 
 
 def deployment_lines(decision: Decision, names: Mapping[str, str], *, others: bool) -> Iterator[str]:
@@ -169,52 +153,18 @@ def deployment_lines(decision: Decision, names: Mapping[str, str], *, others: bo
     yield from (in_words(note, names) for note in notes)
 
 
-def plan_of(request: RaceRequest) -> RacePlan:
-    """Return the candidates of a race, its plan and its looks. Raises UserError if the request is wrong."""
-    run_request = request.run_request()
-    opened = open_suites(run_request)
-    found = candidates(run_request)
-    if len(found.lineup.arms) == 1:
-        raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
-    plan = plan_race(run_request, found, opened)
-    if request.dtype == "auto" and resolve_device(request.device) == "cpu" and _ungraded(plan):
-        plan = plan.changed(request=plan.request.changed(dtype="float32"))
-    return RacePlan(found, plan, race_of(plan, found, request))
-
-
-def warnings(plan: Plan) -> list[str]:
-    """Return the suites that cannot get a verdict or a grade, and the dtype chosen for a grade."""
-    sentences, chosen = plan.warnings(), plan.request.dtype
-    remedy = "raise `--limit` or `--max-new-tokens`, or give `--dtype float32`"
-    for suite, tokens, dtype in _ungraded(plan):
-        sentences.append(
-            f"{suite}: at most {tokens:,} tokens of plain decoding; {EPSILON_POSITIONS_NEEDED:,} are needed to tell "
-            f"other tokens from rounding in {dtype}; {f'so it runs in {chosen}' if chosen in EXACT_EPSILON else remedy}"
-        )
-    return sentences
-
-
-def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
-    """Return the suites with too few tokens for a grade in the fastest dtype, with these tokens and this dtype."""
-    fastest = plan.request.changed(dtype="auto") if plan.request.dtype in EXACT_EPSILON else plan.request
-    dtype = with_dtype(plan.changed(request=fastest)).request.dtype
-    tokens = {suite.suite: len(suite.items) * suite.max_new_tokens for suite in plan.suites}
-    few = {suite: most for suite, most in tokens.items() if most < EPSILON_POSITIONS_NEEDED}
-    return [] if dtype in EXACT_EPSILON else [(suite, most, dtype) for suite, most in few.items()]
-
-
 def finish(run: Run, execution: Execution, progress: RunProgress, deadline: float = float("inf")) -> Decided:
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
     racing = Racing(run, execution)
     racing.restore_left()
-    results = run_pipeline.finish(run, racing.executing(), progress, pages=False)
+    results = pipeline.finish(run, racing.executing(), progress, pages=False)
     if explain(run, results, progress.show, deadline):
         results = assemble(run)
     decision = decide(racing, results)
     if decision.complete:
         measure(run, decision.recommendations, execution, progress, deadline)
         decision = decide(racing, results)
-    write_report(run, results)
+    pipeline.write_pages(run, results)
     return Decided(results, decision)
 
 
@@ -229,7 +179,7 @@ def report(run: Run, *, price_per_hour: float | None = None) -> Results:
     results = assemble(run, price_per_hour=price_per_hour)
     looks = run.directory.read(FILE, Decision).looks if is_decided(run) else None
     decide(Racing(run, Execution()), results, looks)
-    write_report(run, results)
+    pipeline.write_pages(run, results)
     return results
 
 

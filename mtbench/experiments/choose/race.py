@@ -24,6 +24,7 @@ and shared by the looks. `worse than margin` is wrong with probability 2.5 % at 
 is one more look, since it can come at any block.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -46,10 +47,10 @@ def looks(blocks: int) -> list[int]:
     >>> looks(100)
     [6, 8, 11, 16, 24, 36, 54, 81, 100]
     """
-    found = [look for look in FIRST_LOOKS if look < blocks]
-    while len(found) >= len(FIRST_LOOKS) and found[-1] * GROWTH < blocks:
-        found.append(int(found[-1] * GROWTH))
-    return [*found, blocks]
+    numbers = [look for look in FIRST_LOOKS if look < blocks]
+    while len(numbers) >= len(FIRST_LOOKS) and numbers[-1] * GROWTH < blocks:
+        numbers.append(int(numbers[-1] * GROWTH))
+    return [*numbers, blocks]
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,13 @@ class View:
         return leader is other or (high is not None and high < 1 + CLOSE)
 
     def quickest(self, arms: Sequence[RacedArm]) -> RacedArm | None:
-        """Return the arm with the least time relative to plain decoding."""
-        return min(arms, key=lambda arm: self._time_ratio(arm, self.plain).value or 0.0, default=None)
+        """Return the arm with the least time relative to plain decoding; one without a clean block comes last."""
+
+        def relative_time(arm: RacedArm) -> float:
+            ratio = self._time_ratio(arm, self.plain).value
+            return math.inf if ratio is None else ratio
+
+        return min(arms, key=relative_time, default=None)
 
     def decided(self, arm: RacedArm) -> bool:
         """Return whether the arm is `faster` than plain decoding, as in results.json, or close to it."""
@@ -174,15 +180,15 @@ class View:
         """Return the unit of each block, by the least time of an arm on it."""
         there = [arm.blocks[: self.upto[arm.name]] for arm in (self.plain, *self.arms)]
         walls = ([block.wall_s for block in of if block and block.wall_s is not None] for of in zip_longest(*there))
-        return statistics.units_of((min(known, default=0.0) for known in walls), self.plain.unit_s)
+        return statistics.units_of((min(of_block, default=0.0) for of_block in walls), self.plain.unit_s)
 
     def _words(self, max_loss: float) -> dict[str, Word]:
         """Return the accuracy verdict of every arm with other tokens, if it is known or has scores."""
         words = {e.name: e.accuracy for e in self.arms if e.accuracy is not None}
         unknown = [e for e in self.arms if e.accuracy is None and not self.same(e)]
         tested = {e.name: difference for e in unknown if (difference := self._difference(e)).n}
-        found = verdicts.accuracy_words(list(tested.values()), statistics.as_share(max_loss), looks=self.looks)
-        return words | dict(zip(tested, found, strict=True))
+        judged = verdicts.accuracy_words(list(tested.values()), statistics.as_share(max_loss), looks=self.looks)
+        return words | dict(zip(tested, judged, strict=True))
 
     def _difference(self, arm: RacedArm) -> Difference:
         upto = min(self.upto[arm.name], self.upto[self.plain.name])
@@ -231,7 +237,7 @@ def _counted(entrants: Sequence[RacedArm], left: Sequence[Elimination], block: i
 
 def _before(view: View, there: Sequence[RacedArm]) -> list[Elimination]:
     """Return the arms that need not start, since their accuracy is known from a larger batch size."""
-    known = [e for e in there if e.accuracy is not None and not e.claims_lossless]
+    tested = [e for e in there if e.accuracy is not None and not e.claims_lossless]
     return [
         Elimination(
             cell=e.name,
@@ -240,7 +246,7 @@ def _before(view: View, there: Sequence[RacedArm]) -> list[Elimination]:
             reason=f"at a larger batch size its accuracy is: {e.accuracy}",
             rival=None,
         )
-        for e in known
+        for e in tested
         if not view.accurate(e)
     ]
 

@@ -9,11 +9,12 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field
 
 from mtbench.errors import UserError
-from mtbench.options import common, texts
+from mtbench.options import AUTO, common, texts
 from mtbench.options.common import COMPARED, DECISION, OUTPUT
 from mtbench.options.fields import option
 from mtbench.plan.formats import LimitName
 from mtbench.plan.request import (
+    DEMONSTRATION,
     RACED_BLOCKS,
     DecodingRequest,
     RunRequest,
@@ -21,12 +22,21 @@ from mtbench.plan.request import (
     default_limit,
 )
 
-AUTO = "auto"  # of `--method`
-
 
 class RaceRequest(DecodingRequest):
-    """The arms of a race, and the criteria."""
+    """The arms of a race, and the criteria. It has one suite and one engine."""
 
+    suite: Annotated[
+        common.Suites,
+        Field(description="Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`."),
+    ] = (DEMONSTRATION,)
+    engine: Annotated[
+        common.Engines,
+        Field(
+            description="How forward passes run: graph, eager (as papers measure) or invariant; or the name of a "
+            "serving engine. See `mtbench ls engines`.",
+        ),
+    ] = ("graph",)
     method: Annotated[
         Sequence[str],
         option("Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run.", COMPARED),
@@ -68,7 +78,7 @@ class RaceRequest(DecodingRequest):
         same = {name: getattr(self, name) for name in DecodingRequest.model_fields}
         limit = self.completed().limit
         method = () if AUTO in self.method else tuple(self.method)
-        return RunRequest(method=method, limit=limit, max_loss=self.max_loss, **same)
+        return RunRequest(method=method, limit=limit, rounds=1, max_loss=self.max_loss, **same)
 
 
 class RaceSession(TimedSession):

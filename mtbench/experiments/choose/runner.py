@@ -1,4 +1,4 @@
-"""A race over a run directory: plan it, let arms leave while it decodes, and hand its results to the decision.
+"""A race over a run directory: arms leave while it decodes.
 
 The rule (race.py) sees stored lines only. Answers are scored at each look; scores.json is written at the end.
 """
@@ -7,50 +7,21 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mtbench.decoding.arms import Arm, is_served
+from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
-from mtbench.experiments.choose.candidates import Candidates
-from mtbench.experiments.choose.race import Block, Outcome, RacedArm, looks, replay, words
-from mtbench.experiments.choose.request import RaceRequest
-from mtbench.lineup.planner import make_plan
+from mtbench.experiments.choose.race import Block, Outcome, RacedArm, replay, words
 from mtbench.measure.score import readings_of
 from mtbench.plan.formats import Elimination, GenerationLine, Race, Slo, TimingLine
 from mtbench.plan.plan import Cell, Group, Plan
 from mtbench.plan.prompts import open_suite
-from mtbench.plan.request import Execution, RunRequest
+from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
-from mtbench.records import dump
 from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles
 from mtbench.results.format import ResultCell
 from mtbench.results.samples import SERVED_UNIT_S
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, Word
-
-
-def plan_race(request: RunRequest, found: Candidates, opened: Mapping[str, Suite] | None = None) -> Plan:
-    """Return the plan: every candidate beside plain decoding, one round, the largest batch size first.
-
-    The largest has all items, so the accuracies are known when the smaller sizes start.
-    """
-    arms = [*dict.fromkeys(_spec(arm) for arm in found.lineup.arms)]
-    raced = request.changed(method=arms, rounds=1)
-    plan = make_plan(raced, opened, found.lineup)
-    groups = sorted(plan.groups, key=lambda group: -group.batch_size)
-    return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
-
-
-def race_of(plan: Plan, found: Candidates, request: RaceRequest) -> Race:
-    """Return the looks at the groups of a plan, and the criteria."""
-    at = {group.name: looks(len(group.blocks)) for group in plan.groups}
-    slo_s = dict(request.slo)
-    return Race(schema_version=2, request=dump(request), slo_s=slo_s, refused=found.refused, looks=at)
-
-
-def _spec(arm: Arm) -> str:
-    """Return an arm as `--method` takes it."""
-    options = ",".join(f"{name}={value}" for name, value in [*arm.changed, ("on", arm.on)])
-    return f"{arm.method}:{options}"
 
 
 @dataclass
@@ -88,8 +59,8 @@ class Racing:
             return []
         outcome = self.outcome(group)
         self._made[key] = max(outcome.made, default=0)
-        known = {line.cell for line in self.run.left}
-        left = [gone for gone in outcome.left if gone.cell not in known]
+        gone_before = {line.cell for line in self.run.left}
+        left = [gone for gone in outcome.left if gone.cell not in gone_before]
         rivals = ("" if gone.rival is None else f" {self.plan.cell(gone.rival).arm}" for gone in left)
         return [gone.changed(reason=f"{gone.reason}{rival}") for gone, rival in zip(left, rivals, strict=True)]
 
@@ -114,10 +85,10 @@ class Racing:
         failed = {failure.cell for failure in self.run.failures if failure.stage is None}
         unraced = {gone.cell for gone in self.run.left if gone.unraced}
         base = {line.item: line.token_ids for line in answers[plain.cell]}
-        known = self._known(group)
+        accuracies = self._settled_accuracies(group)
         inexact = bool(sessions) and sessions[0].dtype not in EXACT_EPSILON
         graded_after = self._graded_after(group, answers[plain.cell], plain) if inexact else 0
-        found = []
+        entrants = []
         for cell in (self.plan.cell(name) for name in group.cells if name not in unraced):
             timings = sorted(self.run.timings[cell.cell], key=lambda timing: timing.block)
             clean = {t.block: None if t.dropped else t.wall_s for t in timings}
@@ -144,12 +115,12 @@ class Racing:
                 allows_rounding=distribution or (here and inexact),
                 graded_after=graded_after if here and not distribution else 0,
                 misses_slo=misses_slo(timings[:leading], lines, self.race.slo_s),
-                accuracy=None if cell is plain else known.get(cell.arm),
+                accuracy=None if cell is plain else accuracies.get(cell.arm),
                 unit_s=SERVED_UNIT_S if is_served(cell.engine) else 0.0,
                 failed=cell.cell in failed,
             )
-            found.append(entrant)
-        return found
+            entrants.append(entrant)
+        return entrants
 
     def _graded_after(self, group: Group, lines: Sequence[GenerationLine], plain: Cell) -> int:
         """Return after how many blocks plain decoding has the tokens that a grade needs, here or in a group before.
@@ -167,7 +138,7 @@ class Racing:
         enough = (n for n, total in enumerate(itertools.accumulate(tokens), 1) if total >= EPSILON_POSITIONS_NEEDED)
         return next(enough, len(tokens))
 
-    def _known(self, group: Group) -> dict[str, Word]:
+    def _settled_accuracies(self, group: Group) -> dict[str, Word]:
         """Return by arm its accuracy verdict from the largest batch size; empty for that size itself.
 
         It is computed once: the largest batch size has ended when a smaller one begins.
@@ -177,8 +148,8 @@ class Racing:
             return {}
         if group.suite not in self._accuracies:
             entrants, at = self.entrants(largest), self.looks(largest)
-            found = words(entrants, at, self.plan.request.max_loss, replay(entrants, at, self.plan.request.max_loss))
-            self._accuracies[group.suite] = {self.plan.cell(name).arm: word for name, word in found.items()}
+            of_cells = words(entrants, at, self.plan.request.max_loss, replay(entrants, at, self.plan.request.max_loss))
+            self._accuracies[group.suite] = {self.plan.cell(name).arm: word for name, word in of_cells.items()}
         return self._accuracies[group.suite]
 
     def _score(self, group: Group, cell: Cell, lines: Sequence[GenerationLine]) -> Mapping[str, float]:
@@ -190,10 +161,10 @@ class Racing:
         new = {line.item: line for line in lines if (line.item, line.text) not in scores}
         if new:
             try:
-                found = readings_of(self._suite(group.suite), suite, [*new.values()])
+                readings = readings_of(self._suite(group.suite), suite, [*new.values()])
             except Exception:  # a suite may raise anything; the scoring at the end reports it
                 return {}
-            scores |= {(item, new[item].text): reading.score for item, reading in found.items()}
+            scores |= {(item, new[item].text): reading.score for item, reading in readings.items()}
         return {line.item: scores[line.item, line.text] for line in lines if (line.item, line.text) in scores}
 
     def _suite(self, name: str) -> Suite:
@@ -219,13 +190,13 @@ def misses_slo(timings: Sequence[TimingLine], lines: Sequence[Sequence[Generatio
     """Return after each number of blocks, from 1 on, whether a cell is over a limit. `lines`: answers by block."""
     first_s: list[float] = []
     gaps_s: list[float] = []
-    found = []
+    over = []
     for timing, of_block in zip(timings, lines, strict=False) if slo_s else ():
         if not timing.dropped:
             first_s += [] if timing.ttft_s is None else [timing.ttft_s]
             gaps_s += commit_gaps(of_block, {timing.block: timing.step_s})
-        found.append(_over(percentiles(first_s), percentiles(gaps_s), slo_s))
-    return found
+        over.append(_over(percentiles(first_s), percentiles(gaps_s), slo_s))
+    return over
 
 
 def _over(first: Percentiles, gap: Percentiles, slo_s: Slo) -> bool:

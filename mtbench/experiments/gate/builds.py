@@ -155,7 +155,7 @@ def _from_path(env: str) -> Build:
 
 def _from_pip(env: str, engine: str | None, note: Note) -> Build:
     package = env.removeprefix(PIP)
-    if engine not in list(SERVING_ENGINES):
+    if engine is None or engine not in SERVING_ENGINES:
         raise UserError(
             f"{env!r} is a release of a serving engine, so name the engine by --engine: {', '.join(SERVING_ENGINES)}. "
             "See `mtbench ls engines`."

@@ -8,7 +8,7 @@ from mtbench import plugins, records
 from mtbench.document.console import Terminal
 from mtbench.document.html_page import write
 from mtbench.document.terminal import show
-from mtbench.errors import UserError
+from mtbench.errors import INCOMPLETE, UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.load import planning
 from mtbench.experiments.load.aiperf import Client
@@ -18,11 +18,9 @@ from mtbench.experiments.load.request import LoadRequest, LoadSession
 from mtbench.experiments.load.runner import ADVICE, PLAN, LoadRun
 from mtbench.experiments.load.summary import summarise
 from mtbench.hardware import machine
-from mtbench.measure.executor import refuse_engine_options
+from mtbench.options.engine_options import refuse_engine_options
 from mtbench.plan.directory import RunDirectory
 from mtbench.records import dump
-
-INCOMPLETE = 3  # exit code: the time budget ended the load
 
 
 class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
@@ -61,18 +59,18 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
         if load.missing():
             load.send(client.python(job.note, offline=planned.request.offline), job.deadline)
         load.score()
-        found = summarise(job.directory, planned)
-        job.directory.write_json(self.result, dump(found))
-        write(job.path, "load", document(found))
-        return found
+        load_results = summarise(job.directory, planned)
+        job.directory.write_json(self.result, dump(load_results))
+        write(job.path, "load", document(load_results))
+        return load_results
 
-    def show(self, job: Job[LoadRequest, LoadSession], found: Load, console: Terminal) -> None:
+    def show(self, job: Job[LoadRequest, LoadSession], load: Load, console: Terminal) -> None:
         """Print a table for each level."""
-        show(document(found, drawn=False), console)
+        show(document(load, drawn=False), console)
 
-    def exit_code(self, found: Load, session: LoadSession) -> int:
+    def exit_code(self, load: Load, session: LoadSession) -> int:
         """Return 0 if every point has ended."""
-        return 0 if found.complete else INCOMPLETE
+        return 0 if load.complete else INCOMPLETE
 
 
 def refuse_other_servers(planned: LoadPlan, named: LoadRequest) -> None:
@@ -81,7 +79,7 @@ def refuse_other_servers(planned: LoadPlan, named: LoadRequest) -> None:
     A key is sent to no other server than this command names, and no engine gets other options: the plan is untrusted
     input.
     """
-    used = {f"{arm.engine}:{option}" for arm in planned.arms for option in arm.engine_options}
+    used = {(arm.engine, option) for arm in planned.arms for option in arm.engine_options}
     refuse_engine_options(used, planned.request.engine_option, named.engine_option)
     for name, url in named.url.items():
         if planned.request.url.get(name) != url:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mtbench.experiments.load.request import LoadRequest as LoadRequest
 from mtbench.experiments.load.request import Positive
+from mtbench.options.engine_options import ServerOption
 from mtbench.plan.formats import Environment
 from mtbench.records import (
     Count,
@@ -36,7 +37,7 @@ class ArmPlan(Record):
     name: Text = Field(description="name of the arm")
     method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
     engine: str | None = Field(None, description="serving engine whose server is started; null: mtbench's, or a URL")
-    engine_options: list[str] = Field(
+    engine_options: list[ServerOption] = Field(
         default_factory=list, description="options of that engine's server, NAME or NAME=VALUE, beside mtbench's own"
     )
     url: str | None = Field(None, description="URL of a given server; null: this command starts it")

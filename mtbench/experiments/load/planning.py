@@ -21,6 +21,7 @@ from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, L
 from mtbench.lineup.lineup import Lineup, family_of
 from mtbench.lineup.planner import make_plan
 from mtbench.models.loading import Inspected
+from mtbench.options.engine_options import EngineOption, with_options
 from mtbench.plan.plan import RunRequest, SuitePlan
 from mtbench.plan.prompts import open_suites, prompt_texts
 
@@ -59,7 +60,7 @@ def plan(request: LoadRequest) -> LoadPlan:
     asked = run_request(request, min(needed, request.limit or needed))
     opened = open_suites(asked)
     lineup = Lineup(family_of(asked, request.suite), asked, arms)
-    planned = make_plan(asked, opened, lineup)
+    planned = make_plan(asked, opened, lineup, here=any(arm.url is None for arm in chosen))
     suite, [suite_plan], checkpoint = opened[request.suite], planned.suites, lineup.checkpoints[0]
     _refuse_suite(suite, suite_plan)
     prompts, *_ = prompt_texts(suite, request.suite, checkpoint, planned.request)
@@ -68,7 +69,7 @@ def plan(request: LoadRequest) -> LoadPlan:
     conversations = _conversations(suite_plan)
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
-        request=request.changed(chat_template_date=planned.request.chat_template_date),
+        request=request.changed(chat_template_date=planned.request.chat_template_date, dtype=planned.request.dtype),
         family=suite_plan.family,
         tokenizer=checkpoint.source,
         task=suite_plan.task,
@@ -112,13 +113,13 @@ def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) 
 
 
 def served_arms(
-    specs: Sequence[str], engines: Sequence[str] = ENGINES[:1], engine_option: Sequence[str] = ()
+    specs: Sequence[str], engines: Sequence[str] = ENGINES[:1], engine_options: Sequence[EngineOption] = ()
 ) -> list[Arm]:
     """Return the arms of several `--method` values, in order, in each engine.
 
     Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
     """
-    arms = parse_arms(specs, engines, engine_option)
+    arms = parse_arms(specs, engines, engine_options)
     for arm in arms:
         if is_served(arm.engine) and not SERVING_ENGINES[arm.engine].text:
             raise UserError(
@@ -143,7 +144,7 @@ def _name(arm: Arm) -> str:
     if arm.on != METHODS[arm.method].roles[0]:
         options.append(f"on={arm.on}")
     if arm.engine != ENGINES[0]:
-        options.append(f"engine={'+'.join([str(arm.engine), *arm.settings])}")
+        options.append(f"engine={with_options(arm.engine, arm.settings)}")
     return f"{arm.method}{':' if options else ''}{','.join(options)}"
 
 

@@ -130,15 +130,15 @@ class LoadRun:
             partial.rename(folder)
 
     def _write_server(self, arm: str, running: Running) -> None:
-        known = read_servers(self.run)
+        servers = read_servers(self.run)
         url = running.server.url if running.command is None else None
         facts = ServerFacts(name=arm, model=running.model, command=running.command, engine=running.engine, url=url)
-        if known.get(arm) is None:
-            self.run.write_json(SERVERS, {name: dump(entry) for name, entry in {**known, arm: facts}.items()})
-        elif known[arm].model != running.model:
+        if servers.get(arm) is None:
+            self.run.write_json(SERVERS, {name: dump(entry) for name, entry in {**servers, arm: facts}.items()})
+        elif servers[arm].model != running.model:
             raise UserError(
-                f"{arm!r} served the model {known[arm].model!r} before and serves {running.model!r} now; start another "
-                "load with another `-o DIR`."
+                f"{arm!r} served the model {servers[arm].model!r} before and serves {running.model!r} now; start "
+                "another load with another `-o DIR`."
             )
 
     def score(self) -> None:
@@ -151,14 +151,14 @@ class LoadRun:
         scored = {item.item for item in self.planned.items if item.scored}
         points = read_points(self.run, self.planned)
         answers = {point.point: [_answer(line, cuts[line.item]) for line in point.requests] for point in points}
-        known: dict[tuple[str, str], float] = {}  # by item and text
+        scored_texts: dict[tuple[str, str], float] = {}  # by item and text
         answered = (answer for point in answers.values() for answer in point if answer is not None)
         for texts in passes(answer for answer in answered if answer[0] in scored):
             with suite_errors(spec):
-                found = suite.score(texts)
-            known |= {(item, text): float(found[item]) for item, text in texts.items()}
+                by_item = suite.score(texts)
+            scored_texts |= {(item, text): float(by_item[item]) for item, text in texts.items()}
         scores = {
-            point: [None if answer is None else known.get(answer) for answer in given]
+            point: [None if answer is None else scored_texts.get(answer) for answer in given]
             for point, given in answers.items()
         }
         self.run.write_json(SCORES, scores, indent=None)
@@ -193,10 +193,10 @@ def read_points(run: RunDirectory, planned: LoadPlan) -> list[PointLine]:
     Raises UserError for a line that does not belong to the plan, or whose server is not known.
     """
     servers = read_servers(run)
-    known = {point.point: point for point in planned.points}
+    planned_points = {point.point: point for point in planned.points}
     lines = run.read_lines(POINTS, PointLine)
     for line in lines:
-        point = known.get(line.point)
+        point = planned_points.get(line.point)
         items = [] if point is None else [planned.items[place].item for place in point.items]
         if point is None or items != [request.item for request in line.requests]:
             raise UserError(f"{run.path / POINTS} has a point {line.point!r} that is not planned; start another load.")

@@ -14,14 +14,17 @@ from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.openai_client import Server, ServerError
 from mtbench.clients.openai_wire import caching
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
-from mtbench.decoding.arms import PREFIX_CACHE, is_served, parse_arms
+from mtbench.decoding.arms import is_served, parse_arms
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
 from mtbench.experiments.load.planning import run_request
 from mtbench.lineup.lineup import Lineup
-from mtbench.measure.model_pool import fastest_dtype, parameters, resolve_device, threads_for
+from mtbench.measure.model_pool import threads_for
 from mtbench.models import families
+from mtbench.models.auto import parameters, resolve_device
+from mtbench.options import AUTO
+from mtbench.options.engine_options import PREFIX_CACHE, words_of
 from mtbench.options.fields import as_words
 from mtbench.serving.engine import MtbenchServe
 
@@ -76,13 +79,14 @@ def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
     family = families.family(planned.family, request.model, request.checkpoint)
     checkpoints = family.checkpoints(chosen.roles)
     asked = run_request(request)
-    dtype = fastest_dtype(asked, checkpoints.values())
+    if (dtype := request.dtype) == AUTO:  # an earlier mtbench began the load
+        raise UserError("the plan of this load has no dtype; start another load with `-o DIR`.")
     engine: ServingEngine
     if is_served(chosen.engine):
         engine = SERVING_ENGINES[chosen.engine]()
         method, _ = Lineup(family, asked).method(chosen)
         model, setting = engine.prepared_arm(method, checkpoints, chosen.on, dtype, offline=request.offline)
-        more = engine.own_options(arm.engine_options)
+        more = words_of(arm.engine_options)
     else:
         engine = MtbenchServe("--family" if request.model is None else "--model")
         model = planned.family if request.model is None else families.absolute(request.model)

@@ -79,12 +79,12 @@ class Sent:
     @cached_property
     def first_scores(self) -> dict[str, float]:
         """The score of the first answer to each item."""
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for point in self.points:
             for line, score in zip(point.requests, self.scores.get(point.point, ()), strict=False):
                 if score is not None:
-                    found.setdefault(line.item, score)
-        return found
+                    scores.setdefault(line.item, score)
+        return scores
 
 
 def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
@@ -98,7 +98,7 @@ def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
             if of_cell:
                 sent = Sent(arm.name, level, of_cell, scores, planned.request.slo, arm.method)
                 cells.setdefault(level, []).append(sent)
-    known = read_servers(run)
+    servers = read_servers(run)
     return Load(
         schema_version=3,
         started=environment.started or "",
@@ -109,7 +109,7 @@ def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
         unit=planned.unit,
         max_new_tokens=planned.max_new_tokens,
         client=FACTS,
-        arms=[known[arm.name] for arm in planned.arms if arm.name in known],
+        arms=[servers[arm.name] for arm in planned.arms if arm.name in servers],
         cells=[cell(sent, planned.flags) for at_level in cells.values() for sent in at_level],
         comparisons=[
             comparison
@@ -121,9 +121,13 @@ def summarise(run: RunDirectory, planned: LoadPlan) -> Load:
 
 
 def is_good(line: RequestLine, slo: Limits) -> bool:
-    """Return whether a request was answered within all limits. An answer of one token has no time per later token."""
-    measured = {"ttft": line.ttft_s, "tpot": line.tpot_s, "e2e": line.e2e_s}
-    return line.outcome == "ok" and all((measured[name] or 0.0) <= limit for name, limit in slo.items())
+    """Return whether a request was answered within all limits, by times that were measured.
+
+    An answer of one token has no time per later token, so it keeps that limit.
+    """
+    measured = {"ttft": line.ttft_s, "tpot": 0.0 if line.tpot_s is None else line.tpot_s, "e2e": line.e2e_s}
+    kept = ((time_s := measured[name]) is not None and time_s <= limit for name, limit in slo.items())
+    return line.outcome == "ok" and all(kept)
 
 
 def cell(sent: Sent, flags: Sequence[str] = (), turn: str | None = None) -> LoadCell:
@@ -234,8 +238,8 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
 
 def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latency:
     """Return percentiles of a time: of each round, then their mean."""
-    known = ([v for v in map(value, point.requests) if v is not None] for point in sent.points)
-    measured = [values for values in known if values]
+    of_rounds = ([v for v in map(value, point.requests) if v is not None] for point in sent.points)
+    measured = [values for values in of_rounds if values]
     each = {p: [float(np.percentile(values, p)) for values in measured] for p in PERCENTILES}
     return Latency(**{f"p{p}": _ratio(values, [1.0] * len(values)) for p, values in each.items()})
 
@@ -245,11 +249,11 @@ def _share(sent: Sent, above: Counted, below: Counted) -> Estimate | None:
     sums = []
     for point in sent.points:
         counts = [(above(line), below(line)) for line in point.requests if line.outcome == "ok"]
-        known = [(a, b) for a, b in counts if a is not None and b is not None]
-        if len(known) < len(counts):
+        told = [(a, b) for a, b in counts if a is not None and b is not None]
+        if len(told) < len(counts):
             return None
-        if known:
-            sums.append((sum(a for a, _ in known), sum(b for _, b in known)))
+        if told:
+            sums.append((sum(a for a, _ in told), sum(b for _, b in told)))
     return _ratio([a for a, _ in sums], [b for _, b in sums]) if sums else None
 
 
@@ -289,9 +293,9 @@ def _throttled(point: PointLine) -> bool:
 
 def _collapse(sent: Sent) -> list[str]:
     """Return a flag if an arm's drafts are hardly ever accepted."""
-    found = _share(sent, lambda line: line.tokens, lambda line: line.forwards)
-    if sent.method is None or found is None or not found.value:
+    share = _share(sent, lambda line: line.tokens, lambda line: line.forwards)
+    if sent.method is None or share is None or not share.value:
         return []
     [arm] = parse_arms([sent.method])
-    how = collapse.hardly(METHODS[arm.method](**arm.options), found.value, sum(map(_tokens, sent.points)))
+    how = collapse.hardly(METHODS[arm.method](**arm.options), share.value, sum(map(_tokens, sent.points)))
     return [how] if how else []

@@ -50,10 +50,10 @@ def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
     if part:
         folder = Path(path_of(location))
         with explained(location, "weights", offline):
-            found = mtp.traces(raw, stored_shapes(folder) if folder.is_dir() else ())
-        raise (UnreadableCheckpoint if found else UserError)(
+            traces = mtp.traces(raw, stored_shapes(folder) if folder.is_dir() else ())
+        raise (UnreadableCheckpoint if traces else UserError)(
             f"no {part!r} layers of a known format in the checkpoint {location!r} "
-            f"({raw.get('model_type', 'no model_type')}{found}); known: {', '.join(mtp.LAYOUTS)}; name a draft with "
+            f"({raw.get('model_type', 'no model_type')}{traces}); known: {', '.join(mtp.LAYOUTS)}; name a draft with "
             f"`{OTHER_CHECKPOINT}`."
         )
     return None
@@ -124,9 +124,9 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
 
     Raises UserError if weights are missing, superfluous or of other shapes than in the configuration.
     """
-    found, folder = draft_config(source, offline=offline), downloaded(locate(source), offline=offline)
-    assert found is not None, "planning refuses other checkpoints"
-    config = found.for_target(target.model.config.get_text_config())
+    draft_format, folder = draft_config(source, offline=offline), downloaded(locate(source), offline=offline)
+    assert draft_format is not None, "planning refuses other checkpoints"
+    config = draft_format.for_target(target.model.config.get_text_config())
     _refuse_other_sizes(source, config, target.model.config, folder, offline=offline)
     stored = _weights(folder, config)
     with explained(locate(source), "weights", offline):

@@ -35,10 +35,10 @@ NOT_RUN = "it is not measured yet: `--resume` measures it"
 
 
 def measure(
-    race: Run, found: Sequence[Recommendation], execution: Execution, progress: Progress, deadline: float
+    race: Run, recommendations: Sequence[Recommendation], execution: Execution, progress: Progress, deadline: float
 ) -> None:
     """Measure the schedule of a race, if it has one, as far as the deadline (by time.monotonic) allows."""
-    plan = schedule_plan(race, found)
+    plan = schedule_plan(race, recommendations)
     if plan is None or time.monotonic() >= deadline:
         return
     run = _stored_run(race, plan)
@@ -59,9 +59,9 @@ def measure(
     generate(run, progress, alone)
 
 
-def measured(race: Run, found: Sequence[Recommendation]) -> Schedule | None:
+def measured(race: Run, recommendations: Sequence[Recommendation]) -> Schedule | None:
     """Return the schedule of a race by its stored lines; None if it has none."""
-    plan = schedule_plan(race, found)
+    plan = schedule_plan(race, recommendations)
     if plan is None:
         return None
     if (run := _stored_run(race, plan)) is None:
@@ -85,7 +85,7 @@ def _sizes(run: Stored) -> list[ScheduledSize]:
     pairs = [[run.cells[name] for name in group.cells] for group in run.plan.groups]
     walls = [[data.per_unit("wall_s") if data.samples else () for data in reversed(pair)] for pair in pairs]
     ratios = [shared_ratio(*of_pair, looks=1, among=len(walls)) for of_pair in walls]
-    found = zip(pairs, ratios, verdicts.speed_verdicts(ratios, [None] * len(ratios)), strict=True)
+    judged = zip(pairs, ratios, verdicts.speed_verdicts(ratios, [None] * len(ratios)), strict=True)
     return [
         ScheduledSize(
             batch_size=own.cell.batch_size,
@@ -93,13 +93,13 @@ def _sizes(run: Stored) -> list[ScheduledSize]:
             ratio=Estimate(value=ratio.value, ci_low=ratio.ci_low, ci_high=ratio.ci_high),
             verdict=verdict,
         )
-        for (_, own), ratio, verdict in found
+        for (_, own), ratio, verdict in judged
     ]
 
 
-def schedule_plan(race: Run, found: Sequence[Recommendation]) -> Plan | None:
+def schedule_plan(race: Run, recommendations: Sequence[Recommendation]) -> Plan | None:
     """Return the plan that measures the schedule; None without one."""
-    chosen, first = _chosen(race.plan, found), race.plan.groups[0]
+    chosen, first = _chosen(race.plan, recommendations), race.plan.groups[0]
     changes = [high for low, high in itertools.pairwise(sorted(chosen)) if chosen[low].arm != chosen[high].arm]
     if not changes:
         return None
@@ -108,7 +108,7 @@ def schedule_plan(race: Run, found: Sequence[Recommendation]) -> Plan | None:
     items = [item for block in first.blocks for item in block if follows[item] is None]
     cells, groups = list[Cell](), []
     for size in sorted({beside for change in changes for beside in (change - 1, change)}, reverse=True):
-        own = alone[max(known for known in alone if known <= size)]
+        own = alone[max(smaller for smaller in alone if smaller <= size)]
         last = own.changed(batch_size=max(alone))
         name = f"by batch size@{own.on}/{own.engine}"
         pair = [
@@ -119,19 +119,28 @@ def schedule_plan(race: Run, found: Sequence[Recommendation]) -> Plan | None:
         names = [cell.cell for cell in pair]
         groups.append(first.changed(batch_size=size, blocks=blocks, rounds=[len(blocks)], cells=names))
         cells += pair
-    request = race.plan.request.changed(dtype=race.sessions[-1].dtype)
-    return race.plan.changed(request=request, cells=cells, groups=groups)
+    return race.plan.changed(cells=cells, groups=groups)
 
 
-def _chosen(plan: Plan, found: Sequence[Recommendation]) -> dict[int, Cell]:
+def _server(cell: Cell) -> tuple[object, ...]:
+    """Return what cells that one server decodes have in common."""
+    return cell.engine, cell.on, cell.checkpoints[cell.on], cell.engine_options
+
+
+def _chosen(plan: Plan, recommendations: Sequence[Recommendation]) -> dict[int, Cell]:
     """Return by batch size the cell of the arm to use; nothing if one has no answer, or no server can have them all."""
     cells = {(cell.batch_size, cell.arm): cell for cell in plan.cells}
-    arms = {r.batch_size: r.same_tokens.arm if r.same_tokens else r.word == "plain" and r.baseline for r in found}
-    if not arms or not all(arms.values()) or not all(is_served(rec.engine) for rec in found):
+    arms = {
+        rec.batch_size: rec.same_tokens.arm if rec.same_tokens else rec.word == "plain" and rec.baseline
+        for rec in recommendations
+    }
+    if not arms or not all(arms.values()) or not all(is_served(rec.engine) for rec in recommendations):
         return {}
     chosen = {size: cells[size, str(arm)] for size, arm in arms.items()}
-    servers = {(str(cell.engine), cell.on, cell.checkpoints[cell.on], *cell.engine_options) for cell in chosen.values()}
-    engine = SERVING_ENGINES[min(servers)[0]]()
+    first, *others = chosen.values()
+    if any(_server(cell) != _server(first) for cell in others):
+        return {}
+    engine = SERVING_ENGINES[str(first.engine)]()
     settings = {size: engine.setting(cell.built, cell.checkpoints) for size, cell in chosen.items()}
-    known = {size: setting for size, setting in settings.items() if isinstance(setting, Setting)}
-    return chosen if len(servers) == 1 and known == settings and engine.scheduled(known) is not None else {}
+    own = {size: setting for size, setting in settings.items() if isinstance(setting, Setting)}
+    return chosen if own == settings and engine.scheduled(own) is not None else {}

@@ -1,7 +1,4 @@
-"""A planned run, from its plan to its report: generate → score → aggregate → report.
-
-The command line and the library share these steps.
-"""
+"""The steps of a planned run: generate → score → aggregate → report. The experiments that run a plan share them."""
 
 from mtbench.measure.block_writer import Progress
 from mtbench.measure.executor import generate
@@ -23,8 +20,13 @@ def finish(run: Run, execution: Execution, progress: Progress, *, pages: bool = 
 
 def report(run: Run, *, price_per_hour: float | None = None) -> Results:
     """Write results.json, report.md and report.html; return the results. price_per_hour: in place of the plan's."""
+    results = assemble(run, price_per_hour=price_per_hour)
+    write_pages(run, results)
+    return results
+
+
+def write_pages(run: Run, results: Results) -> None:
+    """Write report.md and report.html."""
     from mtbench.report.document import write_report  # imports matplotlib, which only pages need
 
-    results = assemble(run, price_per_hour=price_per_hour)
     write_report(run, results)
-    return results

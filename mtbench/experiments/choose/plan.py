@@ -1,0 +1,64 @@
+"""The plan of a race: its candidates, the plan of its run, and the looks at it."""
+
+from typing import NamedTuple
+
+from mtbench.errors import UserError
+from mtbench.experiments.choose.candidates import Candidates, candidates
+from mtbench.experiments.choose.race import looks
+from mtbench.experiments.choose.request import RaceRequest
+from mtbench.lineup.planner import make_plan
+from mtbench.models.auto import resolve_device
+from mtbench.options import AUTO
+from mtbench.plan.formats import Race
+from mtbench.plan.plan import Plan
+from mtbench.records import dump
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
+
+
+class RacePlan(NamedTuple):
+    """The candidates of a race, the plan of its run, and its looks."""
+
+    candidates: Candidates
+    plan: Plan
+    race: Race
+    warnings: list[str]  # the suites that cannot get a verdict or a grade
+    time_budget_s: float | None = None  # of this call
+
+
+def plan_of(request: RaceRequest, time_budget_s: float | None = None) -> RacePlan:
+    """Return the plan of a race: every candidate beside plain decoding, one round, the largest batch size first.
+
+    The largest has all items, so the accuracies are known when the smaller sizes start. Raises UserError if the request
+    is wrong.
+    """
+    asked = request.run_request()
+    raced = candidates(asked)
+    if len(raced.lineup.arms) == 1:
+        raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
+    plan = make_plan(asked, lineup=raced.lineup)
+    groups = sorted(plan.groups, key=lambda group: -group.batch_size)
+    cells = [plan.cell(name) for group in groups for name in group.cells]
+    plan, ungraded = _graded(plan.changed(groups=groups, cells=cells), request)
+    at = {group.name: looks(len(group.blocks)) for group in groups}
+    race = Race(schema_version=2, request=dump(request), slo_s=dict(request.slo), refused=raced.refused, looks=at)
+    return RacePlan(raced, plan, race, [*plan.warnings(), *ungraded], time_budget_s)
+
+
+def _graded(plan: Plan, request: RaceRequest) -> tuple[Plan, list[str]]:
+    """Return the plan, and a sentence on each suite with too few tokens to tell other tokens from rounding.
+
+    With `--dtype auto` on a CPU such a race runs in float32, which needs no tokens for that.
+    """
+    dtype = plan.request.dtype
+    tokens = {suite.suite: len(suite.items) * suite.max_new_tokens for suite in plan.suites}
+    few = {suite: most for suite, most in tokens.items() if most < EPSILON_POSITIONS_NEEDED}
+    if dtype in EXACT_EPSILON or not few:
+        return plan, []
+    remedy = "raise `--limit` or `--max-new-tokens`, or give `--dtype float32`"
+    if request.dtype == AUTO and resolve_device(request.device) == "cpu":
+        plan, remedy = plan.changed(request=plan.request.changed(dtype="float32")), "so it runs in float32"
+    return plan, [
+        f"{suite}: at most {most:,} tokens of plain decoding; {EPSILON_POSITIONS_NEEDED:,} are needed to tell other "
+        f"tokens from rounding in {dtype}; {remedy}"
+        for suite, most in few.items()
+    ]
