@@ -310,11 +310,11 @@ def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("broken")
 
     def generations(change: Callable[[str], str]) -> Callable[[Path], None]:
-        def each(run: Path) -> None:
+        def all_files(run: Path) -> None:
             for file in run.glob("generations/*"):
                 file.write_text(change(file.read_text()))
 
-        return each
+        return all_files
 
     def renamed(old: str, new: str) -> Callable[[Path], None]:
         def change(run: Path) -> None:

@@ -39,7 +39,7 @@ from mtbench.experiments.audit.sides import Pair, Side, of_run
 DRAFTING = {"method": ("speculative:ahead=4",)}
 FAULTS: dict[str, tuple[str, Fault, dict[str, Any]]] = {  # class, fault, options of the run
     "a layer left out": (UNEXPLAINED, without_layers(2), {}),
-    "weights in 8 bits": (UNEXPLAINED, coarse_weights(8), {}),
+    "weights in 5 bits": (UNEXPLAINED, coarse_weights(5), {}),
     "rope one off": (UNEXPLAINED, shifted_rope(-1), {}),
     "rope one off from a length on": (UNEXPLAINED, shifted_rope(1, start=100), {}),
     "a window": (UNEXPLAINED, windowed(48), {}),
@@ -47,8 +47,8 @@ FAULTS: dict[str, tuple[str, Fault, dict[str, Any]]] = {  # class, fault, option
     "a cache of 4 bits": (UNEXPLAINED, coarse_cache(4), {}),
     "caches of two rows exchanged": (UNEXPLAINED, swapped_caches(6), {}),
     "a cache not cropped": (UNEXPLAINED, stale_after_rejection(), DRAFTING),
-    "drafts not verified": ("acceptance fault", unverified(0.5), DRAFTING),
-    "the first token twice": (UNEXPLAINED, other_prompts(lambda ids: [ids[0], *ids]), {}),
+    "drafts not verified": ("acceptance fault", unverified(0.1), DRAFTING),
+    "another prompt than is stored": (UNEXPLAINED, other_prompts(lambda ids: ids[8:]), {}),
     "drawn tokens": (UNEXPLAINED, sampled(0.8), {}),
     "a penalty": (UNEXPLAINED, penalised(1.2), {}),
     "an id never chosen": (UNEXPLAINED, suppressed(17), {}),

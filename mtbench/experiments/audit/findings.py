@@ -38,7 +38,7 @@ def arms_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine]
     for number, pair in enumerate(pairs):
         sides = pair.a, pair.b
         exact = [EXACT_EPSILON.get(str(side.dtype), EXACT_EPSILON["float64"]) for side in sides]
-        measured = [bound_of(noises[kind]) for side in sides if (kind := coarse(side)) and kind in noises]
+        measured = [bound_of(noises[kind]) for kind in map(coarse, sides) if kind is not None and kind in noises]
         noise = max([*exact, *measured, *(apart[a.name, b.name] for a, b in pair.siblings)])
         same = None in (pair.a.model, pair.b.model) or pair.a.model == pair.b.model
         arms = Arms(pair.a, pair.b, noise, judge.tokenizer.decode, judge.end_ids if same else ())
