@@ -60,8 +60,9 @@ KINDS = {
         "mtbench.experiments.audit.experiment:EXPERIMENT",
         """Say why the answers of B differ from those of A.
 
-    The reference model judges each first difference. The exit code is 0 if every difference is explained and none is a
-    fault, 1 for a fault or a difference that nothing explains, 2 for answers that cannot be compared.
+    The reference model scores both from the first difference on. A difference is a near-tie; or stored data prove its
+    cause: prompt, end, temperature, checkpoint, draft or score; or it is beyond rounding, not explained. The exit code
+    is 0 if every difference is explained and none is a fault, 1 if not, 2 for answers that cannot be compared.
     """,
     ),
     "reproduce": Kind(

@@ -1,52 +1,54 @@
-"""`mtbench audit`: a fault that is planted in answers is named, and honest differences are not called faults."""
+"""`mtbench audit` of whole runs and files: what it compares, refuses, writes, and says in other commands."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from planted_answers import AR, SPECULATIVE, decoded, faulty_run, honest_run, judge_runner, planted, told
-from planted_faults import (
-    Fault,
-    late_rope,
-    sampled,
-    shifted_rope,
-    stale_after_rejection,
-    swapped_caches,
-    without_layers,
-)
-from small import BEGIN, PAD, beginning_tokenizer
-from torch import Tensor
+from planted_answers import AR, SPECULATIVE, decoded, honest_run, judge_runner, planted, told
+from small import BEGIN, PAD, beginning_tokenizer, small_tokenizer
 from typer.testing import CliRunner
 
 import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.experiments import diagnosis
+from mtbench.experiments.audit.classes import UNEXPLAINED
 from mtbench.experiments.audit.experiment import AuditExperiment
+from mtbench.experiments.audit.findings import arms_of
+from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.judge import Judge
 from mtbench.experiments.audit.request import AuditRequest, AuditSession
-from mtbench.experiments.audit.sides import Named, Side, SideAnswer
-from mtbench.experiments.audit.texts import with_prompts
+from mtbench.experiments.audit.sides import Named, Side, SideAnswer, pairs
+from mtbench.experiments.audit.texts import with_prompts, with_tokens
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.formats import GenerationLine
-from mtbench.results.answers import read_answers
+
+CELL, DRAFTED = f"{AR}.b4", f"{SPECULATIVE}.b4"
 
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return honest_run(tmp_path_factory.mktemp("audit") / "honest")
+    """A run of two arms at two batch sizes, with 4 answers each."""
+    return honest_run(tmp_path_factory.mktemp("audit") / "honest", limit=4, max_new_tokens=32)
 
 
 @pytest.fixture(scope="module")
-def judge() -> ModelRunner:
-    return judge_runner()
+def faulty(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its copy in which the drafting arm has another third token."""
+
+    def other(line: GenerationLine, _: int) -> dict[str, Any]:
+        return {"token_ids": [*line.token_ids[:2], 300 + (line.token_ids[2] == 300), *line.token_ids[3:]]}
+
+    return planted(honest, tmp_path_factory.mktemp("audit") / "faulty", {DRAFTED: other})
 
 
 def audited(a: object, b: object, tmp_path: Path, **given: Any) -> dict[str, Any]:
@@ -60,587 +62,116 @@ def named(record: dict[str, Any]) -> set[str]:
     return {finding["name"] for finding in record["findings"]}
 
 
-Make = Callable[[ModelRunner, Sequence[int], Sequence[int]], list[int]]  # of the judge, a prompt, the honest answer
+# --- The command ------------------------------------------------------------------------------------------------------
 
 
-def plain(make: Make) -> Callable[..., Any]:
-    """A fault of plain decoding: the tokens that `make` gives."""
-
-    def plant(judge: ModelRunner) -> dict[str, Any]:
-        def change(line: GenerationLine, _: int) -> dict[str, Any]:
-            assert line.prompt_ids is not None
-            return told(make(judge, line.prompt_ids, line.token_ids), judge)
-
-        return {f"{AR}.b4": change}
-
-    return plant
-
-
-def penalised(logits: Tensor, tokens: Sequence[int]) -> int:
-    seen = torch.tensor(list(tokens), dtype=torch.long)
-    logits = logits.clone()
-    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / 1.3, logits[seen] * 1.3)
-    return int(logits.argmax())
-
-
-def sampled_by(seed: int) -> Callable[[Tensor, Sequence[int]], int]:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda logits, _: int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
-
-
-PLAIN: dict[str, tuple[str, Make]] = {
-    "budget one short": ("stop/budget", lambda _, __, tokens: list(tokens[:-1])),
-    "end ignored": ("stop/budget", lambda judge, prompt, _: decoded(judge, prompt, 64, _endless(judge))),
-    "penalty": ("sampling", lambda judge, prompt, _: decoded(judge, prompt, 64, _with_prompt(prompt))),
-    "sampled": ("sampling", lambda judge, prompt, _: decoded(judge, prompt, 64, sampled_by(sum(prompt)))),
-    "bfloat16 logits": (
-        "rounding",
-        lambda judge, prompt, _: decoded(judge, prompt, 64, lambda x, __: int(x.bfloat16().argmax())),
-    ),
-}
-
-
-def _endless(judge: ModelRunner) -> Callable[[Tensor, Sequence[int]], int]:
-    ends = torch.tensor(judge.checkpoint.end_ids)
-    return lambda logits, _: int(logits.index_fill(0, ends, float("-inf")).argmax())
-
-
-def _with_prompt(prompt: Sequence[int]) -> Callable[[Tensor, Sequence[int]], int]:
-    return lambda logits, tokens: penalised(logits, [*prompt, *tokens])
-
-
-@pytest.mark.parametrize("fault", PLAIN)
-def test_fault_of_plain_decoding(fault: str, honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
-    expected, make = PLAIN[fault]
-    run = planted(honest, tmp_path / "b", plain(make)(judge))
-    record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
-    print(record["sentence"], record["findings"][0]["evidence"], *record["trials"], sep="\n")
-    assert named(record) == {expected}, record["sentence"]
-
-
-def drafted(judge: ModelRunner, accept: Callable[[Tensor, int], bool]) -> Callable[..., Any]:
-    """Speculative decoding, three tokens a forward: a wrong draft now and then, and a rule that accepts it."""
-
-    def change(line: GenerationLine, _: int) -> dict[str, Any]:
-        assert line.prompt_ids is not None
-        tokens: list[int] = []
-        commits: list[int] = []
-        while len(tokens) < 64 and not (tokens and tokens[-1] in judge.checkpoint.end_ids):
-            own: list[int] = []
-
-            def choose(logits: Tensor, so_far: Sequence[int], own: list[int] = own) -> int:
-                second = int(logits.topk(2).indices[1])
-                wrong = len(own) == 1 and accept(logits, second)
-                own.append(second if wrong else int(logits.argmax()))
-                return own[-1]
-
-            grown = decoded(judge, line.prompt_ids, min(64, len(tokens) + 3), choose, tokens)
-            commits.append(len(grown) - len(tokens))
-            tokens = grown
-        return told(tokens, judge, commits=commits, forwards=len(commits))
-
-    return change
-
-
-def close(logits: Tensor, second: int) -> bool:
-    """A draft is accepted if its probability is at least half of the largest."""
-    p = logits.softmax(-1)
-    return bool(p[second] >= 0.5 * p.max())
-
-
-def test_accepted_draft(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
-    cell = f"{SPECULATIVE}.b4"
-    run = planted(honest, tmp_path / "b", {cell: drafted(judge, close)})
-    record = audited(f"{run}:{AR}.b4", f"{run}:{cell}", tmp_path)
-    print(record["sentence"], record["findings"][0]["evidence"], *record["trials"], sep="\n")
-    assert named(record) == {"acceptance fault"}
-    assert not record["explained"]
-    assert "is number 2 of them" in record["findings"][0]["here"]
-
-
-DECODING: dict[str, tuple[str, str, Fault]] = {  # class, method, fault
-    "a layer left out": ("weights", "ar", without_layers(2)),
-    "rope one off": ("cache/position", "ar", shifted_rope(-1)),
-    "rope one off from a length on": ("cache/position", "ar", late_rope(1, 100)),
-    "cache not cropped": ("cache/position", "speculative", stale_after_rejection()),
-    "caches of two rows exchanged": ("cache/position", "ar", swapped_caches(6)),
-    "sampled in place of chosen": ("sampling", "ar", sampled(0.8, top_k=50)),
-}
-
-
-@pytest.mark.parametrize("fault", DECODING)
-def test_fault_of_decoding(fault: str, honest: Path, tmp_path: Path) -> None:
-    """The loop, its cache or its model is wrong while the run is made."""
-    expected, method, wrong = DECODING[fault]
-    run = faulty_run(tmp_path / "b", wrong, method=(method,), batch_size=(4,), dtype="float32")
-    record = audited(f"{honest}:{AR}.b4", f"{run}:{method}", tmp_path)
-    print(record["sentence"], record["findings"][0]["evidence"], *record["trials"], sep="\n")
-    assert named(record) == {expected}
-
-
-def test_mixed_rows(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
-    """From token 10 on, two rows of a batch have each other's tokens."""
-    cell, lines = f"{AR}.b4", {}
-    for text in (honest / f"generations/{cell}.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        lines[int(line["item"].split("/")[1])] = line["token_ids"]
-    swap = {1: 2, 2: 1, 5: 6, 6: 5}
-
-    def change(line: GenerationLine, number: int) -> dict[str, Any]:
-        return told(lines[number][:10] + lines[swap.get(number, number)][10:], judge)
-
-    run = planted(honest, tmp_path / "b", {cell: change})
-    record = audited(f"{honest}:{cell}", f"{run}:{cell}", tmp_path)
-    assert named(record) == {"cache/position"}
-    assert "goes on with the tokens of arithmetic/" in record["findings"][0]["here"]
-
-
-def replanned(honest: Path, path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Return a copy of a run with another plan, and the prompts of its items in the lines."""
-    planted(honest, path, {})
-    plan = json.loads((path / "plan.json").read_text())
-    change(plan)
-    (path / "plan.json").write_text(json.dumps(plan))
-    prompts = {item["item"]: item["prompt_ids"] for item in plan["suites"][0]["items"]}
-    for file in (path / "generations").iterdir():
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        for line in lines:
-            ids = prompts[line["item"]]
-            line |= {"prompt_ids": ids, "prompt_tokens": len(ids)}
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def _prompts(change: Callable[[list[int]], list[int]]) -> Callable[[dict[str, Any]], None]:
-    def all_items(plan: dict[str, Any]) -> None:
-        for item in plan["suites"][0]["items"]:
-            item["prompt_ids"] = change(item["prompt_ids"])
-
-    return all_items
-
-
-def _shots(plan: dict[str, Any]) -> None:
-    plan["suites"][0]["task"]["num_fewshot"] = 5
-    _prompts(lambda ids: ids[:3] + ids)(plan)
-
-
-PROMPTS = {
-    "BOS twice": ("template/tokenizer", _prompts(lambda ids: ids[:1] + ids), "the first token is there twice"),
-    "old template": ("template/tokenizer", _prompts(lambda ids: ids[:-2] + ids[-1:]), "another template"),
-    "few-shot count": ("metric", _shots, "A has 0 examples, B 5"),
-}
-
-
-@pytest.mark.parametrize("fault", PROMPTS)
-def test_fault_of_prompts(fault: str, honest: Path, tmp_path: Path) -> None:
-    expected, change, evidence = PROMPTS[fault]
-    run = replanned(honest, tmp_path / "b", change)
-    record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
-    assert named(record) == {expected}
-    assert evidence in record["findings"][0]["evidence"]
-
-
-def test_other_score(honest: Path, tmp_path: Path) -> None:
-    """The same tokens, scored by another extraction rule."""
-    run = replanned(honest, tmp_path / "b", lambda plan: plan["suites"][0]["task"].update(filter="(-?[0-9]+)$"))
-    scores = json.loads((run / "scores.json").read_text())
-    scores[f"{AR}.b4"] = {item: 1.0 - score for item, score in scores[f"{AR}.b4"].items()}
-    (run / "scores.json").write_text(json.dumps(scores))
-    record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
-    assert named(record) == {"metric"}
-    assert "filter is" in record["findings"][0]["evidence"]
-
-
-def test_other_checkpoint_names_the_first_tensor(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
-    """A side that decoded with other weights, of which one matrix has noise."""
-    folder = tmp_path / "other"
-    weight = judge.model.base_model.layers[1].mlp.down_proj.weight
-    kept = weight.data.clone()
-    weight.data += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    try:
-        judge.model.save_pretrained(folder)
-        judge.checkpoint.tokenizer.save_pretrained(folder)
-        changes = plain(lambda judge, prompt, _: decoded(judge, prompt, 64))(judge)
-        run = planted(honest, tmp_path / "b", changes)
-    finally:
-        weight.data = kept
-    plan = json.loads((run / "plan.json").read_text())
-    for cell in plan["cells"]:
-        cell["checkpoints"]["ar"] = str(folder)
-    (run / "plan.json").write_text(json.dumps(plan))
-    record = audited(f"{honest}:{AR}.b4", f"{run}:{AR}.b4", tmp_path)
-    assert named(record) == {"weights"}
-    assert record["explained"]
-    assert "layers.1.mlp.down_proj.weight" in record["findings"][0]["evidence"]
-
-
-def test_honest_arms_are_the_same(honest: Path, tmp_path: Path) -> None:
-    record = audited(f"{honest}:ar", f"{honest}:speculative", tmp_path)
-    assert record["sentence"] == "B equals A in all 16 answers."
-    assert record["explained"]
-
-
-def test_coarse_arithmetic_is_no_fault(honest: Path, tmp_path: Path) -> None:
-    """The same plan in bfloat16, whose answers differ from those in float32; float64 has the last word."""
-    run = honest_run(tmp_path / "coarse", dtype="bfloat16", method=("ar",), batch_size=(4,))
-    assert named(audited(f"{honest}:{AR}.b4", f"{run}:ar", tmp_path, dtype="float64")) == {"near-tie"}
-
-
-def test_an_interrupted_audit_goes_on(
-    honest: Path, judge: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_command_says_its_sentence_once_and_exits_with_1_for_a_fault(
+    honest: Path, faulty: Path, tmp_path: Path
 ) -> None:
+    good = CliRunner().invoke(main.app, ["audit", f"{honest}:ar", f"{honest}:speculative", "-o", f"{tmp_path}/good"])
+    assert good.exit_code == 0
+    assert good.output.count("B equals A in all 8 answers") == 1
+    bad = CliRunner().invoke(main.app, ["audit", f"{faulty}:{CELL}", f"{faulty}:{DRAFTED}", "-o", f"{tmp_path}/bad"])
+    assert bad.exit_code == 1
+    assert " ".join(bad.output.split()).count(f"B differs from A in 4 of 4 answers: 4 {UNEXPLAINED}") == 1
+    assert "Token by token" in (tmp_path / "bad/audit.html").read_text()
+
+
+def test_an_interrupted_audit_goes_on(faulty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was judged before the interruption stays, and nothing is judged twice."""
-    short = planted(honest, tmp_path / "short", {f"{AR}.b4": lambda line, _: told(line.token_ids[:-1], judge)})
-    sides, whole = (f"{honest}:{AR}.b4", f"{short}:{AR}.b4"), Judge.judge
-    monkeypatch.setattr(Judge, "judge", _interrupted_after(3))
-    with pytest.raises(KeyboardInterrupt):
-        audited(*sides, tmp_path)
-    monkeypatch.setattr(Judge, "judge", whole)
-    record = audited(*sides, tmp_path, resume=True)
-    assert record["sentence"].startswith("B differs from A in 8 of 8 answers: 8 stop/budget")
-    lines = [json.loads(line) for line in (tmp_path / "audit/judged.jsonl").read_text().splitlines()]
-    assert len({line["item"] for line in lines}) == len(lines) == 8
-
-
-def _interrupted_after(answers: int) -> Callable[..., Any]:
-    """Return a judge whom Ctrl-C stops."""
-    judge, left = Judge.judge, iter(range(answers))
+    sides, judge, left = (f"{faulty}:{CELL}", f"{faulty}:{DRAFTED}"), Judge.judge, iter(range(3))
 
     def until(*given: Any) -> Any:
         if next(left, None) is None:
             raise KeyboardInterrupt
         return judge(*given)
 
-    return until
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "judge", until)
+        with pytest.raises(KeyboardInterrupt):
+            audited(*sides, tmp_path)
+    assert len(audited(*sides, tmp_path, resume=True)["findings"]) == 4
+    lines = [json.loads(line) for line in (tmp_path / "audit/judged.jsonl").read_text().splitlines()]
+    assert len({line["item"] for line in lines}) == len(lines) == 4
 
 
-def lm_eval_samples(run: Path, path: Path, change: Callable[[str], str], **more: Any) -> Path:
-    """Return a file of lm-eval's samples with the answers of a run, as `--log_samples` writes it."""
-    tokenizer = judge_runner().checkpoint.tokenizer
-    lines = []
-    for text in (run / f"generations/{AR}.b4.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        sample = {
-            "doc_id": int(line["item"].split("/")[1]),
-            "arguments": {"gen_args_0": {"arg_0": tokenizer.decode(line["prompt_ids"]), "arg_1": {"until": []}}},
-            "resps": [[change(line["text"])]],
-            "filtered_resps": ["1"],
-            "filter": "none",
-            "metrics": [],
-        }
-        lines.append(json.dumps(sample | more) + "\n")
-    path.write_text("".join(lines))
-    return path
+def test_prompts_are_compared(honest: Path, tmp_path: Path) -> None:
+    """Those of the plan: one begins twice."""
+
+    def twice(line: GenerationLine, _: int) -> dict[str, Any]:
+        ids = line.prompt_ids or []
+        return {"prompt_ids": [*ids[:1], *ids], "prompt_tokens": len(ids) + 1}
+
+    run = planted(honest, tmp_path / "b", {file.stem: twice for file in (honest / "generations").iterdir()})
+    plan = json.loads((run / "plan.json").read_text())
+    for item in plan["suites"][0]["items"]:
+        item["prompt_ids"].insert(0, item["prompt_ids"][0])
+    (run / "plan.json").write_text(json.dumps(plan))
+    record = audited(f"{honest}:{CELL}", f"{run}:{CELL}", tmp_path)
+    assert named(record) == {"template/tokenizer"}
+    assert "the first token is there twice" in record["findings"][0]["evidence"]
 
 
-def test_file_of_another_harness(honest: Path, tmp_path: Path) -> None:
-    """lm-eval's samples beside a run: texts get tokens, an equal text is the same, and another is judged."""
-    file = tmp_path / "samples_arithmetic_2026.jsonl"
-    cell = f"{honest}:{AR}.b4"
-    lm_eval_samples(honest, file, lambda text: text)
-    assert audited(cell, file, tmp_path / "same", ran_in="float32")["sentence"] == "B equals A in all 8 answers."
-    lm_eval_samples(honest, file, lambda text: text.replace("Okay", "Zebra"))
-    record = audited(cell, file, tmp_path / "other", ran_in="float32")
-    assert named(record) == {"unexplained"}
-    assert all(finding["judged"]["side_a"]["text"] == "Okay" for finding in record["findings"])
+def test_another_checkpoint_names_the_first_tensor(honest: Path, tmp_path: Path) -> None:
+    """A side that decoded with other weights, of which one matrix has noise."""
+    folder, judge = tmp_path / "other", judge_runner()
+    weight = judge.model.base_model.layers[1].mlp.down_proj.weight
+    weight.data += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    judge.model.save_pretrained(folder)
+    judge.checkpoint.tokenizer.save_pretrained(folder)
 
+    def change(line: GenerationLine, _: int) -> dict[str, Any]:
+        return told(decoded(judge, line.prompt_ids or [], 32), judge)
 
-@pytest.mark.parametrize("asked", ["d e", f"{BEGIN} d e", [{"role": "user", "content": "d e"}]])
-def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
-    """A text without BOS gets it from the tokenizer, as a server did; one that has it, or a chat, has its own."""
-    tokenizer = beginning_tokenizer("{{ bos_token }}{{ messages[0].content }}")
-    answer = SideAnswer(prompt=None, tokens=[], text="", finish=None, score=None, raw_prompt=asked)
-    side = Side(name="f", source="f", suite=None, arm="f", answers={"1": answer}, texts=True)
-    [made] = with_prompts(Named([side], [side], chosen=True), tokenizer).meant
-    assert made.answers["1"].prompt == [PAD, 3, 4]
-
-
-def aiperf(said: Callable[[str], list[Any]]) -> Callable[[list[str]], str]:
-    """Records of aiperf without prompts, in other order; `said`: the deltas of a text."""
-
-    def write(texts: list[str]) -> str:
-        records = [
-            {"metadata": {"conversation_id": f"s{place}", "session_num": place}}
-            | streamed(*({"choices": [{"delta": delta}]} for delta in said(text)))
-            for place, text in enumerate(texts)
-        ]
-        return "".join(json.dumps(line) + "\n" for line in reversed(records))
-
-    return write
-
-
-def streamed(*events: dict[str, Any]) -> dict[str, Any]:
-    return {"responses": [{"packets": [{"name": "data", "value": json.dumps(event)} for event in events]}]}
-
-
-def vllm(change: Callable[[list[Any]], list[Any]] = list, **more: Any) -> Callable[[list[str]], str]:
-    return lambda texts: json.dumps({"generated_texts": change(texts), **more})
-
-
-CLEAN: list[str] = []
-FILES: dict[str, tuple[Callable[[list[str]], str], str, list[str]]] = {  # with the sentence and the notes
-    "no prompts": (vllm(), "B equals A in all 8 answers.", CLEAN),
-    "reasoning": (aiperf(lambda t: [{"reasoning": t[:9]}, {"content": t[9:]}]), "B equals A in all 8 answers.", CLEAN),
-    "a failed request": (
-        vllm(lambda texts: ["", *texts[1:]], errors=["503", *[""] * 7]),
-        "B equals A in all 7 answers.",
-        ["1 request of B failed and is left out."],
-    ),
-    "an empty text": (
-        vllm(lambda texts: ["", *texts[1:]]),
-        "B differs from A in 1 of 8 answers: 1 unexplained at item arithmetic/0/0, token 0.",
-        CLEAN,
-    ),
-    "reasoning that is lost": (
-        vllm(lambda texts: [text[9:] for text in texts]),
-        "B differs from A in 8 of 8 answers: 8 unexplained, the first at item arithmetic/0/0, token 0.",
-        CLEAN,
-    ),
-    "other reasoning": (
-        aiperf(lambda t: [{"reasoning": "Zebra"}, {"content": t[9:]}]),
-        "B differs from A in 8 of 8 answers: 8 unexplained, the first at item arithmetic/0/0, token 0.",
-        CLEAN,
-    ),
-}
-
-
-def prompts_of(run: Path) -> list[str]:
-    """Return the prompts of a run in the order of its items."""
-    tokenizer = judge_runner().checkpoint.tokenizer
-    items = json.loads((run / "plan.json").read_text())["suites"][0]["items"]
-    return [tokenizer.decode(item["prompt_ids"]) for item in items]
-
-
-def record(text: str, prompt: Any = None, end: str | None = "stop", **metadata: Any) -> dict[str, Any]:
-    """One record of aiperf; `end`: its finish reason."""
-    events: list[dict[str, Any]] = [{"choices": [{"index": 0, "text": text}]}, {"choices": [{"finish_reason": end}]}]
-    asked = {} if prompt is None else {"payload": {"prompt": prompt}}
-    return {"metadata": metadata} | streamed(*events) | asked
-
-
-def chat(*choices: dict[str, Any]) -> dict[str, Any]:
-    return {"metadata": {}} | streamed(*({"choices": [choice]} for choice in choices))
-
-
-def request(text: str, prompt: str) -> dict[str, Any]:
-    return {"output": text, "request_args": json.dumps({"body": {"prompt": prompt}})}
-
-
-def benchmarks(*requests: list[dict[str, Any]]) -> list[Any]:
-    return [{"benchmarks": [{"requests": {"successful": of}} for of in requests]}]
-
-
-def samples(texts: list[str], prompts: list[Any]) -> list[Any]:
-    return [
-        {"doc_id": n, "arguments": {"gen_args_0": {"arg_0": p, "arg_1": {}}}, "resps": [[t]]}
-        for n, (t, p) in enumerate(zip(texts, prompts, strict=True))
-    ]
-
-
-Writer = Callable[[list[str], list[str]], list[Any]]  # texts and prompts -> documents, one a line
-EQUAL = "B equals A in all 8 answers."
-OFF = "B differs from A in {} of {} answers: "
-PAIRED: dict[str, tuple[Writer, str, list[str]]] = {
-    "aiperf's ids in another order": (
-        lambda t, p: [record(t[n], p[n], conversation_id=str(7 - n)) for n in range(8)],
-        EQUAL,
-        CLEAN,
-    ),
-    "guidellm's order": (
-        lambda t, p: benchmarks([request(t[n], p[n]) for n in (3, 4, 5, 6, 7, 0, 1, 2)]),
-        EQUAL,
-        CLEAN,
-    ),
-    "a conversation twice": (
-        lambda t, p: [record(t[n % 8][: 3 if n == 11 else None], p[n % 8], conversation_id=n % 8) for n in range(16)],
-        OFF.format(1, 16),
-        CLEAN,
-    ),
-    "names that look numbered": (
-        lambda t, p: [
-            record(*of, conversation_id=name)
-            for *of, name in zip(t, p, [*"xx", "x (1)", "x (2)", *"yyyy"], strict=True)
-        ],
-        EQUAL,
-        CLEAN,
-    ),
-    "two benchmarks": (
-        lambda t, p: benchmarks([request(t[0][:3], p[0])], [*map(request, t, p)]),
-        OFF.format(1, 9),
-        CLEAN,
-    ),
-    "a document twice": (lambda t, p: [*samples([t[0][:3]], p[:1]), *samples(t, p)], OFF.format(1, 9), CLEAN),
-    "a subset and a stranger": (
-        lambda t, p: [record(t[5], p[5]), record(t[2], p[2]), record("Zebra", "?")],
-        "B equals A in all 2 answers.",
-        ["1 request of B matched no request of the other side and is left out."],
-    ),
-    "SGLang": (lambda t, _: [{"backend": "sglang", "generated_texts": t}], EQUAL, CLEAN),
-}
-
-
-@pytest.mark.parametrize("name", PAIRED)
-def test_requests_of_a_file_are_paired_by_their_prompts(name: str, honest: Path, tmp_path: Path) -> None:
-    """Each is counted; one without an answer is left out."""
-    make, sentence, notes = PAIRED[name]
-    file = tmp_path / "answers.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in make(texts_of(honest), prompts_of(honest))))
-    found = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
-    assert sentence in found["sentence"]
-    assert found["notes"] == notes
-
-
-@pytest.mark.parametrize("letter", ["a", "b"])
-def test_an_order_that_is_assumed_is_no_fault_of_rows(letter: str, honest: Path, tmp_path: Path) -> None:
-    """vLLM's client writes no prompts, and shuffles them unless it is told not to."""
-    file = tmp_path / "answers.json"
-    file.write_text(vllm(lambda texts: texts[::-1])(texts_of(honest)))
-    sides = f"{honest}:{AR}.b4", str(file)
-    found = audited(sides[letter == "a"], sides[letter == "b"], tmp_path, ran_in="float32")
-    assert "cache/position" not in named(found)
-    assert not found["explained"]
-    assert any("it has no prompts, and order paired the answers" in of["evidence"] for of in found["findings"])
-
-
-CHAT = [{"role": "user", "content": "d e"}]
-PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "ab"}]}, {"type": "text", "text": "c"}]
-CALL = {"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}
-QUEUED = [{"info": {"timings": {"queued": place}}} for place in (0, 1)]
-FIVE, FAILED = ("5", None, None), ("", "failed", None)  # text, why it is left out, prompt
-READ: dict[str, tuple[list[Any], list[tuple[str, str | None, Any]]]] = {
-    "reasoning by two names": (
-        [chat({"delta": {"reasoning": "ab", "reasoning_content": "ab"}}, {"delta": {"content": "c"}})],
-        [("abc", None, None)],
-    ),
-    "only reasoning": ([chat({"message": {"content": None, "reasoning": "abc"}})], [("abc", None, None)]),
-    "reasoning in a part": ([chat({"message": {"content": PARTS}})], [("abc", None, None)]),
-    "reasoning of guidellm": (
-        benchmarks([{"output": "c", "reasoning_output": "ab", "tool_calls": None}]),
-        [("abc", None, None)],
-    ),
-    "tool calls": ([chat(CALL)], [("", "got tool_calls in place of text", None)]),
-    "a refusal": ([chat({"delta": {"refusal": "No."}})], [("", "got refusal in place of text", None)]),
-    "two choices": ([chat({"index": 1, "text": "a"})], [("a", "got several choices", None)]),
-    "an error in a stream": (
-        [{"metadata": {}} | streamed({"choices": [{"text": "Well"}]}, {"error": {"message": "no"}})],
-        [("Well", "failed", None)],
-    ),
-    "an error event": (
-        [{"metadata": {}, "responses": [{"packets": [{"name": "event", "value": "error"}]}]}, record("5")],
-        [FAILED, FIVE],
-    ),
-    "a failed request, tried again": (
-        [record("", "p") | {"error": {"code": 503}}, record("5", "p")],
-        [("", "failed", "p"), ("5", None, "p")],
-    ),
-    "a warm-up": ([record("Zebra", benchmark_phase="warmup"), record("5")], [FIVE]),
-    "a stream that was cut off": ([record("ab", end=None), record("5")], [("ab", "failed", None), FIVE]),
-    "no stream has an end": ([record("5", end=None)] * 2, [FIVE] * 2),
-    "an answer in one document": (
-        [
-            {
-                "metadata": {},
-                "payload": {"messages": CHAT},
-                "responses": [{"text": json.dumps({"choices": [{"text": "5"}]})}],
-            }
-        ],
-        [("5", None, CHAT)],
-    ),
-    "null": ([{"generated_texts": [None, "5"]}], [FAILED, FIVE]),
-    "no tokens": ([{"generated_texts": ["", "5"], "output_lens": [0, 1]}], [FAILED, FIVE]),
-    "errored": (
-        [{"benchmarks": [{"requests": {"successful": [QUEUED[1] | {"output": "5"}], "errored": QUEUED[:1]}}]}],
-        [FAILED, FIVE],
-    ),
-    "an older guidellm": (
-        benchmarks([{"output": "5", "prompt": "p", "request_type": "text_completions"}]),
-        [("5", None, "p")],
-    ),
-    "messages of a harness": (samples(["5"], [[json.dumps(CHAT)]]), [("5", None, CHAT)]),
-}
-
-
-@pytest.mark.parametrize("name", READ)
-def test_answers_in_a_file(name: str, tmp_path: Path) -> None:
-    """Reasoning belongs to the text; a request that failed, or whose answer is no text, is left out."""
-    documents, answers = READ[name]
-    file = tmp_path / "samples_a_1.jsonl"
-    file.write_text("\ufeff" + "".join(json.dumps(line) + "\n" for line in documents), encoding="utf-8")
-    assert [(of.text, of.lacks, of.prompt) for of in read_answers(file).answers] == answers
-
-
-UNREADABLE: dict[str, tuple[list[Any], str]] = {
-    "two results": ([{"generated_texts": ["5"]}] * 2, "holds 2 results of vLLM"),
-    "two results of SGLang": ([{"generated_texts": ["5"], "backend": "sglang-oai"}] * 2, "holds 2 results of SGLang"),
-    "repeats": ([samples(["5"], ["a"])[0] | {"resps": [["5", "6"]]}], "without repeats"),
-    "choices of a question": ([samples(["5"], ["a"])[0] | {"resps": [["5"], ["6"]]}], "without repeats"),
-    "likelihoods": ([samples(["5"], ["a"])[0] | {"resps": [["-12.5", "False"]]}], "or likelihoods"),
-    "a likelihood of a text": (
-        [{"doc_id": 0, "arguments": {"gen_args_0": {"arg_0": "a"}}, "resps": [["-12.5"]]}],
-        "or likelihoods",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_a_file_with_more_than_one_answer_is_refused(name: str, tmp_path: Path) -> None:
-    documents, message = UNREADABLE[name]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in documents))
-    with pytest.raises(UserError, match=message):
-        read_answers(tmp_path / "answers.jsonl")
-
-
-def texts_of(run: Path) -> list[str]:
-    """Return the answers of a run in the order of its items."""
-    found = map(json.loads, (run / f"generations/{AR}.b4.jsonl").read_text().splitlines())
-    texts = {line["item"]: line["text"] for line in found}
-    return [texts[item["item"]] for item in json.loads((run / "plan.json").read_text())["suites"][0]["items"]]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_text_that_is_not_all_there_has_no_other_cause(name: str, honest: Path, tmp_path: Path) -> None:
-    """Reasoning belongs to the answer, a failed request is left out, and what is lost is not the model's doing."""
-    make, sentence, notes = FILES[name]
-    file = tmp_path / "answers.json"
-    file.write_text(make(texts_of(honest)))
-    record = audited(f"{honest}:{AR}.b4", file, tmp_path, ran_in="float32")
-    assert (record["sentence"], record["notes"]) == (sentence, notes)
-    lost = {"an empty text": "B has no answer"}.get(name, "B may lack reasoning text")
-    assert all(finding["evidence"].startswith(lost) for finding in record["findings"])
-
-
-def test_tokens_around_reasoning_text_are_those_of_the_other_side(honest: Path, tmp_path: Path) -> None:
-    """A server's parser takes them out, with the white space beside them."""
-    texts = texts_of(honest)
-    whole, parted = tmp_path / "whole.json", tmp_path / "parted.jsonl"
-    whole.write_text(vllm(lambda _: [f"<|im_start|>\n{text[:5]}\n<|im_end|>\n\n{text[5:]}" for text in texts])(texts))
-    parted.write_text(aiperf(lambda t: [{"reasoning": t[:5]}, {"content": f"\n\n{t[5:]}"}])(texts))
-    record = audited(whole, parted, tmp_path, ran_in="float32", model="embedded:tiny/ar")
-    assert record["sentence"] == "B equals A in all 8 answers."
+    run = planted(honest, tmp_path / "b", {CELL: change})
+    plan = json.loads((run / "plan.json").read_text())
+    for cell in plan["cells"]:
+        cell["checkpoints"]["ar"] = str(folder)
+    (run / "plan.json").write_text(json.dumps(plan))
+    record = audited(f"{honest}:{CELL}", f"{run}:{CELL}", tmp_path)
+    assert named(record) == {"weights"}
+    assert record["explained"]
+    assert "layers.1.mlp.down_proj.weight" in record["findings"][0]["evidence"]
 
 
 def test_a_method_decodes_what_the_run_of_the_other_side_asks(honest: Path, tmp_path: Path) -> None:
     record = audited(f"{honest}:ar", "prompt-lookup:ahead=2", tmp_path)
-    assert record["sentence"] == "B equals A in all 16 answers."
+    assert record["sentence"] == "B equals A in all 8 answers."
     decoded_run = mtbench.read(tmp_path / "audit/decoded")
     assert set(decoded_run.to_frame()["batch_size"]) == {1, 4}
 
 
-def test_a_run_says_why_an_arm_is_divergent(honest: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_judge_without_numbers_ends_the_audit(
+    faulty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    """As other unusable judges do; a run's sentence on a divergent arm is that line, too."""
+    forward, sides = ModelRunner.forward, (f"{faulty}:{CELL}", f"{faulty}:{DRAFTED}")
+
+    def spoilt(*given: Any, **how: Any) -> Any:
+        out = forward(*given, **how)
+        out.logits[..., 5] = value
+        return out
+
+    monkeypatch.setattr(ModelRunner, "forward", spoilt)
+    said = "the judge's logits are not numbers (NaN or +inf) in float32: is the checkpoint damaged?"
+    with pytest.raises(UserError, match=re.escape(said)):
+        audited(*sides, tmp_path)
+    assert diagnosis.why(*sides, tmp_path / "why", offline=True).endswith(f"cannot say why: {said}")
+
+
+# --- Other commands ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_why_an_arm_is_divergent(faulty: Path, tmp_path: Path) -> None:
     """The reason stands beside the word: in results.json, in the report, and on a page of its own."""
-
-    def other(line: GenerationLine, number: int) -> dict[str, Any]:
-        return {"token_ids": [*line.token_ids[:3], 40, *line.token_ids[4:]]} if number == 2 else {}
-
-    cell = f"{SPECULATIVE}.b4"
-    run = planted(honest, tmp_path / "run", {cell: other})
-    (run / f"lossless/{cell}.json").unlink()
+    run = shutil.copytree(faulty, tmp_path / "run")
+    (run / f"lossless/{DRAFTED}.json").unlink()
     results = mtbench.run(out=run, resume=True)
     [why] = [c["lossless"]["why"] for c in results.record["cells"] if c["lossless"] and c["lossless"]["why"]]
-    assert why.startswith("an audit finds ")
-    assert "B differs from A in 1 of 8 answers" in why
+    assert why.startswith("an audit finds a fault, or what nothing explains: B differs from A in 4 of 4 answers")
     assert why.split(":")[1] in (run / "report.md").read_text()
-    assert (run / f"audits/{cell}/audit.html").is_file()
+    assert (run / f"audits/{DRAFTED}/audit.html").is_file()
 
 
 def test_an_audit_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,6 +181,100 @@ def test_an_audit_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(diagnosis, "begin", lambda *_: None)
         assert diagnosis.why("a", "b", tmp_path / "audit") == f"`mtbench audit a b` cannot say why: {fault}"
 
+
+# --- Noise ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_noise_of_an_engine_holds_its_own_differences_and_no_more() -> None:
+    """How far the judge holds apart two tokens of its plain decoding at two batch sizes, else the measured noise."""
+
+    def side(arm: str, batch_size: int, token: int) -> Side:
+        answer = SideAnswer([1, 2], [3, token], "t", "length")
+        name, plain = f"{arm}.b{batch_size}", arm == "ar"
+        engine = {"engine": "e", "model": "m", "dtype": "bfloat16", "plain": plain, "batch_size": batch_size}
+        return Side(name, "r", "s", arm, {"1": answer}, **engine)  # type: ignore[arg-type]
+
+    cells = [side("ar", 1, 4), side("ar", 8, 5), side("lookup", 8, 6)]
+    [pair] = pairs(Named(cells, cells[1:2], chosen=True), Named(cells, cells[2:], chosen=True))
+    assert pair.siblings == [(cells[0], cells[1])]
+    of = [SideJudged(text="x", probabilities=[0.5], short={"1": gap}, endless=None) for gap in (0.0, 0.3)]
+    lines = {(1, "1"): JudgedLine(pair=1, item="1", first=1, side_a=of[0], side_b=of[1])}
+    judge: Any = type("Known", (), {"tokenizer": small_tokenizer(), "end_ids": ()})
+    for spread, noise in ((0.05, 0.3), (0.1, 0.4), (None, 1.0), (9.0, 1.0)):
+        measured = {"bfloat16": NoiseLine(dtype="bfloat16", positions=9, spread=spread)}
+        [arms] = arms_of([pair], lines, measured, judge)
+        assert arms.noise == noise
+
+
+# --- Files of texts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_texts_beside_a_run(honest: Path, tmp_path: Path) -> None:
+    """Texts get tokens, an equal text is the same, and another is judged."""
+    file, tokenizer = tmp_path / "samples_arithmetic_2026.jsonl", judge_runner().checkpoint.tokenizer
+
+    def write(change: Callable[[str], str]) -> None:
+        lines = map(json.loads, (honest / f"generations/{CELL}.jsonl").read_text().splitlines())
+        answers = [
+            {
+                "doc_id": int(line["item"].split("/")[1]),
+                "arguments": {"gen_args_0": {"arg_0": tokenizer.decode(line["prompt_ids"]), "arg_1": {}}},
+                "resps": [[change(line["text"])]],
+            }
+            for line in lines
+        ]
+        file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+
+    write(str)
+    same = audited(f"{honest}:{CELL}", file, tmp_path / "same", ran_in="float32")
+    assert same["sentence"] == "B equals A in all 4 answers."
+    write(lambda text: text.replace("Okay", "Zebra"))
+    record = audited(f"{honest}:{CELL}", file, tmp_path / "other", ran_in="float32")
+    assert named(record) == {UNEXPLAINED}
+    assert all(finding["judged"]["side_a"]["text"] == "Okay" for finding in record["findings"])
+
+
+def texts(*answers: SideAnswer) -> Named:
+    side = Side("f", "f", None, "f", {str(n): answer for n, answer in enumerate(answers)}, texts=True)
+    return Named([side], [side], chosen=True)
+
+
+@pytest.mark.parametrize("asked", ["d e", f"{BEGIN} d e", [{"role": "user", "content": "d e"}]])
+def test_a_prompt_of_a_file_begins_once(asked: Any) -> None:
+    """A text without BOS gets it from the tokenizer, as a server did; one that has it, or a chat, has its own."""
+    tokenizer = beginning_tokenizer("{{ bos_token }}{{ messages[0].content }}")
+    answer = SideAnswer(prompt=None, tokens=[], text="", finish=None, raw_prompt=asked)
+    [made] = with_prompts(texts(answer), tokenizer).meant
+    assert made.answers["0"].prompt == [PAD, 3, 4]
+
+
+def test_requests_are_paired_by_their_prompts_and_each_is_counted() -> None:
+    """In another order, with one asked twice, and one that has no partner."""
+
+    def answer(prompt: int, text: str) -> SideAnswer:
+        return SideAnswer([prompt], [], text, None)
+
+    a = texts(answer(1, "one"), answer(2, "two"), answer(3, "three"))
+    b = texts(answer(3, "drei"), answer(1, "eins"), answer(1, "uno"), answer(4, "vier"))
+    [pair] = pairs(a, b._replace(meant=[replace(b.meant[0], name="g")]))
+    found = [(pair.a.answers[item].text, pair.b.answers[item].text) for item in pair.items]
+    assert found == [("one", "eins"), ("one", "uno"), ("three", "drei")]
+    left = [one.text for one in (*pair.a.answers.values(), *pair.b.answers.values()) if one.lacks]
+    assert left == ["two", "vier"]
+
+
+def test_texts_have_the_other_sides_tokens_as_far_as_they_agree() -> None:
+    tokenizer = small_tokenizer()
+    mine = replace(SideAnswer([1], [2, 3, 4], "", "length"), text=tokenizer.decode([2, 3, 4]))
+    a, b = Side("a", "a", None, "a", {"1": mine}), Side("b", "b", None, "b", {}, texts=True)
+    for text, tokens in ((mine.text, [2, 3, 4]), (tokenizer.decode([2, 3]), [2, 3])):
+        theirs = replace(b, answers={"1": replace(mine, text=text, tokens=[], prompt=None)})
+        [pair] = pairs(Named([a], [a], True), Named([theirs], [theirs], True))
+        made = with_tokens(pair, tokenizer).b.answers["1"]
+        assert (made.prompt, made.tokens, made.whole) == ([1], tokens, True)
+
+
+# --- Refused ----------------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "two methods": ("ar", "speculative", "the other side must be a run"),
@@ -661,24 +286,24 @@ REFUSED = {
     "nothing": ("{a}:ar", "", "is empty; leave it out, or give a value"),
     "other items": ("{a}:ar", "{b}/items:ar", "other items"),
     "other suites": ("{a}:ar", "{b}/suite:ar", "other suites"),
-    "a missing answer": ("{a}:ar", "{b}/missing:ar", "has answers to 7 of 8 items"),
+    "a missing answer": ("{a}:ar", "{b}/missing:ar", "has answers to 3 of 4 items"),
     "a foreign id": ("{a}:ar", "{b}/foreign:ar", "has id 600, and the judge's vocabulary has 512"),
     "another model": ("{a}:ar", "{b}/model:ar", "another model"),
-    "a cut line": ("{a}:ar", "{b}/cut.jsonl", "line 2: not JSON"),
-    "an empty file": ("{a}:ar", "{b}/empty.jsonl", "empty"),
-    "another number of answers": (
-        "{a}:ar",
-        "{b}/seven.json",
-        "has 7 answers, not both with prompts; give",
-    ),
-    "no answer at all": ("{a}:ar", "{b}/none.json", "has no answer to its 8 requests: they failed."),
+    "a run still going": ("{a}:ar", "{b}/going:ar", "is still going"),
 }
 
 
 @pytest.fixture(scope="module")
-def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs and files that cannot be audited."""
+def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs that cannot be audited; another process holds one of them."""
     folder = tmp_path_factory.mktemp("broken")
+
+    def generations(change: Callable[[str], str]) -> Callable[[Path], None]:
+        def all_files(run: Path) -> None:
+            for file in run.glob("generations/*"):
+                file.write_text(change(file.read_text()))
+
+        return all_files
 
     def renamed(old: str, new: str) -> Callable[[Path], None]:
         def change(run: Path) -> None:
@@ -687,31 +312,33 @@ def broken(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         return change
 
-    def cut(run: Path) -> None:
-        for file in run.glob("generations/*"):
-            file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-
-    def foreign(run: Path) -> None:
-        for file in run.glob("generations/*"):
-            file.write_text(re.sub(r'"token_ids": \[\d+', '"token_ids": [600', file.read_text()))
-
-    changes = {
+    changes: dict[str, Callable[[Path], None]] = {
         "items": renamed('"arithmetic/', '"other/'),
         "suite": renamed('"suite": "arithmetic"', '"suite": "gsm8k"'),
-        "missing": cut,
-        "foreign": foreign,
+        "missing": generations(lambda text: "".join(text.splitlines(keepends=True)[:-1])),
+        "foreign": generations(lambda text: re.sub(r'"token_ids": \[\d+', '"token_ids": [600', text)),
         "model": renamed("embedded:tiny/ar", "embedded:tiny/draft"),
+        "going": lambda _: None,
     }
     for name, change in changes.items():
         run = planted(honest, folder / name, {})
         shutil.rmtree(run / "timings")
         change(run)
-    whole = lm_eval_samples(honest, folder / "cut.jsonl", lambda text: text).read_text()
-    (folder / "cut.jsonl").write_text(whole[: whole.index("\n") + 40])
-    (folder / "empty.jsonl").write_text("")
-    (folder / "seven.json").write_text(vllm()(["5"] * 7))
-    (folder / "none.json").write_text(vllm(errors=["503"] * 8)([""] * 8))
-    return folder
+    command: Sequence[str] = [sys.executable, "-c", HOLDS, str(folder / "going")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield folder
+        holder.communicate()
+
+
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1] + "/.lock", "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
@@ -726,39 +353,3 @@ def test_mistakes_are_one_line(mistake: str, honest: Path, broken: Path, tmp_pat
 def test_an_audit_needs_two_outputs() -> None:
     with pytest.raises(UserError, match="compares two outputs"):
         AuditExperiment().plan(AuditRequest(a="runs/first"), AuditSession())
-
-
-def test_run_still_going(honest: Path, tmp_path: Path) -> None:
-    run = planted(honest, tmp_path / "b", {})
-    command = [sys.executable, "-c", HOLDS, str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        with pytest.raises(UserError, match="is still going"):
-            audited(f"{honest}:ar", f"{run}:ar", tmp_path)
-        holder.communicate()
-
-
-HOLDS = """
-import fcntl, sys
-file = open(sys.argv[1] + "/.lock", "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_exit_codes_and_page(honest: Path, judge: ModelRunner, tmp_path: Path) -> None:
-    """0: explained; 1: a fault, whose tokens the page has side by side."""
-    cell = f"{SPECULATIVE}.b4"
-    run = planted(honest, tmp_path / "b", {cell: drafted(judge, close)})
-    good, out = [f"{honest}:ar", f"{honest}:speculative"], str(tmp_path / "page")
-    assert exit_code(*good, "-o", str(tmp_path / "good")) == 0
-    assert exit_code(f"{run}:{AR}.b4", f"{run}:{cell}", "-o", out) == 1
-    page = (tmp_path / "page/audit.html").read_text()
-    assert "Token by token" in page
-    assert "acceptance fault" in page
-
-
-def exit_code(*words: str) -> int:
-    return CliRunner().invoke(main.app, ["audit", *words]).exit_code

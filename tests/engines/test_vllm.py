@@ -87,7 +87,7 @@ def test_ngrams_on_a_hybrid_have_other_tokens_and_are_not_offered(tmp_path: Path
     [decided] = found.decision["recommendations"]
     assert (decided["same_tokens"], decided["within_loss"]) == (None, None)
     audit = mtbench.audit(f"{tmp_path}/DIR:ar", f"{tmp_path}/DIR:prompt-lookup", out=tmp_path / "audit")
-    assert {finding["name"] for finding in audit.record["findings"]} == {"cache/position"}
+    assert {finding["name"] for finding in audit.record["findings"]} == {"beyond rounding, not explained"}
     assert not audit.record["explained"]
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from planted_faults import Fault
 from torch import Tensor
 from whole import finish, start
 
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
+from mtbench.experiments.audit.sides import Side
+from mtbench.lineup.planner import make_plan
 from mtbench.measure.lossless_check import Answer, judged_logits
 from mtbench.measure.model_pool import ModelPool
 from mtbench.models.families import family
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine
-from mtbench.plan.plan import RunRequest
+from mtbench.plan.plan import Plan, RunRequest
 from mtbench.records import dump
 
 AR = "arithmetic.ar.ar.graph"  # the cell of plain decoding, without its batch size
@@ -52,6 +57,30 @@ def planted(
         made = [line.changed(**change(line, int(line.item.split("/")[1]))) for line in lines]
         file.write_text("".join(json.dumps(dump(line)) + "\n" for line in made))
     return path
+
+
+def decoded_again(side: Side, run: Path, fault: Fault = nullcontext, **request: Any) -> Side:
+    """Return a side whose requests were decoded again, with a fault; `run`: its plan. request: other options."""
+    planned = make_plan(RunDirectory(run).read("plan.json", Plan).request.changed(**request))
+    cell, prompts = planned.cells[-1], [answer.prompt or [] for answer in side.answers.values()]
+    budget = planned.suites[0].max_new_tokens
+    asked = [Request(prompt_ids=ids, max_new_tokens=budget, seed=planned.item_seed(n)) for n, ids in enumerate(prompts)]
+    with fault():
+        made, _ = ModelPool(planned.request).decode(cell, asked, room=planned.suites[0].room)
+    answers = {
+        item: replace(old, tokens=new.token_ids, text=new.text, finish=new.finish_reason, commits=new.commits)
+        for (item, old), new in zip(side.answers.items(), made, strict=True)
+    }
+    method = METHODS[cell.method]
+    return replace(
+        side,
+        name=f"{side.name}, again",
+        arm=cell.arm,
+        answers=answers,
+        dtype=planned.request.dtype,
+        claims=cell.claims,
+        plain=method.reference,
+    )
 
 
 def judge_runner() -> ModelRunner:

@@ -581,7 +581,7 @@ def test_a_hybrid_that_mtbench_cannot_decode_is_judged_and_audited(
     assert diagnosis.explain(Run.open(run), results, notes.append)
     why = stored_json(run, f"lossless/{planned.cells[1].cell}.json")["why"]
     assert why.startswith(
-        "an audit finds a fault, or what nothing explains: B differs from A in 1 of 1 answer: 1 cache/pos"
+        "an audit finds a fault, or what nothing explains: B differs from A in 1 of 1 answer: 1 beyond rounding"
     )
 
 

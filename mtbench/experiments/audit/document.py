@@ -5,31 +5,28 @@ from collections.abc import Iterable, Sequence
 from mtbench.document import model
 from mtbench.document.formatting import NONE, count, counted, listed, number
 from mtbench.document.model import Document, Entry, Row, Section, Table
-from mtbench.experiments.audit.cases import LETTERS, Case, Known
+from mtbench.experiments.audit.cases import LETTERS, Arms, Case
 from mtbench.experiments.audit.format import Audit, Divergence
 
 SHOWN, MOST_CAUSES, NAMED = 100, 10, 3  # first differences on the page; causes; items of a cause
 BEFORE, AFTER = 6, 10  # tokens before and from the first difference
-HARMLESS = ("same", "near-tie", "rounding")
-BY = {"proof": ", shown by", "pattern": ", by a pattern", "hint": ""}
+HARMLESS = ("same", "near-tie")
 READING = [
     ("Judge", "The reference model reads the prompt and the tokens that A and B share, then each side's own tokens."),
     ("Shortfall", "How far the logit of a token lies below the largest at its position; 0 is the model's choice."),
-    ("Noise", "The shortfall up to which the arithmetic of A and B may choose a token. In float32 and float64 it is a "
+    ("Noise", "The shortfall up to which rounding may choose a token of A or B. In float32 and float64 it is a "
      "constant, in other number types it is measured: four times the change of the distance of the two best logits. A "
      "token beyond it is off."),
-    ("Classes", "The first test that holds names the class. It is shown by stored data or a trial, or by a pattern: "
-     "which tokens are off, and not by chance. A hint shows nothing."),
 ]  # fmt: skip
 
 
-def document(found: Audit, known: Sequence[Known]) -> Document:
-    """Return the document of an audit. known: per pair, for the tokens side by side; empty: without them."""
+def document(found: Audit, arms: Sequence[Arms]) -> Document:
+    """Return the document of an audit. arms: of each pair, for the tokens side by side; empty: without them."""
     sections = []
     if causes := _causes(found.findings):
         sections.append(Section("Causes", _of_causes(found, causes)))
-    cases = {(n, case.item): case for n, pair in enumerate(known) for case in pair.cases}
-    first = sorted(found.findings, key=lambda of: not of.fault)[:SHOWN] if known else []
+    cases = {(n, case.item): case for n, pair in enumerate(arms) for case in pair.cases}
+    first = sorted(found.findings, key=lambda of: not of.fault)[:SHOWN] if arms else []
     if blocks := [_part(of, cases[of.pair, of.item]) for of in first]:
         sections.append(Section("First differences", blocks))
     sections.append(Section("What was compared", [_compared(found)], folded=True))
@@ -39,13 +36,20 @@ def document(found: Audit, known: Sequence[Known]) -> Document:
     sections.append(Section("How to read it", [model.Notes([*READING, *meanings])], folded=True))
     return Document(
         title=found.sentence.removesuffix("."),
-        lead=found.sentence,
+        lead=_lead(found),
         subject=f"A: {found.request.a}; B: {found.request.b}; judge: {found.model or 'none'}, {found.request.dtype}",
         sections=sections,
         verdict=model.Verdict(word, tone=tone, sign=model.SIGNS[tone]),
         warnings=found.notes,
         source="`audit.json`",
     )
+
+
+def _lead(found: Audit) -> str:
+    if not found.findings:
+        return "No answer differs."
+    faults = counted(sum(of.fault for of in found.findings), "answer")
+    return f"With a fault, or not explained: {faults}." if not found.explained else "No difference is a fault."
 
 
 def verdict_of(found: Audit) -> str:
@@ -80,7 +84,7 @@ def _of_causes(found: Audit, causes: Sequence[Sequence[Divergence]]) -> list[mod
         items = listed(one.item for one in those[:NAMED])
         items += f" and {len(those) - NAMED:,} more" if len(those) > NAMED else ""
         here = f" ({of.item}: {of.here})" if of.here else ""
-        points.append(f"{of.name}{BY[of.by]}: {of.evidence}{here}. Items: {items}")
+        points.append(f"{of.name}: {of.evidence}{here}. Items: {items}")
     if rest := causes[MOST_CAUSES:]:
         points.append(f"{counted(len(rest), 'more cause')}, of {counted(sum(map(len, rest)), 'answer')}: see the page")
     table = Table(columns, rows, "class", "Answers of B that differ from A's, by their cause", text=True)
@@ -102,7 +106,7 @@ def _side_by_side(case: Case, first: int) -> Table:
         entries = []
         for letter in LETTERS:
             tokens, side = case.answer(letter).tokens, case.of(letter)
-            texts = [repr(case.known.text([tokens[index]]))] if index < len(tokens) else []
+            texts = [repr(case.arms.text([tokens[index]]))] if index < len(tokens) else []
             if texts and index in case.span(letter):
                 texts += [number(side.probabilities[index - first], 4), f"{case.short(letter, index):.3g}"]
             entries += [Entry(text) for text in (*texts, NONE, NONE, NONE)][:3]
@@ -115,6 +119,6 @@ def _side_by_side(case: Case, first: int) -> Table:
 def _compared(found: Audit) -> model.Pairs:
     rows = []
     for place, pair in enumerate(found.pairs, start=1):
-        limits = f"noise {pair.noise:.2g}" + ("" if pair.rounding is None else f", rounding {pair.rounding:.2g}")
-        rows.append((f"Pair {place}", f"A: {pair.a}; B: {pair.b}; {pair.items} items of {pair.suite}; {limits}"))
+        compared = f"A: {pair.a}; B: {pair.b}; {pair.items} items of {pair.suite}; noise {pair.noise:.2g}"
+        rows.append((f"Pair {place}", compared))
     return model.Pairs(rows)

@@ -9,18 +9,14 @@ from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.experiments.audit import decoding, sides, texts
-from mtbench.experiments.audit.cases import LETTERS, Known
-from mtbench.experiments.audit.classes import name
 from mtbench.experiments.audit.document import document
-from mtbench.experiments.audit.findings import Lines, all_pairs, audit, known_of, reference, to_judge
-from mtbench.experiments.audit.format import Audit, JudgedLine, NoiseLine, TrialLine
+from mtbench.experiments.audit.findings import Lines, all_pairs, arms_of, audit, reference, to_judge
+from mtbench.experiments.audit.format import Audit, JudgedLine, NoiseLine
 from mtbench.experiments.audit.judge import Judge, answer_of, coarse
 from mtbench.experiments.audit.request import AuditRequest, AuditSession
 from mtbench.experiments.audit.sides import Named, Pair
-from mtbench.experiments.audit.trials import run_trials
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
-from mtbench.models.checkpoint_difference import difference
 from mtbench.models.families import locate
 from mtbench.models.loading import inspect, refuse_unreadable
 from mtbench.plan.directory import RunDirectory
@@ -28,7 +24,7 @@ from mtbench.plan.plan import Plan
 from mtbench.records import dump
 
 DECODED = "decoded"  # the run of a side that is named by its method
-ASKED, JUDGED, NOISE, TRIALS = "asked.json", "judged.jsonl", "noise.jsonl", "trials.jsonl"
+ASKED, JUDGED, NOISE = "asked.json", "judged.jsonl", "noise.jsonl"
 MEASURED = 192  # noise is measured at the tokens of an answer up to `TAIL` behind this one
 FAULT = 1  # exit code
 AuditJob = Job[AuditRequest, AuditSession]
@@ -82,11 +78,10 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
         noises = self._noises(job, planned, judge, lines) if lines else {}
-        known = known_of(planned.pairs, lines, noises, judge.known)
-        self._try(job, known, judge)
-        found = audit(job.request, planned.model if lines else None, known, planned.notes)
+        arms = arms_of(planned.pairs, lines, noises, judge.checkpoint)
+        found = audit(job.request, planned.model if lines else None, arms, planned.notes)
         job.directory.write_json(self.result, dump(found))
-        write(job.path, "audit", document(found, known))
+        write(job.path, "audit", document(found, arms))
         return found
 
     def show(self, job: AuditJob, found: Audit, console: Terminal) -> None:
@@ -137,21 +132,6 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
             found[dtype] = judge.noise(dtype, answers)
             job.directory.append(NOISE, [dump(found[dtype])])
         return found
-
-    def _try(self, job: AuditJob, known: Sequence[Known], judge: Judge) -> None:
-        """Make the trials of each side with answers that stored data do not explain; earlier trials stay."""
-        stored = job.directory.read_lines(TRIALS, TrialLine)
-        for number, of in enumerate(known):
-            if of.same_weights is None and of.a.model and of.b.model:
-                of.same_weights, of.checkpoints = difference(of.a.model, of.b.model)
-            of.add(line for line in stored if line.pair == number)
-            for letter in LETTERS:
-                open_cases = [case for case in of.pool(letter).cases if name(case).by != "proof"]
-                if not open_cases or of.pool(letter).settled or any(line.side == letter for line in of.trials):
-                    continue
-                made = list(run_trials(judge, number, of, letter))
-                job.directory.append(TRIALS, [dump(line) for line in made])
-                of.add(made)
 
 
 def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:

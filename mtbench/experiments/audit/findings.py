@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from mtbench.document.formatting import counted, listed
-from mtbench.experiments.audit.cases import Case, Known
-from mtbench.experiments.audit.classes import CLASSES, is_fault, name
+from mtbench.experiments.audit.cases import LETTERS, Arms, Case
+from mtbench.experiments.audit.classes import CLASSES, name
 from mtbench.experiments.audit.format import Audit, ClassCount, Divergence, JudgedLine, NoiseLine, PairRecord
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
@@ -31,28 +31,22 @@ def to_judge(pair: Pair, item: str) -> bool:
     return a.tokens != b.tokens and a.prompt == b.prompt is not None and a.whole and b.whole
 
 
-def known_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine], judge: Inspected) -> list[Known]:
-    """Return what is known of each pair of arms, with its answers."""
-    every, found, text = all_pairs(pairs), list[Known](), judge.tokenizer.decode
-    apart = {(p.a.name, p.b.name): _apart(number, lines) for number, p in enumerate(every)}
+def arms_of(pairs: Sequence[Pair], lines: Lines, noises: Mapping[str, NoiseLine], judge: Inspected) -> list[Arms]:
+    """Return the two arms of each pair with their answers, and the noise of both."""
+    found = list[Arms]()
+    apart = {(p.a.name, p.b.name): _apart(number, lines) for number, p in enumerate(all_pairs(pairs))}
     for number, pair in enumerate(pairs):
-        own = [apart[a.name, b.name] for a, b in pair.siblings]
-        noise = max(EXACT_EPSILON.get(str(side.dtype), EXACT_EPSILON["float64"]) for side in pair[:2])
-        for side in pair[:2]:
-            measured = noises.get(coarse(side) or "")
-            if measured is not None and measured.dtype == side.dtype:
-                noise = max(noise, bound_of(measured))
-            elif measured is not None:
-                own.append(bound_of(measured))
-        models = [side.model for side in pair[:2]]
-        ends = judge.end_ids if None in models or models[0] == models[1] else ()
-        same = True if models[0] == models[1] is not None else None
-        known = Known(pair.a, pair.b, noise, max(own, default=None), text, ends, same)
-        known.cases += [
-            Case(item, pair.a.answers[item], pair.b.answers[item], lines.get((number, item)), known)
+        sides = pair.a, pair.b
+        exact = [EXACT_EPSILON.get(str(side.dtype), EXACT_EPSILON["float64"]) for side in sides]
+        measured = [bound_of(noises[kind]) for kind in map(coarse, sides) if kind is not None and kind in noises]
+        noise = max([*exact, *measured, *(apart[a.name, b.name] for a, b in pair.siblings)])
+        same = None in (pair.a.model, pair.b.model) or pair.a.model == pair.b.model
+        arms = Arms(pair.a, pair.b, noise, judge.tokenizer.decode, judge.end_ids if same else ())
+        arms.cases += [
+            Case(item, pair.a.answers[item], pair.b.answers[item], lines.get((number, item)), arms)
             for item in pair.items
         ]
-        found.append(known)
+        found.append(arms)
     return found
 
 
@@ -78,12 +72,13 @@ def _apart(number: int, lines: Lines) -> float:
     return min(EPSILON_CAP, max(shorts, default=0.0))
 
 
-def audit(request: AuditRequest, model: str | None, known: Sequence[Known], notes: Sequence[str]) -> Audit:
+def audit(request: AuditRequest, model: str | None, pairs: Sequence[Arms], notes: Sequence[str]) -> Audit:
     """Return the findings: the class of every answer, and one sentence."""
-    findings = [finding for number, pair in enumerate(known) for finding in _findings(number, pair)]
+    findings = [finding for number, arms in enumerate(pairs) for finding in _findings(number, arms)]
     counts = Counter(finding.name for finding in findings)
     faults = Counter(finding.name for finding in findings if finding.fault)
-    counts["same"] = sum(len(pair.cases) for pair in known) - len(findings)
+    answers = sum(len(arms.cases) for arms in pairs)
+    counts["same"] = answers - len(findings)
     classes = [
         ClassCount(name=key, answers=counts[key], faults=faults[key], says=says) for key, says in CLASSES.items()
     ]
@@ -91,55 +86,50 @@ def audit(request: AuditRequest, model: str | None, known: Sequence[Known], note
         schema_version=1,
         request=request,
         model=model,
-        sentence=_sentence(known, findings, classes),
+        sentence=_sentence(answers, findings, classes),
         explained=not faults,
         pairs=[
-            PairRecord(
-                a=of.a.name, b=of.b.name, suite=of.a.suite, items=len(of.cases), noise=of.noise, rounding=of.rounding
-            )
-            for of in known
+            PairRecord(a=of.a.name, b=of.b.name, suite=of.a.suite, items=len(of.cases), noise=of.noise) for of in pairs
         ],
         classes=classes,
-        trials=[line for of in known for line in of.trials],
         findings=findings,
         notes=list(notes),
     )
 
 
-def _findings(number: int, known: Known) -> Iterator[Divergence]:
-    for case in known.cases:
+def _findings(number: int, arms: Arms) -> Iterator[Divergence]:
+    for case in arms.cases:
         cause = name(case)
         if cause.name == "same":
             continue
         differ = case.a.tokens != case.b.tokens
-        off, side = min(((case.far(letter, known.bound)[0], letter) for letter in case.off), default=(None, None))
+        off = [(indices[0], letter) for letter in LETTERS if (indices := case.off(letter))]
+        index, side = min(off, default=(None, None))
         yield Divergence(
             pair=number,
             item=case.item,
             name=cause.name,
-            fault=is_fault(case, cause),
-            by=cause.by,
+            fault=cause.fault,
             evidence=cause.why,
             here=cause.here,
             first=first_difference(case.a.tokens, case.b.tokens) if differ else None,
-            off_from=off,
-            off_by=None if off is None or side is None else case.short(side, off),
+            off_from=index,
+            off_by=None if index is None or side is None else case.short(side, index),
             judged=case.judged,
         )
 
 
-def _sentence(known: Sequence[Known], findings: Sequence[Divergence], classes: Sequence[ClassCount]) -> str:
+def _sentence(answers: int, findings: Sequence[Divergence], classes: Sequence[ClassCount]) -> str:
     """Return the findings in one sentence. A single answer of a class, and the first of a fault, has its place."""
-    items = sum(len(pair.cases) for pair in known)
     if not findings:
-        return f"B equals A in all {counted(items, 'answer')}."
+        return f"B equals A in all {counted(answers, 'answer')}."
     parts = []
     for of in classes:
         those = [finding for finding in findings if finding.name == of.name]
         if those:
             place = f"{' at' if len(those) == 1 else ', the first at'} {_place(those[0])}"
             parts.append(f"{len(those)} {of.name}{place if len(those) == 1 or of.faults else ''}")
-    return f"B differs from A in {len(findings)} of {counted(items, 'answer')}: {listed(parts)}."
+    return f"B differs from A in {len(findings)} of {counted(answers, 'answer')}: {listed(parts)}."
 
 
 def _place(finding: Divergence) -> str:

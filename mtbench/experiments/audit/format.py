@@ -4,14 +4,13 @@ Shortfalls are distances of a token's logit below the largest at its position; w
 sampling noise of the answer's seed. Indices of tokens count from the first token of the answer, 0.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.records import Count, Record, Share, StoredCount, StoredQuantity, Text, VersionOne
 
-Shown = Literal["proof", "pattern", "hint"]
 ClassName = Annotated[str, Field(description="name of a class, an entry of `classes`")]
 
 
@@ -45,39 +44,6 @@ class JudgedLine(Record):
     side_b: SideJudged = Field(description="B's tokens from there on")
 
 
-class Tried(Record):
-    """An answer on which a trial was made.
-
-    Its misfit: for each token that is no choice, 1, and 2 times the shortfall that arithmetic does not explain, at
-    most 1. So it is about minus the log of the probability that a change without a relation to the tokens fits them.
-    """
-
-    item: str = Field(description="name of the item")
-    tokens: Count = Field(description="its tokens that were judged")
-    before: Count = Field(description="those of them that are no choice of the reference model")
-    after: Count = Field(description="those of them that are none with the change")
-    misfit_before: StoredQuantity = Field(description="misfit without the change")
-    misfit: StoredQuantity = Field(description="misfit with it")
-
-
-class TrialLine(Record):
-    """A line of trials.jsonl: a change of the reference model, or of how tokens are chosen, that might explain a side.
-
-    It is made on answers that are off, from some tokens before the first difference on, and on answers that are not.
-    """
-
-    pair: Count = Field(description="index of the pair of arms")
-    side: str = Field(description="side whose tokens it might explain: a or b")
-    trial: Text = Field(description="what was changed")
-    name: ClassName
-    exact: bool = Field(True, description="false: the change itself is only similar to what a side may do")
-    answers: Count = Field(description="answers that it was made on")
-    before: Count = Field(description="their tokens that are no choice of the reference model")
-    after: Count = Field(description="their tokens that are none with the change")
-    chance: Share | None = Field(None, description="probability of tokens that are drawn so; null: not a drawing")
-    tried: list[Tried] = Field(default_factory=list, description="the answers")
-
-
 class PairRecord(Record):
     """Two arms whose answers are compared."""
 
@@ -85,10 +51,7 @@ class PairRecord(Record):
     b: Text = Field(description="B: file or directory, and the cell in it")
     suite: str | None = Field(description="suite of both; null: the files name none")
     items: Count = Field(description="items that both have answered")
-    noise: StoredQuantity = Field(description="shortfall up to which the arithmetic of A and B may choose a token")
-    rounding: StoredQuantity | None = Field(
-        description="shortfall that the engine's own numerics explain; null: not measured"
-    )
+    noise: StoredQuantity = Field(description="shortfall up to which rounding may choose a token of A or B")
 
 
 class Divergence(Record):
@@ -98,7 +61,6 @@ class Divergence(Record):
     item: str = Field(description="name of the item")
     name: ClassName
     fault: bool = Field(description="true: a defect, a broken plan, or not explained")
-    by: Shown = Field(description="what shows the class: stored data or a trial; which tokens are off; nothing")
     evidence: Text = Field(description="what the class was decided by, alike in all answers of one cause")
     here: str = Field(description="what was seen in this answer; empty: nothing more")
     first: StoredCount | None = Field(description="index of the first token that differs; null: no token does")
@@ -126,6 +88,5 @@ class Audit(Record):
     explained: bool = Field(description="true: every difference is explained, and none is a fault")
     pairs: list[PairRecord] = Field(description="pairs of arms")
     classes: list[ClassCount] = Field(description="classes and their answers")
-    trials: list[TrialLine] = Field(description="changes of the reference model that were tried; empty: none had to be")
     findings: list[Divergence] = Field(description="items whose answers or scores differ")
     notes: list[str] = Field(description="what was left out or could not be known")

@@ -27,11 +27,12 @@ from mtbench.models.runner import ModelRunner
 from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.request import RunRequest
 from mtbench.sampling import numbers
-from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
+from mtbench.statistics import EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged
 WIDTHS = JUDGED_AT_ONCE, 16  # positions of one forward, where noise is measured
 UNSURE = 1.0  # distance of the two best logits below which a place is unsure
+PLACES = 256  # unsure places at which noise is measured: the standard error of its spread is about 5 %
 ROOM = 512  # slots by which a cache grows
 
 
@@ -51,18 +52,15 @@ class Judge:
     _readers: "dict[str, Reader]" = field(default_factory=dict)
 
     @cached_property
-    def known(self) -> Inspected:
+    def checkpoint(self) -> Inspected:
         """The model's tokenizer and end tokens."""
         return inspect(locate(self.source), offline=self.request.offline)
 
-    def runner(self, dtype: str | None = None) -> ModelRunner | WholeTexts:
-        """Return the runner of the model in a number type, loaded at the first call.
+    def _reader(self, dtype: str | None = None) -> "Reader":
+        """Return the reader of the model in a number type, loaded at the first call.
 
         A model that mtbench's loop cannot decode reads whole texts.
         """
-        return self._reader(dtype).runner
-
-    def _reader(self, dtype: str | None = None) -> "Reader":
         request = RunRequest().changed(
             dtype=dtype or self.request.dtype, device=self.request.device, offline=self.request.offline
         )
@@ -98,11 +96,11 @@ class Judge:
         log_p = hot.gather(1, emitted)[:, 0] - hot.logsumexp(1)
         endless = None
         if float(short.max()) > EXACT_EPSILON["float32"]:
-            ends = torch.tensor(self.known.end_ids, device=logits.device)
+            ends = torch.tensor(self.checkpoint.end_ids, device=logits.device)
             without = logits.index_fill(-1, ends, float("-inf"))
             endless = _finite(shortfalls(with_noise(without, answer, first), emitted).max())
         return SideJudged(
-            text=self.known.tokenizer.decode(answer.tokens[first : first + 1]),
+            text=self.checkpoint.tokenizer.decode(answer.tokens[first : first + 1]),
             probabilities=[round(p, 9) for p in log_p.exp().clamp(max=1).tolist()],
             short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
             endless=endless,
@@ -112,8 +110,8 @@ class Judge:
     def noise(self, dtype: str, answers: Iterable[Answer]) -> NoiseLine:
         """Return by how much another number type changes the distance of the two best logits, root mean square.
 
-        At unsure places of prompts and answers, at as many positions as ε needs, if there are so many. Texts are read
-        in turn by wide forwards and by narrow ones, whose sums are other ones.
+        At unsure places of prompts and answers. Texts are read in turn by wide forwards and by narrow ones, whose sums
+        are other ones.
         """
         positions, squares = 0, list[Tensor]()
         for width, answer in zip(itertools.cycle(WIDTHS), answers):
@@ -125,7 +123,7 @@ class Judge:
             change = (apart - (there[:, 0] - there[:, 1])).double().square()
             squares.append(change[apart < UNSURE])
             positions += len(change)
-            if positions >= EPSILON_POSITIONS_NEEDED:
+            if sum(map(len, squares)) >= PLACES:
                 break
         found = torch.cat(squares) if squares else torch.zeros(0)
         return NoiseLine(dtype=dtype, positions=positions, spread=float(found.mean().sqrt()) if len(found) else None)
@@ -137,35 +135,27 @@ def answer_of(side: Side, answer: SideAnswer, first: int) -> Answer:
     return Answer(answer.prompt, answer.tokens[: first + TAIL], answer.seed, side.temperature)
 
 
-def logits_of(runner: ModelRunner | WholeTexts, answer: Answer, first: int) -> Tensor:
-    """Return the logits (n, V) of an answer's n tokens from `first` on."""
-    if isinstance(runner, WholeTexts):
-        return runner.logits([[*answer.prompt, *answer.tokens]], [len(answer.tokens) - first])[0]
-    return torch.cat([logits for _, logits in judged_logits(runner, answer, JUDGED_AT_ONCE, first)])
-
-
 class Reader:
     """Feeds texts to a runner, one after the other, each without the prefix that it shares with the text before."""
 
     def __init__(self, runner: ModelRunner | WholeTexts) -> None:
-        self.runner = runner
+        self._runner = runner
         self._cached: list[int] = []
         self._room = 0
-        self._forwards = 0  # of the runner; another number: others have used its cache
 
     def logits(self, answer: Answer, first: int, width: int = JUDGED_AT_ONCE) -> Tensor:
         """Return the logits (n, V) of an answer's n tokens from `first` on."""
-        if isinstance(self.runner, WholeTexts):
-            return logits_of(self.runner, answer, first)
         ids = [*answer.prompt, *answer.tokens[:-1]]
+        if isinstance(self._runner, WholeTexts):
+            return self._runner.logits([[*answer.prompt, *answer.tokens]], [len(answer.tokens) - first])[0]
         shared = min(first_difference(self._cached, ids), len(answer.prompt) + first - 1)
-        if len(ids) > self._room or self.runner.forwards != self._forwards:
-            shared, self._room = 0, max(self._room, -(-len(ids) // ROOM) * ROOM)
-        parts = judged_logits(self.runner, answer, width, first, shared, self._room)
+        if len(ids) > self._room:
+            shared, self._room = 0, -(-len(ids) // ROOM) * ROOM
+        parts = judged_logits(self._runner, answer, width, first, shared, self._room)
         found = torch.cat([logits for _, logits in parts])
         if not numbers(found).all():
-            raise NotNumbersError("the judge's logits", self.runner.model.dtype)
-        self._cached, self._forwards = ids, self.runner.forwards
+            raise NotNumbersError("the judge's logits", self._runner.model.dtype)
+        self._cached = ids
         return found
 
 

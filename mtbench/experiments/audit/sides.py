@@ -27,7 +27,7 @@ from mtbench.statistics import EXACT_EPSILON
 
 @dataclass(frozen=True)
 class SideAnswer:
-    """One answer. None: not stored. `commits`: tokens of each forward; `row`: its row in the batch, from 0."""
+    """One answer. None: not stored. `commits`: tokens of each forward."""
 
     prompt: list[int] | None
     tokens: list[int]
@@ -36,14 +36,11 @@ class SideAnswer:
     score: float | None = None
     commits: list[int] | None = None
     seed: int = 0
-    block: int | None = None
-    row: int | None = None
     follows: str | None = None  # the item whose answer, as its arm gave it, is in the prompt
     stop: Sequence[str] = ()  # the plan's stop strings
     raw_prompt: Prompt | None = None  # text or messages, of an answer without `prompt`
-    parts: Sequence[str] = ()  # of a text with reasoning: the texts between which tokens were taken out
     lacks: str | None = None  # why it is left out: its text is not, or not all, there
-    whole: bool = True  # False: reasoning text, or the tokens around it, seem to be missing
+    whole: bool = True  # False: reasoning text seems to be missing
 
 
 @dataclass(frozen=True)
@@ -157,8 +154,6 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
             score=scores.get(line.item),
             commits=line.commits,
             seed=plan.item_seed(index),
-            block=line.block,
-            row=group.blocks[line.block].index(index) % cell.batch_size if cell.batching == "static" else None,
             follows=None if suite.is_fixed(index) else suite.items[suite.items[index].follows or 0].item,
             stop=() if endless else suite.items[index].stop,
         )
@@ -215,7 +210,8 @@ def pairs(a: Named, b: Named) -> list[Pair]:
                 f"other items: {pair.a.name} and {pair.b.name} have answered none in common (the first ones are "
                 f"{names[0]!r:.60} and {names[1]!r:.60}); give runs of the same items."
             )
-    return [pair._replace(siblings=_siblings(pair, [*a.all, *b.all])) for pair in found]
+    every = [*{side.name: side for side in (*a.all, *b.all)}.values()]
+    return [pair._replace(siblings=_siblings(pair, every)) for pair in found]
 
 
 def _same_requests(a: Side, b: Side) -> Pair:

@@ -4,7 +4,6 @@ Where a text begins like the other side's answer, it gets that answer's tokens a
 first difference of tokens is where the texts differ.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,8 +27,7 @@ def of_file(path: Path, ran_in: str) -> Named:
         why = " and ".join({f": they {one.lacks}": None for one in read.answers})
         raise UserError(f"{path} has no answer to its {counted(len(read.answers), 'request')}{why}.")
     made = (
-        SideAnswer(None, [], one.text, None, one.score, raw_prompt=one.prompt, parts=one.parts, lacks=one.lacks)
-        for one in read.answers
+        SideAnswer(None, [], one.text, None, one.score, raw_prompt=one.prompt, lacks=one.lacks) for one in read.answers
     )
     answers = dict(zip(distinct([one.item for one in read.answers]), made, strict=True))
     name = str(path)
@@ -84,8 +82,7 @@ def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
 
 def _with_tokens(answer: SideAnswer, other: SideAnswer, tokenizer: Any, *, known: bool) -> SideAnswer:
     """Return an answer with tokens, and whether it is whole. `known`: the other one has some."""
-    prompt, parted = answer.prompt or other.prompt, bool(answer.parts or other.parts)
-    same = answer.text == other.text or (parted and _parts(answer, tokenizer) == _parts(other, tokenizer))
+    prompt, same = answer.prompt or other.prompt, answer.text == other.text
     if known and same:
         return replace(answer, prompt=prompt, tokens=other.tokens, finish=other.finish)
     before = prompt or []
@@ -93,13 +90,7 @@ def _with_tokens(answer: SideAnswer, other: SideAnswer, tokenizer: Any, *, known
     rest = answer.text[len(shown_text(tokenizer, shared, before)) :]
     own = ids_behind(tokenizer, rest, [*before, *shared]) if rest else []
     cut = other.text.endswith(answer.text) and not other.text.startswith(answer.text)
-    return replace(answer, prompt=prompt, tokens=[*shared, *own], whole=same or not (answer.parts or cut))
-
-
-def _parts(answer: SideAnswer, tokenizer: Any) -> list[str]:
-    """Return the texts between the tokens that a server takes out where there is reasoning text."""
-    taken = "|".join(map(re.escape, sorted(tokenizer.get_added_vocab(), key=len, reverse=True))) or "(?!)"
-    return [part.strip() for text in answer.parts or (answer.text,) for part in re.split(taken, text) if part.strip()]
+    return replace(answer, prompt=prompt, tokens=[*shared, *own], whole=same or not cut)
 
 
 def _shared(tokens: Sequence[int], text: str, tokenizer: Any, prompt: Sequence[int]) -> list[int]:
