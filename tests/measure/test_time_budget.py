@@ -23,7 +23,7 @@ from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
-from mtbench.experiments.choose import experiment as choosing
+from mtbench.experiments.choose.plan import plan_of
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing
 from mtbench.hardware import machine
@@ -114,7 +114,7 @@ def raced(
 ) -> tuple[Run, list[str]]:
     """A race in the scripted engine as far as its time budget goes, and what was noted."""
     few: dict[str, Any] = {"batch_size": (1,), "limit": 12, "max_new_tokens": 4, "dtype": "float32"}
-    planned = choosing.plan_of(RaceRequest(method=methods, engine=["scripted"], **few | asked))
+    planned = plan_of(RaceRequest(method=methods, engine=["scripted"], **few | asked))
     directory = RunDirectory.create(folder)
     write_plan(directory, planned.plan, ["mtbench"], planned.race)
     run, progress = Run.open(directory), Noting()
