@@ -13,8 +13,8 @@ from whole import finish, start
 from mtbench.errors import UserError
 from mtbench.experiments.choose.plan import plan_of
 from mtbench.experiments.choose.request import RaceRequest
-from mtbench.lineup import lineup
 from mtbench.lineup.planner import make_plan
+from mtbench.models import inspection
 from mtbench.plan.plan import RunRequest
 
 
@@ -87,7 +87,7 @@ def test_a_wrong_file_is_found_before_a_checkpoint_is_read(
     file = tmp_path / "mine.jsonl"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr(lineup, "inspect", lambda *_, **__: pytest.fail("a checkpoint was read"))
+    monkeypatch.setattr(inspection, "inspect", lambda *_, **__: pytest.fail("a checkpoint was read"))
     suite, model = f"prompts:{file}", "nobody/nothing"
 
     with pytest.raises(UserError, match=r"^suite 'prompts': .*mine\.jsonl"):

@@ -11,6 +11,7 @@ from mtbench.models.auto import resolve_device
 from mtbench.options import AUTO
 from mtbench.plan.formats import Race
 from mtbench.plan.plan import Plan
+from mtbench.plan.prompts import open_suites
 from mtbench.records import dump
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
@@ -32,10 +33,11 @@ def plan_of(request: RaceRequest, time_budget_s: float | None = None) -> RacePla
     is wrong.
     """
     asked = request.run_request()
+    opened = open_suites(asked)  # a wrong file is found before a checkpoint is read
     raced = candidates(asked)
     if len(raced.lineup.arms) == 1:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
-    plan = make_plan(asked, lineup=raced.lineup)
+    plan = make_plan(asked, opened, raced.lineup)
     groups = sorted(plan.groups, key=lambda group: -group.batch_size)
     cells = [plan.cell(name) for group in groups for name in group.cells]
     plan, ungraded = _graded(plan.changed(groups=groups, cells=cells), request)
