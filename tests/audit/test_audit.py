@@ -231,7 +231,7 @@ def test_a_file_beside_a_run(form: str, honest: Path, tmp_path: Path) -> None:
     same = answers_of(honest, tmp_path / "same.jsonl", line)
     same.write_text("".join(sorted(same.read_text().splitlines(keepends=True))) + "{}\n")
     found = audited(cell, same, tmp_path / "same", ran_in="float32")
-    assert found["sentence"] == "B equals A in all 8 answers."
+    assert found["sentence"] == "B equals A in all 4 answers."
     assert found["notes"] == ["1 request of B failed and is left out."]
     other = answers_of(honest, tmp_path / "other.jsonl", lambda stored: line(stored, other=True))
     found = audited(cell, other, tmp_path / "other", ran_in="float32")
