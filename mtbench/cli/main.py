@@ -156,9 +156,11 @@ def _how_to_resume() -> str:
         return "what is complete is kept; resume with the same command"
     if not _started():
         return "nothing was started"
-    resumed = command if command in KINDS else "run"
+    from mtbench.plan.directory import command_of
+
+    path = _started()[-1]
     files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs
-    again = f"mtbench {resumed} -o {_started()[-1]} --resume{files}"
+    again = f"mtbench {command_of(path) or command} -o {path} --resume{files}"
     return f"complete results are kept; resume with `{again}`"
 
 
