@@ -338,7 +338,6 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "window raises": ({"window": raises}, "odd: RuntimeError: this is broken (in raises, line "),
     "window of nothing": ({"window": lambda self: (1, 2, 3)}, "odd: window() returned a tuple, not a Window"),
     "claims the moon": ({"claims": "the moon"}, "odd: claims is 'the moon', not one of lossless, distribution, lossy"),
-    "a hook of earlier versions": ({"visible": None}, "odd: visible is no hook any more; state `block`"),
 }
 
 

@@ -34,8 +34,6 @@ def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
         method.refuse(checkpoints)
         if method.claims not in get_args(Claims):
             raise MethodContractError(f"claims is {method.claims!r}, not one of {', '.join(get_args(Claims))}")
-        if hasattr(method, "visible"):  # a hook of earlier versions, which would be ignored
-            raise MethodContractError("visible is no hook any more; state `block`, or `sees` of its window")
         for variant in () if method.outside else method.variants:
             if type(variant.block) is not int or variant.block < 1:
                 raise MethodContractError(f"block is {variant.block!r}, not a whole number of at least 1")
