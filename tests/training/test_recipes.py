@@ -149,25 +149,6 @@ def test_a_recipe_trains_on_answers_that_its_first_stage_writes() -> None:
     assert eagle.startswith("mtbench train eagle --base ./mine --data out/answers.jsonl --steps 3 ")
 
 
-@pytest.mark.slow
-def test_a_recipe_trains_all_stages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End to end, by the command: two stages in their own processes. A second run does nothing."""
-    shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
-    settings = Settings(epochs=1, batch_size=8)
-    data = ("arithmetic",)
-    stages = (
-        Stage(name="init", objective=None, data=data, examples=30, settings=settings, shape=shape),
-        Stage(name="ar", objective=Ar(), base="init", data=data, examples=18, settings=settings),
-    )
-    monkeypatch.setattr("mtbench.training.recipes.RECIPES", {"toy": stages})
-    for begun in (2, 0):
-        result = CliRunner().invoke(app, ["--recipe", "toy", "-o", str(tmp_path / "toy"), "--offline"])
-        assert result.exception is None, result.output
-        assert result.stderr.count("begins") == begun
-        assert result.stdout.strip() == str(tmp_path / "toy")
-
-
 def test_a_dry_run_prints_the_command_of_each_stage() -> None:
     """In the recipe's order; each can be run by hand, and nothing is fetched."""
     result = CliRunner().invoke(app, ["--recipe", "mars-qwen2.5-7b", "--dry-run"], env={"HF_HUB_OFFLINE": "1"})
