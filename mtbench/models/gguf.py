@@ -27,7 +27,6 @@ ENDING, PACKAGE = ".gguf", "package:"
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 CONVERSION = "4"  # changes with the output of a conversion, so that a folder of an earlier version is not used
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
-MAGIC = b"GGUF"
 FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised
 DAMAGED = "download it again, or give the model as a folder of safetensors"
 
@@ -89,7 +88,6 @@ def header(source: str) -> Header:
 @cache
 def _header(file: Path, state: tuple[int, int]) -> Header:
     """Return the header of a file with this size and time of change."""
-    _refuse_other_file(file)
     from transformers import PretrainedConfig
     from transformers.integrations.gguf import read_gguf_metadata
 
@@ -121,17 +119,10 @@ def types_of(source: str) -> list[str] | None:
     return sorted(GGMLQuantizationType(kind).name for kind in kinds)
 
 
-def _refuse_other_file(file: Path) -> None:
-    with file.open("rb") as opened:
-        if opened.read(len(MAGIC)) != MAGIC:
-            raise UserError(f"{str(file)!r} is no GGUF file: it does not begin with {MAGIC.decode()}.")
-
-
 def converted(source: str) -> Path:
     """Return the folder with the dequantised weights of a GGUF file; make it first if the cache has none.
 
-    Raises UserError if the file is missing, is no GGUF file, holds a part of a model, or one that transformers cannot
-    read.
+    Raises UserError if the file is missing, or holds a part of a model or one that transformers cannot read.
     """
     file = file_of(source).absolute()
     if len(parts_of(file)) > 1:
@@ -146,7 +137,6 @@ def converted(source: str) -> Path:
 @cache
 def _converted(file: Path, state: tuple[int, int]) -> Path:
     """Return the folder of a file with this size and time of change."""
-    _refuse_other_file(file)
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
     made_of = hashlib.sha256(f"{CONVERSION} {sha256}".encode()).hexdigest()

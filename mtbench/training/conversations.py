@@ -92,7 +92,8 @@ def prepare(
 
     Raises UserError if nothing is left to train on, and the errors of `read` and `tokenise`.
     """
-    refuse_without_template(tokenizer)
+    if not tokenizer.chat_template:
+        raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
     chat_template.refuse_unread(tokenizer, options or ())
     names = [data] if isinstance(data, str) else list(data)
     source = Source(data_dir=data_dir, offline=offline, seed=seed)
@@ -122,12 +123,6 @@ def prepare(
         description=description,
         summary=str(counts),
     )
-
-
-def refuse_without_template(tokenizer: Any) -> None:
-    """Raise UserError if the tokenizer has no chat template."""
-    if not tokenizer.chat_template:
-        raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
 
 
 class Counts(NamedTuple):

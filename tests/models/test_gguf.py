@@ -130,10 +130,13 @@ def test_a_damaged_file_is_one_line(write: Callable[[str], Path]) -> None:
     assert not any((cache_home() / "gguf").iterdir())
 
 
+@has_gguf
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"is no GGUF file: it does not begin with GGUF"):
+    (tmp_path / "a.gguf").write_bytes(b"PK" * 99)
+    with pytest.raises(UserError, match=r"a\.gguf' cannot be read as a GGUF checkpoint: "):
         gguf.converted(str(tmp_path / "a.gguf"))
+    with pytest.raises(UserError, match=r"the header of '.*a\.gguf' cannot be read: "):
+        gguf.header(str(tmp_path / "a.gguf"))
     with pytest.raises(UserError, match=r"'none\.gguf' does not exist; give a GGUF file"):
         families.family("tiny", model="none.gguf")
 
