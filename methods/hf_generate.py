@@ -7,9 +7,7 @@ which hold the cache's address. So every call of a run gets the same length, and
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in arXiv
 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods, every
-draft has the given length, unless `confidence` ends it; with scikit-learn, transformers adapts that threshold to what
-it accepts. With `mtp` the multi-token-prediction layers of DeepSeek-V3 (arXiv 2412.19437) or GLM-4.5 draft one token
-each; transformers reads them again in every call. Assisted generation decodes row by row.
+draft has the given length. Assisted generation decodes row by row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +23,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import READ_EVERY, contains
 from mtbench.errors import UserError
-from mtbench.models.drafts.loading import inspect_draft
-from mtbench.models.loading import Checkpoint, Inspected
+from mtbench.models.loading import Checkpoint
 from mtbench.options import option
 
 AHEAD = 4  # drafts by default
@@ -40,9 +37,7 @@ class HFGenerate(ExternalEngine):
     cache: Literal["dynamic", "static"] = option("dynamic", "its cache; static is compiled on CUDA", engine=True)
     draft: str | None = option(None, "the draft's role, for assisted generation; decodes row by row", role=True)
     ahead: int = option(AHEAD, "tokens it drafts", low=1)
-    confidence: float = option(0.0, "probability of a token; the first one below it ends the draft", low=0.0, high=1.0)
     prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; decodes row by row", low=0)
-    mtp: bool = option(False, "draft with the target's multi-token-prediction layers; decodes row by row")
 
     title = "transformers generate"
     roles = ("ar",)
@@ -50,24 +45,16 @@ class HFGenerate(ExternalEngine):
     claims = "lossless"
 
     def __post_init__(self) -> None:
-        if [bool(self.draft), bool(self.prompt_lookup), self.mtp].count(True) > 1:
-            raise UserError("hf-generate drafts with draft, prompt_lookup or mtp; give one. See `mtbench ls methods`.")
-        for name, default in (("ahead", AHEAD), ("confidence", 0)):
-            if (given := getattr(self, name)) != default and not self.draft:
-                raise UserError(f"hf-generate: {name}={given} needs a draft; add `draft=ROLE`, or leave out {name}.")
+        if self.draft and self.prompt_lookup:
+            raise UserError("hf-generate drafts with draft or prompt_lookup; give one. See `mtbench ls methods`.")
+        if self.ahead != AHEAD and not self.draft:
+            raise UserError(f"hf-generate: ahead={self.ahead} needs a draft; add `draft=ROLE`, or leave out ahead.")
         if self.assisted and self.cache == "static":
             raise UserError("hf-generate: drafting needs cache=dynamic; leave out cache=static.")
 
     @property
     def assisted(self) -> bool:
-        return bool(self.draft or self.prompt_lookup or self.mtp)
-
-    def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
-        target = target_of(checkpoints)
-        if self.mtp and not _layers(target):
-            raise UserError(f"hf-generate: transformers knows no MTP layers of {target.source!r}; use method `mtp`.")
-        if self.mtp:
-            inspect_draft(target.source + "#mtp", target, offline=target.offline)  # refuses a target without weights
+        return bool(self.draft or self.prompt_lookup)
 
     def generate(
         self, checkpoints: Mapping[str, Checkpoint], requests: Sequence[Request], *, ignore_eos: bool, room: int
@@ -89,7 +76,7 @@ class HFGenerate(ExternalEngine):
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
             suppressed += range(checkpoint.vocabulary, checkpoints[self.draft].vocabulary)
         if any(request.stop for request in requests):
-            most = 1 + (self.ahead if self.draft else self.prompt_lookup or _layers(checkpoint))
+            most = 1 + (self.ahead if self.draft else self.prompt_lookup)
             extra["stopping_criteria"] = StoppingCriteriaList([StopStrings(checkpoint, requests, prompt, most)])
         settings = GenerationConfig(
             do_sample=False,
@@ -98,7 +85,6 @@ class HFGenerate(ExternalEngine):
             pad_token_id=pad,
             suppress_tokens=suppressed or None,
             prompt_lookup_num_tokens=self.prompt_lookup or None,
-            use_mtp=self.mtp or None,
         )
         out = model.generate(
             ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
@@ -109,17 +95,12 @@ class HFGenerate(ExternalEngine):
         return Answers(answers, prepared=self.cache == "static" and new)
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
-        """Return the draft model with its draft length and threshold. (LM heads may be padded to other widths.)"""
+        """Return the draft model with its draft length. (LM heads may be padded to other widths.)"""
         draft = stock(checkpoint)
-        steady = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": self.confidence}
+        steady = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
         draft.generation_config = GenerationConfig(num_assistant_tokens=self.ahead, **steady)
         draft.config.vocab_size = model.config.vocab_size
         return draft
-
-
-def _layers(checkpoint: Any) -> int:
-    """Return the number of multi-token-prediction layers that transformers knows of."""
-    return getattr(getattr(checkpoint, "model", checkpoint).config, "num_mtp_layers", None) or 0
 
 
 def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Tensor]:

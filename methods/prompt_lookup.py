@@ -11,7 +11,6 @@ copy that reaches the end of the text then continues with the drafts themselves,
 `ngram-simple` (common/ngram-map.cpp) takes the latest occurrence, too, but of one length of suffix, `ngram`. It copies
 up to the token before the last, `ngram` tokens at least, and drafts nothing in a text of up to `ngram` + `ahead` + 2
 tokens. With `min_ngram=ngram` its drafts begin ours, except behind a token that repeats: there it copies from earlier.
-tests/decoding/test_owners.py compares the drafts with those of vLLM.
 Drafting needs no model. If the text has no repetitions, the only cost is the wider forward.
 
 R = rows, K = drafts, S = slots.

@@ -14,8 +14,8 @@ the earlier answers of a server, would hold the answers themselves from a run's 
 
 One rule differs: among next tokens of equal count, here the first one seen is drafted. There it is the first in a list
 sorted by count, where a token whose count grows goes behind the others of its new count, or before them if it was the
-first of its old count. No other draft differs: after 500 texts of few different tokens 97.0 % of the drafts are equal,
-after 500 real ones 98.6 % (tests/decoding/test_owners.py).
+first of its old count. No other draft differed in November 2026: after 500 texts of few different tokens 97.0 % of the
+drafts were equal, after 500 real ones 98.6 %.
 
 Drafting needs no model.
 

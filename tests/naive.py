@@ -215,33 +215,12 @@ def first_seen(tokens: list[int]) -> tuple[int, int]:
     return token, tokens.count(token)
 
 
-def first_of_the_owners_list(tokens: list[int]) -> tuple[int, int]:
-    """Return the most frequent token, of equal counts as ArcticInference's list of children has them, and its count."""
-    order: list[int] = []  # by count, the largest first
-    counts: dict[int, int] = {}
-    for token in tokens:
-        count = counts.get(token, 0) + 1
-        place = order.index(token) if token in order else len(order)
-        if count > 1:
-            before = counts[order[place - 1]] if place else 0  # place is the first of its old count if this is larger
-            larger = [n for n, other in enumerate(order) if counts[other] == count]
-            if before == count:  # before the others of its new count
-                place = larger[0]
-            elif before == count - 1:  # behind them
-                place = larger[-1] + 1 if larger else next(n for n, o in enumerate(order) if counts[o] == count - 1)
-            order.remove(token)
-        order.insert(place, token)
-        counts[token] = count
-    return order[0], counts[order[0]]
-
-
 def suffix_draft(
     text: list[int],
     depth: int,
     factor: float,
     least: float,
     ahead: int,
-    most_frequent: Callable[[list[int]], tuple[int, int]] = first_seen,
 ) -> list[int]:
     """Return suffix decoding's chain with the largest score over suffixes of 1 to depth - 1 tokens, in float32."""
     best, drafts = np.float32(0), list[int]()
@@ -252,7 +231,7 @@ def suffix_draft(
             following = [text[i] for i in ends if i < len(text)]
             if not following:
                 break
-            token, count = most_frequent(following)
+            token, count = first_seen(following)
             chance *= np.float32(count) / np.float32(len(ends))
             if chance < np.float32(least):
                 break

@@ -105,7 +105,6 @@ class BatchClock(Clock):
         )
 
     def _forwards(self) -> int:
-        """Forwards that the runners counted."""
         return sum(runner.forwards for runner in self._runners.values())
 
     def _model_calls(self) -> int:

@@ -370,7 +370,6 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return git's output; None if it fails or prints nothing."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
@@ -380,7 +379,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _processor() -> str:
-    """Return the name of the CPU."""
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -115,7 +115,6 @@ def _shrunken(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _limited(name: str, value: Any) -> Any:
-    """Return a setting, and those in it, within the limits of a small copy."""
     if isinstance(value, dict):
         return {name: _limited(name, entry) for name, entry in value.items()}
     if isinstance(value, list):

@@ -102,7 +102,6 @@ class AttentionMetadata:
         return self._biases[key]
 
     def _additive(self, sliding_window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return the mask as an additive term, (R, 1, W, V)."""
         mask = self.mask(sliding_window)[:, None]
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 

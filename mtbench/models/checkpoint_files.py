@@ -41,9 +41,6 @@ LARGEST_SIZES = {  # of a model; published ones are far below
 MERGE = "`PeftModel.from_pretrained(MODEL, FOLDER).merge_and_unload().save_pretrained(OUT)`, with the package peft"
 OTHER_FILES = {  # unreadable weights of a folder: their name, and the remedy
     ADAPTER: ("an adapter", f"merge it into its model: {MERGE}"),
-    "consolidated*.safetensors": ("weights in Mistral's format", "download its model*.safetensors, or convert them"),
-    "model-*-of-*.safetensors": (f"shards without {INDEX}", "download it"),
-    "model.*.safetensors": ("a variant of the weights", f"rename it to {WEIGHTS}"),
     "*.gguf": ("a GGUF file", "give the file in place of the folder"),
     "*.bin *.pt *.pth": ("pickled weights only", "they can run code when loaded: convert them to safetensors"),
 }
@@ -137,7 +134,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed(folder: Path) -> list[str]:
-    """Return the names of the weight files that the index lists."""
     index = _read_object(folder / INDEX, LARGEST_INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
         raise UserError(f"{folder / INDEX}: weight_map is not an object with entries; give another checkpoint.")
@@ -239,5 +235,4 @@ def _copied(folder: Path, layout: Layout) -> list[Path]:
 
 
 def _in(layout: Layout, name: str) -> str:
-    """Return the name of a weight in a layout."""
     return next((new + name[len(old) :] for old, new in layout.renamed.items() if name.startswith(old)), name)

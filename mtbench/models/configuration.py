@@ -62,7 +62,6 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
 
 
 def _text(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of the text model in a config.json."""
     nested = raw.get("text_config")
     text = {**raw, **(nested if isinstance(nested, dict) else {})}
     return {name: value for name, value in text.items() if name not in ("text_config", "auto_map")}

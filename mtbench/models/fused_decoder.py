@@ -190,7 +190,6 @@ class _RecordingMetadata(AttentionMetadata):
 def _check_inputs(
     model: PreTrainedModel, metadata_class: type[AttentionMetadata] = AttentionMetadata
 ) -> tuple[Tensor, AttentionMetadata, KVCache]:
-    """Return one row of random tokens, its metadata and a KV cache for it."""
     device = model.device
     ids = torch.randint(model.config.vocab_size, (1, CHECK_TOKENS), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(CHECK_TOKENS, device=device)[None]

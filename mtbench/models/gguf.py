@@ -7,14 +7,12 @@ an integer has more digits than float16 or bfloat16. A checkpoint may also be a 
 """
 
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import redirect_stderr
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,10 +24,9 @@ from mtbench.files import cache_home
 from mtbench.models import gguf_config
 
 ENDING, PACKAGE = ".gguf", "package:"
-PART = re.compile(r"-\d{5}-of-(?!00000)(\d{5})\.gguf$")
+PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 CONVERSION = "4"  # changes with the output of a conversion, so that a folder of an earlier version is not used
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from
-MAGIC = b"GGUF"
 FLOATS = frozenset(("F32", "F16", "BF16"))  # types of tensors that are not quantised
 DAMAGED = "download it again, or give the model as a folder of safetensors"
 
@@ -91,7 +88,6 @@ def header(source: str) -> Header:
 @cache
 def _header(file: Path, state: tuple[int, int]) -> Header:
     """Return the header of a file with this size and time of change."""
-    _refuse_other_file(file)
     from transformers import PretrainedConfig
     from transformers.integrations.gguf import read_gguf_metadata
 
@@ -123,39 +119,34 @@ def types_of(source: str) -> list[str] | None:
     return sorted(GGMLQuantizationType(kind).name for kind in kinds)
 
 
-def _refuse_other_file(file: Path) -> None:
-    """Raise UserError for a file that is no GGUF file."""
-    with file.open("rb") as opened:
-        if opened.read(len(MAGIC)) != MAGIC:
-            raise UserError(f"{str(file)!r} is no GGUF file: it does not begin with {MAGIC.decode()}.")
-
-
 def converted(source: str) -> Path:
     """Return the folder with the dequantised weights of a GGUF file; make it first if the cache has none.
 
-    Raises UserError if the file is missing, is no GGUF file, or holds a model that transformers cannot read.
+    Raises UserError if the file is missing, or holds a part of a model or one that transformers cannot read.
     """
-    parts = parts_of(file_of(source).absolute())
-    states = [part.stat() for part in parts]
-    return _converted(tuple(parts), tuple((state.st_size, state.st_mtime_ns) for state in states))
+    file = file_of(source).absolute()
+    if len(parts_of(file)) > 1:
+        raise UserError(
+            f"{str(file)!r} cannot be read as a GGUF checkpoint: it is a part of one, and only llama.cpp reads parts; "
+            f"join them by `llama-gguf-split --merge {file.name} OUT{ENDING}`."
+        )
+    state = file.stat()
+    return _converted(file, (state.st_size, state.st_mtime_ns))
 
 
 @cache
-def _converted(parts: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> Path:
-    """Return the folder of files with these sizes and times of change."""
-    file, sha256 = parts[0], []
-    for part in parts:
-        _refuse_other_file(part)
-        with part.open("rb") as opened:
-            sha256.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    made_of = hashlib.sha256(" ".join([CONVERSION, *sha256]).encode()).hexdigest()
+def _converted(file: Path, state: tuple[int, int]) -> Path:
+    """Return the folder of a file with this size and time of change."""
+    with file.open("rb") as opened:
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+    made_of = hashlib.sha256(f"{CONVERSION} {sha256}".encode()).hexdigest()
     folder = cache_home() / "gguf" / f"{file.stem}-{made_of[:16]}"
     if not (folder / RECORD).is_file():
         with files.write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
             try:
-                quantised = _convert(parts, partial)
+                quantised = _convert(file, partial)
                 record = {"file": file.name, "sha256": sha256, "quantised": quantised, "stored": "float32"}
                 files.write_json(partial / RECORD, record)
                 _rename(partial, folder)
@@ -173,9 +164,8 @@ def _rename(partial: Path, folder: Path) -> None:
             raise
 
 
-def _convert(parts: tuple[Path, ...], folder: Path) -> list[str]:
+def _convert(file: Path, folder: Path) -> list[str]:
     """Write the dequantised model and its tokenizer to a folder; return the types of the quantised tensors."""
-    file = parts[0]
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -185,42 +175,13 @@ def _convert(parts: tuple[Path, ...], folder: Path) -> list[str]:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        # transformers prints a progress bar, even if its logging is quiet
-        with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            whole = file if len(parts) == 1 else _joined(parts, Path(scratch) / file.name)
-            return _convert_whole(whole, GGUFReader(whole), folder)
+        return _convert_whole(file, GGUFReader(file), folder)
     except Exception as error:  # a file that is damaged, or of an architecture that transformers does not know
         again = "" if isinstance(error, UserError) else "download it again, or "
         raise UserError(
             f"{str(file)!r} cannot be read as a GGUF checkpoint: {first_line(error)}; {again}give the model as a "
             "folder of safetensors."
         ) from None
-
-
-def _joined(parts: tuple[Path, ...], out: Path) -> Path:
-    """Write the files of a split model as one, which is all that transformers reads."""
-    from gguf import GGUFReader, GGUFWriter
-
-    readers = [GGUFReader(part) for part in parts]
-    for n, reader in enumerate(readers):
-        split = [reader.fields[key].contents() if key in reader.fields else None for key in ("split.no", "split.count")]
-        if split != [n, len(parts)]:
-            raise UserError(f"{parts[n].name} is not part {n + 1} of {len(parts)}: split.no {split[0]} of {split[1]}")
-    tensors = [tensor for reader in readers for tensor in reader.tensors]
-    if (count := readers[0].fields.get("split.tensors.count")) and count.contents() != len(tensors):
-        raise UserError(f"its parts have {len(tensors)} tensors, and split.tensors.count is {count.contents()}")
-    dropped = ("GGUF.", "split.", "general.alignment")
-    keys = {key: field for key, field in readers[0].fields.items() if not key.startswith(dropped)}
-    writer = GGUFWriter(out, keys.pop("general.architecture").contents())
-    for key, field in keys.items():
-        writer.add_key_value(key, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    for tensor in tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
 
 
 def _convert_whole(file: Path, reader: Any, folder: Path) -> list[str]:

@@ -94,7 +94,7 @@ def _complete(config: Any, left: dict[str, Any], rope_freqs: Any) -> None:
     if not own:
         return
     plain = {"rope_type": "default", "rope_theta": left.pop("rope.freq_base", 10_000.0)}
-    scaling = _llama3(rope_freqs.data, plain["rope_theta"]) if rope_freqs else _scaling(config, left)
+    scaling = _llama3(rope_freqs.data, plain["rope_theta"]) if rope_freqs else _linear(left)
     if "sliding_attention" in own:  # these layers are not scaled
         sliding = plain | {"rope_theta": left.pop("rope.freq_base_swa", 10_000.0)}
         config.rope_parameters = {"sliding_attention": sliding, "full_attention": plain | scaling}
@@ -102,22 +102,15 @@ def _complete(config: Any, left: dict[str, Any], rope_freqs: Any) -> None:
         config.rope_parameters = own | plain | scaling
 
 
-def _scaling(config: Any, left: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes of `rope_parameters` by llama.cpp's scaling of positions, and take its keys from `left`."""
-    left.pop("rope.scaling.finetuned", None)
-    original = left.pop("rope.scaling.original_context_length", config.max_position_embeddings)
-    if (kind := left.get("rope.scaling.type", "linear")) not in ("linear", "yarn"):
+def _linear(left: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes of `rope_parameters` by positions that are scaled evenly, and take their keys from `left`."""
+    for key in ("rope.scaling.finetuned", "rope.scaling.original_context_length"):
+        left.pop(key, None)
+    if left.get("rope.scaling.type", "linear") != "linear":
         return {}
     _, *factors = (left.pop(f"rope.{key}", None) for key in ("scaling.type", "scaling.factor", "scale_linear"))
-    scaling = {"rope_type": kind, "factor": factors[0] or factors[1] or 1.0}
-    if scaling["factor"] == 1:
-        return {}
-    if kind == "yarn":
-        attention = left.pop("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(scaling["factor"]))
-        scaling |= {"original_max_position_embeddings": original, "attention_factor": attention}
-        scaling["beta_fast"] = left.pop("rope.scaling.yarn_beta_fast", 32.0)
-        scaling["beta_slow"] = left.pop("rope.scaling.yarn_beta_slow", 1.0)
-    return scaling
+    factor = factors[0] or factors[1] or 1.0
+    return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
 
 
 def _llama3(divisors: np.ndarray, theta: float) -> dict[str, Any]:

@@ -145,7 +145,6 @@ def _add_tokenizer(writer: Any, checkpoint: Path, config: dict[str, Any]) -> Non
 
 
 def _weights(checkpoint: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the weights by llama.cpp's names."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     [architecture] = [arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == config["model_type"]]

@@ -66,7 +66,6 @@ def load_heads(checkpoint: Checkpoint) -> list[ResidualHead]:
 
 
 def _file(source: str, offline: bool) -> str:
-    """Return the path of a checkpoint's heads. Raises UserError if it has none."""
     try:
         if source.startswith(RANDOM):
             raise OSError("random weights have none")

@@ -94,7 +94,6 @@ class ModelRunner:
 
     @contextmanager
     def _counted(self, metadata: AttentionMetadata) -> Iterator[None]:
-        """Count and time a forward pass over these slots."""
         started_at = time.perf_counter()
         self.forwards += 1
         self.cache.set_batch(metadata)

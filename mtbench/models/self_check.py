@@ -126,7 +126,6 @@ def _context(model: PreTrainedModel) -> KVCache:
 
 
 def _start(model: PreTrainedModel) -> Tensor:
-    """Return the first slot of one row."""
     return torch.zeros(1, dtype=torch.int64, device=model.device)
 
 

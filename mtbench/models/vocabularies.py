@@ -72,7 +72,6 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _flat(decoder: Any) -> Iterator[dict[str, Any]]:
-    """Yield the decoders of a sequence of them."""
     for part in (decoder or {}).get("decoders", [decoder] if decoder else []):
         yield from _flat(part) if "decoders" in part else [part]
 

@@ -92,7 +92,8 @@ def prepare(
 
     Raises UserError if nothing is left to train on, and the errors of `read` and `tokenise`.
     """
-    refuse_without_template(tokenizer)
+    if not tokenizer.chat_template:
+        raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
     chat_template.refuse_unread(tokenizer, options or ())
     names = [data] if isinstance(data, str) else list(data)
     source = Source(data_dir=data_dir, offline=offline, seed=seed)
@@ -122,12 +123,6 @@ def prepare(
         description=description,
         summary=str(counts),
     )
-
-
-def refuse_without_template(tokenizer: Any) -> None:
-    """Raise UserError if the tokenizer has no chat template."""
-    if not tokenizer.chat_template:
-        raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
 
 
 class Counts(NamedTuple):
@@ -204,22 +199,11 @@ def _two_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_turn(turn: Mapping[str, Any]) -> bool:
-    """Return whether the turn has a role and a text (or None) as content.
-
-    Raises UserError for half a surrogate pair, which no tokenizer accepts.
-    """
-    content = turn.get("content", 0)
-    if not isinstance(turn.get("role"), str) or not isinstance(content, str | None):
-        return False
-    try:
-        (content or "").encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"a turn holds half a character ({error.reason})") from None
-    return True
+    """Return whether the turn has a role and a text (or None) as content."""
+    return isinstance(turn.get("role"), str) and isinstance(turn.get("content", 0), str | None)
 
 
 def _rows(data: str, count: int | None, source: Source) -> Iterator[tuple[str, Any]]:
-    """Yield every row unchanged, with its location."""
     name, _, rest = data.partition(":")
     path = Path(data).expanduser()
     if name in SUITES:
@@ -241,7 +225,6 @@ def _rows(data: str, count: int | None, source: Source) -> Iterator[tuple[str, A
 
 
 def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a file, with their numbers; blank lines are skipped."""
     if not path.name.endswith(SUFFIXES):
         raise UserError(f"{path} has an unknown file type; known: {', '.join(SUFFIXES)}")
     place = "its beginning"
@@ -338,7 +321,6 @@ def _under(options: Options | None, row: Row) -> Row:
 
 
 def _render(row: Row, turns: Messages, tokenizer: Any, answer_follows: bool = False) -> str:
-    """Return turns of a row as the chat template writes them. Raises UserError if it refuses them."""
     try:
         return chat_template.render(tokenizer, turns, answer_follows=answer_follows, options=row.options or NO_OPTIONS)
     except TemplateError as error:  # Gemma's, for example, refuses a system turn

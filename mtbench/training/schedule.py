@@ -50,7 +50,6 @@ class Schedule(Dataset[dict[str, Tensor]]):
 
     @cached_property
     def _max_rows(self) -> int:
-        """Rows of the fullest step."""
         return max(len(self._rows(step)) for step in range(self.steps)) if self.packed else self.batch_size
 
     @cached_property
@@ -96,7 +95,6 @@ class Schedule(Dataset[dict[str, Tensor]]):
 
     @cached_property
     def _lengths(self) -> list[tuple[int, int]]:
-        """Tokens of every example, and of its prompt."""
         if isinstance(self.examples, Examples):
             return list(zip(self.examples.lengths.tolist(), self.examples.prompts.tolist(), strict=True))
         return [(len(ids), prompt) for ids, prompt in self.examples]

@@ -28,7 +28,7 @@ from mtbench.models.configuration import downloaded
 from mtbench.models.families import locate
 from mtbench.models.loading import Inspected, inspect, refuse_undecodable
 from mtbench.training.checkpoint import write_checkpoint, write_copy, write_draft, write_errors
-from mtbench.training.conversations import Data, prepare, refuse_without_template
+from mtbench.training.conversations import Data, prepare
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
 from mtbench.training.objectives import Model, Objective, Special
@@ -128,7 +128,6 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
 
 
 def _attach(request: TrainingRequest, checked: Checked, model: Model, progress: Progress | None) -> Special:
-    """Add the objective's modules to the model. Return their arguments."""
     objective, base, parts = request.objective, checked.base, checked.data.split(request.settings.held_out)
     special = Special(base.mask_id if objective.needs_mask else None, base.tokenizer.eos_token_id, parts[0])
     objective.attach(model, special)
@@ -164,7 +163,6 @@ def check(request: TrainingRequest) -> Checked:
     base = inspect(locate(request.base), offline=request.offline, needs_mask=needs_mask)
     refuse_undecodable(base)
     _refuse_other_layout(base, objective)
-    refuse_without_template(base.tokenizer)
     if objective.needs_mask:
         base = with_mask(base, request.mask_token, grow=request.grow_vocabulary)
     teacher = None
@@ -194,7 +192,6 @@ def check(request: TrainingRequest) -> Checked:
 
 
 def _check_options(request: TrainingRequest) -> None:
-    """Raise UserError for options that contradict one another."""
     objective, settings = request.objective, request.settings
     if not objective.needs_mask and (request.mask_token is not None or request.grow_vocabulary):
         raise UserError(f"{objective.name} feeds no mask token; leave out --mask-token and --grow-vocabulary.")
@@ -233,7 +230,6 @@ def _refuse_other_layout(base: Inspected, objective: Objective) -> None:
 
 
 def _refuse_other_vocabulary(base: Inspected, teacher: Inspected) -> None:
-    """Raise UserError unless every token id means the same to base and teacher."""
     known = teacher.tokenizer.get_vocab()
     different = [token for token, number in base.tokenizer.get_vocab().items() if known.get(token, number) != number]
     rows, teacher_rows = (found.config.get_text_config().vocab_size for found in (base, teacher))
@@ -247,7 +243,6 @@ def _refuse_other_vocabulary(base: Inspected, teacher: Inspected) -> None:
 
 
 def _request_record(request: TrainingRequest, base: Inspected, teacher: Inspected | None, data: Data) -> dict[str, Any]:
-    """Return the request as a part of the training record."""
     return {
         "objective": request.objective.name,
         "feeds_masks": request.objective.needs_mask,

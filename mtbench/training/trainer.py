@@ -387,7 +387,6 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         self.accelerator.wait_for_everyone()
 
     def _keep_checkpoint(self, resume_folder: Path) -> None:
-        """Move the written checkpoint into its place and remove the one before."""
         previous = list(resume_folder.glob("checkpoint-*"))
         written = resume_folder / "writing" / f"checkpoint-{self.state.global_step}"
         write_record(written, {**self.request, **self.figures()})

@@ -13,7 +13,6 @@ from mtbench.options.engine_options import EngineOption
     ("spec", "strings", "file_ids"),
     [
         ("ar", ["ar@ar/graph"], ["ar.ar.graph"]),
-        ("ar:on=mars", ["ar@mars/graph"], ["ar.mars.graph"]),
         ("mars:tau=1.0", ["mars@mars/graph"], ["mars.mars.graph"]),
         (
             "mars:cache=block,tau=0.95|0.8",
@@ -127,9 +126,7 @@ def test_the_id_of_a_cell_is_a_safe_file_name(name: str, file: str) -> None:
     ("spec", "says"),
     [
         ("mars:tau=-0.1", "tau='-0.1' is not allowed; tau is a number from 0 to 1,000, default 1."),
-        ("mars:tau=", "tau='' is not allowed"),
         ("mars:block_size=2.5", "block_size is auto or a whole number of at least 1, default 4."),
-        ("mars:extra=maybe", "extra is true|false, default false."),
         ("mars:tau", "'tau' is not `option=value`; options of mars: tau, block_size, confidence"),
         ("mars:cache=block,extra=true", "extra=true needs cache=cursor or none"),
     ],

@@ -106,7 +106,6 @@ def test_suffix_drafts_the_most_frequent_continuation(data: strategies.DataObjec
     [
         ([5, 1, 2, 5], {}, [1]),  # floor(1.0 · 1) draft
         ([5, 1, 2, 5], {"factor": 1.9}, [1]),  # floor(1.9 · 1), where the ceiling is 2
-        ([5, 1, 2, 5], {"factor": 3.0}, [1, 2, 5]),
         ([5, 1, 5], {"factor": 3.0, "least": 0.5}, [1, 5]),  # of 2 places of 5 one has 1: the text's own end is a place
         ([5, 1, 5], {"factor": 3.0, "least": 0.51}, []),
         ([5, 1, 2, 5], {"factor": 9.0, "depth": 3}, [1, 2]),  # suffix and drafts have 3 tokens

@@ -54,12 +54,9 @@ def test_a_forward_pass_reads_body_and_head_but_not_the_input_embedding(
     ("name", "rows", "positions", "floor_ms"),
     [
         ("qwen2.5-0.5b", 1, 1, 0.233),
-        ("qwen2.5-0.5b", 8, 16, 0.272),
         ("qwen2.5-0.5b", 16, 16, 0.405),
         ("qwen2.5-7b", 1, 1, 3.302),
-        ("qwen2.5-7b", 4, 32, 3.375),
         ("qwen2.5-7b", 16, 8, 3.529),
-        ("qwen2.5-7b", 64, 8, 10.125),
         ("qwen2.5-7b", 64, 32, 38.048),
     ],
 )
@@ -204,24 +201,3 @@ def test_the_probe_counts_what_it_moves_and_multiplies(monkeypatch: pytest.Monke
     assert probe.copy_rate(cpu, 4096) == 2 * 4096 / 0.5
     assert probe.read_rate(cpu, 4096) == 4096 / 0.5
     assert probe.matmul_rate(cpu, torch.bfloat16, memory=4 * 4 * 32**2, size=8) == (2 * 32**3 / 0.5, 32)
-
-
-def test_the_probe_uses_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slow repetition does not change it."""
-    monkeypatch.setattr(probe, "WARM_UP_S", 0.0)
-
-    class Clock:
-        def __init__(self, device: torch.device) -> None: ...
-
-        def now(self) -> float:
-            return 0.0
-
-        def mark(self) -> None: ...
-
-        def laps(self) -> list[float]:
-            return [0.002] * 9 + [5.0] + [0.001] * 3
-
-    monkeypatch.setattr(probe, "Stopwatch", Clock)
-    done: list[int] = []
-    assert probe._median_s(torch.device("cpu"), lambda: done.append(1)) == 0.002
-    assert len(done) == probe.REPETITIONS

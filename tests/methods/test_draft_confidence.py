@@ -115,7 +115,6 @@ def test_an_end_counts_as_a_rejected_draft() -> None:
     [
         ("eagle", {"tree": "2x2", "confidence": 0.4}, "confidence=0.4 needs a chain, and tree=2x2 is none"),
         ("eagle", {"tree": "2x2", "verify": "block"}, "verify=block needs a chain, and tree=2x2 is none"),
-        ("hf-generate", {"confidence": 0.4}, "confidence=0.4 needs a draft"),
         ("hf-generate", {"ahead": 3}, "ahead=3 needs a draft"),
     ],
 )

@@ -83,18 +83,10 @@ def test_forwards_and_memory_of_the_draft_are_counted(pair: Pair) -> None:
         ("tree=2x2,ahead=auto", r"ahead=auto needs a chain, and tree=2x2 is none"),
         ("ahead=1,tree=2x2", r"up to 1 depths"),
         ("tree=" + "9" * 5000, r"is not allowed; give the numbers of choices"),
-        ("ahead=1000000000", r"feeds 1,000,000,000 guesses in a forward, and at most 2,048 are allowed"),
         ("draft=draft", r"in role 'draft' is a whole model \(qwen2\), and a draft that drafts token by token"),
-        ("draft=nobody", r"has no checkpoint in the role 'nobody'"),
     ],
 )
 def test_what_cannot_draft_is_refused_by_name(options: str, said: str) -> None:
     """At planning, before a model is loaded."""
     with pytest.raises(UserError, match=said):
         make_plan(RunRequest(method=[f"eagle:{options}"], limit=2, device="cpu"))
-
-
-@pytest.mark.parametrize("method", ["speculative:draft=eagle", "hf-generate:draft=eagle", "speculative:draft=dflash"])
-def test_a_draft_on_features_cannot_stand_for_a_whole_model(method: str) -> None:
-    with pytest.raises(UserError, match="which reads the target's hidden states, and a whole model is needed"):
-        make_plan(RunRequest(method=[method], limit=2, device="cpu"))

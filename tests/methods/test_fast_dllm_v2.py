@@ -94,20 +94,6 @@ def test_it_equals_a_recomputation(
     assert run(fast, shape, tau, dual, make=None if engine == "eager" else LATE, rows=2) == want
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dual", [False, True])
-def test_rows_do_not_depend_on_their_batch(runner: ModelRunner, dual: bool) -> None:
-    """Blocks as released, of 32 in sub-blocks of 8: alone and in batches up to 16."""
-    asked = [[(5 * i + n) % 34 for i in range(32 + 3 * n)] for n in range(16)]
-    logits = naive_logits(runner, 32)
-    how: dict[str, Any] = {"mask": MASK, "block": 32, "sub": 8, "tau": 0.3, "dual": dual}
-    want = [naive.fast_dllm_v2(logits, prompt, 70, END, **how) for prompt in asked]
-    assert any(len(tokens) > 40 for tokens, _ in want)
-    for make in (None, LATE):
-        for rows in (1, 3, 16):
-            assert run(runner, (32, 8), 0.3, dual, asked, budget=70, make=make, rows=rows) == want
-
-
 def test_the_sub_block_cache_changes_tokens(runner: ModelRunner) -> None:
     """So it belongs to the method."""
     once, dual = (recomputed(runner, 8, 4, SURE, dual) for dual in (False, True))

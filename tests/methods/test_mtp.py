@@ -9,32 +9,22 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import (
-    BUDGET,
     BUDGETS,
     MANY,
-    PROMPTS,
     REFILLED,
-    ar,
     decode_prompts,
-    on,
-    run_external,
 )
 from mtp_checkpoints import FAMILIES, LAYERS, Headed, save_headed
 from thinned import one_in
 from torch import Tensor
 from transformers import DeepseekV3ForCausalLM, Glm4MoeForCausalLM
 from transformers.cache_utils import MtpCache
-from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 from mtbench.decoding import feature_drafting
 from mtbench.decoding.draft_model import Drafted
 from mtbench.decoding.method import Method, ModelRunners, Rows
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError
-from mtbench.lineup.planner import make_plan
-from mtbench.models.runner import ModelRunner
-from mtbench.plan.plan import RunRequest
 
 WAYS: list[dict[str, Any]] = [{}, *REFILLED]
 Made = Callable[..., Headed]
@@ -144,38 +134,3 @@ def test_transformers_reads_the_layers_so_but_for_the_first_embedding(made: Made
     want = replace(headed, published=unblanked).drafts(text, count, none)
     assert torch.allclose(logits[0], want, atol=1e-5)
     assert not torch.allclose(logits[0], headed.drafts(text, count, none), atol=1e-5)
-
-
-@pytest.mark.usefixtures("layers_of_small_models_are_known")
-@pytest.mark.parametrize("family", ["glm", "deepseek"])
-def test_transformers_drafts_with_the_layers_too(made: Made, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`hf-generate:mtp=true`: `ar`'s answers in fewer forwards of the target."""
-    checkpoint, forwards = made(family).target(), 0
-    want, _ = decode_prompts(ar(), on(ModelRunner(checkpoint)), PROMPTS, BUDGET)
-    candidates = MTPCandidateGenerator.get_candidates
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        nonlocal forwards
-        forwards += 1
-        return candidates(*arguments, **named)
-
-    monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", counted)
-    got, _ = run_external(METHODS["hf-generate"](mtp=True), {"ar": checkpoint}, PROMPTS, BUDGET)
-    assert [(g.token_ids, g.text, g.finish_reason) for g in got] == [
-        (g.token_ids, g.text, g.finish_reason) for g in want
-    ]
-    assert 0 < forwards < sum(len(g.token_ids) for g in want)
-
-
-def test_transformers_knows_no_layers_of_some_targets(made: Made) -> None:
-    for method, said in (
-        ("hf-generate:mtp=true", r"hf-generate: transformers knows no MTP layers of .*; use method `mtp`"),
-        ("hf-generate:mtp=true,prompt_lookup=2", r"draft, prompt_lookup or mtp; give one"),
-        ("hf-generate:mtp=true,cache=static", r"drafting needs cache=dynamic"),
-    ):
-        with pytest.raises(UserError, match=said):
-            make_plan(
-                RunRequest(
-                    method=["ar", method], model=str(made("mimo").folder), suite=["synthetic"], limit=2, device="cpu"
-                )
-            )

@@ -14,7 +14,6 @@ from small import END, VOCABULARY, small_tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import mtbench
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
@@ -115,9 +114,8 @@ def plan(draft: Path, spec: str) -> Plan:
     return make_plan(RunRequest(checkpoint=roles, method=["ar", spec], limit=4, max_new_tokens=24, device="cpu"))
 
 
-@pytest.mark.filterwarnings("ignore:arithmetic at batch size")
-def test_a_model_under_other_ids_drafts_as_the_model_itself(tmp_path: Path) -> None:
-    """The whole way of a run: planned, loaded, decoded, checked. Without the option it is refused; the page says so."""
+def test_a_model_under_other_ids_needs_the_option(tmp_path: Path) -> None:
+    """Without it the draft is refused; the plan says how many tokens it shares."""
     other = permuted(TINY / "draft", tmp_path / "draft")
     with pytest.raises(UserError, match=r"other token ids than .*vocabulary=intersection"):
         plan(other, "speculative")
@@ -130,22 +128,6 @@ def test_a_model_under_other_ids_drafts_as_the_model_itself(tmp_path: Path) -> N
     assert planned.cells[1].flags == [
         f"draft drafts the 498 of {inspect(str(TINY / 'ar')).vocabulary} tokens that it shares"
     ]
-    rates = []
-    for draft, spec in ((other, "speculative:vocabulary=intersection"), (TINY / "draft", "speculative")):
-        results = mtbench.run(
-            method=["ar", spec],
-            checkpoint={"ar": str(TINY / "ar"), "draft": str(draft)},
-            limit=4,
-            batch_size=2,
-            rounds=1,
-            max_new_tokens=24,
-            out=tmp_path / spec.replace(":", "-"),
-        )
-        cell = results.record["cells"][1]
-        assert cell["lossless"]["grade"] == "exact"
-        rates.append(cell["tokens_per_forward"])
-    assert rates[0] == pytest.approx(rates[1], rel=0.05)  # an end token is in no intersection
-    assert rates[0] > 1.5
 
 
 def test_in_vllm_it_has_vllms_name_and_others_have_none() -> None:

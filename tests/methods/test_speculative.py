@@ -252,12 +252,9 @@ def test_a_width_costs_what_it_feeds_and_what_its_drafts_cost(runner: ModelRunne
     [
         ("speculative:draft=ar", "cannot draft for itself"),
         ("speculative:draft=nobody", "no checkpoint in the role 'nobody'"),
-        ("speculative:ahead=soon", "auto or a whole number of at least 1"),
         ("mars:block_size=auto,cache=block", "needs cache=cursor or none"),
-        ("mars:tau=0.8,tau=0.5", "tau is given twice"),
         ("speculative:per_forward=2", "trained by 'draft', which feeds no mask tokens"),
         ("medusa:tree=9x9x9x9", "feeds 7,380 guesses in a forward, and at most 2,048"),
-        ("jacobi:ahead=100000", "feeds 100,000 guesses"),
     ],
 )
 def test_what_cannot_draft_or_would_mislead_is_refused(spec: str, said: str) -> None:

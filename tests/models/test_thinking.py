@@ -23,15 +23,8 @@ HARMONY = {"<|channel|>": 1, "analysis": 2, "<|message|>": 3, "<|end|>": 4, "fin
 @pytest.mark.parametrize(
     ("marks", "answer", "thought"),
     [
-        (ONE, [0, OPEN, 0, 0, CLOSE, 0], [1, 2, 3]),
-        (ONE, [OPEN, 0, 0], [0, 1, 2]),  # the budget ended it
-        (ONE, [0, 0, CLOSE, 0], []),  # nothing opened it
         (ONE, [OPEN, CLOSE, 0, CLOSE, 0], [0]),  # closed twice
-        (ONE, [OPEN, 0, CLOSE, 0, OPEN, OPEN, CLOSE], [0, 1, 4, 5]),  # between calls of tools
-        (ONE, [], []),
-        (OPENED, [0, 0, CLOSE, 0], [0, 1]),
         (OPENED, [0, OPEN, 0], [0, 1, 2]),  # never closed
-        (OPENED, [CLOSE, 0], []),
         (LONG, [1, 2, 3, 0, 1, 0, 1, 4, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]),
         (LONG, [1, 2], []),
     ],

@@ -310,9 +310,3 @@ def test_few_anchors_are_drawn_anew_for_each_conversation_and_epoch() -> None:
         assert sequence.target.min() >= 6
         drawn.add(tuple(sequence.predictor[first].tolist()))
     assert len(drawn) > 4
-
-
-@pytest.mark.parametrize(("layers", "tapped"), [(36, [1, 9, 17, 25, 33]), (30, [1, 8, 14, 20, 27]), (4, [0, 1, 2])])
-def test_drafts_read_layers_from_early_to_late(layers: int, tapped: list[int]) -> None:
-    """The published choice for 36 layers."""
-    assert tapped_layers(layers) == tapped

@@ -1,7 +1,6 @@
 """The evaluation of a training, against counting by hand."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -12,7 +11,7 @@ from trainings import narrow_model
 
 from mtbench.models.attention import ATTENTION
 from mtbench.training import linear_cross_entropy
-from mtbench.training.evaluation import EDGES, calibration, evaluate
+from mtbench.training.evaluation import evaluate
 from mtbench.training.loss import attach_loss
 from mtbench.training.objectives import Ar, Mars, Medusa, Objective, Special
 from mtbench.training.packing import Example, TrainingSequence
@@ -100,23 +99,3 @@ def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
         assert entry["n"] == len(inside)
         assert entry["confidence"] == pytest.approx(sum(c for _, c in inside) / len(inside), abs=1e-4)
         assert entry["accuracy"] == pytest.approx(sum(r for r, _ in inside) / len(inside), abs=1e-5)
-
-
-def test_every_confidence_is_in_one_bin() -> None:
-    """A bin includes its lower edge; a confidence of 1 is in the last bin; empty bins are left out."""
-    confidence = torch.tensor([0.0, 0.1, 0.4999, 0.5, 0.9, 0.94999, 0.95, 1.0, 1.0])
-    right = torch.tensor([0, 0, 1, 1, 0, 1, 1, 1, 0], dtype=torch.bool)
-    found = calibration(right, confidence)
-    bins = [(entry["low"], entry["high"], entry["n"], entry["accuracy"]) for entry in found]
-    assert bins == [
-        (0.0, 0.1, 1, 0.0),
-        (0.1, 0.2, 1, 0.0),
-        (0.4, 0.5, 1, 1.0),
-        (0.5, 0.6, 1, 1.0),
-        (0.9, 0.95, 2, 0.5),
-        (0.95, 1.0, 3, 0.66667),
-    ]
-    assert found[-1]["confidence"] == pytest.approx(2.95 / 3, abs=1e-5)
-    everywhere = torch.tensor([edge for low, high in pairwise(EDGES) for edge in (low, (low + high) / 2)])
-    spread = calibration(torch.ones_like(everywhere, dtype=torch.bool), everywhere)
-    assert [entry["n"] for entry in spread] == [2] * (len(EDGES) - 1)

@@ -190,31 +190,20 @@ LATER = "A sea near Italy.\n</think>\n\nThe Adriatic."  # the prompt has opened 
     [
         ("qwen35", "The Danube.", False, None),  # the template writes an empty block
         ("qwen35", THOUGHT, False, THOUGHT.removeprefix("<think>\n")),
-        ("qwen35", LATER, False, LATER),
-        ("qwen35", "<think>\nOkay, a hill, maybe in", True, None),
-        ("qwen35", "Okay, a town, maybe by the", True, None),
         ("qwen35", "< and </think>", False, None),  # moved into a block
-        ("qwen3", "The Danube.", False, None),
         ("qwen3", THOUGHT, False, THOUGHT),
         ("qwen3", LATER, False, None),
-        ("qwen3", "Okay, a town, maybe by the", True, None),
         ("opens", "Okay, a town, maybe by the", True, None),  # without the block that the prompt opens
         ("opens", "<think>\nOkay, a town, maybe by the", True, "Okay, a town, maybe by the"),
         ("opens", "<think>\n", True, None),  # nothing of it is behind the prompt
-        ("r1", "The Danube.", False, "The Danube."),
         ("r1", THOUGHT, False, None),
         ("r1", "<think>\nOkay, a hill, maybe in", True, "<think>\nOkay, a hill, maybe in"),
         ("llama3", "The Danube.", False, "The Danube."),
         ("llama3", "   return x", False, None),
-        ("llama3", "\nThe Danube.", False, None),
-        ("llama3", "The Danube.\n", False, None),
-        ("llama3", "    for a hill in", True, None),
         ("chatml", "   return x\n", False, "   return x\n"),
         ("mistral", "The Danube.", False, " The Danube."),  # the space is a part of the first token
-        ("mistral", " return x", True, "  return x"),
         ("system", "The Danube.", False, "The Danube."),
         ("channels", "The Danube.", False, None),
-        ("closes", "The Danube.", False, "The Danube."),
         ("closes", THOUGHT, False, THOUGHT),
         ("closes", "<think>\nOkay, a hill, maybe in", False, None),
     ],

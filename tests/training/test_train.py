@@ -5,7 +5,6 @@ import math
 import shutil
 from collections import Counter
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,14 @@ from safetensors.torch import load_file
 from trainings import COUNT, HELD_OUT, SHAPE, USUAL, Watch, conversation, losses_of, plan, record, requested, run, saved
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, MistralConfig
 
-from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.drafts.loading import load_draft
 from mtbench.models.families import family
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.training import draft_objectives
 from mtbench.training.conversations import prepare
 from mtbench.training.draft_objectives import Eagle, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
@@ -110,34 +105,6 @@ def test_a_multi_token_prediction_layer_is_added_to_a_copy_of_its_target(base: s
         shutil.rmtree(out)
 
 
-def accepted(folder: Path, *, trained: bool) -> tuple[list[list[int]], float]:
-    """Greedy answers by the method `mtp` and its tokens per forward, with the layer or with one of random weights."""
-    target = ModelRunner(load(str(folder)))
-    draft = DraftRunner(load_draft(f"{folder}#mtp", target.checkpoint), target)
-    if not trained:
-        draft_objectives.initialise(draft.draft.requires_grad_(), 0.02)
-    prompted = partial(target.checkpoint.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
-    prompts = [prompted(conversation(n)[:1]) for n in range(COUNT)]
-    requests = [Request(prompt_ids=prompt, max_new_tokens=24, stop=(), seed=0) for prompt in prompts]
-    runners = ModelRunners("ar", {"ar": target, "#mtp": draft})
-    with torch.inference_mode():
-        exact, _ = decode(METHODS["ar"](), runners, requests)
-        drafted, _ = decode(METHODS["mtp"](ahead=3), runners, requests)
-    answers = [one.token_ids for one in drafted]
-    assert answers == [one.token_ids for one in exact]
-    return answers, sum(map(len, answers)) / sum(one.forwards or 0 for one in drafted)
-
-
-def test_a_trained_layer_drafts_what_its_target_says(base: str, rows: str, tmp_path: Path) -> None:
-    """The method `mtp` decodes the target's tokens in fewer forwards than with an untrained layer."""
-    target = run(Ar(), base, rows, replace(USUAL, epochs=20), tmp_path / "ar")
-    out = run(Mtp(), str(target), rows, replace(USUAL, epochs=20), tmp_path / "mtp")
-    answers, pace = accepted(out, trained=True)
-    same_answers, random_pace = accepted(out, trained=False)
-    assert answers == same_answers
-    assert pace > 1.3 * random_pace
-
-
 def test_a_trimmed_draft_drafts_the_frequent_tokens_by_the_targets_rows(rows: str, tmp_path: Path) -> None:
     """Config, d2t and t2d are those that vLLM and SGLang read; logits are the target's rows; answers are `ar`'s."""
     target, watch = load(family("tiny").checkpoint("ar")), Watch()
@@ -164,19 +131,6 @@ def test_a_trimmed_draft_drafts_the_frequent_tokens_by_the_targets_rows(rows: st
         runners = ModelRunners("any", {"any": runner, "eagle": DraftRunner(draft, runner)})
         drafted, _ = decode_prompts(METHODS["eagle"](**options), runners, PROMPTS, 12, rows=2)
         assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in says]
-
-
-def test_distillation_brings_a_draft_closer_to_its_teacher(
-    base: str, rows: str, undisturbed: Path, tmp_path: Path
-) -> None:
-    """The divergence from the teacher's distribution falls; for the teacher itself it is 0."""
-    settings = replace(USUAL, epochs=8)
-    out = run(Draft(distil="logits"), base, rows, settings, tmp_path / "out", teacher=str(undisturbed))
-    curve = losses_of(out)
-    assert sum(curve[-4:]) < 0.5 * sum(curve[:4])
-    assert record(out)["teacher_sha256"] == weights_sha256(undisturbed)
-    same = run(Draft(distil="logits"), str(undisturbed), rows, USUAL, tmp_path / "same", teacher=str(undisturbed))
-    assert losses_of(same)[0] == pytest.approx(0, abs=1e-5)
 
 
 def test_a_model_whose_logits_are_not_one_product_is_refused(base: str, rows: str, tmp_path: Path) -> None:

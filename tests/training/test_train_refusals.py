@@ -86,13 +86,12 @@ def test_a_teacher_with_another_vocabulary_is_refused_before_weights_are_loaded(
             "cannot train with FSDP 1; .*`--use_fsdp --fsdp_version 2`",
         ),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "cannot train with `--use_deepspeed`; .*`--multi_gpu` or"),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "cannot train with `--use_parallelism_config`"),
         (
             {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"},
             "give `--checkpointing` to `mtbench train` instead",
         ),
     ],
-    ids=["FSDP 1", "DeepSpeed", "tensor parallel", "activation checkpointing"],
+    ids=["FSDP 1", "DeepSpeed", "activation checkpointing"],
 )
 def test_another_launch_is_refused_before_weights_are_loaded(
     base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], reason: str

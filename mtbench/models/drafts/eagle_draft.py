@@ -153,7 +153,6 @@ def _config(
 
 
 def _layer(raw: Raw, kind: Any, *, several: bool) -> PretrainedConfig:
-    """Return the configuration of the decoder layers. `several`: there may be more than one."""
     if kind not in CONFIGS:
         raise ValueError(f"a layer of type {kind!r:.60} is not supported; {', '.join(CONFIGS)} are")
     config: PretrainedConfig = layers_of(CONFIGS[kind], raw)

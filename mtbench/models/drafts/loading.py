@@ -142,9 +142,7 @@ def _refuse_other_sizes(source: str, config: DraftConfig, target: Any, folder: P
     """Raise UserError if stored weights have other shapes than the configurations say. Allocates no memory."""
     with explained(locate(source), "configuration", offline), torch.device("meta"):
         draft = config.build(AutoModelForCausalLM.from_config(target))
-    renamed = [(ours, shape) for name, shape in stored_shapes(folder).items() if (ours := config.rename(name))]
-    if len(stored := dict(renamed)) < len(renamed):
-        raise _unusable(source, config, "has a weight by two names")
+    stored = {ours: shape for name, shape in stored_shapes(folder).items() if (ours := config.rename(name))}
 
     def certain(shapes: Shapes) -> Shapes:
         """Return those that do not depend on values, which `settle` reads."""
@@ -154,7 +152,6 @@ def _refuse_other_sizes(source: str, config: DraftConfig, target: Any, folder: P
 
 
 def _weights(folder: Path, config: DraftConfig) -> dict[str, Tensor]:
-    """Read the draft's tensors by the module's names."""
     tensors = {}
     for file in weight_files(folder):
         with safe_open(file, "pt") as weights:
@@ -169,7 +166,6 @@ def _shapes(draft: FeatureDraft) -> Shapes:
 
 
 def _check_shapes(source: str, config: DraftConfig, expected: Shapes, stored: Shapes) -> None:
-    """Raise UserError for the first tensor that is missing, superfluous or of another shape."""
     reason = None
     if missing := sorted(expected.keys() - stored.keys()):
         reason = f"lacks {len(missing)} weights of its configuration, such as {missing[0]!r}"

@@ -31,7 +31,6 @@ from mtbench.models.loading import Calls, Checkpoint, load
 from mtbench.plan.plan import Plan, RunRequest
 
 PART = "#mtp"
-TEXTS = [[5, 9, 1, 7, 2, 30, 2, 2], [3, 3, 8, 1, 0]]
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +120,10 @@ def test_a_routers_bias_stays_in_float32(made: Callable[[str], Headed]) -> None:
     [
         ("deepseek_v3", "model.layers.61.eh_proj.weight", "join.weight"),
         ("deepseek_v3", "model.layers.61.shared_head.head.weight", "lm_head.weight"),
-        ("deepseek_v3", "model.layers.60.self_attn.o_proj.weight", None),
         ("deepseek_v3", "model.layers.62.enorm.weight", None),
         ("deepseek_v3", "model.layers.61.self_attn.rotary_emb.inv_freq", None),
         ("mimo", "model.mtp_layers.0.token_layernorm.weight", "token_norm.weight"),
         ("mimo", "model.mtp_layers.0.input_layernorm.weight", "block.input_layernorm.weight"),
-        ("glm4_moe_lite", "model.layers.61.hnorm.weight", "feature_norm.weight"),
         ("hy_v3", "model.layers.61.final_layernorm.weight", "last_norm.weight"),
         ("hy_v3", "model.layers.61.mlp.router.gate.weight", "block.mlp.gate.weight"),
         ("qwen3_next", "mtp.pre_fc_norm_hidden.weight", "feature_norm.weight"),
@@ -134,7 +131,6 @@ def test_a_routers_bias_stays_in_float32(made: Callable[[str], Headed]) -> None:
         ("exaone_moe", "mtp.norm.weight", "last_norm.weight"),
         ("ernie4_5_moe", "model.mtp_block.0.mlp.up_proj.weight", "block.mlp.up_proj.weight"),
         ("ernie4_5_moe", "model.mtp_linear_proj.0.weight", "join.weight"),
-        ("longcat_flash", "model.mtp.layers.0.hnorm.m.weight", "feature_norm.weight"),
         ("longcat_flash", "model.mtp.layers.0.transformer_layer.mlp.up_proj.weight", "block.mlp.up_proj.weight"),
         ("longcat_flash", "model.mtp.layers.0.self_attn.q_a_proj.weight", "block.self_attn.q_a_proj.weight"),
     ],
@@ -225,13 +221,11 @@ def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str
     ("changes", "said"),
     [
         ({"num_nextn_predict_layers": None}, r"num_nextn_predict_layers is 0, not a number of layers .*--checkpoint"),
-        ({"num_nextn_predict_layers": "one"}, r"num_nextn_predict_layers is 'one', not"),
         (
             {"model_type": "qwen2"},
             r"no 'mtp' layers of a known format in .*/X' \(qwen2; found: num_nextn_predict_layers, "
             r"model\.mtp_layers\.0\.final_layernorm\.weight, .* …\); known: deepseek_v3, .*, qwen3_next; name a",
         ),
-        ({"num_nextn_predict_layers": 1_000_000}, "is 1000000, not a number of layers from 1 to 64"),
         ({"mtp_layer_types": ["x"]}, r"mtp_layer_types is \['x'\], not full_attention or sliding_attention for each"),
         ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, r"cannot undo a rejected token"),

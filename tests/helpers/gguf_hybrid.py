@@ -1,4 +1,4 @@
-"""GGUF files of architectures that mtbench does not write: tiny random models, by llama.cpp's names.
+"""A GGUF file of a hybrid, which mtbench neither writes nor reads: a tiny random LFM2, by llama.cpp's names.
 
 Sources: llama.cpp's src/models, and gguf.constants.
 """
@@ -21,7 +21,8 @@ SIZES: dict[str, Any] = {
     "block_count": LAYERS,
     "feed_forward_length": INNER,
     "attention.head_count": HEADS,
-    "attention.head_count_kv": GROUPS,
+    "attention.head_count_kv": [0, GROUPS] * 2,
+    "shortconv.l_cache": CONVOLVED,
     "attention.key_length": HEAD,
     "attention.value_length": HEAD,
     "rope.dimension_count": HEAD,
@@ -29,16 +30,10 @@ SIZES: dict[str, Any] = {
     EPS: 1e-6,
     "vocab_size": ROWS,
 }
-KEYS: dict[str, dict[str, Any]] = {
-    "phi3": {"attention.sliding_window": 0},
-    "olmo2": {},
-    "lfm2": {"shortconv.l_cache": CONVOLVED, "attention.head_count_kv": [0, GROUPS] * 2},
-}
 SHAPES: Mapping[str, tuple[int, ...]] = {  # (out, in) of a layer's tensors
     "attn_q": (HEADS * HEAD, WIDTH),
     "attn_k": (GROUPS * HEAD, WIDTH),
     "attn_v": (GROUPS * HEAD, WIDTH),
-    "attn_qkv": ((HEADS + 2 * GROUPS) * HEAD, WIDTH),
     "attn_output": (WIDTH, HEADS * HEAD),
     "ffn_gate": (INNER, WIDTH),
     "ffn_up": (INNER, WIDTH),
@@ -48,19 +43,13 @@ SHAPES: Mapping[str, tuple[int, ...]] = {  # (out, in) of a layer's tensors
     "shortconv.out_proj": (WIDTH, WIDTH),
 }
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+CONVOLUTION = ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")
 DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 
 
-def _layer(architecture: str, number: int) -> dict[str, tuple[int, ...]]:
+def _layer(number: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a layer's tensors by name."""
-    if architecture == "phi3":
-        names: tuple[str, ...] = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-        return {name: SHAPES[name] for name in names} | {"ffn_up": (2 * INNER, WIDTH), **norms("attn_norm", "ffn_norm")}
-    if architecture == "olmo2":
-        after = norms("post_attention_norm", "post_ffw_norm", "attn_q_norm")
-        return {name: SHAPES[name] for name in (*ATTENTION, *DENSE)} | after | {"attn_k_norm": (GROUPS * HEAD,)}
-    convolved = ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")
-    mixer = ATTENTION if number % 2 else convolved
+    mixer = ATTENTION if number % 2 else CONVOLUTION
     own = {"attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,)} if number % 2 else {}
     return {name: SHAPES[name] for name in (*mixer, *DENSE)} | norms("attn_norm", "ffn_norm") | own
 
@@ -77,23 +66,21 @@ def _kinds(value: Any) -> tuple[Any, ...]:
     return names[type(value)], names[type(value[0])] if isinstance(value, list) else None
 
 
-def write_architecture(file: Path, architecture: str, spread: float = 0.1) -> Path:
-    """Write a random model with the tokenizer of the embedded checkpoints; return the file."""
+def write_hybrid(file: Path) -> Path:
+    """Write a random LFM2 with the tokenizer of the embedded checkpoints; return the file."""
     from gguf import GGUFWriter
 
     chance = np.random.default_rng(0)
-    tensors = {"token_embd": (ROWS, WIDTH), "output": (ROWS, WIDTH), "output_norm": (WIDTH,)}
-    if architecture == "lfm2":
-        tensors = {"token_embd": (ROWS, WIDTH), "output": (ROWS, WIDTH), "token_embd_norm": (WIDTH,)}
+    tensors = {"token_embd": (ROWS, WIDTH), "output": (ROWS, WIDTH), "token_embd_norm": (WIDTH,)}
     for number in range(LAYERS):
-        tensors |= {f"blk.{number}.{name}": shape for name, shape in _layer(architecture, number).items()}
-    writer = GGUFWriter(file, architecture)
-    for key, value in (SIZES | KEYS[architecture]).items():
-        writer.add_key_value(f"{architecture}.{key}", value, *_kinds(value))
+        tensors |= {f"blk.{number}.{name}": shape for name, shape in _layer(number).items()}
+    writer = GGUFWriter(file, "lfm2")
+    for key, value in SIZES.items():
+        writer.add_key_value(f"lfm2.{key}", value, *_kinds(value))
     tokenizer = Path(locate(f"{EMBEDDED}ar"))
     gguf_writer._add_tokenizer(writer, tokenizer, {"vocab_size": ROWS, "eos_token_id": 2})
     for name, shape in tensors.items():
-        values = chance.normal(1.0 if len(shape) == 1 else 0.0, spread if "." in name else 1.0, shape)
+        values = chance.normal(1.0 if len(shape) == 1 else 0.0, 0.1 if "." in name else 1.0, shape)
         writer.add_tensor(f"{name}.weight", values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
