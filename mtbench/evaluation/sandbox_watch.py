@@ -118,13 +118,11 @@ def _stat(pid: int | str) -> list[bytes]:
 
 
 def _sockets(pid: int) -> int:
-    """Return how many sockets exist in the network namespace of a process."""
     with open(f"/proc/{pid}/net/sockstat", "rb") as file:
         return int(file.readline().split()[-1])  # "sockets: used 3"
 
 
 def _children() -> Mapping[int, Sequence[int]]:
-    """Return the children of each process of this machine."""
     children = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdecimal():
