@@ -76,7 +76,6 @@ class SGLang(ServingEngine):
     title = "SGLang"
     start = ("python", "-m", "sglang.launch_server", "--model-path")
     distributions = ("sglang",)
-    first_releases: ClassVar[Mapping[str, tuple[int, ...]]] = {"DFlash 2": (0, 5, 19)}
     caches = True
     constraint = staticmethod(lambda schema: {"json_schema": json.dumps(schema)})
     methods: ClassVar[Table] = {

@@ -185,7 +185,6 @@ class VLLM(ServingEngine):
     overridable = ("--dtype",)
     same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", "enforce-eager")
     needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference", EAGLE4: "eagle-harness"}
-    first_releases: ClassVar[Mapping[str, tuple[int, ...]]] = {"DFlash 2": (0, 28)}
     parallel = True
     caches = True
     constraint = staticmethod(lambda schema: {"structured_outputs": {"json": schema}})

@@ -11,9 +11,8 @@ the warm-up, whose prompts it cannot know: they are rotated at random.
 
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
 that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is the server's report
-on each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang), else that of its counters over all its
-clients, so it should serve no others. With `plain`, a server that refuses the fields of vLLM and SGLang (`transformers
-serve`) gets OpenAI's own fields, and its prompts as text.
+on each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang). With `plain`, a server that refuses the
+fields of vLLM and SGLang (`transformers serve`) gets OpenAI's own fields, and its prompts as text.
 """
 
 import time
@@ -29,14 +28,6 @@ from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
-# The engines' names. SGLang reports acceptance by gauges only (`sglang:spec_accept_length`), which are not counters.
-COUNTERS = {
-    "vllm:spec_decode_num_drafts_total": "drafts",
-    "vllm:spec_decode_num_draft_tokens_total": "drafted",
-    "vllm:spec_decode_num_accepted_tokens_total": "accepted",
-    "sglang:spec_verify_calls_total": "drafts",
-}
-
 
 @METHODS.register("openai")
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +38,6 @@ class OpenAI(ExternalEngine):
     model: str | None = option(None, "the server's name for the model; none: the first that it lists", engine=True)
     api_key_env: str | None = option(None, "environment variable that holds its key", engine=True)
     plain: bool = option(False, "send OpenAI's own fields only, which every server takes", engine=True)
-    metrics: bool = option(True, "read its /metrics before and after each batch", engine=True)
     timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, high=1e6, engine=True)
     total_s: float = option(3600.0, "longest time of one request in seconds", low=0.01, high=1e6, engine=True)
 
@@ -79,10 +69,6 @@ class OpenAI(ExternalEngine):
     @property
     def server(self) -> str:
         return self.endpoint.url + (f"={self.api_key_env}" if self.api_key_env else "")
-
-    def counters(self) -> Mapping[str, int]:
-        totals = self.endpoint.totals(COUNTERS) if self.metrics else {}
-        return {ours: totals[theirs] for theirs, ours in COUNTERS.items() if theirs in totals}
 
     def generate(
         self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, ignore_eos: bool, room: int

@@ -198,7 +198,6 @@ class Arithmetic(Suite):
     `arithmetic:unseen` uses phrasings that are not in the training examples; `arithmetic:sums` uses numbers only.
     """
 
-    local = "arithmetic"
     family = "tiny"
     domain = "tiny"
     max_new_tokens = 160

@@ -36,7 +36,6 @@ Turn = tuple[list[dict[str, Any]], float, dict[str, Any]]  # new messages, secon
 
 @SUITES.register("conversations")
 class Conversations(Prompts):
-    local = "conversations:FILE"
     metrics = ()
     shortens = True
     recorded: ClassVar[bool] = True
@@ -97,7 +96,6 @@ class Conversations(Prompts):
 
 @SUITES.register("conversations-own")
 class OwnConversations(Conversations):
-    local = "conversations-own:FILE"
     recorded = False
 
 

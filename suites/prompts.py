@@ -107,7 +107,6 @@ METRICS: Mapping[str, Callable[[str, str], bool]] = {"exact": exact, "contains":
 
 @SUITES.register("prompts")
 class Prompts(Suite):
-    local = "prompts:FILE"
     metrics = (*METRICS, NONE)
 
     def __init__(self, variant: str, source: Source) -> None:

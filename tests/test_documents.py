@@ -21,7 +21,6 @@ from mtbench.cli.main import COMMANDS, load
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.evaluation.registry import SUITES
-from mtbench.experiments.load import planning
 from mtbench.experiments.registry import KINDS, records_of
 from mtbench.options.fields import AUTO, read_options
 
@@ -94,7 +93,7 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
     name, *rest = words
     given = parsed(load(name), rest).params
     methods = [text for text in given.get("method") or () if isinstance(given["method"], list) and text != AUTO]
-    (planning.served_arms if name == "load" else parse_arms)(methods)
+    parse_arms(methods)
     suites = given.get("suite") or []
     for suite in [suites] if isinstance(suites, str) else suites:
         assert SUITES[suite.partition(":")[0]]

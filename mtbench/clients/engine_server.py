@@ -158,7 +158,6 @@ class EngineServer:
         return processes.last_line(self.log) or "it said nothing"
 
     def _send(self, sent: signal.Signals) -> None:
-        """Send a signal to every process of the server."""
         if self._group is not None and not self._ended():
             with suppress(ProcessLookupError):
                 os.killpg(self._group, sent)

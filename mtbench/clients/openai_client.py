@@ -1,19 +1,15 @@
-"""Client of a server with OpenAI's completions protocol: requests, streamed replies, counters.
+"""Client of a server with OpenAI's completions protocol: requests and streamed replies.
 
-Replies are server-sent events (WHATWG, HTML, section 9.2), counters Prometheus' text format 0.0.4. A server's data
-is validated once, here. Any fault of it becomes one ServerError, whose text holds no key and no control character.
-Nothing is sent again: `again` says that a later session may. Proxies and credentials of the environment are ignored;
-redirects are not followed.
+Replies are server-sent events (WHATWG, HTML, section 9.2). A server's data is validated once, here. Any fault of it
+becomes one ServerError, whose text holds no key and no control character. Nothing is sent again: `again` says that a
+later session may. Proxies and credentials of the environment are ignored; redirects are not followed.
 """
 
 import asyncio
 import ipaddress
-import math
 import os
-import re
 import ssl
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,7 +28,6 @@ SPARE_TOKENS = 16  # an answer may have so many more than were requested
 SHOWN = 100  # characters of a server's text that an error repeats
 CONNECT_S = 10.0  # longest time to connect
 BUSY = (429, 503)
-SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")  # name, labels, value, time
 COMPATIBLE = "check that it is OpenAI-compatible"
 T = TypeVar("T")
 
@@ -86,18 +81,6 @@ class Server:
 
         return completed(ask())
 
-    def totals(self, names: Collection[str]) -> dict[str, int]:
-        """Return the counters of these names in its metrics, each summed over its labels; empty if it has no metrics.
-
-        Raises ServerError for a value that is no count.
-        """
-
-        async def ask() -> dict[str, int]:
-            async with self._open("GET", "/metrics") as response:
-                return totals_in((await response.aread()).decode(), names) if response.status_code == 200 else {}
-
-        return completed(ask())
-
     def complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[Reply]:
         """Send requests at once and return the streamed replies, each of at most `max_tokens` tokens and a few."""
         replies = self.ask("completions", bodies, [body["max_tokens"] for body in bodies], self._add)
@@ -141,7 +124,6 @@ class Server:
         return reply
 
     def _add(self, reply: Reply, data: str) -> None:
-        """Add an event of OpenAI's protocol."""
         event = Event.model_validate_json(data)
         if event.error:
             message = self.clean(message_in(event.error))
@@ -182,7 +164,6 @@ class Server:
             raise self._failed(path, error) from None
 
     async def _refuse_status(self, response: httpx.Response, path: str) -> None:
-        """Raise ServerError for a status other than 200."""
         if (status := response.status_code) == 200:
             return
         await response.aread()
@@ -197,7 +178,6 @@ class Server:
         raise ServerError(f"{self.url} answers {status} to {path}: {self.clean(message)}; {remedy}", again=again)
 
     def _failed(self, path: str, error: Exception) -> ServerError:
-        """Return the error for what has happened to a request."""
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             why = self.clean(str(error) or "no connection in time")
             return ServerError(f"{self.url} cannot be reached ({why}); start the server, or give its url=", again=True)
@@ -251,19 +231,6 @@ async def events(response: httpx.Response) -> AsyncIterator[str]:
         ended |= event.data.strip() == "[DONE]"
         if event.data and not ended:
             yield event.data
-
-
-def totals_in(text: str, names: Collection[str]) -> dict[str, int]:
-    """Return the counters of these names in a page of Prometheus. Raises ValueError for a value that is no count."""
-    found: dict[str, float] = defaultdict(float)
-    for line in text.splitlines():
-        sample = SAMPLE.fullmatch(line.strip())
-        if sample and sample[1] in names:
-            found[sample[1]] += float(sample[2])
-    for name, value in found.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value}; leave its counters unread by metrics=false")
-    return {name: int(value) for name, value in found.items()}
 
 
 def message_in(answer: Any) -> str:

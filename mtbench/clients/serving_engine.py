@@ -6,7 +6,6 @@ differ. Values that an engine does not report are null.
 """
 
 import itertools
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,7 +92,6 @@ class ServingEngine(EngineInstallation):
     busy: ClassVar[str | None] = None  # `--engine-option` for a machine whose cores other programs use
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
-    first_releases: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # format of drafts -> the first release that reads it
     text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it
     parallel: ClassVar[bool] = False  # it has P-EAGLE
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
@@ -114,12 +112,7 @@ class ServingEngine(EngineInstallation):
             return f"{self.title} has no {method.name}."
         if len(method.variants) > 1:
             return f"{self.title} has fixed widths; give a number in place of `auto`."
-        release = self.release() or ""
-        number = tuple(map(int, re.findall(r"\d+", release.partition("==")[2])))  # (): not known
         for draft in filter(None, map(known_draft, drafts.values())):
-            first = self.first_releases.get(draft.name)
-            if first is not None and () < number < first:
-                return f"{self.title} {release} has no {draft.name}, which came in {'.'.join(map(str, first))}."
             if draft.parallel and not self.parallel:
                 return NO_PARALLEL
             if not draft.served:

@@ -61,7 +61,7 @@ class Answers(NamedTuple):
     token_ids: list[list[int]]  # per request; tokens after its end token or beyond its budget are cut off
     ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
-    speculation: Speculation | None = None  # of these requests alone; it is used in place of `ExternalEngine.counters`
+    speculation: Speculation | None = None  # of these requests alone
     prepared: bool = False  # the engine compiled or recorded something in this call
     forwards: list[int] | None = None  # per request, by the engine's own count of tokens and of accepted drafts
     cached_tokens: Sequence[int | None] = ()  # per request, tokens of its prompt that were cached; (): not known
@@ -87,13 +87,6 @@ class ExternalEngine(Method):
         A foreign plan may name any server and any variable, so a command uses only the servers that it names itself.
         """
         return None
-
-    def counters(self) -> Mapping[str, int]:
-        """Return the engine's running totals: those of `drafts`, `drafted`, `accepted` that it exposes.
-
-        Read before and after a batch, outside the timed window.
-        """
-        return {}
 
     def generate(
         self, checkpoints: Mapping[str, Any], requests: Sequence[Request], *, ignore_eos: bool, room: int
@@ -122,17 +115,11 @@ def run_outside(
     """
     target = target_of(checkpoints)
     refuse_unknown_ids(requests, target.vocabulary, next(iter(checkpoints)))
-    before = method.counters()
 
     def generate(requests: Sequence[Request]) -> Answers:
         return method.generate(checkpoints, requests, ignore_eos=ignore_eos, room=room)
 
-    generations, timing = timed(target, requests, generate, ignore_eos=ignore_eos)
-    if timing.reported_by is not None:
-        return generations, timing
-    after = method.counters()
-    new: dict[str, Any] = {name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count}
-    return generations, replace(timing, **new)
+    return timed(target, requests, generate, ignore_eos=ignore_eos)
 
 
 def timed(

@@ -17,8 +17,6 @@ from mtbench.programs.deadline import OutOfTimeError, deadline
 from mtbench.records import Record
 
 CHECK_S = 2.0
-PROBES = (None, True, 1, "", [None], {"": None})  # values of each type: a schema that never ends fails on one of them
-ELSEWHERE = re.compile(r'"\$ref": "([^#"]+)')
 MARKER, END, GAP = re.compile(r"<tool_call>|\[TOOL_CALLS\]"), "</tool_call>", " \t\r\n;,"
 OBJECT = re.compile(r'\s*(\[\s*)?\{.*"name"\s*:', re.DOTALL)
 PYTHON = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\s*\(")
@@ -52,13 +50,10 @@ class AnswerFormat(Record):
         """Raise UserError for a schema or tools by which answers cannot be checked."""
         try:
             for schema in (self.json_schema or {}, *self._parameters().values()):
-                if found := ELSEWHERE.search(json.dumps(schema)):
-                    raise ValueError(f"$ref {found[1]!r:.100} is elsewhere, and nothing is fetched")
                 validator = _validator(schema)
                 with deadline(CHECK_S):
                     validator.check_schema(schema)
-                    for probe in PROBES:
-                        validator.is_valid(probe)
+                    validator.is_valid({})  # a `$ref` that is nowhere, or never ends
         except (Exception, OutOfTimeError) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
             raise UserError(f"{item} has a schema or tools that cannot be used ({why}); correct them.") from None

@@ -20,7 +20,6 @@ from unittest.mock import patch
 from mtbench.errors import UserError
 from mtbench.evaluation import dataset_files
 from mtbench.evaluation.by_value import Case
-from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Reading, Source, Suite, Template
 from mtbench.programs import network
 
@@ -226,29 +225,20 @@ class HarnessSuite(Suite):
         raise UserError(f"suite {self.name!r}: no file {path} (nor {packed.name}); --data-dir DIR must hold {file}")
 
     def _read(self, path: Path, file: str) -> Any:
-        """Return the data set of `file`, stored at `path`."""
         return dataset_files.load(path, self.field)
 
     def _data_error(self, files: Sequence[str], source: Source, error: Exception) -> UserError:
-        """Return the UserError for data that cannot be loaded from `source`."""
         required = " and ".join(files if len(files) < 3 else (files[0], f"{len(files) - 1} more"))
         if not (source.data_dir or source.offline) and (reason := network.hub_refusal()):
-            others = " or ".join(f"`--suite {SUITES[name].local}`" for name in SUITES if SUITES[name].local)
             return UserError(
                 f"suite {self.name!r}: the hub cannot be reached ({reason}), and its cache has no usable data; without "
-                f"a network pass `--data-dir DIR` with {required} in it, or {others}; families without a download: "
-                f"{network.LOCAL_FAMILIES}."
+                f"a network pass `--data-dir DIR` with {required} in it, or `--suite prompts:FILE`; families without a "
+                f"download: {network.LOCAL_FAMILIES}."
             )
         cause = error.__cause__ or error  # datasets only reports "an error occurred"; its cause has the reason
-        where, retry = "on the hub", ""
-        if source.data_dir:
-            where = f"below {source.data_dir}"
-        elif source.offline:
-            where, retry = "in the cache", ", or run once without --offline"
-        return UserError(
-            f"suite {self.name!r}: no usable data {where} ({type(cause).__name__}: "
-            f"{' '.join(str(cause).split())[:200]}); pass --data-dir DIR with {required} in it{retry}"
-        )
+        where = f"below {source.data_dir}" if source.data_dir else "on the hub"
+        why = f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+        return UserError(f"suite {self.name!r}: no usable data {where} ({why}); pass --data-dir DIR with {required}")
 
 
 class TrainableSuite(HarnessSuite):

@@ -80,7 +80,6 @@ class QuestionSuite(Suite):
     # --- Turns ----------------------------------------------------------------------------------------------------
 
     def _conversation(self, question: Question, template: Template) -> Iterator[Prompt]:
-        """Yield the prompt of each turn."""
         messages: Messages = []
         previous = None
         for turn, text in enumerate(question.turns):
@@ -176,7 +175,6 @@ class QuestionSuite(Suite):
         return self._download(self.url, cached, remedy)
 
     def _is_published(self, data: bytes) -> bool:
-        """Return whether the data are the file that was published at `url`."""
         if self.git_blob is not None:
             blob = b"blob %d\0%b" % (len(data), data)
             return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == self.git_blob

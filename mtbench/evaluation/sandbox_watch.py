@@ -118,7 +118,6 @@ def _stat(pid: int | str) -> list[bytes]:
 
 
 def _sockets(pid: int) -> int:
-    """Return how many sockets exist in the network namespace of a process."""
     with open(f"/proc/{pid}/net/sockstat", "rb") as file:
         return int(file.readline().split()[-1])  # "sockets: used 3"
 

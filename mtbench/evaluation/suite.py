@@ -77,7 +77,6 @@ class Suite:
     flags: Sequence[str] = ()  # remarks on the data that the report repeats
     task: Mapping[str, Any] = {}  # describes the task in results.json: name, num_fewshot, chat_template, filter, …
     subtasks: ClassVar[tuple[str, ...]] = ()  # names of the parts, if any; each is the `<task>` of its items
-    local: ClassVar[str] = ""  # for a suite that needs no data of others: its name in `--suite`, such as NAME:FILE
     shortens: ClassVar[bool] = False  # turns that do not fit the context are left out, and not refused
     private: ClassVar[bool] = False  # the authors ask not to publish the text: run directories do not store prompts
 

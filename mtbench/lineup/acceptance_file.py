@@ -1,13 +1,11 @@
 """Files of acceptance lengths: mean tokens per forward, the model's own token included, by the number of drafts K.
 
 InferenceX publishes them as model → thinking_on | thinking_off → K → length (golden_al_distribution/; its reader,
-runners/inject_synthetic_acceptance.py, takes model → K → length and a list of such mappings, too). A run's
-`acceptance.yaml` has a curve for each method (mtbench/results/acceptance_curves.py). A recipe has a variable that
-forces a server's length; TensorRT-LLM's leaves out the model's own token. Of other projects only files were tested.
+runners/inject_synthetic_acceptance.py, takes model → K → length, too). A run's `acceptance.yaml` has a curve for each
+method (mtbench/results/acceptance_curves.py).
 """
 
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,8 +24,6 @@ from mtbench.options.engine_options import with_options
 from mtbench.options.texts import shown
 
 OURS = "mtbench"  # key of what a run tells beside its curves
-FORCED = {"SGLANG_SIMULATE_ACC_LEN": 0, "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": 1}  # tokens that it leaves out
-RECIPE = re.compile(rf"^[^#\n]*?\b({'|'.join(FORCED)})['\"]?\s*[:=]\s*['\"]?([\d.]+)", re.MULTILINE)
 
 
 def curve_key(method: Method, engine: str) -> str:
@@ -52,14 +48,6 @@ def mode_of(variables: Mapping[str, Any], otherwise: bool) -> str:
     return "thinking_on" if thinks in (True, "enabled") else "thinking_off"
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        made: Any = yaml.constructor.BaseConstructor.construct_mapping(self, node, deep)  # merges may take any memory
-        if len(made) < len(node.value):
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1} begins a mapping whose keys repeat")
-        return made
-
-
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceFile(Acceptance):
     """The lengths of a file. `source`: FILE, FILE#KEY or FILE#KEY/MODE."""
@@ -75,10 +63,7 @@ class AcceptanceFile(Acceptance):
             return None
         try:
             stored = read_bytes(Path(path), largest=1 << 20)
-            forced = {f"{name}={value}": float(value) + FORCED[name] for name, value in RECIPE.findall(stored.decode())}
-            for key, curve in dict(forced or yaml.load(stored, Loader=_Loader)).items():
-                if isinstance(curve, list) and key != OURS:
-                    curve = dict(item for entry in reversed(curve) for item in entry.items())
+            for key, curve in dict(yaml.safe_load(stored)).items():
                 modes = isinstance(curve, dict) and any(isinstance(of_mode, dict) for of_mode in curve.values())
                 curves |= {f"{key}/{mode}": of_mode for mode, of_mode in curve.items()} if modes else {str(key): curve}
         except Exception as error:  # values with tags may raise any

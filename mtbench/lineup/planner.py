@@ -307,7 +307,6 @@ def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static
 
 
 def _cut(items: Sequence[int], size: int, batching: str) -> list[list[int]]:
-    """Cut the items of one task into blocks."""
     if batching == "static":
         return [list(items[i : i + size]) for i in range(0, len(items), size)]
     blocks = max(1, len(items) // (REFILLS * size))

@@ -22,7 +22,6 @@ from mtbench.serving.wire import BadRequestError, Call
 from mtbench.serving.worker import Outcome, TimedTicket, Worker
 
 LARGEST_BODY = 4 << 20  # bytes
-DRAIN_S = 0.05  # between two looks whether to end
 LAST_S = 1.0  # for a client to take the message that its time is over
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -42,18 +41,6 @@ class Service:
 
     def __init__(self, worker: Worker, limits: Limits) -> None:
         self.worker, self.served, self.limits = worker, worker.served, limits
-        self.draining = self.hurried = False
-        self.open = 0  # completions that are not answered yet
-
-    def end(self) -> None:
-        """Refuse new requests; at the second call, do not wait for the open ones either."""
-        self.draining, self.hurried = True, self.draining
-
-    async def drained(self) -> None:
-        """Wait until the server may end: a signal came, or nothing decodes any more."""
-        while not self.hurried and not (self.draining and not self.open):
-            await asyncio.sleep(DRAIN_S)
-            self.draining |= not self.worker.alive
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -61,7 +48,6 @@ class Service:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/models", self.models),
-            Route("/v1/models/{name}", self.models),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
@@ -69,8 +55,7 @@ class Service:
         return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refused))
 
     async def health(self, _: HttpRequest) -> Response:
-        status = "draining" if self.draining else "ok" if self.worker.alive else "dead"
-        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+        return JSONResponse({"status": "ok"}) if self.worker.alive else JSONResponse({"status": "dead"}, 503)
 
     async def metrics(self, _: HttpRequest) -> Response:
         return Response(self.worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -85,9 +70,7 @@ class Service:
             "max_model_len": self.served.max_length,
             "mtbench": {"method": self.served.arm, "rows": self.served.rows, "options": dict(self.served.options)},
         }
-        name = request.path_params.get("name")
-        wire.check_model(name, self.served)
-        return JSONResponse(model if name else {"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def chat(self, request: HttpRequest) -> Response:
         return await self._complete(request, chat=True)
@@ -117,8 +100,6 @@ class Service:
             raise BadRequestError("Incorrect API key provided.", None, "invalid_api_key", 401)
 
     def _check_capacity(self) -> None:
-        if self.draining:
-            raise BadRequestError("the server is ending.", None, "draining", 503)
         if not self.worker.alive:
             raise BadRequestError("the thread that decodes has ended; see the server's log.", None, "dead", 503)
         if len(self.worker.queue) >= self.limits.max_queue:
@@ -137,7 +118,6 @@ class Completion(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: Outcome = "cancelled"
         limit_s = self.service.limits.request_timeout_s
-        self.service.open += 1
         writing = asyncio.create_task(self._write(scope, receive, send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
@@ -154,7 +134,6 @@ class Completion(Response):
         finally:
             writing.cancel()
             leaving.cancel()
-            self.service.open -= 1
             if self.job.outcome is None:
                 self.service.worker.drop(self.job)
             self.service.worker.metrics.requests.labels(outcome).inc()
@@ -178,14 +157,12 @@ class Completion(Response):
         return "ok"
 
     async def _send(self, send: Send, *messages: bytes, last: bool = False) -> None:
-        """Send messages of a stream."""
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         await send({"type": "http.response.body", "body": b"".join(messages), "more_body": not last})
 
     async def _fail(self, status: int, message: str, code: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Say why there is no answer, or no more of it."""
         body = _error_body(status, message, code=code)
         if self._started:
             await self._send(send, sse(body), DONE, last=True)
@@ -194,7 +171,6 @@ class Completion(Response):
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -221,7 +197,5 @@ async def _refused(request: HttpRequest, error: Exception) -> Response:
     elif not isinstance(error, BadRequestError):
         error = BadRequestError(f"the server failed: {first_line(error)}.", status=500)
     headers |= {"Retry-After": "1"} if error.status == 503 else {}
-    if error.status == 413:
-        headers["Connection"] = "close"  # the rest of the body is not read
     body = _error_body(error.status, error.message, param=error.param, code=error.code)
     return JSONResponse(body, error.status, headers)

@@ -75,7 +75,6 @@ class Answer:
         return generation.exact if self.call.exact else generation.text
 
     def _part(self, text: str, ids: Sequence[int]) -> dict[str, Any]:
-        """Return the choice of a message with more of the answer."""
         role = {} if self._sent else {"role": "assistant"}
         self._text += len(text)
         self._sent += len(ids)

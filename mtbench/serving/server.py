@@ -1,11 +1,12 @@
 """One process that serves: it loads, listens, prints its address, answers until a signal ends it, and drains.
 
-The first SIGTERM or SIGINT lets open requests end and refuses new ones; a second one ends the process. If an error
-ends the thread that decodes, all requests fail and the process ends.
+SIGTERM or SIGINT lets open requests end and refuses new connections; a second SIGINT ends the process. If an error ends
+the thread that decodes, all requests fail and the process ends.
 """
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,11 +20,31 @@ from mtbench.serving.worker import Worker
 
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE_S = 75  # of an idle connection: longer than clients keep it, or it closes under a request
-CLOSING_S = 5  # for connections to close after the last answer, and for the thread that decodes to end
+CLOSING_S = 5  # for the thread that decodes to end
+LOOK_S = 0.05  # between two looks whether it has ended
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: ours drain."""
+class Server(uvicorn.Server):
+    """uvicorn, which raises no signal again after its end. It may run in any thread."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        super().__init__(
+            uvicorn.Config(
+                service.app(),
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(service.limits.request_timeout_s),
+            )
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,13 +67,13 @@ def run(
 
     Raises DecodingError if an error ends the thread that decodes, such as one after which the GPU computes no more.
     """
-    service = Service(Worker(served), limits)
+    server = Server(Service(Worker(served), limits))
     listening = listen(host, port)
 
     async def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, service.end)
-        await serve(service, listening, say)
+            asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+        await serve(server, listening, say)
 
     try:
         asyncio.run(main())
@@ -60,42 +81,28 @@ def run(
         listening.close()
 
 
-async def serve(service: Service, listening: socket.socket, say: Callable[[str], None]) -> None:
-    """Answer at a bound socket until `service.end` was called and open requests have ended."""
-    service.worker.start(asyncio.get_running_loop())
+async def serve(server: Server, listening: socket.socket, say: Callable[[str], None]) -> None:
+    """Answer at a bound socket until the server is to exit and open requests have ended."""
+    worker = server.service.worker
+    worker.start(asyncio.get_running_loop())
     try:
-        await service.worker.warm_up()
-        await _answer(service, listening, say)
+        await worker.warm_up()
+        await _answer(server, listening, say)
     finally:
-        await service.worker.end(CLOSING_S)
-    if (error := service.worker.error) is not None:
-        raise DecodingError(f"{service.served.arm} cannot be served any more: {first_line(error)}; start it again.")
+        await worker.end(CLOSING_S)
+    if (error := worker.error) is not None:
+        raise DecodingError(f"{worker.served.arm} cannot be served any more: {first_line(error)}; start it again.")
 
 
-async def _answer(service: Service, listening: socket.socket, say: Callable[[str], None]) -> None:
-    server = _Server(
-        uvicorn.Config(
-            service.app(),
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSING_S,
-        )
-    )
+async def _answer(server: Server, listening: socket.socket, say: Callable[[str], None]) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     host, port = listening.getsockname()[:2]
     say(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
-    await service.drained()
-    server.should_exit, server.force_exit = True, service.hurried
+    while not serving.done():
+        await asyncio.wait({serving}, timeout=LOOK_S)
+        server.should_exit |= not server.service.worker.alive
     await serving
 
 

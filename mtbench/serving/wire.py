@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from mtbench.decoding.request import Request
@@ -27,8 +27,6 @@ IGNORED = {
     *("parallel_tool_calls", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("return_spec_tokens_details", "return_tokens_as_token_ids", "prediction"),
     *("include_reasoning", "separate_reasoning", "stream_reasoning"),
-    # of a message, or a part of one:
-    *("type", "id", "annotations", "cache_control", "reasoning_details", "provider_specific_fields"),
 }
 # Fields that change nothing at these values; null always does. Those of sampling change nothing in greedy decoding.
 OFF: Sequence[Any] = (False, 0, "", [], {})
@@ -56,61 +54,41 @@ class BadRequestError(Exception):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class _Told(_Record):
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> Any:
-        """Leave out the fields that change nothing."""
-        if not isinstance(value, dict):
-            return value
-        kept = {name: field for name, field in value.items() if field is not None}
-        return {n: v for n, v in kept.items() if n in cls.model_fields or not (n in IGNORED or v in OFF)}
-
-
-class ContentPart(_Told):
+class ContentPart(_Record):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Told):
+class Message(_Record):
     """A message of a conversation. The chat template gets all of it."""
 
     role: str
-    content: str | list[ContentPart]
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    content: str | list[ContentPart] | None = None
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
 
 
-MESSAGES = 'a message has a role and a content (a text or a list of {"type": "text", "text": …}, no images); give one'
-VARIABLES = "an object of texts, numbers, true and false"
-ALTERNATIVES = ("str", "int", "bool", "float", "constrained-str")  # as pydantic names them in the place of an error
-STOPS = "at most 16 strings, none empty, none over 256 characters"
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Body(_Record):
     """The fields that both kinds of requests share."""
 
-    model_config = ConfigDict(extra="allow")
-
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: Temperature | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = Field(None, description=STOPS)
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool | None = None
-    stream_options: dict[str, bool | None] | None = Field(None, description="an object of true and false")
+    stream_options: dict[str, bool | None] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None  # false: the text has them
@@ -120,8 +98,8 @@ class Body(_Record):
 class ChatBody(Body):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1, description=MESSAGES)
-    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = Field(None, description=VARIABLES)
+    messages: list[Message] = Field(min_length=1)
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
     def prompt_ids(self, served: Served) -> list[int]:
         messages = [{**message.model_dump(exclude_none=True), "content": message.text} for message in self.messages]
@@ -138,7 +116,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(description="a text or token ids, or a list of one")
+    prompt: str | list[int] | list[str] | list[list[int]]
 
     def prompt_ids(self, served: Served) -> list[int]:
         prompt: Any = self.prompt
@@ -218,13 +196,9 @@ def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatB
         return kind.model_validate(from_json(raw.removeprefix(BOM_UTF8)))
     except ValidationError as error:
         # The alternative that fits furthest.
-        found = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
-        place = ".".join(part for part in map(str, found["loc"]) if part not in ALTERNATIVES and "[" not in part)
-        param = str(found["loc"][0]) if found["loc"] else None
-        if found["type"] == "extra_forbidden":
-            raise BadRequestError(f"{place} is not supported; leave it out.", param) from None
-        rule = (kind.model_fields[param].description if param in kind.model_fields else None) or found["msg"]
-        raise BadRequestError(f"{place}: {rule}" if place else "the body is not a JSON object.", param) from None
+        found = max(error.errors(), key=lambda e: len(e["loc"]))
+        place, param = ".".join(map(str, found["loc"])), str(found["loc"][0]) if found["loc"] else None
+        raise BadRequestError(f"{place or 'the body'} is wrong: {found['msg']}.", param) from None
     except ValueError as error:
         raise BadRequestError(f"the body is not JSON: {first_line(error)}.") from None
 

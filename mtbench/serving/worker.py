@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from mtbench.decoding.live import Ended, Queue, Ticket, serve
 from mtbench.decoding.request import Request
@@ -22,12 +22,10 @@ from mtbench.serving.served import Served
 
 Outcome = Literal["ok", "rejected", "failed", "cancelled", "timed_out"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "rejected", "failed", "cancelled", "timed_out")
-FIRST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-GAP_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class Metrics:
-    """The metrics for Prometheus: counters, gauges and histograms of one server, in a registry of its own."""
+    """The metrics for Prometheus: counters and gauges of one server, in a registry of its own."""
 
     def __init__(self, rows: int, queue: Callable[[], int], running: Callable[[], int]) -> None:
         registry = self.registry = CollectorRegistry()
@@ -39,15 +37,6 @@ class Metrics:
         Gauge("mtbench_rows", "Rows of the batch.", registry=registry).set(rows)
         self.tokens = Counter("mtbench_tokens", "Tokens decoded.", registry=registry)
         self.forwards = Counter("mtbench_forwards", "Forward passes, counted once per running row.", registry=registry)
-        self.first_s = Histogram(
-            "mtbench_time_to_first_token_seconds", "Arrival to first token.", buckets=FIRST_S, registry=registry
-        )
-        self.gap_s = Histogram(
-            "mtbench_inter_token_latency_seconds",
-            "Time per token after the first; n tokens of one forward are n gaps.",
-            buckets=GAP_S,
-            registry=registry,
-        )
 
     def text(self) -> bytes:
         """Return all metrics as Prometheus reads them."""
@@ -61,8 +50,6 @@ class TimedTicket(Ticket):
     news: asyncio.Event = field(default_factory=asyncio.Event)
     arrived_s: float = field(default_factory=time.perf_counter)
     joined_s: float | None = None
-    first_s: float | None = None
-    latest_s: float = 0.0
 
     @property
     def ended(self) -> Ended | None:
@@ -136,16 +123,6 @@ class Worker:
         self.metrics.forwards.inc(rows)
 
     def grew(self, grown: Sequence[tuple[Ticket, int]]) -> None:
-        now = time.perf_counter()
-        for job, tokens in grown:
-            assert isinstance(job, TimedTicket)
-            if job.first_s is None:
-                job.first_s = now
-                self.metrics.first_s.observe(now - job.arrived_s)
-            else:
-                for _ in range(tokens):
-                    self.metrics.gap_s.observe((now - job.latest_s) / tokens)
-            job.latest_s = now
         self.metrics.tokens.inc(sum(tokens for _, tokens in grown))
         self._wake([job for job, _ in grown])
 

@@ -1,13 +1,9 @@
 """What misbehaving servers cost: one line that says why, within the bounds, without the key and control characters."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 from decoding_cases import run_external
-from server_corpus import ASKED, CORPUS, EVENTS, GOOD, KEY, KEY_ENV, LATE, NOWHERE, Behaviour
+from made_loads import answering
+from server_corpus import ASKED, CORPUS, KEY, KEY_ENV, LATE, NOWHERE, Behaviour
 
 from mtbench.clients.openai_client import ServerError
 from mtbench.decoding.output import Generation, Timing
@@ -65,38 +61,13 @@ def test_a_key_that_no_header_can_carry_is_not_shown(
     assert not key or key not in str(failed.value)
 
 
-@contextmanager
-def listening() -> Iterator[str]:
-    """Answer every request on a port of loopback; yield the url."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = b'{"data": [{"id": "served"}]}' if self.path.endswith("models") else GOOD
-            self.send_response(404 if self.path.endswith("metrics") else 200)
-            self.send_header("content-type", EVENTS)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.do_GET()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
 def test_over_a_connection_no_proxy_of_the_environment_is_used(
     words: Inspected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with listening() as url:
-        [generation], _ = answers(url, words)
-    assert generation.token_ids == [1, 1]
+    with answering(lambda prompt: (200, "1")) as server:
+        [generation], _ = answers(server.url, words)
+    assert generation.text == "1"
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:9/v1 cannot be reached \(.+\)"):
         answers(NOWHERE, words)

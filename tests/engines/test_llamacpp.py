@@ -30,28 +30,6 @@ def llamacpp() -> None:
 
 
 @pytest.mark.slow
-def test_a_made_up_acceptance_is_the_servers(tmp_path: Path) -> None:
-    """The server accepts at random, as often as asked, but no drafted end token; its counts give the rest."""
-    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "Write a story about a train."}\n' * 8)
-    results = mtbench.run(
-        suite=f"prompts:{prompts}",
-        family="tiny",
-        method=("ar", "speculative:ahead=4"),
-        engine="llamacpp",
-        simulate_acceptance="length=2.5",
-        max_new_tokens=100,
-        batch_size=1,
-        rounds=1,
-        out=tmp_path / "DIR",
-    )
-    plain, drafted = results.record["cells"]
-    assert plain["tokens_per_forward"] == 1
-    assert drafted["tokens_per_forward"] == pytest.approx(2.4, abs=0.1)
-    assert "simulated acceptance" in drafted["flags"]
-    assert drafted["lossless"] is None, "the text has no meaning"
-
-
-@pytest.mark.slow
 def test_a_measured_acceptance_is_replayed(tmp_path: Path) -> None:
     """Of a run by mtbench's loop, in the server: within the interval of the file, for each number of drafts."""
     drafts: dict[str, Any] = {"family": "tiny", "method": "speculative:ahead=2|4", "rounds": 1}
@@ -68,31 +46,6 @@ def test_a_measured_acceptance_is_replayed(tmp_path: Path) -> None:
         timings = [json.loads(line) for line in (replay / f"timings/{cell['cell']}.jsonl").read_text().splitlines()]
         accepted, drafted = (sum(line[name] for line in timings) for name in ("accepted", "drafted"))
         assert row["ci_low"] <= 1 + accepted / (drafted / ahead) <= row["ci_high"]
-
-
-@pytest.mark.slow
-def test_drafts_and_cache_types_are_one_comparison(tmp_path: Path) -> None:
-    """The cache's type is part of the arm; another than the run's promises no tokens."""
-    results = mtbench.run(
-        suite="arithmetic",
-        family="tiny",
-        method=("ar", "prompt-lookup:ahead=2|4"),
-        engine="llamacpp",
-        engine_option="llamacpp:cache-type-k=f32|q8_0",
-        limit=16,
-        batch_size=2,
-        rounds=1,
-        dtype="float32",
-        out=tmp_path / "DIR",
-    )
-    cells = results.record["cells"]
-    assert [cell["status"] for cell in cells] == ["ok"] * 6
-    assert [cell["engine_options"] for cell in cells] == [["cache-type-k=f32"], ["cache-type-k=q8_0"]] * 3
-    plain, *others = cells[::2]
-    assert [cell["lossless"]["grade"] for cell in others] == ["exact"] * 2
-    assert [cell["claims"] for cell in cells[1::2]] == ["lossy"] * 3
-    assert all(cell["speedup"][0]["baseline"] == plain["arm"] for cell in cells[1:])
-    assert not any(cell["void"] for cell in cells)
 
 
 def test_arms_have_the_tokens_of_plain_decoding(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from architectures import ARCHITECTURES, save_architecture
 from cached_conversations import check_conversations, run_conversations
-from printed_commands import answer_of
 
 import mtbench
 from mtbench.decoding.registry import SERVING_ENGINES
@@ -89,16 +88,6 @@ def test_ngrams_on_a_hybrid_have_other_tokens_and_are_not_offered(tmp_path: Path
     audit = mtbench.audit(f"{tmp_path}/DIR:ar", f"{tmp_path}/DIR:prompt-lookup", out=tmp_path / "audit")
     assert {finding["name"] for finding in audit.record["findings"]} == {"beyond rounding, not explained"}
     assert not audit.record["explained"]
-
-
-def test_the_printed_command_starts_its_server(tmp_path: Path) -> None:
-    """The command for the engine of a race, on another port than the printed one, answers a text."""
-    found = mtbench.choose(
-        engine="vllm", method="prompt-lookup:ahead=4", family="tiny", limit=6, batch_size=1, out=tmp_path / "DIR"
-    )
-    title, command = next(iter(next(iter(found.decision["serving"].values())).items()))
-    assert title == "vLLM"
-    assert answer_of(command)["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -34,7 +34,6 @@ REWRITES = "{{ messages | length }} turns\n" + CHATML
 THINKS = CHATML.replace(
     "\n{{ m.content }}", "\n{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
 )
-FORGETS = "{{ messages[-1].content }}\nassistant:"
 REFUSES = "{% if messages | length > 1 %}{{ raise('one turn only') }}{% endif %}{{ messages[0].content }}"
 
 
@@ -109,10 +108,9 @@ def test_blanks_before_an_answer_may_differ(template: Template, text: str, tmp_p
     [
         (REWRITES, "template rewrites an earlier turn"),
         (THINKS, "template rewrites an earlier turn"),
-        (FORGETS, "template rewrites an earlier turn"),
         (REFUSES, "template rejects it (one turn only)"),
     ],
-    ids=["rewrites", "thinks", "forgets", "refuses"],
+    ids=["rewrites", "thinks", "refuses"],
 )
 def test_a_template_that_cannot_continue_is_refused(template: str, reason: str, tmp_path: Path) -> None:
     """The second turn would change the tokens of the first."""
@@ -136,7 +134,6 @@ def test_a_template_that_cannot_continue_is_refused(template: str, reason: str, 
             {"question_id": 1, "category": "math", "turns": []},
             "(ValueError: 'turns' must be a list of texts that is not empty)",
         ),
-        ({"question_id": 1, "category": "math", "turns": ["Why?", " "]}, "(ValueError: each of 'turns' must be a text"),
         ({"question_id": 1, "category": "math", "turns": ["\ud800"]}, "(UnicodeEncodeError: "),
         (
             {"question_id": "1/2", "category": "math", "turns": ["?"]},
@@ -144,9 +141,8 @@ def test_a_template_that_cannot_continue_is_refused(template: str, reason: str, 
         ),
         ({"question_id": 1, "category": "maths", "turns": ["?"]}, "category 'maths' is not one of writing, roleplay,"),
         ({"question_id": 81, "category": "writing", "turns": ["?"]}, "question_id '81' occurs twice"),
-        (["?"], "line 2: not a question of MT-Bench (TypeError"),
     ],
-    ids=["json", "no turns", "none", "blank", "surrogate", "id", "category", "twice", "list"],
+    ids=["json", "no turns", "none", "surrogate", "id", "category", "twice"],
 )
 def test_an_invalid_line_is_named(line: Any, reason: str, tmp_path: Path) -> None:
     """The error has file, line and reason in one line."""
@@ -167,12 +163,6 @@ def test_a_file_without_questions_is_refused(lines: list[Any], options: Any, rea
     """An empty file, or one without the selected subtask, raises an error."""
     with pytest.raises(UserError, match=reason):
         opened(write(tmp_path, lines), **options)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The error has the path, the layout of the folder, and the file's origin."""
-    with pytest.raises(UserError, match=r"no file .*question\.jsonl; --data-dir DIR must hold mt_bench/.*FastChat"):
-        opened(tmp_path)
 
 
 # --- SPEED-Bench --------------------------------------------------------------------------------------------------

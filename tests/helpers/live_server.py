@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from mtbench.decoding.method import Method, ModelRunners
 from mtbench.models.runner import ModelRunner
 from mtbench.serving.app import Limits, Service
 from mtbench.serving.served import Served
-from mtbench.serving.server import listen, serve
+from mtbench.serving.server import Server, listen, serve
 from mtbench.serving.worker import Worker
 
 WAIT_S = 30.0  # longer than any test waits
@@ -44,7 +45,7 @@ class Running:
     """A server that answers."""
 
     url: str
-    service: Service
+    server: Server
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
 
@@ -67,15 +68,20 @@ class Running:
         assert value is not None
         return value
 
+    @property
+    def service(self) -> Service:
+        return self.server.service
+
     def end(self) -> None:
-        self.loop.call_soon_threadsafe(self.service.end)
+        """As a Ctrl-C: the first lets open requests end, the second does not."""
+        self.loop.call_soon_threadsafe(self.server.handle_exit, signal.SIGINT, None)
 
 
 @contextmanager
 def serving(served: Served, **limits: Any) -> Iterator[Running]:
     """Serve until the block ends."""
     worker = Worker(served)
-    service = Service(worker, Limits(**limits))
+    server = Server(Service(worker, Limits(**limits)))
     listening, started = listen("127.0.0.1", 0), threading.Event()
     told: list[tuple[str, asyncio.AbstractEventLoop]] = []
 
@@ -84,7 +90,7 @@ def serving(served: Served, **limits: Any) -> Iterator[Running]:
             told.append((url, asyncio.get_running_loop()))
             started.set()
 
-        await serve(service, listening, say)
+        await serve(server, listening, say)
 
     def run() -> None:
         try:
@@ -97,7 +103,7 @@ def serving(served: Served, **limits: Any) -> Iterator[Running]:
     thread.start()
     assert started.wait(WAIT_S)
     assert told, "the server has not started"
-    running = Running(told[0][0], service, told[0][1], thread)
+    running = Running(told[0][0], server, told[0][1], thread)
     try:
         yield running
     finally:

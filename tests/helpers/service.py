@@ -27,11 +27,7 @@ class Service:
         self.knows: set[str] | None = None  # fields of a request; others, and prompts of ids, are refused. None: all
         self.cached: Callable[[list[int]], int | None] = lambda prompt: None  # of these, that its usage says were kept
         self.beside_usage: dict[str, Any] = {}  # members of the event with the usage
-        self.counters: dict[str, float] | None = {}  # None: no /metrics
         self.seen: list[tuple[str, Mapping[str, str], dict[str, Any]]] = []  # path, headers, body
-
-    def paths(self) -> list[str]:
-        return [path for path, _, _ in self.seen]
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         if NOWHERE in str(request.url):
@@ -40,13 +36,6 @@ class Service:
         self.seen.append((path, request.headers, body))
         if path == "/v1/models":
             return reply(200, json.dumps({"data": [{"id": "served"}]}))
-        if path == "/metrics" and self.counters is not None:
-            samples = [
-                f'{name}{{engine="{i}",note="a }} b"}} {value / 2}'
-                for name, value in self.counters.items()
-                for i in "01"
-            ]
-            return reply(200, "\n".join(["# HELP of it", "# TYPE it counter", *samples, "up 1 1700000000000", ""]))
         return await self.complete(body) if path == "/v1/completions" else reply(404, "Not Found")
 
     async def complete(self, body: Mapping[str, Any]) -> httpx.Response:
@@ -66,8 +55,6 @@ class Service:
 
     def events(self, body: Mapping[str, Any]) -> Iterator[str]:
         ids, finish, said = self.answer(body)
-        for name in self.counters or {}:
-            self.counters[name] += len(ids)  # type: ignore[index]
         whole = self.word(ids)
         shown = whole if said is None else whole[: whole.index(said)]
         yield ": a comment, to keep the line open"

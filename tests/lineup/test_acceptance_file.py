@@ -1,13 +1,10 @@
 """Files of acceptance lengths: each arm has the length for its number of drafts, and a fault is one line."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mtbench.decoding.arms import Arm
 from mtbench.decoding.registry import METHODS
@@ -21,9 +18,6 @@ RUN = (
     "t/eagle: {thinking_off: {1: 1.7, 3: 2.6}}\nt/eagle/llamacpp: {thinking_off: {1: 1.6}}\nmtbench: [{key: t/eagle}]\n"
 )
 TREE = "t/eagle:tree=3x2: {thinking_off: {3: 3.1}}\n"
-RECIPE = (
-    "a: &x\n  # SGLANG_SIMULATE_ACC_LEN: '9.9'\n  env: [{TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS: '1.49'}]\nb: *x\n"
-)
 
 
 def length(text: str, ahead: int = 1, engine: str = "graph", **variables: Any) -> float:
@@ -38,20 +32,14 @@ def length(text: str, ahead: int = 1, engine: str = "graph", **variables: Any) -
     [
         (GOLDEN, "", {}, [1.79, 2.49]),
         (GOLDEN, "", {"enable_thinking": False}, [1.92, 2.97]),
-        (GOLDEN, "", {"thinking_mode": "enabled"}, [1.79, 2.49]),
         (GOLDEN, "#dsv4/thinking_off", {}, [1.92, 2.97]),
         (GOLDEN, "#dsv4", {"thinking": True}, [1.79, 2.49]),
         ("m: {1: 1.5, 3: 2}", "", {}, [1.5, 2.0]),
-        ("m: [{1: 1.5}, {3: 2.25}]", "", {}, [1.5, 2.25]),
         ("m: {thinking_off: {3: 2.0}}", "", {"thinking": True}, [2.0]),  # the only mode
-        ("m: [{1: 1.5}, {1: 1.75}]", "", {}, [1.5]),
         ("a: {1: 1.5}\nb/c: {1: 1.6}", "#b/c", {}, [1.6]),
         ("a/b: {1: 1.5}\na: {1: 1.6}", "#a", {}, [1.6]),
         (RUN + TREE, "", {}, [1.7, 2.6]),
-        (RUN, "", {"engine": "llamacpp"}, [1.6]),
         (RUN + TREE, "#t/eagle:tree=3x2", {}, [3.1]),
-        (RECIPE, "", {}, [2.49]),  # more than one draft gives
-        ("env:\n  SGLANG_SIMULATE_ACC_LEN: '1.75'\n", "", {}, [1.75, 1.75]),
     ],
 )
 def test_a_method_has_the_length_of_its_number_of_drafts(
@@ -67,17 +55,12 @@ def test_a_method_has_the_length_of_its_number_of_drafts(
 
 
 FAULTS = {
-    "holds no lengths": ["", "- 1\n- 2", "just words", "m: [1, 2]", "a: [", "a: \x00", "[" * 2000, "a: !!timestamp x"],
-    "holds no lengths: could not determine a constructor": ["a: !!python/object/apply:os.system [ls]"],
-    "line 1 begins a mapping whose keys repeat": ["a: {1: 1.5, 1: 1.6}", "a: {1: 1.5, 0x1: 1.6}", "a: {1: 2, 1.0: 1}"],
-    "constructor for the tag 'tag:yaml.org,2002:merge'": ["a: &x {1: 1.5}\nb:\n  <<: *x"],
+    "holds no lengths": ["", "- 1\n- 2", "a: [", "a: !!python/object/apply:os.system [ls]"],
     r"has 1,048,588 bytes, and at most 1,048,576 are read\.$": ["#" * (1 << 20) + "\na: {1: 1.5}"],
     r"for K=1 \(eagle\): 'a' has {2: 1.5}": ["a: {2: 1.5}"],
-    "has no length from 1 to 2": [f"a: {{1: {value}}}" for value in ("2.01", "0.99", ".nan", "'1.5'", "true", "[]")],
+    "has no length from 1 to 2": [f"a: {{1: {value}}}" for value in ("2.01", "0.99", ".nan", "'1.5'", "[1, 2]")],
     "has 2 curves of 'eagle.*'; add `#` and one of a, b": ["a: {1: 1.5}\nb: {1: 1.6}"],
     "no curves of 'eagle.*'; add `#` and one of .*t/medusa/thinking_off": [RUN.replace("eagle", "medusa")],
-    "has 999 curves of 'eagle": ["".join(f"model-{n}: {{1: 1.5}}\n" for n in range(999))],
-    "has 2 curves .*LEN=1.6": ["A: {SGLANG_SIMULATE_ACC_LEN: 1.5}\nB: {SGLANG_SIMULATE_ACC_LEN: 1.6}"],
 }
 
 
@@ -89,27 +72,13 @@ def test_a_fault_is_one_line(message: str, text: str, tmp_path: Path) -> None:
     assert len(str(error.value)) < 600 * ("\n" not in str(error.value))
 
 
-ANY = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.recursive(ANY, lambda part: st.lists(part) | st.dictionaries(st.text() | st.integers(), part)))
-def test_no_file_breaks_more_than_a_line(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    path = tmp_path_factory.mktemp("any") / "curves.yaml"
-    path.write_text(json.dumps(data))
-    with suppress(UserError):
-        assert 1 <= length(str(path)) <= 2
-
-
 @pytest.mark.parametrize(
     ("name", "options", "engine", "key"),
     [
         ("eagle", {"ahead": 2}, "graph", "/eagle"),
         ("eagle", {"ahead": 2, "tree": "3x2"}, "llamacpp", "/eagle:tree=3x2/llamacpp"),
-        ("medusa", {"heads": 3}, "graph", "/medusa"),
         ("prompt-lookup", {"ahead": 3, "ngram": 4}, "eager", "/prompt-lookup:ngram=4/eager"),
         ("speculative", {"ahead": "auto"}, "graph", "/speculative:ahead=auto"),  # no number of drafts
-        ("mars", {"block_size": 8, "tau": 0.9}, "graph", "/mars:tau=0.9"),
     ],
 )
 def test_a_curve_is_of_every_number_of_drafts(name: str, options: dict[str, Any], engine: str, key: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from block_drafts import CONFIGS
-from living import is_alive, until
 from mtp_checkpoints import save_headed
-from scripted_engine import PLUGIN, Scripted, install
+from scripted_engine import Scripted
 from small import save_small
 from stages import assemble, generate
 from stored import keep_lines, stored_json, stored_lines
@@ -143,7 +140,6 @@ def test_sampled_answers_of_an_engine_promise_the_distribution_only(monkeypatch:
     ("asked", "message"),
     [
         ({"method": ["suffix"]}, "Toolbox has no suffix. It has ar, prompt-lookup; see `mtbench ls engines toolbox`"),
-        ({"method": ["prompt-lookup:ahead=auto"]}, "Toolbox has fixed widths; give a number in place of `auto`"),
         (
             {"method": (), "family": "tiny", "dtype": "float64"},
             "Toolbox does not compute in float64; give one of float32, bfloat16, float16",
@@ -392,23 +388,6 @@ def test_vllm_takes_names_of_its_own_and_of_plugins(monkeypatch: pytest.MonkeyPa
         engine.refuse_missing("eagle_harness")
 
 
-@pytest.mark.parametrize(("name", "old", "new"), [("vllm", "0.27.1", "0.28.0"), ("sglang", "0.5.18", "0.5.19")])
-def test_a_release_that_has_no_dflash_2_is_refused_by_name(
-    name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By the draft's configuration. Of a release without a number mtbench does not know."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["dflash2"]))
-    engine, method = SERVING_ENGINES[name](), METHODS["dflash"](ahead=3)
-
-    def of(release: str | None) -> Setting | str:
-        monkeypatch.setattr(type(engine), "release", classmethod(lambda cls: release))
-        setting: Setting | str = engine.setting(method, {"dflash": str(tmp_path)})
-        return setting
-
-    assert str(of(f"{name}=={old}")).startswith(f"{engine.title} {name}=={old} has no DFlash 2, which came in 0.")
-    assert all(isinstance(of(release), Setting) for release in (f"{name}=={new}", f"{name}=={new}.dev1+a", None))
-
-
 def answered(
     monkeypatch: pytest.MonkeyPatch, folder: Path, says: list[int], alone: list[int] | None = None, **changes: Any
 ) -> tuple[RunDirectory, Plan, Path]:
@@ -621,7 +600,6 @@ def test_apart_is_for_servers_and_needs_rounds() -> None:
     ("engine", "left"),
     [
         ("vllm", "adapter_config.json"),
-        ("llamacpp", ""),
         ("llamacpp", "pytorch_model.bin"),
     ],
 )
@@ -678,28 +656,3 @@ def test_a_release_may_not_change_within_a_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "release", classmethod(lambda cls: "toolbox==2"))
     with pytest.raises(UserError, match="this run started with toolbox as toolbox==1, and it is toolbox==2 now"):
         generate(run, Quiet(), Execution())
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("forks")
-def test_a_killed_run_leaves_no_server_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """SIGKILL of mtbench in the middle of a block: what is stored stays, and `--resume` adds what is missing."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    install(Scripted, "scripted==1", takes_s=0.2, child=str(tmp_path / "child"))
-    words = ["run", "--plugin", str(PLUGIN), "-o", str(tmp_path / "run")]
-    asked = ["--engine", "scripted", "--method", "ar", "--limit", "6", "--batch-size", "1", "--rounds", "1"]
-    stored = tmp_path / "run" / "generations" / "arithmetic.ar.ar.scripted.b1.jsonl"
-    process = subprocess.Popen([sys.executable, "-m", "mtbench", *words, *asked], stdout=subprocess.DEVNULL)
-    assert until(lambda: stored.exists() and stored.read_text().count("\n") > 1, within_s=60.0)
-    process.kill()
-    process.wait()
-    before = stored.read_text().splitlines()
-    assert 1 < len(before) < 6
-    assert until(lambda: not is_alive(int((tmp_path / "child").read_text())))
-    assert (
-        subprocess.run([sys.executable, "-m", "mtbench", *words, "--resume"], stdout=subprocess.DEVNULL).returncode == 0
-    )
-    lines = stored_lines(RunDirectory.open(tmp_path / "run"), f"generations/{stored.name}")
-    assert [line["item"] for line in lines[: len(before)]] == [json.loads(line)["item"] for line in before]
-    assert len({line["item"] for line in lines}) == len(lines) == 6
-    assert not is_alive(int((tmp_path / "child").read_text()))

@@ -7,20 +7,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from decoding_cases import decode_prompts
-from small import PAD, save_small, small_checkpoint, small_config, small_tokenizer
+from small import PAD, save_small, small_tokenizer
 from stages import assemble, generate, open_plan, score
 from stored import stored_json, stored_lines
 from whole import Quiet, figures
 
-from mtbench.decoding.method import ModelRunners
-from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.lineup.planner import begin_run, make_plan
 from mtbench.measure.score import before
-from mtbench.models.runner import ModelRunner
 from mtbench.plan.checks import read_plan
 from mtbench.plan.directory import JsonObject, RunDirectory
 from mtbench.plan.plan import RunRequest
@@ -144,6 +140,9 @@ def test_room_is_for_a_whole_conversation(checkpoints: dict[str, str]) -> None:
         make_plan(request)
 
 
+# --- questions that are not spread --------------------------------------------------------------------------------
+
+
 def test_a_turn_that_follows_nothing_is_the_suites_fault(
     checkpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,9 +151,6 @@ def test_a_turn_that_follows_nothing_is_the_suites_fault(
     monkeypatch.setattr(Talk, "prompts", lambda *_: lost)
     with pytest.raises(UserError, match="suite 'talk': 'talk/0/1' follows 'talk/0/0', which does not exist"):
         make_plan(RunRequest(suite=("talk",), checkpoint=checkpoints))
-
-
-# --- questions that are not spread --------------------------------------------------------------------------------
 
 
 def test_no_file_of_a_run_holds_a_private_question(checkpoints: dict[str, str], tmp_path: Path) -> None:
@@ -282,12 +278,3 @@ def test_a_draft_must_have_a_row_for_every_token_that_the_target_emits(arm: str,
     with pytest.raises(UserError, match=f"has {PAD} embedding rows, and .*target' emits token ids up to {PAD}; name"):
         make_plan(request.changed(checkpoint={"draft": str(tmp_path / str(PAD))}))
     assert len(make_plan(request.changed(checkpoint={"draft": str(tmp_path / str(PAD + 1))})).cells) == 2
-
-
-@pytest.mark.parametrize("verify", ["match", "rejection"])
-def test_a_draft_without_the_rows_of_mask_and_padding_drafts(verify: str) -> None:
-    target, draft = small_checkpoint(), small_checkpoint(seed=1, config=small_config(vocab_size=PAD + 1))
-    runners = ModelRunners("ar", {"ar": ModelRunner(target), "draft": ModelRunner(draft)})
-    answers, _ = decode_prompts(METHODS["speculative"](verify=verify), runners, [[1, 2, 3], [4]], 12)
-    plain, _ = decode_prompts(METHODS["ar"](), runners, [[1, 2, 3], [4]], 12)
-    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]

@@ -16,11 +16,10 @@ from tool_files import RECORDED
 from mtbench.clients.openai_client import Server
 from mtbench.errors import UserError
 from mtbench.experiments.load import aiperf, planning
-from mtbench.experiments.load.aiperf import Client, Sending, forwards_of, messages_of, pieces, read, with_key
+from mtbench.experiments.load.aiperf import Client, Sending, forwards_of, read, with_key
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.servers import Running
 from mtbench.programs import environments
-from mtbench.results import acceptance
 
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 
@@ -65,63 +64,16 @@ def test_aiperf(plan: LoadPlan, of_aiperf: Path) -> None:
     assert lines[2].text is None
 
 
-PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "ab"}]}, {"type": "text", "text": "c"}]
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"delta": {"reasoning": "ab", "reasoning_content": "ab", "content": "c"}},
-        {"message": {"content": PARTS}},
-        [{"delta": {"reasoning": "ab", "content": None}}, {"text": "c"}],
-    ],
-)
-def test_reasoning_belongs_to_the_text(choice: Any) -> None:
-    """A server may send it by two names, or as parts."""
-    assert list(pieces(choice)) == [("reasoning", "ab"), ("text", "c")]
-
-
-def test_acceptance_in_aiperfs_export_equals_ours(plan: LoadPlan, of_aiperf: Path) -> None:
-    """Of each answer: aiperf's figures of what our server told, and ours of the commits of the same answer."""
-    lines = {line.position: line for line in read(sending(plan), of_aiperf) if line.outcome == "ok"}
-    stored = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RAW).read_text().splitlines()]
-    told = {
-        int(raw["metadata"]["conversation_id"]): message["metrics"]["speculative_decoding"]
-        for raw in stored
-        for message in messages_of(raw["responses"])
-        if message.get("metrics")
-    }
-    records = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RECORDS).read_text().splitlines()]
-    theirs = {int(record["metadata"]["conversation_id"]): record["metrics"] for record in records if record["metrics"]}
-
-    assert lines.keys() == told.keys() == theirs.keys() == {0, 1}
-    for position, line in lines.items():
-        commits = [1 + accepted for accepted in told[position]["per_step_accepted"]]
-        figures = {name: metric["value"] for name, metric in theirs[position].items()}
-        assert (sum(commits), len(commits)) == (line.tokens, line.forwards)
-        assert figures["spec_decode_steps"] == line.forwards
-        assert figures["spec_decode_acceptance_length"] == pytest.approx(acceptance.length([commits]))
-        offered = figures["spec_decode_draft_tokens"]
-        assert figures["spec_decode_draft_acceptance_rate"] / 100 == pytest.approx(acceptance.rate([commits], offered))
-        assert figures["spec_decode_accepted_draft_tokens"] == (line.tokens or 0) - (line.forwards or 0)
-
-
 def test_an_export_without_all_requests_is_refused(plan: LoadPlan, of_aiperf: Path) -> None:
     more = plan.changed(points=[plan.points[0].changed(items=[*plan.points[0].items, 0])])
     with pytest.raises(UserError, match="6 of 7 requests"):
         read(sending(more), of_aiperf)
 
 
-def test_an_export_that_is_none(plan: LoadPlan, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="wrote no"):
-        read(sending(plan), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("rate", "poisson", "words"),
     [
         (2.5, False, ["--fixed-schedule"]),
-        (2.5, True, ["--fixed-schedule"]),
         (None, False, ["--concurrency 5", "--num-conversations 6"]),
     ],
 )
@@ -139,7 +91,7 @@ def test_what_aiperf_is_told(
     assert (gaps == pytest.approx([400.0] * len(gaps))) is not poisson
 
 
-@pytest.mark.parametrize("metrics", [None, 3, {}, {"mtbench": 7}, {"mtbench": {"forwards": -1}}])
+@pytest.mark.parametrize("metrics", [None, {}, {"mtbench": {"forwards": -1}}])
 def test_a_server_that_tells_nothing(metrics: Any) -> None:
     assert forwards_of(metrics, 24) is None
 

@@ -61,14 +61,6 @@ def test_the_load_starts_and_ends_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("scripted")
-def test_a_server_that_does_not_start(tmp_path: Path) -> None:
-    install(Scripted, "scripted==1", at_start="no such model")
-    run, planned = begun(tmp_path / "load", request(engine=["scripted"], rounds=1))
-    with pytest.raises(UserError, match=r"'ar:engine=scripted' did not start: no such model\. See .*server\.log"):
-        load_run(run, planned).send(PYTHON)
-
-
-@pytest.mark.usefixtures("scripted")
 def test_a_server_of_token_ids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SERVING_ENGINES["scripted"], "text", False)
     with pytest.raises(UserError, match="Scripted takes token ids only, and the client of a load sends text"):
@@ -117,26 +109,3 @@ def test_a_plans_options_are_given_again(tmp_path: Path) -> None:
     refuse_other_servers(planned, asked)
     with pytest.raises(UserError, match="add `--engine-option scripted:seed=1`"):
         refuse_other_servers(planned, request())
-
-
-@pytest.mark.slow
-def test_llamacpp_under_load(tmp_path: Path) -> None:
-    """A real engine: right answers, and its own count of tokens."""
-    SERVING_ENGINES["llamacpp"].fetch(lambda text: None)
-    asked = request(
-        engine=["llamacpp"],
-        method=["ar", "prompt-lookup:ahead=4"],
-        family="tiny",
-        dtype="float32",
-        request_rate=[50.0],
-        requests=6,
-        rounds=1,
-    )
-    run, planned = begun(tmp_path / "load", asked)
-    load_run(run, planned).send(PYTHON)
-    load_run(run, planned).score()
-    found = summarise(run, planned)
-    plain, drafted = (line.requests for line in sorted(read_points(run, planned), key=lambda line: line.arm))
-    assert all("The answer is" in (sent.text or "") and sent.tokens for sent in plain)
-    assert {sent.item: sent.text for sent in drafted} == {sent.item: sent.text for sent in plain}
-    assert all(cell.accuracy is not None and (cell.accuracy.value or 0) > 0.5 for cell in found.cells)

@@ -87,9 +87,7 @@ def test_arms_are_those_of_a_run() -> None:
         ({"url": {}}, "no arm is given"),
         ({"concurrency": [2]}, "either --request-rate 1,2,4 .* or --concurrency"),
         ({"request_rate": [], "concurrency": [2], "requests": None}, "--concurrency needs --requests"),
-        ({"request_rate": [], "concurrency": [2], "poisson": True}, "--poisson belongs to --request-rate"),
         ({"request_rate": [2.0, 2.0]}, "--request-rate has 2 twice"),
-        ({"request_rate": [1e5], "requests": None}, "3,000,000 requests is not allowed"),
         ({"method": ["openai:url=http://x/v1"]}, "external engine"),
         ({"method": ["mars:tau=0.9", "mars:tau=0.9"]}, "two arms have the name 'mars:tau=0.9'"),
     ],
@@ -121,7 +119,7 @@ def test_texts_are_those_of_the_turns_that_fit(tmp_path: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["x", "=http://a", "a=ftp://b/v1", "a=http://", "a=http://[", "a=http://u:p@h/v1"])
+@pytest.mark.parametrize("text", ["x", "a=ftp://b/v1", "a=http://[", "a=http://u:p@h/v1"])
 def test_urls_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="--url"):
         parse_urls([text])

@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_loads import CLIENT, PYTHON, answering, begun, line, load_run, point, request
+from made_loads import PYTHON, answering, begun, line, load_run, point, request
 from schemas import validator
 
 from mtbench.document.html_page import write
 from mtbench.errors import UserError
-from mtbench.experiments.load import aiperf
 from mtbench.experiments.load.document import document
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.planning import run_request
-from mtbench.experiments.load.runner import LoadRun, read_points, read_servers
+from mtbench.experiments.load.runner import read_points, read_servers
 from mtbench.experiments.load.summary import summarise
 from mtbench.plan.prompts import open_suite
 from mtbench.records import dump
@@ -68,31 +67,6 @@ def test_every_request_has_the_fields_of_the_plan(tmp_path: Path) -> None:
     assert {cell.flags[0] for cell in found.cells} == {"remark"}
 
 
-def test_a_killed_load_goes_on(tmp_path: Path) -> None:
-    """A torn line is no point, and no point is run twice."""
-    with answering(lambda prompt: (200, "The answer is 1.")) as server:
-        run, planned = begun(tmp_path / "load", request(url={"one": server.url}))
-
-        class Killed(Exception): ...
-
-        def until(note: str) -> None:
-            if note.startswith("2 of"):
-                raise Killed
-
-        with pytest.raises(Killed):
-            LoadRun(run, planned, CLIENT, until).send(PYTHON)
-        with (run.path / "points.jsonl").open("a") as file:
-            file.write('{"point": "02.one')
-        asked = len(server.asked)
-        assert len(load_run(run, planned).missing()) == 2
-        load_run(run, planned).send(PYTHON)
-        assert len(server.asked) == asked + 2 * 3 + planned.request.max_num_seqs
-    assert [ended.point for ended in read_points(run, planned)] == [
-        planned_point.point for planned_point in planned.points
-    ]
-    assert load_run(run, planned).missing() == []
-
-
 def test_a_full_server_and_a_broken_one(tmp_path: Path) -> None:
     """Their refusals are counted; they end nothing."""
     codes = iter([200, 200, 503, 500, 200, *[200] * 100])
@@ -115,17 +89,6 @@ def test_another_model_does_not_go_on(tmp_path: Path) -> None:
         run.write_json("servers.json", {"one": {"name": "one", "model": "big", "command": None, "url": server.url}})
         with pytest.raises(UserError, match="served the model 'big' before and serves 'served' now"):
             load_run(run, planned).send(PYTHON)
-
-
-@pytest.mark.parametrize("servers", [{}, {"one": {"name": "x", "model": "big", "command": None, "url": "http://h/v1"}}])
-def test_a_point_whose_server_is_not_stored(tmp_path: Path, servers: dict[str, Any]) -> None:
-    run, planned = begun(tmp_path / "load", request(url={"one": "http://h/v1"}, rounds=1))
-    run.write_json("servers.json", servers)
-    first = planned.points[0]
-    lines = [line(place, item=planned.items[item].item) for place, item in enumerate(first.items)]
-    run.append("points.jsonl", [dump(point(1, lines, point=first.point, arm="one", level=first.level))])
-    with pytest.raises(UserError, match=r"servers\.json has no server of 'one', which has points; restore it, or"):
-        load_run(run, planned).missing()
 
 
 def test_a_point_of_another_plan(tmp_path: Path) -> None:
@@ -152,20 +115,3 @@ def test_our_server_under_load(tmp_path: Path) -> None:
     load_run(run, planned).score()
     found = summarise(run, planned)
     assert found.cells[0].tokens_per_forward is not None
-
-
-@pytest.mark.slow
-def test_the_real_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it is installed in the user's cache."""
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    client = aiperf.Client()
-    try:
-        python = client.python(print, offline=True)
-    except UserError:
-        pytest.skip(f"{aiperf.LABEL} is not installed")
-    asked = request(method=["mars"], request_rate=[4.0], requests=6, rounds=1, max_new_tokens=24)
-    run, planned = begun(tmp_path / "load", asked)
-    LoadRun(run, planned, client, print).send(python)
-    [ended] = read_points(run, planned)
-    assert {sent.outcome for sent in ended.requests} == {"ok"}
-    assert all(sent.tokens == 24 and sent.forwards for sent in ended.requests)

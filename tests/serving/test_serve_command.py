@@ -1,6 +1,5 @@
 """`mtbench serve` as a process on the embedded family: real clients, signals, and what it refuses."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -60,23 +58,15 @@ def decoded(method: str, prompts: Sequence[Sequence[int]], budget: int) -> list[
 @pytest.mark.whole
 @pytest.mark.usefixtures("forks")
 def test_a_process_serves_and_drains() -> None:
-    """openai's client and curl have the texts of the decode loop; SIGTERM lets answers end."""
+    """An answer has the text of the decode loop; SIGTERM lets answers end."""
     with started("--method", "mars:tau=0.9", "--max-num-seqs", "2") as (process, url):
-        with openai.OpenAI(base_url=url, api_key="any") as client:
-            asked: Any = {"model": "tiny", "max_tokens": 24, **QUESTION}
-            whole = client.chat.completions.create(**asked)
-            exact = client.chat.completions.create(**asked, extra_body={"tau": 1})
-        body = json.dumps({**QUESTION, "max_tokens": 24})
-        curl = ["curl", "-sS", f"{url}/chat/completions", "-H", "Content-Type: application/json", "-d", body]
-        heard = json.loads(subprocess.run(curl, check=True, capture_output=True, text=True).stdout)
-        assert heard["choices"][0]["message"]["content"] == whole.choices[0].message.content
+        answer = httpx.post(f"{url}/chat/completions", json={**QUESTION, "max_tokens": 24}, timeout=60).json()
         text = chat_template.render(tiny("ar").tokenizer, QUESTION["messages"], answer_follows=True, options={})
         prompt = tiny("ar").tokenizer([text], add_special_tokens=False)["input_ids"][0]
-        assert [whole.choices[0].message.content] == decoded("mars:tau=0.9", [prompt], 24)
-        assert [exact.choices[0].message.content] == decoded("ar:on=mars", [prompt], 24)
+        assert [answer["choices"][0]["message"]["content"]] == decoded("mars:tau=0.9", [prompt], 24)
         asked = {"prompt": "12 + 30 =", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/completions", json=asked, timeout=60) as answer:
-            lines = answer.iter_lines()
+        with httpx.stream("POST", f"{url}/completions", json=asked, timeout=60) as stream:
+            lines = stream.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"

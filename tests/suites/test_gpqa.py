@@ -154,12 +154,6 @@ def test_an_unusable_archive_has_its_reason(archive: Any, reason: str, tmp_path:
     assert reason in message
 
 
-def test_without_any_file_both_are_named(tmp_path: Path) -> None:
-    """One line with both paths and the archive's origin."""
-    with pytest.raises(UserError, match=r"gpqa/gpqa_diamond\.csv nor .*gpqa/dataset\.zip; .*idavidrein/gpqa"):
-        opened(tmp_path)
-
-
 # --- The order of the choices -------------------------------------------------------------------------------------
 
 

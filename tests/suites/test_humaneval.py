@@ -84,14 +84,12 @@ WHOLE = "\ndef {name}(x):\n    return x + 1\n"
     ("suite", "answer", "score"),
     [
         ("humaneval", BODY, 1),
-        ("humaneval", "    return (lambda: x + 1)()\n\n\nhelper = 1\n", 1),
         ("humaneval", "    print('chatter')\n    return x + 1\n", 1),
         ("humaneval", "    import os\n    os._exit(0)\n", 0),
         ("humaneval", "    return x + 1\n\nassert False\n", 0),
         ("humaneval", "    import mtbench\n    return x + 1\n", 0),
-        ("humaneval-paper", BODY, 1),
+        ("humaneval-paper", WHOLE, 1),
         ("humaneval-paper", WHOLE + "```\nIt adds one. ```x = ```", 1),
-        ("humaneval-paper", " I would say: x + 1.", 0),
     ],
 )
 def test_an_answer_scores_one_if_its_program_reaches_its_end(
@@ -126,7 +124,6 @@ def test_without_a_sandbox_the_suite_refuses(name: str, folder: Path, monkeypatc
 
 WRONG: list[Callable[[str], str]] = [
     lambda right: "",
-    lambda right: "    The function is complete.\n",
     lambda right: f"{right}\nimport os\nos._exit(0)\n",
     lambda right: f"{right}\nraise KeyboardInterrupt\n",
     lambda right: f"    import random\n    return random.random()\n{right}",

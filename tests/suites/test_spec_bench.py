@@ -121,15 +121,6 @@ def test_a_changed_file_at_the_address_is_refused(served: list[str], monkeypatch
         open_suite()
 
 
-def test_a_failed_download_has_a_remedy(served: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the cause and the option to use."""
-    monkeypatch.setattr(SUITES["spec-bench"], "url", SUITES["spec-bench"].url + ".gone")
-    with pytest.raises(
-        UserError, match=r"cannot download http\S+\.gone \(HTTP Error 404.*\); pass --data-dir DIR with"
-    ):
-        open_suite()
-
-
 # --- Blocks of one kind -------------------------------------------------------------------------------------------
 
 

@@ -319,41 +319,27 @@ def test_offline_uses_the_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a copy in the cache, `--offline` fails in one line that names `--data-dir`, without any DNS request."""
     looked_up = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: looked_up.append(args))
-    with pytest.raises(UserError, match=r"^[^\n]*--data-dir DIR with gsm8k/test.jsonl[^\n]*without --offline$"):
+    with pytest.raises(UserError, match=r"^[^\n]*--data-dir DIR with gsm8k/test.jsonl$"):
         SUITES["gsm8k"]("", Source(offline=True))
 
     assert looked_up == []
 
 
-@pytest.mark.parametrize(
-    ("refusal", "parts"),
-    [
-        (
-            "huggingface.co: Name or service not known",
-            ("the hub cannot be reached (huggingface.co: Name", "`--suite prompts:FILE`", "arithmetic", "smollm2-135m"),
-        ),
-        (None, ("Couldn't reach", "--data-dir DIR")),
-    ],
-    ids=["unreachable", "answers"],
-)
-def test_an_error_of_the_hub_has_remedies(
-    refusal: str | None, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_hub_has_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line with the cause and what works without it."""
     import datasets
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("Couldn't reach 'openai/gsm8k'\non the Hub")
 
-    monkeypatch.setattr(network, "hub_refusal", lambda: refusal)
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(UserError) as caught:
-        SUITES["gsm8k"]("", Source())
-
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in (*parts, "with gsm8k/test.jsonl"):
-        assert part in message
+    for refusal, parts in (
+        ("huggingface.co: no", "hub.co: no.*prompts:FILE.*smollm2"),
+        (None, "Couldn't reach"),
+    ):
+        monkeypatch.setattr(network, "hub_refusal", lambda refusal=refusal: refusal)
+        with pytest.raises(UserError, match=rf"^[^\n]*{parts}[^\n]*$"):
+            SUITES["gsm8k"]("", Source())
 
 
 # --- prompts:FILE.jsonl -------------------------------------------------------------------------------------------
@@ -366,9 +352,8 @@ def test_own_prompts_are_read_in_order(tmp_path: Path) -> None:
         {"id": "sky", "messages": [{"role": "system", "content": "Brief."}, {"role": "user", "content": "Why?"}]},
         {"id": 81, "prompt": "How?"},
     ]
-    first, *others = (json.dumps(line, ensure_ascii=False) for line in lines)
     file = tmp_path / "mine.jsonl"
-    file.write_text("\ufeff" + "\n\n".join([first, *others]), encoding="utf-8")
+    file.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
     suite = SUITES["prompts"](str(file), Source())
 
     assert suite.prompts(chat, None) == [
@@ -387,23 +372,18 @@ ANSWERS: dict[str, Cases] = {  # by the line of the file
         ("contains", "It is 2, I think", 1.0),
         ("contains", "It is 12", 0.0),
         ("number", "1 + 1 = 2.0", 1.0),
-        ("number", "2 or 3", 0.0),
-        ("number", "two", 0.0),
     ],
     '{"prompt": "Capital?", "reference": ["Paris", "The city of\\nParis"]}': [
         ("exact", '"PARIS".', 1.0),
         ("exact", "the city  of Paris", 1.0),
-        ("exact", "Lyon", 0.0),
-        ("contains", "Well: paris!", 1.0),
     ],
     '{"question": "How many?", "answer": "48 + 24 = 72\\n#### 1,072"}': [
         (None, "It is 1072. That is all", 1.0),
         (None, "It is 72", 0.0),
         ("exact", "1,072", 1.0),
     ],
-    '{"prompt": "How?", "answer": "use #### for 4 headings"}': [(None, "Use #### for 4 headings.", 1.0)],
     '{"instruction": "Add.", "input": "1 1", "output": "x", "target": "2"}': [(None, "2", 1.0), (None, "x", 0.0)],
-    '{"prompt": "How cold?", "answer": "-5"}': [(None, "5", 0.0), ("number", "about -5.0 degrees", 1.0)],
+    '{"prompt": "How cold?", "answer": "-5"}': [(None, "5", 0.0)],
 }
 
 
@@ -421,10 +401,9 @@ def test_own_prompts_with_answers_are_scored(
     assert suite.score({"prompts/1/0": text}) == {"prompts/1/0": score}
 
 
-@pytest.mark.parametrize("suffix", ["txt", "TXT"])
-def test_a_text_file_has_one_prompt_a_line(suffix: str, tmp_path: Path) -> None:
+def test_a_text_file_has_one_prompt_a_line(tmp_path: Path) -> None:
     """Its lines need not be JSON; blank ones are left out. Another encoding is refused by its line."""
-    file = tmp_path / f"mine.{suffix}"
+    file = tmp_path / "mine.txt"
     file.write_text('Why "so"?\n\n  How?\n')
     prompts = SUITES["prompts"](str(file), Source()).prompts(chat, None)
 
@@ -448,80 +427,33 @@ FORMS: dict[str, tuple[str, list[str], list[str]]] = {  # content of the file, n
         ["a"],
         ["left out of mine.jsonl: 1 without a question"],
     ),
-    "one of ShareGPT": (json.dumps({"id": "a", "conversations": SHAREGPT}, indent=1), ["a"], []),
-    "lines of ShareGPT": (json.dumps({"conversations": [*SHAREGPT[:1]]}) + "\n", ["1"], []),
     "a request": (
         json.dumps({"messages": OPENAI, "stop": ["x"], "temperature": 0.5, "top_p": None, "tools": [{}]}),
         ["1"],
         ["not read in mine.jsonl: stop, temperature, tools"],
-    ),
-    "fields beside the prompt": (
-        json.dumps({"prompt": "Why?", "input": "x", "text": "", "category": "c", "task_id": 1, "tools": [], "seen": 0})
-        + "\n"
-        + json.dumps({"question": "Why?", "problem": "x", "output_tokens": 5, "history": [["a", "b"]], "answer": ""}),
-        ["1", "2"],
-        ["not read in mine.jsonl: output_tokens, history, input, seen, problem"],
     ),
     "many columns": (
         json.dumps({"prompt": "Why?"} | {f"c{i:,}": i for i in range(40)} | {"system_prompt": "x", "a\u202e\ud800": 1}),
         ["1"],
         ["not read in mine.jsonl: system_prompt, c0, c1, c2, c3, c4, 36 more"],
     ),
-    "a name that breaks a line": (
-        '{"prompt": "Why?", "a\\n\\ud800": 1}',
-        ["1"],
-        [r"not read in mine.jsonl: a\n\ud800"],
-    ),
-    "an empty question of ShareGPT": (
-        json.dumps(
-            [
-                {"id": "a", "conversations": [{"from": "human", "value": " "}, SHAREGPT[1]]},
-                {"id": "b", "conversations": SHAREGPT},
-            ]
-        ),
-        ["b"],
-        ["left out of mine.jsonl: 1 without a question"],
-    ),
+    "an instruction": ('{"instruction": "Why?", "input": ""}', ["1"], []),
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte order mark"])
-def test_the_files_that_people_have_are_read(name: str, mark: str, tmp_path: Path) -> None:
-    """Tables with null, arrays, ShareGPT's conversations and OpenAI's requests, with a byte order mark or without."""
+def test_the_files_that_people_have_are_read(name: str, tmp_path: Path) -> None:
+    """Tables with null, arrays, ShareGPT's conversations and OpenAI's requests, behind a byte order mark."""
     content, names, flags = FORMS[name]
     file = tmp_path / "mine.jsonl"
-    file.write_text(mark + content, encoding="utf-8")
+    file.write_text("\ufeff" + content, encoding="utf-8")
     suite = SUITES["prompts"](str(file), Source())
     expected = [(f"prompts/{name}/0", "<user>Why?</><assistant>") for name in names]
     assert [(prompt.item, prompt.text) for prompt in suite.prompts(chat, None)] == expected
     assert suite.flags == flags
 
 
-def test_the_prompt_is_the_first_known_field(tmp_path: Path) -> None:
-    """So files of other benchmarks can be used; an instruction has its input below it."""
-    lines = [
-        {"question": "How many?", "answer": "#### 2", "text": "not this"},
-        {"problem": "1+1?"},
-        {"instruction": "Add.", "input": "1 1", "output": "2"},
-        {"instruction": "Sing.", "input": ""},
-    ]
-    file = write_lines(tmp_path / "mine.jsonl", lines)
-    prompts = SUITES["prompts"](str(file), Source()).prompts(lambda turns: turns[-1]["content"], None)
-
-    assert [prompt.text for prompt in prompts] == ["How many?", "1+1?", "Add.\n\n1 1", "Sing."]
-
-
-def test_an_empty_turn_before_the_question_stays(tmp_path: Path) -> None:
-    """As a template writes it. OpenAI's developer is a turn, too."""
-    turns = [{"role": "developer", "content": "Brief."}, {"role": "user", "content": ""}]
-    turns += [{"role": "assistant", "content": ""}, {"role": "user", "content": "Why?"}]
-    file = write_lines(tmp_path / "mine.jsonl", [{"messages": turns}])
-    (prompt,) = SUITES["prompts"](str(file), Source()).prompts(chat, None)
-    assert prompt.text == "<developer>Brief.</><user></><assistant></><user>Why?</><assistant>"
-
-
-@pytest.mark.parametrize("none", [None, "", " ", [], [None], ["", None]])
+@pytest.mark.parametrize("none", [None, "", ["", None]])
 def test_own_prompts_without_an_answer_are_marked(none: Any, tmp_path: Path) -> None:
     """They have no score; with --metric none, no prompt has."""
     lines = [{"prompt": "1+1?", "answer": 2}, {"prompt": "Why?", "answer": none}]
@@ -539,30 +471,14 @@ def test_a_metric_without_answers_is_refused(tmp_path: Path) -> None:
         SUITES["prompts"](str(file), Source(metric="contains"))
 
 
-def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])
-    with pytest.raises(UserError, match=r"unknown suite .*\(a file is NAME:.*mine\.jsonl\); known: .*prompts"):
-        SUITES[str(file)]
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ('{"prompt": "Why?", "answer": {"a": 1}}', "'answer' is not a text, a number or a list of them"),
         ('{"prompt": "Why?"', "; a line is like {"),
-        ('"Why?"', "not an object"),
         ('{"promt": "Why?"}', "has none of the fields 'messages', 'prompt', 'question', "),
         ('{"prompt": ""}', "the last one is empty"),
-        ('{"prompt": 5}', "not a text"),
         ('{"prompt": [5, 6, 7]}', "a list of token ids is not read; give one text a line"),
-        ('{"prompt": ["a b", "c d"]}', "a list of texts is not read; give one text a line"),
-        ('{"prompt": [[5]]}', "a list of other values than turns is not read"),
-        ('{"question": []}', "the prompt is not a list of turns"),
-        ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": ""}]}', "the last one is empty"),
-        (
-            '{"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}',
-            "images and other parts ('input_audio')",
-        ),
         ('{"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}', "not a text"),
         ('{"messages": []}', "not a list of turns"),
         (
@@ -572,13 +488,10 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ('{"messages": [{"role": "assistant", "content": "Why?"}]}', "the last turn is not the user's"),
         ('{"prompt": "Why?", "id": "a/b"}', "id 'a/b'"),
         (
-            '{"prompt": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}',
-            "a turn has a tool call or its result",
+            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "('image_url') are not supported; leave",
         ),
-        ('{"messages": [{"role": "tool", "content": "4"}]}', "a turn has a tool call or its result"),
-        ('{"conversations": [{"from": "human"}], "messages": []}', "has both 'messages' and 'conversations'"),
         ('{"prompt": "Why?", "id": 1}', "id 1 is already that of "),
-        ('{"prompt": "\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_an_invalid_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
@@ -607,7 +520,7 @@ def test_a_file_that_cannot_be_read_is_refused(variant: str, reason: str, tmp_pa
         SUITES["prompts"].cell_prefix(variant)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "csv", "TSV", "jsonl.gz", "zst", "md", "yaml", "xlsx"])
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_a_file_of_another_format_is_told_what_is_read(suffix: str, tmp_path: Path) -> None:
     (file := tmp_path / f"mine.{suffix}").write_bytes(b"PAR1\x15,prompt\n- prompt\n")
     said = rf"a \.{suffix.rpartition('.')[2]} file is not read: give JSONL, a JSON array, or \.txt with a prompt a line"

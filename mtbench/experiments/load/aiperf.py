@@ -41,8 +41,6 @@ FORMULAS = {
 # aiperf treats any non-empty value of these variables as true, and offline it finds no tokenizer in a folder.
 VARIABLES = {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "", "TOKENIZERS_PARALLELISM": "false"}
 FACTS = ClientFacts(name=NAME, version=VERSION, formulas=FORMULAS)
-REASONING = ("reasoning_content", "reasoning", "thinking")  # a server may send a text by two names
-TEXT = ("text", "delta", "message", "content")
 BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write
 KEY = "<key>"  # stands for the server's key in a command
 # The key is put in after the start: other users of the machine see the command line of a process.
@@ -217,11 +215,9 @@ def forwards_of(metrics: Any, tokens: int | None) -> int | None:
 
 
 def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request's line."""
     error, messages = raw.get("error"), list(messages_of(raw.get("responses")))
     metrics = record.get("metrics") or {}
     answered = not error and "request_latency" in metrics
-    parts = [part for message in messages for part in pieces(message.get("choices"))]
     reason = None
     if error:
         reason = f"{error.get('type')}: {error.get('message')}"[:200]
@@ -238,45 +234,22 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         "ttft_s": _seconds(metrics, "time_to_first_token"),
         "tpot_s": _seconds(metrics, "inter_token_latency"),
         "tokens": tokens,
-        "text": "".join(text for _, text in parts) if answered else None,
-        "reasoning": sum(len(text) for kind, text in parts if kind == "reasoning") or None,
+        "text": "".join(map(text_of, messages)) if answered else None,
         "forwards": forwards_of(measured, tokens),
-        "cached_tokens": within(usage, "prompt_tokens_details", "cached_tokens"),
+        "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
     }
 
 
 def messages_of(responses: Any) -> Iterator[dict[str, Any]]:
-    """Yield the JSON messages in the responses of a record: events of a stream, or one document."""
-    for response in responses if isinstance(responses, list) else ():
-        packets = within(response, "packets")
-        events = packets if isinstance(packets, list) else [{"name": "data", "value": within(response, "text")}]
-        for name, value in ((within(event, "name"), within(event, "value")) for event in events):
-            if name == "data" and isinstance(value, str) and value.strip() != "[DONE]":
-                message = json.loads(value)
-                if isinstance(message, dict):
-                    yield message
+    """Yield the JSON messages in the responses of a record: the events of streams."""
+    for event in (event for response in responses or () for event in response.get("packets") or ()):
+        if event["name"] == "data" and event["value"].strip() != "[DONE]":
+            yield json.loads(event["value"])
 
 
-def pieces(content: Any, kind: str = "text") -> Iterator[tuple[str, str]]:
-    """Yield the kind, `text` or `reasoning`, and the text of each piece of an answer, in the order of the model.
-
-    `content`: a text; an object with texts, such as a message or a choice; a list of these.
-    """
-    if isinstance(content, str):
-        yield kind, content
-    elif isinstance(content, list):
-        for part in content:
-            yield from pieces(part, kind)
-    elif isinstance(content, dict):
-        for names, of in ((REASONING, "reasoning"), (TEXT, kind)):
-            yield from pieces(max((content.get(name) for name in names), key=lambda v: (bool(v), v is not None)), of)
-
-
-def within(value: Any, *path: str) -> Any:
-    """Return a value in nested objects; None if one of them is missing or no object."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text in a message of a streamed completion."""
+    return "".join(choice.get("text") or "" for choice in message.get("choices") or ())
 
 
 def _request(line: Mapping[str, Any]) -> Any:

@@ -79,7 +79,6 @@ def plan_document(planned: LoadPlan) -> Document:
 
 
 def _blocks(load: Load, level: float) -> list[Block]:
-    """Return the tables of one level."""
     numbers = {arm.name: place for place, arm in enumerate(load.arms, start=1)}
     cells = _cells(load, level)
     found = [Row(c.arm, _entries(c), numbers[c.arm], notes=[("flag", flag) for flag in c.flags]) for c in cells]
@@ -115,8 +114,7 @@ def _lead(load: Load) -> str:
     found, ends = "no estimate has an interval", interval(bounds(most))
     if ends is not None:
         found = f"{best.arm} has the highest estimate: {_number(most)} {ends} requests per second {what}"
-    text = f"At {_level(load, levels[-1])}, {found}."
-    return text if load.complete else f"Points are missing. {text}"
+    return f"At {_level(load, levels[-1])}, {found}."
 
 
 def _entries(cell: LoadCell) -> list[Entry]:
@@ -174,7 +172,7 @@ def _levels(load: Load) -> list[float]:
 
 def _level(load: Load, level: float) -> str:
     noun = load.unit if level == 1 else f"{load.unit}s"
-    return f"{level:g} {noun} per second" if load.request.request_rate else f"{level:g} {noun} at a time"
+    return f"{level:g} {noun} {'per second' if load.request.request_rate else 'at a time'}"
 
 
 def _limits(slo: Limits) -> str:
@@ -229,33 +227,14 @@ def reading(load: Load) -> list[tuple[str, str]]:
             "Amounts over the time from the first request to the last answer, or over the planned time of sending "
             "where that is longer. Intervals are t intervals over rounds; they need 5 rounds.",
         ),
-        (
-            "Goodput",
-            f"Requests that were answered within all limits. {_limits(load.request.slo)} An answer of one token "
-            "has no time per later token. Correct goodput counts those of them with a score of at least 0.5.",
-        ),
-        ("Time to the first token", f"{load.client.name}: {formulas['ttft']}."),
-        ("Time per later token", f"{load.client.name}: {formulas['tpot']}."),
-        ("Whole request", f"{load.client.name}: {formulas['e2e']}."),
-        (
-            "Percentiles",
-            "The mean over rounds of the round's percentile, over answered requests. Where requests were "
-            "rejected, the times are those of the others.",
-        ),
-        (
-            "Accuracy",
-            "The mean score of the items that were answered, each with its first answer; Wilson interval over "
-            "items. Rejected requests are no wrong answers; goodput lacks them.",
-        ),
+        ("Goodput", "Correct goodput counts answers with a score of at least 0.5."),
+        *((f"{word} by {load.client.name}", f"{formulas[word.lower()]}.") for word in ("TTFT", "TPOT", "E2E")),
+        ("Percentiles", "The mean over rounds of the round's percentile, over answered requests."),
+        ("Accuracy", "Wilson interval over items. Rejected requests are no wrong answers; goodput lacks them."),
         (
             "Words",
             "A speed is faster or slower if its interval lies beyond 2%, the same if it lies inside, else "
             "inconclusive. Accuracy is not worse if it lies above the margin of "
             f"{load.request.max_loss:g} points. Words are adjusted for the number of arms at a level.",
-        ),
-        (
-            "What they hold for",
-            "This machine, these servers, this client. Client and servers share the processor, so a "
-            "client that needs it slows the servers down.",
         ),
     ]

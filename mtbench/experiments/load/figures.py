@@ -1,6 +1,6 @@
-"""The figures of a load: goodput and accuracy over the offered load, a line per arm with its 95 % intervals."""
+"""The figure of a load: goodput over the offered load, a line per arm with its 95 % intervals."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from matplotlib.ticker import MaxNLocator
 
@@ -8,37 +8,29 @@ from mtbench.document import plots
 from mtbench.document.formatting import bounds, listed, number
 from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, DASHES, INK, PAPER, RULE
-from mtbench.experiments.load.format import Load, LoadCell
-from mtbench.results.figure_formats import Estimate
+from mtbench.experiments.load.format import Load
 
-Value = Callable[[LoadCell], Estimate | None]
-Point = tuple[float, float, list[float] | None]  # level, value, its interval
+Point = tuple[float, float, tuple[float, float] | None]  # level, value, its interval
 
 
 def draw(load: Load) -> list[Figure]:
-    """Return the figures; without accuracy if the suite is not scored."""
-    limited = bool(load.request.slo)
-    word = "Goodput" if limited else "Answered requests"
-    inside = "requests per second answered within all limits" if limited else "requests per second answered"
-    with plots.style():
-        drawn = [
-            _figure(load, lambda cell: cell.goodput, 1.0, "goodput", word, inside),
-            _figure(load, lambda cell: cell.accuracy, 100.0, "accuracy", "Accuracy", "% of the answered items"),
-        ]
-    return [figure for figure in drawn if figure is not None]
-
-
-def _figure(load: Load, value: Value, scale: float, name: str, title: str, y_label: str) -> Figure | None:
-    """Draw one value of every arm over the levels; of goodput, also the offered rate. None: nobody has it."""
-    lines = {arm.name: _points(load, arm.name, value, scale) for arm in load.arms}
+    """Return the figure; none before a point has ended."""
+    lines = {arm.name: _points(load, arm.name) for arm in load.arms}
     numbers = {arm: place for place, arm in enumerate(lines, start=1) if lines[arm]}
-    if not numbers:
-        return None
+    with plots.style():
+        return [_figure(load, lines, numbers)] if numbers else []
+
+
+def _figure(load: Load, lines: Mapping[str, list[Point]], numbers: Mapping[str, int]) -> Figure:
+    """Draw the goodput of every arm over the levels, and the offered rate."""
+    limited = bool(load.request.slo)
+    title = "Goodput" if limited else "Answered requests"
+    y_label = f"requests per second answered{' within all limits' if limited else ''}"
     offered = f"{load.unit}s per second offered" if load.request.request_rate else f"{load.unit}s at a time"
     key = [plots.label(place, arm) for arm, place in numbers.items()]
     figure, axes = plots.canvas(f"{title} under load", y_label, 210, key, right=26)
     levels = sorted({level for points in lines.values() for level, *_ in points})
-    ideal = name == "goodput" and bool(load.request.request_rate) and load.unit == "request"
+    ideal = bool(load.request.request_rate) and load.unit == "request"
     if ideal:
         axes.plot(levels, levels, color=RULE, lw=1.2, zorder=1)
     for arm, place in numbers.items():
@@ -53,7 +45,7 @@ def _figure(load: Load, value: Value, scale: float, name: str, title: str, y_lab
     axes.minorticks_off()
     axes.margins(0.05, 0.08)
     axes.autoscale_view()
-    axes.set_ylim(bottom=0 if name == "goodput" else None)
+    axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.grid()
     axes.set_xlabel(offered)
@@ -62,7 +54,7 @@ def _figure(load: Load, value: Value, scale: float, name: str, title: str, y_lab
     return plots.finish(
         figure,
         f"mtbench load, {load.request.suite}, {load.client.name} {load.client.version}, {load.started}",
-        name=name,
+        name="goodput",
         title=f"{title} under load",
         caption="Numbers at the right end name the arms. Lines through points are 95% intervals."
         f"{' The grey line is the offered rate.' if ideal else ''}",
@@ -70,12 +62,7 @@ def _figure(load: Load, value: Value, scale: float, name: str, title: str, y_lab
     )
 
 
-def _points(load: Load, arm: str, value: Value, scale: float) -> list[Point]:
+def _points(load: Load, arm: str) -> list[Point]:
     """Return what is known of an arm, in the order of the levels."""
-    found: list[Point] = []
-    for cell in load.cells:
-        known = value(cell) if cell.arm == arm else None
-        if known is not None and known.value is not None:
-            limits = bounds(known)
-            found.append((cell.level, scale * known.value, limits and [scale * limit for limit in limits]))
-    return found
+    known = [(cell.level, cell.goodput) for cell in load.cells if cell.arm == arm]
+    return [(level, goodput.value, bounds(goodput)) for level, goodput in known if goodput.value is not None]

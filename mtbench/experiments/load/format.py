@@ -107,7 +107,6 @@ class RequestLine(Record):
     tpot_s: StoredSeconds | None = Field(description="time per later token, by the client's formula; null: one token")
     tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not reported")
     text: str | None = Field(description="the answer; null: not answered")
-    reasoning: Count | None = Field(None, description="letters at its begin that are reasoning; null: none is apart")
     forwards: Count | None = Field(description="forward passes in which the request had a row; null: not reported")
     turn: Size = Field(1, description="its turn in its conversation, from 1")
     prompt_tokens: Count | None = Field(None, description="tokens of its prompt, as the plan has them")

@@ -25,14 +25,13 @@ from mtbench.options.engine_options import EngineOption, with_options
 from mtbench.plan.plan import RunRequest, SuitePlan
 from mtbench.plan.prompts import open_suites, prompt_texts
 
-MOST_REQUESTS = 100_000  # of a point
 NO_SPECIAL = "requests have add_special_tokens=false: a server that ignores it, as SGLang's, reads more tokens"
 
 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
     # With URLs only, plain decoding is not served: its checkpoint has the tokenizer and the template.
-    arms = served_arms(request.method or plain_decoding()[:1], request.engine, run_request(request).settings)
+    arms = _served_arms(request.method or plain_decoding()[:1], request.engine, run_request(request).settings)
     chosen = [
         ArmPlan(
             name=_name(arm),
@@ -88,7 +87,6 @@ def plan(request: LoadRequest) -> LoadPlan:
 
 
 def _conversations(planned: SuitePlan) -> list[list[int]]:
-    """Return the items of each conversation, in the order of its turns."""
     numbers, first = range(len(planned.items)), planned.first_turn
     return [[*found] for _, found in itertools.groupby(sorted(numbers, key=first), first)]
 
@@ -112,13 +110,7 @@ def _sent(planned: SuitePlan, prompts: Sequence[Prompt], checkpoint: Inspected) 
     raise UserError(f"suite {planned.suite!r}: no texts have the tokens of its prompts, and a load sends texts.")
 
 
-def served_arms(
-    specs: Sequence[str], engines: Sequence[str] = ENGINES[:1], engine_options: Sequence[EngineOption] = ()
-) -> list[Arm]:
-    """Return the arms of several `--method` values, in order, in each engine.
-
-    Raises UserError for a method or an option that is not allowed, or a method that cannot be served.
-    """
+def _served_arms(specs: Sequence[str], engines: Sequence[str], engine_options: Sequence[EngineOption]) -> list[Arm]:
     arms = parse_arms(specs, engines, engine_options)
     for arm in arms:
         if is_served(arm.engine) and not SERVING_ENGINES[arm.engine].text:
@@ -139,7 +131,6 @@ def _changed(arm: Arm) -> list[str]:
 
 
 def _name(arm: Arm) -> str:
-    """Return the short name of an arm: what differs from the defaults."""
     options = _changed(arm)
     if arm.on != METHODS[arm.method].roles[0]:
         options.append(f"on={arm.on}")
@@ -178,12 +169,6 @@ def _refuse_levels(request: LoadRequest) -> None:
         )
     if request.concurrency and request.requests is None:
         raise UserError("--concurrency needs --requests N: how many requests a point sends.")
-    for level in request.levels:
-        if started_at(request, level) > MOST_REQUESTS:
-            raise UserError(
-                f"a point of {started_at(request, level):,} requests is not allowed; at most {MOST_REQUESTS:,} are. "
-                "Lower --request-rate, --duration or --requests."
-            )
 
 
 def _refuse_suite(suite: Suite, planned: SuitePlan) -> None:

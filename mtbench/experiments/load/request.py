@@ -123,7 +123,6 @@ class LoadRequest(Record):
     @model_validator(mode="before")
     @classmethod
     def _split_urls(cls, given: Any) -> Any:
-        """Make `url` and `key_env` of texts NAME=URL or NAME=URL=VARIABLE."""
         if not isinstance(given, dict) or not isinstance(given.get("url"), list | tuple):
             return given
         urls, keys = parse_urls(given["url"])

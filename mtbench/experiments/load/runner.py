@@ -96,7 +96,6 @@ class LoadRun:
             yield running
 
     def _point(self, point: PointPlan, running: Running, python: Path) -> PointLine:
-        """Run a point and return its line."""
         sending = Sending(self.planned, point, running, self.run.path / TOKENIZER)
         folder = self.run.path / WORK / point.point
         shutil.rmtree(folder, ignore_errors=True)
@@ -178,7 +177,7 @@ def passes(answers: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _answer(line: RequestLine, cut: Sequence[str]) -> tuple[str, str] | None:
-    return None if line.text is None else (line.item, behind(before(line.text, cut), line.reasoning))
+    return None if line.text is None else (line.item, behind(before(line.text, cut), None))
 
 
 def window_s(requests: Sequence[RequestLine], planned_s: float) -> float:
@@ -188,11 +187,7 @@ def window_s(requests: Sequence[RequestLine], planned_s: float) -> float:
 
 
 def read_points(run: RunDirectory, planned: LoadPlan) -> list[PointLine]:
-    """Return the points that have ended.
-
-    Raises UserError for a line that does not belong to the plan, or whose server is not known.
-    """
-    servers = read_servers(run)
+    """Return the points that have ended. Raises UserError for a line that does not belong to the plan."""
     planned_points = {point.point: point for point in planned.points}
     lines = run.read_lines(POINTS, PointLine)
     for line in lines:
@@ -200,8 +195,6 @@ def read_points(run: RunDirectory, planned: LoadPlan) -> list[PointLine]:
         items = [] if point is None else [planned.items[place].item for place in point.items]
         if point is None or items != [request.item for request in line.requests]:
             raise UserError(f"{run.path / POINTS} has a point {line.point!r} that is not planned; start another load.")
-        if line.arm not in servers or servers[line.arm].name != line.arm:
-            raise UserError(f"{run.path / SERVERS} has no server of {line.arm!r}, which has points; {ADVICE}")
     return lines
 
 

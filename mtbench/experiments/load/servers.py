@@ -73,7 +73,6 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Running]:
 
 
 def _serving(planned: LoadPlan, arm: ArmPlan) -> tuple[ServingEngine, Serving]:
-    """Return the server of an arm, and its model."""
     request = planned.request
     [chosen] = parse_arms([str(arm.method)])
     family = families.family(planned.family, request.model, request.checkpoint)
@@ -122,7 +121,6 @@ def warm_up(running: Running, planned: LoadPlan) -> None:
 
 @contextmanager
 def _server_errors(place: str) -> Iterator[None]:
-    """Turn a ServerError into a UserError."""
     try:
         yield
     except ServerError as error:

@@ -218,14 +218,12 @@ def _speedup(shared: Sequence[SharedRound]) -> statistics.Ratio:
 
 
 def _goodput_ratio(baseline: Sent, arm: Sent, shared: Sequence[SharedRound]) -> statistics.Ratio:
-    """Return the arm's goodput over the baseline's."""
     good = [[sum(sent.good(pair[side])) for pair in shared] for side, sent in enumerate((baseline, arm))]
     windows = [[pair[side].window_s for pair in shared] for side in (0, 1)]
     return statistics.ratio_of_totals([good[1], windows[0]], [good[0], windows[1]], unit="round")
 
 
 def _rate(sent: Sent, amount: Callable[[PointLine], float]) -> Estimate:
-    """Return an amount per second, with the rounds as the unit."""
     return _ratio([amount(point) for point in sent.points], [point.window_s for point in sent.points])
 
 
@@ -269,7 +267,6 @@ def _tokens(point: PointLine) -> int:
 
 
 def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
-    """Return what a reader must know about the cell."""
     flags = []
     for name in ("rejected", "failed"):
         if sizes[name] > REJECTED_SHARE * len(sent.requests):
@@ -292,7 +289,6 @@ def _throttled(point: PointLine) -> bool:
 
 
 def _collapse(sent: Sent) -> list[str]:
-    """Return a flag if an arm's drafts are hardly ever accepted."""
     share = _share(sent, lambda line: line.tokens, lambda line: line.forwards)
     if sent.method is None or share is None or not share.value:
         return []
