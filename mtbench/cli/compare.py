@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mtbench.cli.parameters import command
-from mtbench.cli.session import beside_json, refuse_twice, write_json
+from mtbench.cli.session import beside_json, write_json
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
@@ -38,7 +38,6 @@ def compare(
     refuse_existing(json_to)
     if len(runs) < 2:
         raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
-    refuse_twice(runs, "directory", "give two different runs")
     base, *heads = map(_open, runs)
     comparison = Comparison(
         schema_version=3,

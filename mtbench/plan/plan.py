@@ -23,7 +23,6 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.document.formatting import counted
 from mtbench.evaluation.answer_format import AnswerFormat
-from mtbench.evaluation.registry import SUITES
 from mtbench.models.thinking import Thinking
 from mtbench.options.classes import decoding_options
 from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
@@ -371,18 +370,6 @@ class Plan(Record):
             for suite in self.suites
             if suite.metric is not None and (without := len(suite.items) - len(suite.scored_items))
         ]
-        if subtasks := set(self.request.subtask):
-            whole = [s.suite for s in self.suites if subtasks.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
-            sentences += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
-        if self.request.chat_template_date and not any("template_date" in suite.task for suite in self.suites):
-            sentences.append("--chat-template-date changes nothing: no chat template reads the clock")
-        if "refill" not in self.request.batching:
-            return sentences
-        if 1 in self.request.batch_size:
-            sentences.append("batch size 1 has nothing to refill: it has no refilled cells")
-        named = {spec.partition(":")[0] for spec in self.request.method} or set(METHODS)
-        if static_only := sorted(name for name in named if METHODS[name].outside):
-            sentences.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
         return sentences
 
     def _begun(self, group: Group) -> int:

@@ -165,9 +165,6 @@ def _frontier(scene: Scene) -> Figure | None:
         mark = {"boxstyle": f"{'square' if baseline else 'circle'},pad=0.2", "facecolor": color, "lw": 0}
         number_ = str(scene.numbers[cell.arm])
         axes.text(x, y, number_, ha="center", va="center", fontsize=9, color=PAPER, bbox=mark, zorder=4)
-    best = _undominated([(x, y) for cell, x, y in points if not cell.void])
-    if len(best) > 1:
-        axes.plot(*zip(*best, strict=True), color=ACCENT, lw=1, ls=(0, (4, 3)), alpha=0.7, zorder=1)
     low, high = _range([b for span in accuracies for b in span] + [y for _, _, y in points])
     axes.set_ylim(max(-4.0, low), min(104.0, high))
     axes.set_xlim(*_range([b for span in rates for b in span] + [x for _, x, _ in points]))
@@ -182,15 +179,9 @@ def _frontier(scene: Scene) -> Figure | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Squares are baselines. Lines through a point are its 95% intervals. The dashed line joins the "
-        "arms that no other arm beats in both (by their estimates; intervals may overlap).",
+        caption="Squares are baselines. Lines through a point are its 95% intervals.",
         alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
-
-
-def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other point beats in both coordinates, from left to right."""
-    return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

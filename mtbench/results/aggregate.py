@@ -31,7 +31,7 @@ from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import acceptance, collapse, degenerate, speed_factors, subtasks
 from mtbench.results.acceptance_curves import write_curves
-from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
+from mtbench.results.comparisons import Comparisons, compare, floor, stops_paying
 from mtbench.results.figure_formats import Finish, Percentiles, Publication, RequestLatency, Samples, SpeedParts
 from mtbench.results.flags import (
     cache_flags,
@@ -218,12 +218,10 @@ def _cell(
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **dict(summary),
         tokens_per_forward_spread=tokens_per_forward_spread(parts["tasks"]),
-        accuracy_same_items=None if summary.accuracy is None else same_items(data, of_arm),
         finish=finish,
         **_counts(data),
         degenerate=loops,
         **_times(data, prepared),
-        repeated_identical=_over(*data.repeated),
         reference=cell.is_reference,
         lossless=lossless,
         void=void_reasons_of(data, lossless),

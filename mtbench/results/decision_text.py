@@ -144,13 +144,7 @@ def speed(choice: Choice) -> str | None:
     if low is None or high is None:
         return None
     places, level = decimals(high), f"{100 * choice.level:.4g} %"
-    if round(low, places) > 1 or high >= 2:
-        return f"{low:.{places}f} to {high:.{places}f} times ({level}) as fast as plain decoding"
-    least, most = round(100 * low) - 100, round(100 * high) - 100
-    gain = f"{-least} % slower to {most} % faster"
-    if least >= 0 or most <= 0:
-        gain = f"{least} to {most} % faster" if least >= 0 else f"{-most} to {-least} % slower"
-    return f"{gain} than plain decoding ({level})"
+    return f"{low:.{places}f} to {high:.{places}f} times ({level}) as fast as plain decoding"
 
 
 def _cost(choice: Choice) -> str:

@@ -161,7 +161,6 @@ def test_a_mean_has_the_interval_of_independent_parts(own: RunDirectory) -> None
         ({"setup": {"max_new_tokens": 8}}, {}, "24 new tokens, theirs 8"),
         ({}, {"protocol": "own"}, "stop strings end an answer, theirs do not"),
         ({"not_comparable": {"tokens_per_forward": "another count"}}, {}, "another count"),
-        ({"row": {"arm": "ar:on=base"}}, {}, "not run"),
         ({"row": {"batch_size": 8}}, {}, "not run"),
     ],
 )
