@@ -380,15 +380,12 @@ class Plan(Record):
     def _too_few_blocks(self, group: Group) -> str:
         """Return a warning on a group with too few blocks for an interval, and the remedy."""
         batching = "" if group.batching == "static" else f", {group.batching}"
-        suite, begun = self.suite(group.suite), self._begun(group)
-        what, of = ("item", "") if begun == len(group.blocks) else ("conversation", " of conversations")
         items = MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)
-        blocks, needed = f"{counted(begun, 'block')}{of}", f"{items} {what}s"
-        remedy = f"which takes {needed}; raise `--limit`"
-        if suite.is_whole(self.request.limit):
-            there = sum(item.follows is None for item in suite.items)
-            remedy = f"which takes {needed}, and there are {there}; add prompts, or lower `--batch-size`"
+        remedy = "add prompts, or lower `--batch-size`"
+        if not self.suite(group.suite).is_whole(self.request.limit):
+            remedy = "raise `--limit`"
         return (
-            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
-            f"for an interval, {remedy}"
+            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: "
+            f"{counted(self._begun(group), 'block')}, {MIN_BLOCKS} needed for an interval, which takes {items} "
+            f"prompts; {remedy}"
         )

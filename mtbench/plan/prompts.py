@@ -298,7 +298,6 @@ def _tokenise(
 
 
 def _answer_formats(prompts: Sequence[Prompt]) -> list[AnswerFormat]:
-    """Return what the answers to prompts must be, each once."""
     formats: list[AnswerFormat] = []
     for prompt in prompts:
         if prompt.answer_format is not None and prompt.answer_format not in formats:

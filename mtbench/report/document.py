@@ -187,7 +187,6 @@ def _picture(groups: Sequence[Group]) -> Figure | None:
 
 
 def _viewer(run: Run, results: Results, naming: Naming) -> Widget:
-    """Return the generations, which only the page shows."""
     data = dump(viewer(run, results, *naming))
     page = resources.files("mtbench.report") / "page"
     script, style = ((page / f"viewer.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
@@ -222,7 +221,6 @@ def _sweeps(results: Results, naming: Naming) -> list[Section]:
 
 
 def _slug(suite: str, batching: str, end: str) -> str:
-    """Return the name of a section's files."""
     name = re.sub(r"[^A-Za-z0-9-]+", "_", suite_name(suite))[:LONGEST_SLUG]
     return f"{name}.{end}" if batching == "static" else f"{name}.{batching}.{end}"
 

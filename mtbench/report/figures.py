@@ -29,7 +29,6 @@ Panels = Mapping[str, Mapping[str, Mapping[str, Point]]]  # label of an axis, ar
 FILLED = "Filled points are faster by their verdict; hollow points are not shown to be faster."
 WHISKERS = "Lines through points are 95% intervals."
 CURVES = f"{FILLED} {WHISKERS}"
-RANGES = {"turns": "turn", "contexts": "prompt tokens of a request, mean over a block"}  # field of a cell, and its axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Scene:
 
 def draw(scene: Scene) -> list[Figure]:
     """Return the figures of one suite and batch size that have data."""
-    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _conversations, _acceptance]
+    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _acceptance]
     with plots.style():
         drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
@@ -191,17 +190,6 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - space, high + space
 
 
-def _conversations(scene: Scene) -> Figure | None:
-    """Draw speedup by turn and by context, if conversations have later turns."""
-    shown = [(c, scene.headline[c.arm].baseline) for c in scene.cells if c.arm in scene.headline and c.turns]
-    panels: Panels = {
-        label: {c.arm: {p.part: s for p in getattr(c, name) for s in _over(base, p.speedup)} for c, base in shown}
-        for name, label in RANGES.items()
-    }
-    title, subtitle = "Speedup by turn and by context", "over plain decoding, on the same prompts"
-    return _panels(scene, panels, title, subtitle, name="by-turn", caption=CURVES)
-
-
 def _acceptance(scene: Scene) -> Figure | None:
     """Draw the acceptance length by context, category and thinking, if forwards are of several parts."""
     panels: Panels = {
@@ -271,5 +259,4 @@ def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], 
 
 
 def _over(baseline: str, speedups: Iterable[TaskSpeedup]) -> list[TaskSpeedup]:
-    """Return the measured speedup over a baseline, if there is one."""
     return [speedup for speedup in speedups if speedup.baseline == baseline and speedup.value]

@@ -207,7 +207,6 @@ def bounds(ratio: Ratio) -> list[float] | None:
 
 
 def _in_order(comparisons: Comparisons, data: CellData) -> Comparisons:
-    """Return the same comparisons in the order of the cell's baselines."""
     order = [*data.cell.baselines, *data.cell.engine_baselines]
     for compared in (value for value in vars(comparisons).values() if isinstance(value, list)):
         compared.sort(key=lambda c: order.index(c.baseline))
@@ -228,7 +227,6 @@ def _compared(
 
 
 def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> Reason | None:
-    """Return why void arms forbid a verdict, or None."""
     if data.cell.arm in void:
         return Reason(kind="void", text="the arm is void")
     return Reason(kind="void", text="the baseline is void") if baseline.cell.arm in void else None
@@ -270,7 +268,6 @@ def _speedups(
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> Reason | None:
-    """Return why the timed windows are too short to compare, or None."""
     return verdicts.too_short([t.wall_s for t in data.samples], synchronisation_s)
 
 
@@ -284,7 +281,6 @@ def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
 
 
 def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
-    """Return the record of an arm's speed over a baseline."""
     tokens, tokens0 = data.per_unit("tokens"), baseline.per_unit("tokens")
     wall, wall0 = data.per_unit("wall_s"), baseline.per_unit("wall_s")
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0], unit=data.unit)

@@ -44,7 +44,6 @@ def budget_spent(resume: str) -> str:
 
 
 def _on_demonstration(text: str) -> str:
-    """Return a sentence marked as that of a demonstration."""
     return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
 
 
@@ -88,7 +87,6 @@ def _in_engine(name: str | None) -> str:
 
 
 def _why(rec: Recommendation) -> str:
-    """Return why there is no conclusion, its needs, and the method to use until then."""
     undecided = rec.undecided
     if rec.baseline is None:
         return rec.doubt or "no arm could be compared with plain decoding"
@@ -148,7 +146,6 @@ def speed(choice: Choice) -> str | None:
 
 
 def _cost(choice: Choice) -> str:
-    """Return what an arm with other tokens costs in accuracy."""
     cost = choice.accuracy
     if cost is None:
         return ""

@@ -57,11 +57,10 @@ def test_two_runs(runs: list[Path]) -> None:
     assert "arithmetic, batch size 2" in shown
     words = " ".join(row(shown, "ar@ar/graph"))
     assert re.fullmatch(
-        r"14 of 14 64\.3 → 100\.0 \[.*?\] 4\.25 → 8\.50 \[2\.00, 2\.00\] 4\.25 → 8\.50 8\.5 → 8\.5 17 → 8", words
+        r"14 of 14 64\.3 → 100\.0 \[.*?\] 4\.25 → 8\.50 \[2\.00, 2\.00\] 4\.25 → 8\.50 8\.5 → 8\.5", words
     ), words
     assert row(shown, "ar@mars/graph")[:3] == ["0", "of", "14"]
     assert not re.search("faster|slower|speedup", shown)
-    assert "tokens/s: each run's own items in its own session" in shown
     assert shown.splitlines()[-1] == "For a verdict on speed: `mtbench gate --base ENV --head ENV`"
 
 
@@ -87,7 +86,6 @@ def test_the_json_is_as_its_schema_says(runs: list[Path], tmp_path: Path, target
     cells = document["comparisons"][0]["cells"]
     assert [cell["cell"] for cell in cells] == [AR, MARS]
     assert cells[0]["figures"]["tokens_per_forward"]["value"] == pytest.approx(2)
-    assert [cells[0]["figures"][run]["tokens_per_s"] for run in ("base", "head")] == [17.0, 8.5]
     shown = result.stderr if target == "-" else result.stdout
     assert "arithmetic, batch size 2" in shown
 
@@ -111,8 +109,3 @@ def test_an_unfinished_run_is_refused(runs: list[Path]) -> None:
     )
     (runs[1] / "failures.jsonl").write_text(json.dumps({"cell": AR, "error": "no memory"}) + "\n")
     assert f"not compared: failed in {runs[1]}: no memory" in compare(runs, columns=300).stdout
-
-
-def test_runs_without_a_common_cell_are_refused(runs: list[Path], tmp_path: Path) -> None:
-    other = MadeRun({MARS: ANSWERS}).write(tmp_path / "other")
-    assert f"have no cell in common; for example, they have {AR} and {MARS}." in mistake(runs[2], other)

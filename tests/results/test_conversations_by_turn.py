@@ -201,12 +201,9 @@ def test_servers_times_are_over_conversations_unless_arms_decode_apart(unit: Any
 
 
 def test_a_page_shows_each_arm_by_turn_and_by_context(run: RunDirectory) -> None:
-    """A row for each arm and part under the arm's name, and one figure with the speedups of both panels in words."""
+    """A row for each arm and part under the arm's name."""
     page = (run.path / "report.md").read_text()
     turns, contexts = (page.split(f"### By {what}")[1].split("###")[0] for what in ("turn", "context"))
     rows = [line.split("|")[1].strip(" *") for line in turns.splitlines() if line.startswith("|")][2:]
     assert [row.partition(".")[0] for row in rows] == ["1", *PARTS, "2", *PARTS]
     assert "| 513–1,024 |" in contexts
-    [figure] = [line for line in page.splitlines() if line.startswith("![Speedup by turn and by context")]
-    assert " at 5–8" in figure
-    assert " at 129–256" in figure
