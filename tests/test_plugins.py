@@ -25,7 +25,6 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.lineup.planner import make_plan
-from mtbench.options import option
 from mtbench.plan.checks import read_plan
 from mtbench.plan.plan import RunRequest
 
@@ -324,17 +323,6 @@ def test_a_method_that_breaks_costs_its_own_cells(
         assert "\n" not in cell["error"]
     finish(run)
     assert sorted(line["cell"] for line in stored_lines(run, "failures.jsonl")) == sorted(c["cell"] for c in bad)
-
-
-def test_what_a_constructor_raises_is_one_line(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: Any) -> None:
-        raise ValueError("width must be even")
-
-    METHODS["ar"]
-    parts = {"__annotations__": {"width": int}, "width": option(2, "w", low=1), "__post_init__": check}
-    monkeypatch.setitem(METHODS._classes, "odd", odd("odd", parts))
-    with pytest.raises(UserError, match=r"odd:width=3 is refused: ValueError: width must be even. See `mtbench ls"):
-        make_plan(asked(checkpoint, method=["ar", "odd:width=3"]))
 
 
 # --- Suites ---------------------------------------------------------------------------------------------------------

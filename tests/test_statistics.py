@@ -286,14 +286,6 @@ def share_covered(counts: npt.NDArray[np.int64], covered: Callable[..., bool]) -
     return float(np.average(held, weights=times))
 
 
-@pytest.mark.parametrize(("n", "most"), [(64, 1.0), (256, 0.97), (2000, 0.97)])
-@pytest.mark.parametrize("p", [0.3, 0.5, 0.7, 0.9])
-def test_wilson_covers(p: float, n: int, most: float) -> None:
-    """95 % intervals contain the true accuracy in 93–97 % of trials; with few items, in at least 93 %."""
-    counts = np.random.default_rng(n).binomial(n, p, size=(20_000, 1))
-    assert 0.93 <= share_covered(counts, lambda correct: covers(stat.wilson(correct, n)[2:4], p)) <= most
-
-
 def exactly(n: int, psi: float, difference: float, holds: Callable[[int, int], bool]) -> float:
     """Return the probability of an event about (gained, lost), summed over all counts that can occur."""
     total, gain = 0.0, (psi + difference) / (2 * psi)

@@ -143,9 +143,3 @@ def test_a_mistake_is_one_error_and_writes_nothing(
     assert isinstance(result.exception, UserError)
     assert reason in str(result.exception)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_recipe_is_not_an_objective(base: Path) -> None:
-    """Unknown recipes are refused with the known ones; so is a recipe together with an objective."""
-    assert "known: eagle-cpu, mars-qwen2.5-0.5b, " in str(invoke("--recipe", "tinny").exception)
-    assert "leave out 'ar'" in str(invoke("--recipe", "tiny", "ar", "--base", base, "--data", "x", "-o", "y").exception)

@@ -78,7 +78,6 @@ def test_a_suite_is_described_with_its_subtasks(name: str) -> None:
     [
         (["method"], "unknown listing 'method' (did you mean 'methods'?)"),
         (["methods", "marz"], "unknown method 'marz' (did you mean 'mars'?)"),
-        (["suites", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
         (["families", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
     ],
 )

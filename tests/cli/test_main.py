@@ -1,7 +1,5 @@
 """The command `mtbench`: which commands it has, and that each is imported only when it is used."""
 
-import os
-import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -99,31 +97,6 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str], monk
     assert stopped.value.code == 2
     assert error.count("\n") == 1
     assert "No such command 'rnu'. Did you mean 'run'" in error
-
-
-def test_an_interruption_at_any_time_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also before a command begins, or while the first interruption is handled; the last line cannot be interrupted."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-
-    def interrupted(**_: object) -> None:
-        raise KeyboardInterrupt
-
-    def interrupt() -> str:
-        for number in before:
-            os.kill(os.getpid(), number)
-        return "nothing was started"
-
-    monkeypatch.setattr(main, "app", interrupted)
-    monkeypatch.setattr(main, "_how_to_resume", interrupt)
-    try:
-        with pytest.raises(SystemExit) as stopped:
-            main.main()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert (stopped.value.code, capsys.readouterr().err) == (130, "interrupted; nothing was started\n")
 
 
 def test_out_of_memory_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsers import BROWSER, opened
 from stages import assemble, write_report
 from stored import stored_json, stored_lines
 
@@ -243,35 +242,6 @@ def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory, reported: R
     write(run, stored_json(run, "results.json"))
     assert files_of(run) == files_of(reported)
     assert len(files_of(run)) == 2 + 4 + 2 * (2 * 2 + 2 * 1)  # pages; tables; figures of scored suites, and of others
-
-
-@BROWSER
-def test_the_viewer_in_a_browser(reported: RunDirectory) -> None:
-    """There is no error and no request, and buttons and lists work, from the keyboard too."""
-    with opened((reported.path / "report.html").resolve().as_uri(), 400) as (page, wrong):
-        page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-        assert page.evaluate("typeof broken") == "undefined"
-        item, status = page.locator("#viewer-item"), page.locator("#viewer-status")
-        assert page.locator(".answer").count() == 4
-        first = status.inner_text()
-        assert page.locator("#viewer-previous").is_disabled()
-        page.locator("#viewer-next").focus()
-        page.keyboard.press("Enter")
-        second = status.inner_text()
-        assert second != first
-        page.locator("#viewer-previous").click()
-        assert status.inner_text() == first
-        item.select_option(index=1)
-        assert status.inner_text() == second
-        page.locator("#viewer-group").select_option(index=0)
-        page.locator("#viewer-arms input").first.uncheck()
-        assert page.locator(".answer").count() == 3
-        data = json.loads(page_of(reported).data)
-        shown = page.locator(".answer .text").first.inner_text()
-        assert "</script><script>broken=1</script>" in "".join(data["groups"][0]["items"][1]["answers"][1]["pieces"])
-        assert "</script>" in shown
-        assert page.locator(".answer .text .f").count() > 0
-        assert wrong == []
 
 
 def test_a_checkpoint_that_overrides_a_role_is_named_in_place_of_the_family(run: RunDirectory) -> None:

@@ -90,18 +90,6 @@ def test_figures_are_those_of_a_plain_recomputation(tmp_path: Path, seed: int) -
     assert [share and share.value for share in shares] == [sum(run) / len(scored) for run in zip(*scored, strict=True)]
 
 
-def test_a_run_agrees_with_itself(tmp_path: Path) -> None:
-    """No item differs, and the ratio is exactly 1."""
-    found = compared(tmp_path, MadeRun({AR: drawn(3), MARS: drawn(4)}), MadeRun({AR: drawn(3), MARS: drawn(4)}))
-    assert (found.differs, found.only_base, found.only_head) == ([], [], [])
-    for cell in (AR, MARS):
-        figures = figures_of(found, cell)
-        assert figures.agreement.identical == figures.agreement.items
-        assert figures.tokens_per_forward.value == pytest.approx(1)
-        assert figures.accuracy is not None
-        assert figures.accuracy.difference == 0
-
-
 def test_a_missing_item_does_not_count(tmp_path: Path) -> None:
     """Nor do items beyond a smaller limit: neither their tokens nor their scores."""
     base = [answer("aaaa", 2, 0.0), answer("bb", 1), answer("cccccc", 1, 0.0)]

@@ -101,12 +101,6 @@ def test_what_is_no_collapse(cell: CellData, twin: CellData | None) -> None:
     assert collapse.find(cell, [cell, *([twin] if twin else [])]) is None
 
 
-def test_an_engine_may_hide_its_forwards() -> None:
-    hidden = drafting(1.0)
-    hidden.lines["a/0/0"] = generation_line(item="a/0/0", block=0)
-    assert collapse.find(hidden, [hidden]) is None
-
-
 def test_a_servers_collapse_is_in_the_results_and_on_the_page(tmp_path: Path) -> None:
     """Less is accepted with another cache."""
     options = ["scripted:kv-cache-dtype=accepts=9|accepts=1"]

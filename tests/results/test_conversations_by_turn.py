@@ -15,7 +15,6 @@ from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Item
-from mtbench.records import dump
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import RangeFigures
 from mtbench.results.format import ResultCell, Results
@@ -155,27 +154,6 @@ def test_the_figures_of_a_part_are_those_of_its_own_lines(run: RunDirectory) -> 
             assert part.tokens_per_forward == pytest.approx(part.tokens / forwards.sum())
             if cell == MARS:
                 assert_equal(part.acceptance_rate, naive(accepted, drafted))
-
-
-def test_what_an_engine_hides_is_null_and_what_it_counts_is_taken(tmp_path: Path) -> None:
-    """Nothing kept is a share of 0; nothing reported is no share."""
-
-    def silent(cell: str, line: Any) -> None:
-        line.update(ttft_s=None, cached_tokens=None)
-
-    def counted(cell: str, line: Any) -> None:
-        line.update(cached_tokens=0, drafts=4, drafted=20, accepted=20 if line["block"] % 2 else 1)
-
-    nothing = {"value": None, "ci_low": None, "ci_high": None}
-    for part in cells_of(made(tmp_path / "silent", silent, hide=True))[MARS].turns:
-        assert (part.tokens_per_forward, part.acceptance) == (None, None)
-        hidden_ones = (part.acceptance_rate, part.ttft_s, part.tpot_s, part.cached_share)
-        assert [dump(found) for found in hidden_ones] == [nothing] * 4
-    for part in cells_of(made(tmp_path / "counted", counted, hide=True))[MARS].turns:
-        assert part.acceptance is not None
-        assert part.acceptance_rate.value == pytest.approx(part.acceptance.rate)
-        assert (part.acceptance_rate.ci_high or 2) <= 1
-        assert dump(part.cached_share) == nothing | {"value": 0.0}
 
 
 @pytest.mark.parametrize("unit", ["second", "round"])

@@ -10,8 +10,7 @@ from mtbench.plan.formats import TimingLine
 from mtbench.plan.plan import Group, Item
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import Verdict
-from mtbench.results.samples import CellData, _timed_units, _units
-from mtbench.results.subtasks import summarize
+from mtbench.results.samples import _timed_units, _units
 
 
 def timed(walls: Mapping[int, Sequence[float]], **given: Any) -> list[TimingLine]:
@@ -63,22 +62,6 @@ def test_short_blocks_of_servers_are_timed_as_parts_of_a_second() -> None:
     data = cell_data([], timed({k: [wall_s] for k, wall_s in enumerate(walls["a"])}))
     data.timed_unit_of, data.unit = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}, "second"
     assert data.per_unit("wall_s").tolist() == pytest.approx([1.7, 2.8])
-
-
-def test_tokens_per_forward_has_an_interval_over_blocks() -> None:
-    """Items of a block wait for each other, so they are not independent: six items in one block have no interval."""
-
-    def cell(blocks: list[int]) -> CellData:
-        lines = [
-            generation_line(item=f"a/{i}/0", block=block, token_ids=[1] * (4 + i), forwards=3)
-            for i, block in enumerate(blocks)
-        ]
-        return cell_data(lines, [])
-
-    assert summarize(cell([0] * 6), None).tokens_per_forward_ci is None
-    spread = summarize(cell([0, 1, 2, 3, 4, 5]), None)
-    assert spread.tokens_per_forward == 39 / 18
-    assert spread.tokens_per_forward_ci is not None
 
 
 @pytest.mark.parametrize("void", ["ar@ar/graph", "mars@ar/graph"])
