@@ -154,12 +154,6 @@ def test_the_site_has_the_commands_methods_and_suites(pages: Path) -> None:
     assert not any("<!-- generated" in page.read_text() for page in pages.rglob("*.md"))
 
 
-def test_no_page_installs_from_an_index() -> None:
-    """The package is on none; it is installed from a checkout or a wheel."""
-    index = re.compile(r"pip install (-\S+ )*[\"']?multi-token-bench|package index")
-    assert [page.name for page in PAGES[1:] if index.search(page.read_text())] == []
-
-
 def test_the_tree_names_every_folder_of_the_core() -> None:
     """A folder that the tree does not name is missing there; a name without a folder is stale."""
     text = (ROOT / "ARCHITECTURE.md").read_text()

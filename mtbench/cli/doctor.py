@@ -81,7 +81,6 @@ def doctor(
 
 
 def _row(checked: "Checked", width: int) -> Table:
-    """Return a finding as a line, its name padded to `width`, with what to do below."""
     from mtbench.doctor.checks import SIGNS
 
     row = Table.grid(padding=(0, 2, 0, 0))

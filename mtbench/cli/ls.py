@@ -281,5 +281,4 @@ def _table(headings: Sequence[str]) -> Table:
 
 
 def _plain(*cells: str) -> list[str]:
-    """Return cells with markup escaped."""
     return [escape(cell) for cell in cells]

@@ -125,7 +125,6 @@ def main() -> None:
 
 
 def _execute() -> Any:
-    """Run a command; return its exit code."""
     _started().clear()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler interrupts like Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it

@@ -39,7 +39,6 @@ def _tabular(columns: Sequence[Sequence[Lines]]) -> list[str]:
 
 
 def _entry(entry: Entry) -> Lines:
-    """Return the value with its interval, and the verdict under it."""
     word = entry.judged.word if entry.judged else None
     verdict = word and (f"{word} (against {entry.against})" if entry.against else word)
     value = f"{entry.value} {entry.interval}" if entry.interval else entry.value
@@ -56,7 +55,6 @@ def _stacked(lines: Lines, side: str) -> str:
 
 
 def _tex(text: str) -> str:
-    """Return text with its LaTeX signs escaped."""
     text = text.replace("\\", "\\textbackslash ")
     text = re.sub(r"([&%$#_{}])", r"\\\1", text)
     signs = (("~", "\\textasciitilde "), ("^", "\\textasciicircum "), ("×", "$\\times$"), ("–", "--"), ("τ", "$\\tau$"))

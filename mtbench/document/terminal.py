@@ -98,7 +98,6 @@ def _name(row: Row) -> str:
 
 
 def _column(table: Table, place: int, *, intervals: bool) -> list[RichText]:
-    """Return the heading and the texts of a column."""
     entries = [row.entries[place] if row.entries else Entry("failed" if not place else NONE) for row in table.rows]
     texts = [_entry(entry, interval=intervals) for entry in entries]
     widest = max((text.cell_len for text in texts), default=0)

@@ -15,7 +15,6 @@
 JSON files are written aside and renamed: each is complete or absent.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -146,15 +145,9 @@ class RunDirectory:
     def _take(self, handle: int) -> None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                raise UserError(
-                    f"another mtbench command works on {str(self.path)!r}; wait until it ends, or choose another `-o "
-                    "DIR`."
-                ) from None
+        except BlockingIOError:
             raise UserError(
-                f"cannot lock {self.path / LOCK} ({error.strerror}); two commands on one run would spoil its times, so "
-                "choose a directory on a file system with locks."
+                f"another mtbench command works on {str(self.path)!r}; wait until it ends, or choose another `-o DIR`."
             ) from None
 
     def has(self, name: str) -> bool:

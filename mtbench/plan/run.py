@@ -1,4 +1,4 @@
-"""An open run: its plan and its stored lines, read and checked once.
+"""An open run: its plan and its stored lines, read once.
 
 A command opens its directory once and hands this to its stages. A stage's new lines are added here, too, so that the
 next stage, and every look of a race, has it without reading the files again.
@@ -19,7 +19,6 @@ from mtbench.plan.formats import (
     SessionRecord,
     TimingLine,
 )
-from mtbench.plan.lines import read_answers, read_timings, unplanned
 from mtbench.plan.plan import Plan
 from mtbench.records import dump
 
@@ -41,24 +40,19 @@ class Run:
     def open(cls, directory: RunDirectory, plan: Plan | None = None) -> "Run":
         """Read a run, with its stored plan if that is read already.
 
-        Raises UserError for a faulty file, and for a line that is not in the plan.
+        Raises UserError for a faulty file.
         """
         plan, environment = plan or read_plan(directory), directory.read("environment.json", Environment)
-        answers, timings = dict[str, list[GenerationLine]](), dict[str, list[TimingLine]]()
-        for group in plan.groups:
-            suite = plan.suite(group.suite)
-            for name in group.cells:
-                answers[name] = read_answers(directory, group, suite, name)
-                timings[name] = read_timings(directory, group, name, environment.sessions)
+        names = [cell.cell for cell in plan.cells]
         return cls(
             directory=directory,
             plan=plan,
             environment=environment,
-            race=read_race(directory, plan),
+            race=read_race(directory),
             failures=directory.read_lines("failures.jsonl", FailureLine),
             left=directory.read_lines("eliminated.jsonl", Elimination),
-            answers=answers,
-            timings=timings,
+            answers={name: directory.read_lines(f"generations/{name}.jsonl", GenerationLine) for name in names},
+            timings={name: directory.read_lines(f"timings/{name}.jsonl", TimingLine) for name in names},
         )
 
     @classmethod
@@ -67,19 +61,6 @@ class Run:
         """Open a run, and keep other commands away from it. Raises UserError if another process has it."""
         with directory.locked():
             yield cls.open(directory)
-
-    def refuse_unanswered(self) -> None:
-        """Raise UserError for a timing without an answer to each item of its block: the run cannot be resumed."""
-        for group in self.plan.groups:
-            items = self.plan.suite(group.suite).items
-            for name in group.cells:
-                answered = {line.item for line in self.answers[name]}
-                for block in {line.block for line in self.timings[name]}:
-                    missing = [items[n].item for n in group.blocks[block] if items[n].item not in answered]
-                    if missing:
-                        where = str(self.directory.path / f"generations/{name}.jsonl")
-                        finding = f"block {block} was timed, and its answer to {missing[0]!r:.60} is missing"
-                        raise unplanned(where, finding)
 
     @property
     def sessions(self) -> list[SessionRecord]:

@@ -43,12 +43,6 @@ def test_an_eagle_draft_gets_vllms_names(tmp_path: Path) -> None:
     assert "layers.0.self_attn.q_proj.weight" in theirs
 
 
-def test_a_draft_that_an_engine_loads_as_it_is_is_refused(tmp_path: Path) -> None:
-    for source, engine in ((EMBEDDED + "draft", "vllm"), (MARS, "sglang")):
-        with pytest.raises(UserError, match=r"needs nothing that .* lacks; give it the checkpoint as it is"):
-            app([source, "--for", engine, "--out", str(tmp_path / "out")], standalone_mode=False)
-
-
 @pytest.mark.parametrize("name", ["speculative", "mars-speculative"])
 def test_vllm_gets_a_draft_that_feeds_masks_as_a_linked_copy(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

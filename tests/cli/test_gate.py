@@ -1,29 +1,20 @@
 """`mtbench gate` on the command line: words, exit codes, files, mistakes in one line, `--resume`."""
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_build import build, calls
-from fake_gate import MARS
-from living import is_alive
-from scripted_engine import install
 from typer.testing import CliRunner, Result
 from whole import forget_plugin_files
 
 from mtbench import plugins
 from mtbench.cli import main
-from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments import experiment as frame
-from mtbench.experiments.gate import builds
 from mtbench.experiments.gate.experiment import EXPERIMENT
 from mtbench.experiments.gate.request import GateSession
 
@@ -108,61 +99,6 @@ def test_both_builds_import_the_plugin_file(made: Callable[..., list[str]], tmp_
     forget_plugin_files()
 
 
-def test_github_gets_a_summary_and_marks(
-    made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary = tmp_path / "summary.md"
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    result = gate(*made(memory=1.1), "-o", tmp_path / "gate")
-    assert "FAIL" in summary.read_text()
-    assert any(line.startswith("::error ") for line in result.stdout.splitlines())
-
-
-@pytest.fixture
-def releases(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Options that name two installed releases of an engine; in this environment, the second has these faults."""
-
-    def make(**faults: Any) -> list[str]:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        for release in ("1", "2"):
-            install(SERVING_ENGINES["llamacpp"], f"xllamacpp=={release}")
-        env = build(tmp_path / "env", plan, releases={"llamacpp=xllamacpp==2": faults})
-        monkeypatch.setattr(builds, "sys", SimpleNamespace(executable=str(env / "bin" / "python")))
-        return ["--engine", "llamacpp", "--base", "pip:xllamacpp==1", "--head", "pip:xllamacpp==2", *OPTIONS]
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("faults", "word", "says"),
-    [
-        ({}, "PASS", "the same tokens from the same work"),
-        ({"forwards": [MARS]}, "FAIL", "forward passes 8 → 9"),
-    ],
-)
-def test_two_releases_of_an_engine(
-    releases: Callable[..., list[str]], tmp_path: Path, faults: dict[str, Any], word: str, says: str
-) -> None:
-    """Both are decoded by this environment's mtbench. Fewer accepted drafts are more forward passes."""
-    result = gate(*releases(**faults), "-o", tmp_path / "gate")
-    stored = json.loads((tmp_path / "gate" / "gate.json").read_text())
-    assert (stored["word"], result.exit_code) == (word, {"PASS": 0, "FAIL": 1}[word]), result.output
-    assert says in stored["reason"]
-    assert [stored[side]["label"] for side in ("base", "head")] == ["xllamacpp==1", "xllamacpp==2"]
-    assert stored["head"]["engine"] == "llamacpp=xllamacpp==2"
-    assert not stored["same_build"]
-    assert "llamacpp=xllamacpp==1 → llamacpp=xllamacpp==2" in (tmp_path / "gate" / "gate.md").read_text()
-    resumed = gate("-o", tmp_path / "gate", "--resume")
-    assert resumed.exit_code == result.exit_code, "the releases are in the gate's request"
-
-
-def test_a_release_is_asked_for_with_its_engine_and_version(tmp_path: Path) -> None:
-    assert "name the engine by --engine: llamacpp," in mistake("--base", "pip:xllamacpp==1")
-    asked = mistake("--base", "pip:xllamacpp", "--engine", "llamacpp")
-    assert f"give pip:NAME==VERSION, such as pip:{SERVING_ENGINES['llamacpp'].package}" in asked
-
-
 def test_a_time_budget_ends_a_gate_and_resume_goes_on(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """No pair begins after the budget; the gate is inconclusive until `--resume` has run the rest."""
     ended = gate(*made(), "--time-budget", "0s", "-o", tmp_path / "gate")
@@ -171,12 +107,6 @@ def test_a_time_budget_ends_a_gate_and_resume_goes_on(made: Callable[..., list[s
     resumed = gate("-o", tmp_path / "gate", "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert json.loads((tmp_path / "gate" / "gate.json").read_text())["pairs"] == 6
-
-
-def _with_itself(words: list[str]) -> list[str]:
-    """Return the options of a gate of base with base."""
-    base = words[words.index("--base") + 1]
-    return [base if word == words[words.index("--head") + 1] else word for word in words]
 
 
 def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -199,40 +129,3 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
         f"{out / 'request.json'} has no schema version; this mtbench reads 2; start another gate with `mtbench gate -o "
         "DIR`."
     )
-
-
-def test_a_broken_floor_is_refused_before_the_pairs(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """And not after hours of pairs. The line names the file."""
-    words = [*_with_itself(made()), "--pairs", 3]
-    gate(*words, "-o", tmp_path / "c")
-    stored = json.loads((tmp_path / "floor.json").read_text())
-    entry = stored["floors"][0]
-    (tmp_path / "floor.json").write_text(json.dumps({**stored, "floors": [{**entry, "measured": "yesterday"}]}))
-    decoded = len(calls(tmp_path / "base"))
-    assert "floor.json" in mistake(*words, "-o", tmp_path / "d")
-    assert len(calls(tmp_path / "base")) == decoded
-
-
-@pytest.mark.slow
-def test_a_gate_ends_in_one_line_at_a_signal_and_resumes(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """A scheduler's SIGTERM: exit code 130, no traceback, no process left; the complete pairs are not run again."""
-    pid, out = tmp_path / "pid", tmp_path / "gate"
-    code = f"import os, time\nif timed and '0002' in str(run): open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
-    code += f"if timed and '0002' in str(run) and not os.path.exists({str(out / 'resumed')!r}): time.sleep(60)"
-    words = [sys.executable, "-m", "mtbench", "gate", *made(base={"code": code}, code=code), "-o", str(out)]
-    running = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    while running.poll() is None and not (pid.exists() and pid.read_text()):
-        time.sleep(0.02)
-    running.terminate()
-    said = running.communicate()[1]
-    assert running.returncode == 130, said
-    assert said.splitlines()[-1] == (
-        f"interrupted; complete results are kept; resume with `mtbench gate -o {out} --resume`"
-    )
-    assert all(line.startswith("stage ") for line in said.splitlines()[:-1])
-    assert not is_alive(int(pid.read_text()))
-    (out / "resumed").touch()
-    first = (out / "pairs" / "0001" / "head" / "plan.json").stat().st_mtime_ns
-    assert gate("-o", out, "--resume").exit_code == 0
-    assert (out / "pairs" / "0001" / "head" / "plan.json").stat().st_mtime_ns == first
-    assert json.loads((out / "gate.json").read_text())["pairs"] == 6

@@ -3,7 +3,6 @@
 import importlib.util
 import inspect
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import mtbench
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.plan.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,13 +99,3 @@ def test_a_mistake_is_a_user_error(options: dict[str, Any], reason: str, tmp_pat
         mtbench.run(out=out, **options)
     assert reason in str(error.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_without_results_is_refused(small_run: RunDirectory, tmp_path: Path) -> None:
-    """The error of a run has the command that makes them."""
-    with pytest.raises(UserError, match="is no run directory"):
-        mtbench.read(tmp_path)
-    for name in ("plan.json", "environment.json"):
-        shutil.copy(small_run.path / name, tmp_path)
-    with pytest.raises(UserError, match=r"holds no results\.json; finish it with `mtbench run -o"):
-        mtbench.read(tmp_path)

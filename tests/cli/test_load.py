@@ -67,7 +67,3 @@ def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_mistakes(words: list[str], reason: str) -> None:
     assert reason in mistake(*words)
-
-
-def test_resuming_nothing(tmp_path: Path) -> None:
-    assert "holds nothing of `mtbench load`" in mistake("-o", tmp_path / "none", "--resume")

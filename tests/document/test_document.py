@@ -6,7 +6,6 @@ import itertools
 import re
 from pathlib import Path
 
-import pytest
 from browsers import BROWSER, opened
 from made_gates import HOSTILE
 
@@ -155,25 +154,6 @@ def test_no_text_is_markup(tmp_path: Path) -> None:
     assert not set("\x1b\x00\u202e") & set(printed(made(HOSTILE)))
 
 
-def test_a_command_in_a_sentence_is_code() -> None:
-    """Backticks are for the terminal. What stands in them is escaped; a single one stays."""
-    assert "<p>Run <code>mtbench a&lt;b</code>, <code>c</code>.</p>" in html_page.html(
-        Document("t", "l", sections=[Section("s", [Text("Run `mtbench a<b`, `c`."), Text("a ` b")])])
-    )
-
-
-@pytest.mark.parametrize(
-    ("word", "tone"),
-    [("faster", "good"), ("worse than margin", "bad"), ("worse by less than the margin", "plain"), ("same", "plain")],
-)
-def test_a_loss_within_the_margin_is_not_marked_as_bad(word: str, tone: str) -> None:
-    assert Entry("1", verdict=word).tone == tone
-    page = html_page.html(
-        Document("t", "l", sections=[Section("s", [Table(COLUMNS[:1], [Row("a", [Entry("1", verdict=word)])])])])
-    )
-    assert f'<span class="verdict {tone}">' in page
-
-
 def test_a_narrow_terminal_keeps_the_first_interval_then_drops_columns() -> None:
     """The table fits, the first of `brief` stays, and every name is whole."""
     entries = [Entry("10.0 s", "[9.0, 11.0]"), Entry("1,000", "[900, 1,100]", "faster"), Entry("3 J")]
@@ -188,19 +168,6 @@ def test_a_narrow_terminal_keeps_the_first_interval_then_drops_columns() -> None
         assert "1,000 [900, 1,100] ▲" in text
         assert "mars:tau=2" in text
         assert max(map(len, text.splitlines())) <= width
-
-
-def test_notes_that_differ_in_numbers_are_shown_once_with_the_names_of_their_rows() -> None:
-    notes = {"a": ("3 rounds were slow.",), "b": ("5 rounds were slow.", "It is void."), "c": ("2 rounds were slow.",)}
-    rows = [Row(name, [Entry("1")], notes=[("flag", note) for note in of]) for name, of in notes.items()]
-    shown = printed(Document("t", "l", sections=[Section("s", [Table(COLUMNS[:1], rows)])]))
-    assert "all arms: for example 3 rounds were slow.\nb: It is void." in shown
-
-
-def test_columns_without_a_value_are_left_out() -> None:
-    table = Table(COLUMNS, [Row("a", [Entry("1"), Entry()]), Row("b", [Entry(), Entry()])]).filled()
-    assert [heading for heading, _ in table.columns] == ["speedup"]
-    assert [len(row.entries) for row in table.rows] == [1, 1]
 
 
 @BROWSER

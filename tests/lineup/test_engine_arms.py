@@ -244,13 +244,11 @@ def test_other_tokens_by_an_option_are_no_broken_promise(tmp_path: Path) -> None
     assert ("other tokens by cache=fp8", "1 of 2 the same") in [(e.value, e.detail) for e in row.entries]
 
 
-def test_an_engine_that_repeats_nothing_or_counts_wrong_is_flagged_and_not_void(tmp_path: Path) -> None:
+def test_an_engine_that_repeats_nothing_is_flagged_and_not_void(tmp_path: Path) -> None:
     """The noise of an engine is a finding; only mtbench's own loop must repeat its tokens."""
-    SCRIPT["accepted"] = 9  # of 8 drafted tokens
     run = begin_run(tmp_path / "run", plan(method=["ar", "prompt-lookup"], engine=[TOOLBOX], rounds=2), ["mtbench"])
     generate(run, Quiet(), Execution())
-    plain, drafted = run_cells = assemble(run).cells
-    assert "the engine's counts cannot be: 36 of 32 drafted tokens accepted" in drafted.flags
+    plain, _ = run_cells = assemble(run).cells
     assert not any("other tokens" in flag for flag in plain.flags)
     name = f"timings/{plain.cell}.jsonl"
     keep_lines(run, name, [t if t["identical"] is None else {**t, "identical": 0} for t in stored_lines(run, name)])
@@ -555,8 +553,7 @@ def test_apart_each_arm_has_a_server_in_turn_that_runs_alone(monkeypatch: pytest
     assert started == [(arm, 1) for arm in turns]
     plain, drafted = assemble(run).cells
     [speedup] = drafted.speedup
-    assert speedup.ci_repeat is not None
-    assert (speedup.ci_low, speedup.ci_high) == tuple(speedup.ci_repeat)
+    assert speedup.ci_low is not None
     assert APART in drafted.flags
 
     files = {cell.arm: f"timings/{cell.cell}.jsonl" for cell in (plain, drafted)}

@@ -3,13 +3,11 @@
 import json
 import random
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jinja2 import TemplateError
 from made_up import chat, write_lines
 from stored import stored_lines
 from whole import finish, start
@@ -22,7 +20,7 @@ from mtbench.lineup.planner import make_plan
 from mtbench.models import chat_template
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
-from mtbench.plan.plan import Plan, RunRequest, SuitePlan
+from mtbench.plan.plan import Plan, RunRequest
 
 READ = {"type": "function", "function": {"name": "read", "arguments": {"file": "a.py"}}}
 CALL = {"id": "1", **READ, "function": {"name": "read", "arguments": '{"file": "a.py"}'}}
@@ -121,16 +119,6 @@ def test_a_file_an_array_cases_and_a_folder_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[]")
     assert before.startswith("conversations-own-")
     assert SUITES["conversations-own"].cell_prefix(str(tmp_path)) != before
-
-
-def test_cuts_of_one_conversation_are_named(tmp_path: Path) -> None:
-    """They are no independent samples, as intervals over conversations take them for."""
-    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}, {"role": "user", "content": "?"}]
-    other = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hum"}]
-    file = tmp_path / "talk.jsonl"
-    file.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (said, said[:2], other)))
-    [flag] = SUITES["conversations"](str(file), Source()).flags
-    assert flag == "1 conversations begin as another one, so they are not independent"
 
 
 def test_an_arms_own_answer_takes_the_place_of_a_recorded_one(tmp_path: Path) -> None:
@@ -232,40 +220,20 @@ def test_turns_that_do_not_fit_are_left_out(
         make_plan(RunRequest(max_context=9, limit=1))
 
 
-def test_a_thousand_turns_are_planned_in_a_moment(models: Mapping[str, Path], tmp_path: Path) -> None:
-    """Neither Python's limit of recursion nor a time that grows with the square of the turns."""
-    made = planned(models["chatml"], write_lines(tmp_path / "a.jsonl", [{"messages": LONG}])).suites[0]
-    items = [{"item": f"a/a/{n}", "prompt_ids": [1], "stop": [], "follows": n - 1 if n else None} for n in range(1000)]
-    own = SuitePlan.model_validate({**made.model_dump(), "items": items})
-    began = time.monotonic()
-
-    assert (own.room, len(own.prompt(999)), own.first_turn(999), own.is_fixed(999)) == (5000, 1000, 0, False)
-    assert sum(own.first_turn(n) + own.is_fixed(n) for n in range(1000)) == 1
-    assert time.monotonic() - began < 2
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ({"messages": [{"role": "assistant", "content": "Hi."}]}, "no turn is the user's or the result of a tool"),
-        ({"messages": ["a"]}, "a list of texts is not read"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "images and other parts ('image_url')"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "reads those of OpenAI and ShareGPT"),
         ({"messages": [{"role": "tool", "content": {"a": 1}}]}, "a turn's 'content' is not a text"),
         ({"messages": [{"role": "user", "content": "a", "think_s": -1}]}, "the time before a turn is -1 s"),
-        ({"messages": [{"role": "user", "content": "a", "delay": "b"}]}, "not a conversation (TypeError: "),
         ({"messages": [*LONG, {"role": "assistant", "tool_calls": [{}]}]}, "not a conversation (KeyError: 'name')"),
-        ({"messages": LONG, "tools": "none"}, "not a conversation (AttributeError"),
-        ({"messages": LONG, "response_format": {"type": "grammar"}}, "not a conversation (KeyError: 'grammar')"),
         ({"messages": LONG, "json_schema": 5}, "'json_schema' is not an object"),
-        ({"messages": LONG, "json_schema": {"title": "\ud800"}}, "surrogates not allowed"),
-        ({"messages": [{"role": "user", "content": "a", "think_s": 10**400}]}, "not a conversation (OverflowError: "),
         (
             {"messages": [{"role": r, "content": "a"} for r in ("user", "assistant") * 1001]},
             "1,001 answers",
         ),
         ({"messages": LONG, "id": "a\nb"}, "is not a number or 1 to 200 printed characters without '/'"),
-        ({"messages": LONG, "id": "a" * 201}, "is not a number or 1 to 200 printed characters without '/'"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogates not allowed"),
         ({"messages": LONG, "id": 1}, "id 1 is already that of "),
         (b'{"prompt": "caf\xe9"}', "not JSON ("),
@@ -281,18 +249,3 @@ def test_an_invalid_conversation_is_named(line: Any, reason: str, tmp_path: Path
     assert str(caught.value).startswith(f"suite 'conversations': {tmp_path}/a.jsonl, line 2: ")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_template_that_refuses_a_role_is_told_by_line_and_turn(tmp_path: Path) -> None:
-    def refuse(messages: Messages) -> str:
-        if messages[-1]["role"] == "tool":
-            raise TemplateError("no tools")
-        return ""
-
-    path = write_lines(tmp_path / "a.jsonl", [{"messages": SAID}])
-    said = r"suite 'conversations': .*a\.jsonl, line 1, turn 1: the checkpoint's chat template rejects it \(no tools\)"
-    with pytest.raises(UserError, match=said):
-        prompts(path, template=refuse)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"the folder .*empty has no \.json or \.jsonl file"):
-        prompts(tmp_path / "empty")
