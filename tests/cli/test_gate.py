@@ -108,17 +108,6 @@ def test_both_builds_import_the_plugin_file(made: Callable[..., list[str]], tmp_
     forget_plugin_files()
 
 
-def test_github_gets_a_summary_and_marks(
-    made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary = tmp_path / "summary.md"
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    result = gate(*made(memory=1.1), "-o", tmp_path / "gate")
-    assert "FAIL" in summary.read_text()
-    assert any(line.startswith("::error ") for line in result.stdout.splitlines())
-
-
 @pytest.fixture
 def releases(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Options that name two installed releases of an engine; in this environment, the second has these faults."""
@@ -134,21 +123,12 @@ def releases(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     return make
 
 
-@pytest.mark.parametrize(
-    ("faults", "word", "says"),
-    [
-        ({}, "PASS", "the same tokens from the same work"),
-        ({"forwards": [MARS]}, "FAIL", "forward passes 8 → 9"),
-    ],
-)
-def test_two_releases_of_an_engine(
-    releases: Callable[..., list[str]], tmp_path: Path, faults: dict[str, Any], word: str, says: str
-) -> None:
+def test_two_releases_of_an_engine(releases: Callable[..., list[str]], tmp_path: Path) -> None:
     """Both are decoded by this environment's mtbench. Fewer accepted drafts are more forward passes."""
-    result = gate(*releases(**faults), "-o", tmp_path / "gate")
+    result = gate(*releases(forwards=[MARS]), "-o", tmp_path / "gate")
     stored = json.loads((tmp_path / "gate" / "gate.json").read_text())
-    assert (stored["word"], result.exit_code) == (word, {"PASS": 0, "FAIL": 1}[word]), result.output
-    assert says in stored["reason"]
+    assert (stored["word"], result.exit_code) == ("FAIL", 1), result.output
+    assert "forward passes 8 → 9" in stored["reason"]
     assert [stored[side]["label"] for side in ("base", "head")] == ["xllamacpp==1", "xllamacpp==2"]
     assert stored["head"]["engine"] == "llamacpp=xllamacpp==2"
     assert not stored["same_build"]
@@ -173,12 +153,6 @@ def test_a_time_budget_ends_a_gate_and_resume_goes_on(made: Callable[..., list[s
     assert json.loads((tmp_path / "gate" / "gate.json").read_text())["pairs"] == 6
 
 
-def _with_itself(words: list[str]) -> list[str]:
-    """Return the options of a gate of base with base."""
-    base = words[words.index("--base") + 1]
-    return [base if word == words[words.index("--head") + 1] else word for word in words]
-
-
 def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """Each names what is wrong and what to do, and leaves nothing behind."""
     envs, out = made(), tmp_path / "gate"
@@ -199,18 +173,6 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
         f"{out / 'request.json'} has no schema version; this mtbench reads 2; start another gate with `mtbench gate -o "
         "DIR`."
     )
-
-
-def test_a_broken_floor_is_refused_before_the_pairs(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """And not after hours of pairs. The line names the file."""
-    words = [*_with_itself(made()), "--pairs", 3]
-    gate(*words, "-o", tmp_path / "c")
-    stored = json.loads((tmp_path / "floor.json").read_text())
-    entry = stored["floors"][0]
-    (tmp_path / "floor.json").write_text(json.dumps({**stored, "floors": [{**entry, "measured": "yesterday"}]}))
-    decoded = len(calls(tmp_path / "base"))
-    assert "floor.json" in mistake(*words, "-o", tmp_path / "d")
-    assert len(calls(tmp_path / "base")) == decoded
 
 
 @pytest.mark.slow

@@ -61,10 +61,9 @@ class Planned(NamedTuple):
     def read(cls, directory: Path) -> "Planned":
         """Read the plan in a run directory. Raises UserError if it cannot be read."""
         run = RunDirectory(directory)
-        plan = run.read("plan.json", Plan)
-        if not plan.cells:
-            raise UserError("it has no cell; name arms by `--method` that the suite can run.")
-        return cls(plan, run.read("plan.json", AnyObject).root, run.read("environment.json", Machine))
+        return cls(
+            run.read("plan.json", Plan), run.read("plan.json", AnyObject).root, run.read("environment.json", Machine)
+        )
 
 
 def compare(base: Planned, head: Planned) -> list[Finding]:
