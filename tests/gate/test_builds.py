@@ -101,7 +101,7 @@ def test_an_environment_that_hangs_is_one_line(make: Callable[[str], Path], monk
 def test_a_path_that_is_no_environment_is_one_line(tmp_path: Path) -> None:
     """The line says what may be given."""
     for env, says in (
-        ("nothing", "does not exist"),
+        ("nothing", "has no bin/python"),
         (str(tmp_path), "has no bin/python"),
     ):
         with pytest.raises(UserError, match=f"{says}.*; give a virtual environment or git:REV"):

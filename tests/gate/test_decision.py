@@ -81,7 +81,7 @@ def test_error_rates_over_many_trials(process_sd: float, cells: int) -> None:
     assert rates(2000, cells, process_sd, 0.02)["PASS"] <= 0.035
 
 
-@pytest.mark.parametrize(("process_sd", "least_power"), [(0.01, 0.98), (0.02, 0.95), (0.07, 0.1)])
+@pytest.mark.parametrize(("process_sd", "least_power"), [(0.01, 0.98), (0.07, 0.1)])
 def test_error_rates_without_a_calibration(process_sd: float, least_power: float) -> None:
     """5 % is found and never passes; a build with itself never fails, and 20 pairs or so tell that noise hides 2 %."""
     same = rates(200, 2, process_sd, 0.0, calibrated=False)

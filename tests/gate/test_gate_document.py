@@ -1,19 +1,13 @@
 """What a gate writes for people: the page, the Markdown, the terminal, and the files beside them."""
 
-import json
 import re
 from html import unescape
 from pathlib import Path
-from typing import Any
 
-import pytest
 from made_gates import (
-    GATES,
-    floor_file,
     hostile,
     time_test,
 )
-from schemas import validator
 
 from mtbench.document.console import Terminal
 from mtbench.document.html_page import html
@@ -23,9 +17,8 @@ from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.document import document
 from mtbench.experiments.gate.experiment import write
 from mtbench.experiments.gate.format import Gate
-from mtbench.records import dump, parse
+from mtbench.records import parse
 
-EVERY = pytest.mark.parametrize("made", [pytest.param(make(), id=name) for name, make in GATES.items()])
 FILES = {"gate.json", "gate.md", "gate.html"}
 
 
@@ -41,25 +34,13 @@ def printed(made: Gate, width: int = 100) -> str:
     return terminal.export_text()
 
 
-@EVERY
-def test_all_files_are_written(made: Gate, tmp_path: Path) -> None:
-    """Every kind of gate has every file; gate.json is the record itself."""
+def test_all_files_are_written(tmp_path: Path) -> None:
+    """gate.json is the record itself."""
+    made = hostile()
     assert write(tmp_path / "new", made) == tmp_path / "new" / "gate.html"
     assert {path.name for path in (tmp_path / "new").iterdir()} == FILES
     stored = (tmp_path / "new" / "gate.json").read_text()
     assert parse(stored, Gate, "gate.json") == made
-
-
-@EVERY
-def test_a_gate_is_as_its_schema_says(made: Gate) -> None:
-    document = json.loads(json.dumps(dump(made), allow_nan=False))
-    validator("gate").validate(document)
-
-
-def test_a_floor_is_as_its_schema_says() -> None:
-    document: dict[str, Any] = json.loads(json.dumps(dump(floor_file())))
-    validator("floor").validate(document)
-    assert not validator("floor").is_valid({**document, "floors": [{**document["floors"][0], "pairs": 0}]})
 
 
 def test_percentages_are_what_people_read() -> None:

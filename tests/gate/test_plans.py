@@ -72,17 +72,16 @@ def test_other_work_is_refused_and_a_new_option_or_cell_is_told(planned: Planned
         change(stored)
         return planned._replace(plan=Plan.model_validate(stored), stored=stored)
 
-    suite, mars = (lambda s: s["suites"][0]), (lambda s: s["cells"][1])
     refused: list[tuple[Callable[[Any], object], str]] = [
-        (lambda s: suite(s)["items"][0]["prompt_ids"].append(1), "digest of prompts of arithmetic: "),
-        (lambda s: suite(s).update(withheld="0" * 64), "digest of prompts of arithmetic: "),
+        (lambda s: s["suites"][0]["items"][0]["prompt_ids"].append(1), "digest of prompts of arithmetic: "),
+        (lambda s: s["suites"][0].update(withheld="0" * 64), "digest of prompts of arithmetic: "),
         (lambda s: s["groups"][0]["blocks"].reverse(), "blocks of arithmetic at batch size 1, static: "),
-        (lambda s: mars(s)["options"].update(tau=0.5), rf"options\.tau of {re.escape(MARS)}: 1\.0 in base, 0\.5"),
+        (lambda s: s["cells"][1]["options"].update(tau=0.5), rf"options\.tau of {re.escape(MARS)}: 1\.0 in base, 0\.5"),
     ]
     for change, says in refused:
         with pytest.raises(UserError, match=says):
             plans.compare(planned, other(change))
-    added = other(lambda s: mars(s)["options"].update(fresh=1))
+    added = other(lambda s: s["cells"][1]["options"].update(fresh=1))
     fewer = planned._replace(plan=Plan.model_validate(plans.only(planned.stored, [AR], rounds=3)))
     [option] = plans.compare(planned, added)
     assert (option.level, option.text) == ("note", "options.fresh is known in head only, where it is 1")

@@ -108,3 +108,5 @@ def test_workers_are_at_most_the_cores_of_the_quota(monkeypatch: pytest.MonkeyPa
     refuse(3, None, "cpu")
     with pytest.raises(UserError, match="--workers 4 is not allowed; it is from 1 to 3, the cores of this process"):
         refuse(4, None, "cpu")
+    with pytest.raises(UserError, match=r"--ray '127\.0\.0\.1:1': no cluster"):
+        refuse(1, "127.0.0.1:1", "cpu")

@@ -11,7 +11,6 @@
     crash         stage that dies: "exact", "timed"
     commit        that it was installed from
     plan_code     Python that `plan` runs at its end, with `out`, its run directory
-    code          Python that `generate` runs at its start, with `run`, its run directory, and `timed`
     releases      releases of a serving engine, as MTBENCH_ENGINE_RELEASE names them -> more faults
     turn_code     Python that `generate` runs at its turn, with `block`
 Every call is appended to `calls` in the folder, with the run directory.
@@ -77,7 +76,6 @@ def plan(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
 
 def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     run, timed = Path(words[0]), "--timed-only" in words
-    exec(faults.get("code", ""), {"run": run, "timed": timed})
     if faults.get("crash") == ("timed" if timed else "exact"):
         print("Fatal error: planted", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -135,8 +135,6 @@ def same_build(a: BuildRecord, b: BuildRecord) -> bool:
 
 def _from_path(env: str) -> Build:
     path = Path(env).expanduser().absolute()  # links stay: a virtual environment's python is one
-    if not path.exists():
-        raise UserError(f"{env!r} does not exist; {CHOICES}.")
     for name in ("python", "python3"):
         if os.access(python := path / "bin" / name, os.X_OK):
             usual = path.name in {".venv", "venv", "env", ".env"}  # then the parent's name is shown, too
@@ -148,8 +146,7 @@ def _from_pip(env: str, engine: str | None, note: Note) -> Build:
     package = env.removeprefix(PIP)
     if engine is None or engine not in SERVING_ENGINES:
         raise UserError(
-            f"{env!r} is a release of a serving engine, so name the engine by --engine: {', '.join(SERVING_ENGINES)}. "
-            "See `mtbench ls engines`."
+            f"{env!r} is a release of a serving engine, so name the engine by --engine: {', '.join(SERVING_ENGINES)}."
         )
     if not PACKAGE.fullmatch(package):
         pinned = SERVING_ENGINES[engine].package or "NAME==VERSION"

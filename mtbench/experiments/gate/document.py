@@ -4,7 +4,7 @@ It is made from one record (mtbench/experiments/gate/format.py) and decides noth
 """
 
 from mtbench.document.formatting import NONE, counted, listed, number
-from mtbench.document.model import Block, Document, Entry, Notes, Part, Points, Row, Section, Table, Verdict
+from mtbench.document.model import Block, Document, Entry, Part, Points, Row, Section, Table, Verdict
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.format import STAGES, BuildRecord, Finding, Gate, NoiseFloor, StageName
 from mtbench.experiments.gate.tables import LEVEL_WORDS, Status
@@ -20,8 +20,6 @@ STAGE_NAMES: dict[StageName, str] = {
 def document(gate: Gate) -> Document:
     """Return the document of a gate."""
     gate = cleaned(gate)
-    values = {"accepted": f"{gate.request.max_slowdown:g}%", "looks": listed(gate.looks)}
-    notes = [(heading, note.format(**values)) for heading, note in NOTES.items()]
     cells, found = tables.cells(gate), [(stage, tables.findings_of(gate, stage)) for stage in STAGES]
     findings: list[Block] = [
         Part(STAGE_NAMES[stage], [Points(list(map(_point, of_stage)))], folded=False)
@@ -39,7 +37,6 @@ def document(gate: Gate) -> Document:
             *([Section("Findings", findings)] if findings else []),
             Section("Builds", [_builds(gate)], folded=True),
             *([Section("Noise of the machine", [noise(gate.floor)], folded=True, link="Noise")] if gate.floor else []),
-            Section("How to read it", [Notes(notes)], folded=True),
         ],
     )
 
@@ -79,25 +76,3 @@ def _properties(build: BuildRecord) -> dict[str, str | None]:
         "Serving engine": build.engine,
         **build.packages,
     }
-
-
-NOTES = {
-    "Pairs": (
-        "A pair is one process of each build, and the unit of every interval: two processes of one build differ by "
-        "more than the blocks inside a process."
-    ),
-    "FAIL": (
-        "Time: a cell, or the mean of all cells, is slower by at least {accepted}, the accepted slowdown, as an "
-        "estimate; its lower bound is above 0; and fresh pairs confirm it. The bound has an error of 1% over all looks "
-        "and cells (Holm). Without timing: other tokens, more work for the same tokens, more memory, or a cell that "
-        "only head lost."
-    ),
-    "PASS": (
-        "Tokens and counts agree, and every timed cell has an upper bound below {accepted}, the accepted slowdown, "
-        "with an error of 2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
-    ),
-    "INCONCLUSIVE": (
-        "Neither. It is not a pass. If a number of pairs is given, about so many would decide. "
-        "The times are tested after {looks} pairs, each time with an equal share of the error."
-    ),
-}

@@ -35,7 +35,7 @@ from mtbench.experiments.gate.format import (
     Verdict,
 )
 from mtbench.experiments.gate.pairs import PairRunner, differences, read_pairs
-from mtbench.experiments.gate.plans import Gpu, Planned
+from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.processes import BuildFailed, generate, make_plan
 from mtbench.experiments.gate.timed import TimedStage
 from mtbench.hardware import machine
@@ -283,23 +283,23 @@ def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
     The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
     """
     found, host = _gpu_of(planned), machine.host()
-    gpu = Gpu.model_validate(found.describe()) if found else Gpu()
+    gpu = found.describe() if found else {}
     timed = plans.only(planned.stored, cells, blocks=request.blocks, rounds=planned.plan.request.rounds)
     return Key(
-        gpu_uuid=gpu.uuid,
-        driver=gpu.driver,
-        power_cap_w=gpu.power_cap_w,
+        gpu_uuid=gpu.get("uuid"),
+        driver=gpu.get("driver"),
+        power_cap_w=gpu.get("power_cap_w"),
         processor=host["processor"],
         kernel=host["platform"],
-        torch=(planned.machine.packages or {}).get("torch"),
+        torch=planned.machine["packages"]["torch"],
         plan_sha256=plans.sha256(timed),
     )
 
 
 def _gpu_of(planned: Planned) -> machine.Gpu | None:
     """Return the GPU that a build decodes on, as its plan names it; None if it decodes on a CPU."""
-    gpu = None if planned.plan.request.device == "cpu" else planned.machine.gpu
-    return machine.gpu_by_id(gpu.uuid) if gpu else None
+    gpu = None if planned.plan.request.device == "cpu" else planned.machine["gpu"]
+    return machine.gpu_by_id(gpu["uuid"]) if gpu else None
 
 
 def _levels(gate: Gate, level: str) -> list[Finding]:

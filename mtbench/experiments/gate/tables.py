@@ -4,11 +4,10 @@ Nothing is decided here. A ratio of times is written as people read it: 1.031 is
 """
 
 from collections.abc import Sequence
-from statistics import geometric_mean
 from typing import NamedTuple
 
 from mtbench.document import model
-from mtbench.document.formatting import NONE, bounds, counted, listed, seconds
+from mtbench.document.formatting import NONE, bounds, counted, listed
 from mtbench.document.model import Entry, Row, Table, Tone
 from mtbench.experiments.gate.format import (
     EXIT_CODES,
@@ -31,10 +30,7 @@ COLUMNS = [
     ("tokens and counts", "do both builds emit the same tokens from the same work?"),
     ("time", "head’s time over base’s, less 1; 95% interval in brackets; the word on it"),
     ("pairs", "pairs of processes that timed the cell"),
-    ("base", "geometric mean over pairs of base’s time"),
-    ("head", "geometric mean over pairs of head’s time"),
 ]
-BRIEF = ("time", "tokens and counts", "pairs")
 
 
 class Status(NamedTuple):
@@ -75,34 +71,21 @@ def _signed(value: float) -> str:
 
 
 def cells(gate: Gate) -> Table:
-    """Return a row per cell with its verdicts and times; first the mean of all cells."""
-    shown = []
+    """Return a row per cell with its verdicts; first the mean of all cells."""
+    shown, timed = [], {cell.cell: cell for cell in gate.timed}
     if gate.all_cells is not None:
-        shown.append(Row(ALL_CELLS, _filled(Entry(""), _time(gate.all_cells)), strong=True))
-    timed = {cell.cell: cell for cell in gate.timed}
+        shown.append(Row(ALL_CELLS, [Entry(""), _time(gate.all_cells), Entry()], strong=True))
     for number, name in enumerate(names(gate), start=1):
         exact, cell = Entry("", verdict=exact_status(gate, name).verdict), timed.get(name)
-        if cell is None:
-            shown.append(Row(name, _filled(exact, Entry(verdict=Status(None, "not timed").verdict)), number))
-            continue
-        values = [str(len(cell.head_s)), _mean_seconds(cell.base_s), _mean_seconds(cell.head_s)]
-        about = f"{cell.arm}, {cell.suite}, batch size\u00a0{cell.batch_size}"
-        shown.append(Row(name, [exact, _time(cell.test), *map(Entry, values)], number, about))
-    return Table(COLUMNS, shown, "cell", "Head against base; 95% intervals in brackets", brief=BRIEF).filled()
-
-
-def _filled(*entries: Entry) -> list[Entry]:
-    return [*entries, *[Entry()] * (len(COLUMNS) - len(entries))]
+        time = Entry(verdict=Status(None, "not timed").verdict) if cell is None else _time(cell.test)
+        about = "" if cell is None else f"{cell.arm}, {cell.suite}, batch size\u00a0{cell.batch_size}"
+        shown.append(Row(name, [exact, time, Entry(str(len(cell.head_s))) if cell else Entry()], number, about))
+    return Table(COLUMNS, shown, "cell", "Head against base; 95% intervals in brackets").filled()
 
 
 def _time(test: TimeTest) -> Entry:
     limits = bounds(test)
     return Entry(_change(test), None if limits is None else _interval(limits), time_status(test).verdict)
-
-
-def _mean_seconds(values: Sequence[float]) -> str:
-    """Return the geometric mean of seconds; none if there is no value or one is 0."""
-    return seconds(geometric_mean(values) if values and min(values) > 0 else None)
 
 
 def names(gate: Gate) -> list[str]:
