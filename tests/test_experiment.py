@@ -79,6 +79,13 @@ def test_a_killed_one_goes_on(tmp_path: Path) -> None:
     assert "ratio 2.00" in twice("-o", out, "--resume").output
 
 
+def test_one_that_has_not_begun_cannot_be_resumed(tmp_path: Path) -> None:
+    """Its directory stays as it is."""
+    (tmp_path / "environment.json").touch()
+    assert "holds nothing of `mtbench twice`: it has no request.json" in mistake("-o", tmp_path, "--resume")
+    assert [path.name for path in tmp_path.iterdir()] == ["environment.json"]
+
+
 @pytest.mark.parametrize("made_by", DIRECTORIES)
 def test_a_directory_of_another_command_is_named(made_by: str, tmp_path: Path) -> None:
     """With the command that resumes it, also where a run is to be read."""

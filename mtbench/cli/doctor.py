@@ -1,9 +1,8 @@
-"""`mtbench doctor`: run the checks, print and store each finding as it is found."""
+"""`mtbench doctor`: run the checks and print each finding as it is found."""
 
 import json
-import os
 import sys
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,15 +12,15 @@ from rich.text import Text
 from mtbench import files
 from mtbench.cli import session
 from mtbench.cli.parameters import command
-from mtbench.cli.session import beside_json, err, say
+from mtbench.cli.session import beside_json, err
 from mtbench.document.formatting import listed
-from mtbench.errors import FAILED, INTERRUPTED
+from mtbench.errors import FAILED
 from mtbench.options import common
 from mtbench.options.common import COMPARED
 from mtbench.options.fields import option
 
 if TYPE_CHECKING:
-    from mtbench.doctor.checks import Checked, Diagnosis
+    from mtbench.doctor.checks import Checked
 
 app = typer.Typer()
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "none": "dim"}
@@ -44,38 +43,35 @@ def doctor(
 
     Run it first, and paste its lines into an issue. ✓: as it should be. !: something works badly or is missing. ✗:
     figures measured here cannot be trusted; the exit code is 1. –: not measured here. It takes less than a minute, and
-    for a checkpoint of yours the time to load it. Each finding is printed, and stored by `--json FILE`, when it is
-    found: an interruption keeps it.
+    for a checkpoint of yours the time to load it. Each finding is printed when it is found.
     """
-    from mtbench.doctor.checks import SIGNS, Subject, all_checks, examine
+    from mtbench.doctor.checks import SIGNS, Checked, Diagnosis, Subject, all_checks
     from mtbench.hardware import machine
     from mtbench.models.auto import resolve_device
-    from mtbench.records import cleaned
+    from mtbench.records import cleaned, dump
     from mtbench.report.progress import ChangingLine
 
     files.refuse_existing(json_to)
-    console, line = beside_json(json_to), ChangingLine(err)
+    console, line, started_at, found = beside_json(json_to), ChangingLine(err), time.monotonic(), list[Checked]()
     subject, checks = Subject(resolve_device(device), device, model), all_checks()
-    steps = map(cleaned, examine(subject, machine.environment(sys.argv), checks))
-    found = next(steps)
-    try:
-        _store(json_to, found)
-        while found.not_reached:
-            line.show(f"running: {found.not_reached[0]}")
-            with line:
-                found = next(steps)
-            _store(json_to, found)
-            console.print(_row(found.checks[-1], max(len(entry.name) for entry in checks)))
-    except KeyboardInterrupt:
-        session.ignore_interrupts()
-        _store(json_to, found, last=True)
-        running, *others = found.not_reached or [found.checks[-1].check]
-        say(f"interrupted in {running}; not reached: {listed(others) or 'none'}", err)
-        sys.exit(INTERRUPTED)
-    wrong = [checked.check for checked in found.checks if checked.state == "fail"]
+    for check in checks:
+        with line:
+            line.show(f"running: {check.name}")
+            found.append(cleaned(check.checked(subject)))
+        console.print(_row(found[-1], max(len(entry.name) for entry in checks)))
+    wrong = [checked.check for checked in found if checked.state == "fail"]
     verdict = f"cannot be trusted yet: {listed(wrong)}" if wrong else "can be trusted"
-    console.say(f"{SIGNS['fail' if wrong else 'pass']} Figures measured here {verdict}. ({found.wall_s:.0f} s)")
-    _store(json_to, found, last=True)
+    wall_s = time.monotonic() - started_at
+    console.say(f"{SIGNS['fail' if wrong else 'pass']} Figures measured here {verdict}. ({wall_s:.0f} s)")
+    diagnosis = Diagnosis(
+        schema_version=1,
+        environment=machine.environment(sys.argv),
+        device=subject.device,
+        passed=not wrong,
+        wall_s=wall_s,
+        checks=found,
+    )
+    session.write_json(json_to, json.dumps(dump(cleaned(diagnosis)), indent=1, allow_nan=False) + "\n")
     if wrong:
         raise typer.Exit(FAILED)
 
@@ -89,13 +85,3 @@ def _row(checked: "Checked", width: int) -> Table:
     text = Text.assemble(checked.found, *([f"\n→ {checked.advice}"] if checked.advice else []))
     row.add_row(Text(SIGNS[checked.state], STYLES[checked.state]), checked.check, text)
     return row
-
-
-def _store(file: Path | None, found: "Diagnosis", *, last: bool = False) -> None:
-    """Write what has been found to the file of `--json`, atomically; to a stream only the `last` time."""
-    from mtbench.records import dump
-
-    if file is not None and str(file) != "-" and (os.path.isfile(file) or not os.path.exists(file)):
-        files.write_json(file, dump(found), advice="choose another file for --json.")
-    elif last:
-        session.write_json(file, json.dumps(dump(found), indent=1, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""The definition of a check, the list of all in their order, and their findings so far, as a record.
+"""The definition of a check, the list of all in their order, and their findings, as a record.
 
 A check measures, then judges: a function that returns figures, or a text that says why it has none, and a pure one
 whose arguments are the figures.
@@ -6,8 +6,7 @@ whose arguments are the figures.
 
 import importlib
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -50,6 +49,11 @@ class Check(NamedTuple):
     measure: Measure
     judge: Judge
     gpu: bool = False
+
+    def checked(self, subject: Subject) -> "Checked":
+        """Return the record of the check."""
+        figures, (state, text, advice) = self.result(subject)
+        return Checked(check=self.name, state=state, found=text, advice=advice, figures=_plain(figures))
 
     def result(self, subject: Subject) -> tuple[Figures, Finding]:
         """Return figures and finding. An error fails: a driver, a compiler or a library may be broken."""
@@ -100,42 +104,14 @@ class Checked(Record):
 
 
 class Diagnosis(Record):
-    """The findings of `mtbench doctor` so far."""
+    """The findings of `mtbench doctor`."""
 
     schema_version: Literal[1] = Field(description="version of this format")
     environment: dict[str, Any] = Field(description="versions and machine, as in environment.json")
     device: str = Field(description="cpu or cuda")
-    passed: bool | None = Field(
-        description="no check failed: figures measured here can be trusted; null: none has failed, not all were made"
-    )
+    passed: bool = Field(description="no check failed: figures measured here can be trusted")
     wall_s: float = Field(description="seconds since the first check began")
     checks: list[Checked] = Field(description="in the order in which they ran")
-    not_reached: list[str] = Field(
-        [], description="names of checks that were not made, or not finished: the first one was interrupted or runs yet"
-    )
-
-
-def examine(subject: Subject, environment: Figures, checks: Sequence[Check]) -> Iterator[Diagnosis]:
-    """Yield the findings before the first check and after each. A check runs when the caller takes the next value.
-
-    The last one is complete. Earlier values remain valid if a check is interrupted or hangs.
-    """
-    started_at, found = time.monotonic(), list[Checked]()
-    for made in range(len(checks) + 1):
-        not_reached, failed = [entry.name for entry in checks[made:]], any(entry.state == "fail" for entry in found)
-        yield Diagnosis(
-            schema_version=1,
-            environment=environment,
-            device=subject.device,
-            passed=None if not_reached and not failed else not failed,
-            wall_s=time.monotonic() - started_at,
-            checks=[*found],
-            not_reached=not_reached,
-        )
-        if not_reached:
-            figures, (state, text, advice) = checks[made].result(subject)
-            name = checks[made].name
-            found.append(Checked(check=name, state=state, found=text, advice=advice, figures=_plain(figures)))
 
 
 def _plain(value: Any) -> Any:

@@ -8,23 +8,19 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 import time
+import venv
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from mtbench import files
 from mtbench.errors import UserError
 
 Note = Callable[[str], None]
 
-READ = 1 << 24  # bytes of the end of an output that are read
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # with them an environment would import packages of the caller
 MARKER = "mtbench-build"  # file in an environment that we made and that is whole: its commit, or nothing
 
@@ -45,12 +41,11 @@ class Pip:
 
     python: Path
     env: str  # what is installed, for errors
-    keep: tuple[int, ...] = ()  # open files that pip inherits
 
     def __call__(self, *arguments: str) -> str:
         """Run pip and return what it prints. Raises UserError with pip's last error."""
         command = [str(self.python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
-        done = run(command, variables(self.python), keep=self.keep)
+        done = run(command, variables(self.python))
         if done.returncode != 0:
             raise UserError(f"{self.env!r} cannot be installed: {_pip_error(done.stderr)}.")
         return done.stdout
@@ -65,14 +60,17 @@ def python_of(folder: Path) -> Path | None:
 def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], None], note: Note) -> Path:
     """Return the Python of the environment in `folder`. Make the environment if it is not there or not whole."""
     python = folder / "bin" / "python"
-    with files.write_errors(folder), _locked(folder, label, note) as lock:
+    with files.write_errors(folder), _locked(folder, label, note):
         if python_of(folder) is None:
             started = time.monotonic()
             note(f"installing {label} in {folder}; this takes minutes")
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                _make_environment(folder, label, lock)
-                install(Pip(python, label, (lock,)))
+                try:
+                    venv.create(folder, with_pip=True, symlinks=True)
+                except (OSError, subprocess.CalledProcessError) as error:  # as where Debian lacks python3-venv
+                    raise UserError(f"{label!r} cannot be installed: `python -m venv` fails: {error}.") from None
+                install(Pip(python, label))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -82,19 +80,9 @@ def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], No
     return python
 
 
-def _make_environment(folder: Path, label: str, lock: int) -> None:
-    done = run([sys.executable, "-m", "venv", str(folder)], {**os.environ, "PYTHONSAFEPATH": "1"}, keep=(lock,))
-    if done.returncode != 0:
-        output = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
-        raise UserError(f"{label!r} cannot be installed: `python -m venv` failed: {output[0].rstrip('.')}.")
-
-
 @contextmanager
-def _locked(folder: Path, label: str, note: Note) -> Iterator[int]:
-    """Wait until no other command makes this environment. Yields the lock, an open file.
-
-    Processes that inherit the file keep the lock: a killed command's pip works on until it ends.
-    """
+def _locked(folder: Path, label: str, note: Note) -> Iterator[None]:
+    """Wait until no other command makes this environment."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -103,48 +91,25 @@ def _locked(folder: Path, label: str, note: Note) -> Iterator[int]:
         except BlockingIOError:
             note(f"another command installs {label}; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
+        yield
     finally:
         os.close(handle)
 
 
 def run(
-    command: Sequence[str],
-    variables: dict[str, str],
-    *,
-    timeout_s: float | None = None,
-    keep: tuple[int, ...] = (),
+    command: Sequence[str], variables: dict[str, str], *, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Its children end with it if the time is over or this process is interrupted.
-
-    With a time limit, raises TimeoutExpired if the time is over.
-    """
-    with (
-        tempfile.TemporaryFile() as out,  # no pipes: a child that outlives the process would keep them open
-        tempfile.TemporaryFile() as err,
-        subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            pass_fds=keep,
-        ) as process,
-    ):
-        try:
-            process.wait(timeout_s)
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-        stdout, stderr = (_end_of(file).decode(errors="replace") for file in (out, err))
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def _end_of(file: IO[bytes]) -> bytes:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - READ))
-    return file.read()
+    """Run a command to its end. Raises TimeoutExpired if the time is over."""
+    return subprocess.run(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def _pip_error(stderr: str) -> str:

@@ -1,7 +1,6 @@
 """Which arms can be raced on some checkpoints, and why the others cannot."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from small import save_small
@@ -9,10 +8,6 @@ from small import save_small
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
-from mtbench.experiments.choose.plan import plan_of
-from mtbench.experiments.choose.request import RaceRequest
-from mtbench.lineup import lineup
-from mtbench.options.classes import build
 from mtbench.plan.request import RunRequest
 
 
@@ -51,17 +46,3 @@ def test_a_checkpoint_in_a_role_that_no_arm_has_is_refused(tmp_path: Path) -> No
         candidates(RunRequest(family="tiny", checkpoint=named))
     with pytest.raises(UserError, match="cannot be raced: checkpoint"):
         candidates(RunRequest(family="tiny", checkpoint=named, method=("speculative:draft=daft",)))
-
-
-def test_each_arm_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the list of what can be raced, and for the plan at every batch size."""
-    built = []
-
-    def counted(*arguments: Any) -> Any:
-        built.append(str(arguments))
-        return build(*arguments)
-
-    monkeypatch.setattr(lineup, "build", counted)
-    planned = plan_of(RaceRequest(family="tiny", batch_size=(1, 2), limit=4))
-    assert len(planned.plan.cells) == 2 * len(planned.candidates.lineup.arms)
-    assert len(built) == len(set(built))

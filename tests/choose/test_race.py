@@ -59,10 +59,6 @@ def test_times_of_short_blocks_of_servers_are_compared_over_parts_of_a_second() 
     assert left(*(replace(arm, unit_s=1.0) for arm in arms)) == {}
 
 
-def test_plain_decoding_wins_against_slower_arms() -> None:
-    assert left(entrant(PLAIN, 1), entrant("slow", 0.5, claims_lossless=True)) == {"slow": (6, True), PLAIN: (6, False)}
-
-
 def test_an_arm_is_out_for_plain_decoding_by_a_bound_of_its_own() -> None:
     """How many other arms there are does not matter to it. Against another arm it does."""
 

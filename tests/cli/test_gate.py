@@ -3,18 +3,23 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_build import build, calls
+from fake_gate import MARS
+from scripted_engine import install
 from typer.testing import CliRunner, Result
 from whole import forget_plugin_files
 
 from mtbench import plugins
 from mtbench.cli import main
+from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments import experiment as frame
+from mtbench.experiments.gate import builds
 from mtbench.experiments.gate.experiment import EXPERIMENT
 from mtbench.experiments.gate.request import GateSession
 
@@ -99,6 +104,41 @@ def test_both_builds_import_the_plugin_file(made: Callable[..., list[str]], tmp_
     forget_plugin_files()
 
 
+@pytest.fixture
+def releases(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Options that name two installed releases of an engine; in this environment, the second has these faults."""
+
+    def make(**faults: Any) -> list[str]:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        for release in ("1", "2"):
+            install(SERVING_ENGINES["llamacpp"], f"xllamacpp=={release}")
+        env = build(tmp_path / "env", plan, releases={"llamacpp=xllamacpp==2": faults})
+        monkeypatch.setattr(builds, "sys", SimpleNamespace(executable=str(env / "bin" / "python")))
+        return ["--engine", "llamacpp", "--base", "pip:xllamacpp==1", "--head", "pip:xllamacpp==2", *OPTIONS]
+
+    return make
+
+
+def test_two_releases_of_an_engine(releases: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Both are decoded by this environment's mtbench. Fewer accepted drafts are more forward passes."""
+    result = gate(*releases(forwards=[MARS]), "-o", tmp_path / "gate")
+    stored = json.loads((tmp_path / "gate" / "gate.json").read_text())
+    assert (stored["word"], result.exit_code) == ("FAIL", 1), result.output
+    assert "forward passes 8 → 9" in stored["reason"]
+    assert [stored[side]["label"] for side in ("base", "head")] == ["xllamacpp==1", "xllamacpp==2"]
+    assert stored["head"]["engine"] == "llamacpp=xllamacpp==2"
+    assert not stored["same_build"]
+    assert "llamacpp=xllamacpp==1 → llamacpp=xllamacpp==2" in (tmp_path / "gate" / "gate.md").read_text()
+    resumed = gate("-o", tmp_path / "gate", "--resume")
+    assert resumed.exit_code == result.exit_code, "the releases are in the gate's request"
+
+
+def test_a_release_is_asked_for_with_its_engine_and_version(tmp_path: Path) -> None:
+    assert "name the engine by --engine: llamacpp," in mistake("--base", "pip:xllamacpp==1")
+    asked = mistake("--base", "pip:xllamacpp", "--engine", "llamacpp")
+    assert f"give pip:NAME==VERSION, such as pip:{SERVING_ENGINES['llamacpp'].package}" in asked
+
+
 def test_a_time_budget_ends_a_gate_and_resume_goes_on(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """No pair begins after the budget; the gate is inconclusive until `--resume` has run the rest."""
     ended = gate(*made(), "--time-budget", "0s", "-o", tmp_path / "gate")
@@ -113,7 +153,7 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
     """Each names what is wrong and what to do, and leaves nothing behind."""
     envs, out = made(), tmp_path / "gate"
     assert "--base is missing" in mistake()
-    assert "does not exist; give a virtual environment" in mistake("--base", tmp_path / "none")
+    assert "has no bin/python, so it is no virtual environment; give" in mistake("--base", tmp_path / "none")
     assert "--max-slowdown 200 is not allowed" in mistake(*envs, "--max-slowdown", "200", "-o", out)
     assert not out.exists()
     assert "holds nothing of `mtbench gate`" in mistake("-o", out, "--resume")

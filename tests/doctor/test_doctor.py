@@ -14,14 +14,14 @@ from interpreted import definition, use_definitions
 from safetensors.torch import load_file, save_file
 from schemas import validator
 from small import save_small
-from transformers import GPT2Config, GPT2LMHeadModel, HeliumConfig
+from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
 
 from mtbench import kernels
-from mtbench.cli import main, session
+from mtbench.cli import main
 from mtbench.cli.session import err, out
 from mtbench.doctor import checks, decoding, gpu, machine
-from mtbench.doctor.checks import NO_GPU, Check, Finding, Subject, all_checks, examine
+from mtbench.doctor.checks import NO_GPU, Check, Finding, Subject, all_checks
 from mtbench.hardware import machine as hardware
 from mtbench.hardware import probe
 
@@ -45,8 +45,6 @@ BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figur
     ("processor", {"cores": 1, "quota": 0.6}, "fail", "1 core, 2 threads, CPU quota of 0.6 cores", "one core or more"),
     ("other load", {"stolen": 0.05}, "fail", "5.0 % are stolen", "shares its cores with nobody"),
     ("other load", {"others": 0.5}, "fail", "others use 50.0 %", "stop other programs"),
-    ("other load", {"others": 0.05}, "warn", "others use 5.0 %", "stop other programs"),
-    ("steady times", {"laps_s": [0.002] * 70 + [0.003] * 30}, "fail", "30.0 % of 100", "stop other programs"),
     ("steady times", {"laps_s": [0.002] * 90 + [0.003] * 10}, "warn", "10.0 % of 100", "stop other programs"),
     ("steady times", {"throttled": True}, "fail", "the median: the CPU quota stopped the process", "raise the quota"),
     ("GPU", {"capability": 75}, "warn", "no bfloat16", "--dtype float16"),
@@ -57,10 +55,8 @@ BAD: list[tuple[str, dict[str, Any], str, str, str]] = [  # check, changed figur
     ("clock", {"throttle": hardware.BRAKE}, "fail", "slowed by the hardware", "check the power"),
     ("clock", {"shared": True}, "fail", "another process uses it", "nvidia-smi"),
     ("GPU's speed", {"bytes_per_s": 1.2e12}, "fail", "36 % of what it is rated for", "end other processes"),
-    ("GPU's speed", {"bytes_per_s": 4.0e12}, "fail", "119 % of what it is rated for", "end other processes"),
     ("GPU's speed", {"bytes_per_s": 2.0e12}, "warn", "60 % of what it is rated for", "reset clocks"),
     ("operations", {"errors": {"a": 0.5}}, "fail", "in bfloat16; wrong: a by 0.5", "MTBENCH_KERNELS=off"),
-    ("operations", {"dtype": "float32", "errors": {"a": 1e-3}}, "fail", "wrong: a by 0.001", "MTBENCH_KERNELS=off"),
     ("operations", {"errors": {"a": float("nan")}, "ours": False}, "fail", "wrong: a by nan", "install torch again"),
     ("operations", {"ours": False, "off": "no Triton"}, "warn", "do not run: no Triton", "report it"),
     (
@@ -206,13 +202,6 @@ def test_kernels_that_run_or_fail_their_check_are_told(monkeypatch: pytest.Monke
     assert kernels.off() is None
 
 
-def test_other_layers_are_told_with_the_reason(tmp_path: Path) -> None:
-    folder = save_small(tmp_path / "helium", config=HeliumConfig, head_dim=8, num_hidden_layers=6)
-    state, text = of_model(folder)
-    assert state == "warn"
-    assert "transformers' modules in float32 (its layers compute something else" in text
-
-
 def test_what_a_plan_refuses_or_what_does_not_run_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The refusal is that of `mtbench run`."""
     assert of_model("./nowhere")[0] == "fail"
@@ -275,7 +264,6 @@ def test_a_check_that_ends_with_an_error_fails_and_the_others_run(
     written = json.loads((tmp_path / "found.json").read_text())
     validator("doctor").validate(written)
     assert (written["passed"], written["checks"][1]["figures"]) == (False, {"share": "nan"})
-    assert written["not_reached"] == []
 
 
 def test_json_on_standard_output_is_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,35 +273,11 @@ def test_json_on_standard_output_is_nothing_else(monkeypatch: pytest.MonkeyPatch
     assert "✓ Figures measured here can be trusted." in done.stderr
 
 
-@pytest.mark.parametrize(("first", "passed"), [(RIGHT, None), (WRONG, False)])
-def test_an_interruption_keeps_what_was_found(
-    first: Check, passed: bool | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is printed and stored before the next check begins, so that one that hangs loses nothing."""
-    file = tmp_path / "found.json"
-
-    def interrupt(_: Subject) -> Any:
-        stored.append(json.loads(file.read_text()))
-        raise KeyboardInterrupt
-
-    stored: list[Any] = []
-    endless = Check("endless", interrupt, lambda: Finding("pass", ""))
-    monkeypatch.setattr(session, "ignore_interrupts", lambda: None)
-    done = run(monkeypatch, [first, endless, HUNGRY, RIGHT], "--json", str(file))
-    assert done.exit_code == 130
-    assert [line.split()[1] for line in done.stdout.splitlines() if line[0] != " "] == [first.name]
-    assert done.stderr.splitlines()[-1] == "interrupted in endless; not reached: hungry, right"
-    for written in (*stored, json.loads(file.read_text())):
-        validator("doctor").validate(written)
-        assert [checked["check"] for checked in written["checks"]] == [first.name]
-        assert (written["passed"], written["not_reached"]) == (passed, ["endless", "hungry", "right"])
-
-
 @pytest.mark.whole
 def test_this_machine_is_examined() -> None:
     """Whatever else runs on it: what decodes passes, and no check ends with an error."""
-    *_, found = examine(CPU, {}, list(BY_NAME.values()))
-    states = {checked.check: checked.state for checked in found.checks}
+    found = [check.checked(CPU) for check in BY_NAME.values()]
+    states = {checked.check: checked.state for checked in found}
     assert (states["operations"], states["checkpoint"]) == ("pass", "pass")
-    assert not any("it ends with" in checked.found for checked in found.checks)
+    assert not any("it ends with" in checked.found for checked in found)
     assert list(states) == list(GOOD)

@@ -33,7 +33,13 @@ def run(runner: Path, **inputs: str) -> tuple[int, dict[str, str], list[str]]:
     }
     outputs = runner / "outputs"
     outputs.write_text("")
-    env |= {"GITHUB_OUTPUT": str(outputs), "GITHUB_RUN_ID": "7", "PATH": os.environ["PATH"], "HOME": str(runner)}
+    env |= {
+        "GITHUB_OUTPUT": str(outputs),
+        "GITHUB_STEP_SUMMARY": str(runner / "summary"),
+        "GITHUB_RUN_ID": "7",
+        "PATH": os.environ["PATH"],
+        "HOME": str(runner),
+    }
     shell = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", STEP["run"]]
     done = subprocess.run(shell, env=env, cwd=runner)
     written = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
@@ -44,20 +50,21 @@ def run(runner: Path, **inputs: str) -> tuple[int, dict[str, str], list[str]]:
     ("code", "strict", "ends_with", "word"),
     [
         (0, "true", 0, "PASS"),
-        (1, "true", 1, "FAIL"),
+        (1, "false", 1, "FAIL"),
         (2, "true", 2, "REFUSED"),
         (3, "true", 3, "INCONCLUSIVE"),
         (3, "false", 0, "INCONCLUSIVE"),
-        (1, "false", 1, "FAIL"),
         (137, "false", 137, "ERROR"),
     ],
 )
 def test_the_step_ends_as_the_gate_does(code: int, strict: str, ends_with: int, word: str, runner: Path) -> None:
-    """Except that an inconclusive gate may be let through; its word is an output all the same."""
+    """Except that an inconclusive gate may be let through. Its word is an output, and gate.md the summary."""
     (runner / "code").write_text(str(code))
+    (runner / "out").mkdir()
+    (runner / "out" / "gate.md").write_text("# a gate")
     ended, outputs, _ = run(runner, fail_on_inconclusive=strict)
 
-    assert (ended, outputs["word"]) == (ends_with, word)
+    assert (ended, outputs["word"], (runner / "summary").read_text()) == (ends_with, word, "# a gate")
 
 
 def test_the_gate_gets_the_inputs(runner: Path) -> None:

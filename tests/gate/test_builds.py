@@ -3,11 +3,9 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -79,10 +77,7 @@ def test_a_virtual_environment_is_asked_for_its_versions(make: Callable[[str], P
             "echo \"ModuleNotFoundError: No module named 'mtbench'\" >&2; exit 1",
             "mtbench cannot be imported: ModuleNotFoundError: No module named 'mtbench'",
         ),
-        ("echo Traceback >&2; echo 'OSError: libcudart' >&2; exit 1", "mtbench cannot be imported: OSError: libcudart"),
-        ("kill -SEGV $$", "mtbench cannot be imported: exit code -11"),
-        ("echo 3.11", "did not say what is installed"),
-        ("exec /no/such/program", "mtbench cannot be imported: .*/no/such/program"),
+        ("exit 11", "mtbench cannot be imported: exit code 11"),
     ],
 )
 def test_an_environment_without_a_working_mtbench_is_one_line(
@@ -97,30 +92,17 @@ def test_an_environment_without_a_working_mtbench_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_an_environment_that_hangs_is_one_line(
-    make: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its children end with it."""
+def test_an_environment_that_hangs_is_one_line(make: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builds, "ANSWER_S", 0.3)
-    folder = make(f"sleep 60 & echo $! > {tmp_path}/child; wait")
-    with pytest.raises(UserError, match=r"did not say within 0\.3 s"):
-        resolve(str(folder), quiet)
-
-    child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
-    until = time.monotonic() + 5
-    while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not child.exists() or child.read_text().split()[2] == "Z"
+    with pytest.raises(UserError, match=r"did not say what is installed: .* timed out after 0\.3 s"):
+        resolve(str(make("exec sleep 60")), quiet)
 
 
 def test_a_path_that_is_no_environment_is_one_line(tmp_path: Path) -> None:
     """The line says what may be given."""
-    (tmp_path / "file").touch()
     for env, says in (
-        ("nothing", "does not exist"),
-        ("git:", "does not exist"),
+        ("nothing", "has no bin/python"),
         (str(tmp_path), "has no bin/python"),
-        (str(tmp_path / "file"), "has no bin/python"),
     ):
         with pytest.raises(UserError, match=f"{says}.*; give a virtual environment or git:REV"):
             resolve(env, quiet)
@@ -191,17 +173,10 @@ def test_the_code_of_a_build_is_that_of_core_methods_and_plugins(tmp_path: Path)
 # --- git: -------------------------------------------------------------------------------------------------------------
 
 BACKEND = """
-import os, time
 from pathlib import Path
 from tiny_wheels import write_wheel
 
 def build_wheel(folder, settings=None, metadata=None):
-    started, go = os.environ.get("BUILD_STARTED"), os.environ.get("BUILD_GOES_ON")
-    if started:
-        Path(started).touch()
-        until = time.monotonic() + 60
-        while not Path(go).exists() and time.monotonic() < until:
-            time.sleep(0.01)
     contents = {f"mtbench/{file.name}": file.read_text() for file in Path("mtbench").glob("*.py")}
     return write_wheel(Path(folder), "multi-token-bench", "0.0.1", contents)
 """
@@ -247,8 +222,6 @@ def test_a_revision_that_is_none_is_one_line(clone: Path, monkeypatch: pytest.Mo
     """Nothing is installed."""
     with pytest.raises(UserError, match="has no commit 'v9'; `git fetch` may bring it"):
         resolve("git:v9", quiet)
-    with pytest.raises(UserError, match="has no commit '--all'"):
-        resolve("git:--all", quiet)
     monkeypatch.chdir(clone.parent)
     with pytest.raises(UserError, match="needs a git repository here"):
         resolve("git:HEAD", quiet)
@@ -295,46 +268,3 @@ def test_a_commit_is_installed_once_with_its_own_versions(clone: Path, index: Pa
     assert (git("status", "--porcelain", "--ignored"), git("worktree", "list")) == before
     assert resolve(f"git:{first[:8]}", notes.append).python == build.python
     assert len(notes) == 2
-
-
-RESOLVE = "import sys; from mtbench.experiments.gate.builds import resolve; print(resolve('git:HEAD', print).python)"
-
-
-def start_resolving() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", RESOLVE], stdout=subprocess.PIPE, text=True)
-
-
-def lines_of(process: subprocess.Popen[str]) -> list[str]:
-    """What it prints to its end, which is without an error."""
-    lines = process.communicate(timeout=120)[0].splitlines()
-    assert process.returncode == 0
-    return [line.split()[0] for line in lines]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_an_installation_that_was_killed_is_made_again_once(
-    clone: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two commands one makes it and one waits, after the pip that the killed command left behind has ended."""
-    monkeypatch.setenv("BUILD_STARTED", str(tmp_path / "started"))
-    monkeypatch.setenv("BUILD_GOES_ON", str(tmp_path / "go"))
-    killed = start_resolving()
-    wait_for((tmp_path / "started").exists)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    again = [start_resolving(), start_resolving()]
-    for process in again:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("another command installs git:")
-    (tmp_path / "go").touch()
-    waited, made = sorted([lines_of(process) for process in again], key=len)
-
-    assert made[:2] == ["installing", "installed"]
-    assert waited == made[2:]

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_gates import time_test, timed_cell
+from made_gates import request, time_test, timed_cell
 from made_records import timing_line
 
+from mtbench.experiments.gate import timed as timed_stage
 from mtbench.experiments.gate.floor import noise_of
 from mtbench.experiments.gate.pairs import (
     CellTimes,
+    PairRunner,
     PairTimes,
     Times,
     differences,
@@ -19,7 +21,6 @@ from mtbench.experiments.gate.pairs import (
     pair_of,
     read_blocks,
 )
-from mtbench.experiments.gate.timed import undecided
 from mtbench.plan.directory import RunDirectory
 from mtbench.records import dump
 
@@ -98,7 +99,7 @@ def test_the_noise_is_said_of_a_noisy_cell() -> None:
     """Even if another undecided cell may be slower."""
     tests = [time_test(change, word="INCONCLUSIVE", pairs_needed=9) for change in (0.03, 0.01, 0.02)]
     cells = [timed_cell(number, test=test) for number, test in enumerate(tests)]
-    found = [*undecided(cells, [cells[1].cell], "pairs differ by 8 %")]
+    found = [*timed_stage.undecided(cells, [cells[1].cell], "pairs differ by 8 %")]
     assert [finding.cell for finding in found] == [cells[n].cell for n in (1, 0, 2)]
     assert ["pairs differ by 8 %" in finding.text for finding in found] == [True, False, False]
     assert ["about 9 pairs" in finding.text for finding in found] == [False, True, True]
@@ -116,3 +117,21 @@ def test_the_mean_is_over_the_cells_of_one_pair() -> None:
     assert differences(pairs, ["a", "b"])["b"] == pytest.approx([math.log(1.1), 0.0])
     assert mean_differences(pairs, ["a", "b"]) == pytest.approx([math.log(1.1), math.log(1.2) / 2])
     assert mean_differences(pairs, []) == []
+
+
+def test_the_order_of_the_processes_is_abba() -> None:
+    """Base begins as often as head, never twice more in a row, so that a drift of the machine cancels."""
+    runner = PairRunner(request(), (), (), lambda _: None)
+    begun = [runner.first("pairs", number) for number in range(1, 9)]
+    assert begun in ([0, 1, 1, 0] * 2, [1, 0, 0, 1] * 2, [0, 0, 1, 1] * 2, [1, 1, 0, 0] * 2)
+
+
+def test_void_times_of_head_alone_fail() -> None:
+    """Beyond a fifth of the pairs. In both builds they decide nothing."""
+    valid = a_pair(a=1.0)
+    for faults, pairs, level in (
+        ((None, "hot"), 1, "fail"),
+        (("hot", "hot"), 1, "inconclusive"),
+    ):
+        [finding] = timed_stage._void([PairTimes({}, {"a": faults}), *[valid] * pairs], ["a"])
+        assert (finding.kind, finding.level) == ("void", level)

@@ -1,6 +1,9 @@
 """The plans of two builds: cut to what a process runs, and hashed by the work they ask for."""
 
 import json
+import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from whole import plan_of
@@ -48,23 +51,6 @@ def test_fields_of_other_versions_stay(planned: Planned) -> None:
     assert plans.only(stored, [AR])["newer"] == 1
 
 
-def test_other_private_prompts_are_other_work(planned: Planned) -> None:
-    """The plan of a private suite has no prompts, only their hash."""
-
-    def private(withheld: str) -> Planned:
-        stored = json.loads(json.dumps(planned.stored))
-        stored["suites"][0]["withheld"] = withheld
-        for item in stored["suites"][0]["items"]:
-            item["prompt_ids"] = []
-        return planned._replace(plan=Plan.model_validate(stored), stored=stored)
-
-    one, other = private("0" * 64), private("1" * 64)
-    assert plans.compare(one, one) == []
-    assert plans.sha256(one.stored) != plans.sha256(other.stored)
-    with pytest.raises(UserError, match="digest of prompts of arithmetic: "):
-        plans.compare(one, other)
-
-
 def test_the_hash_is_of_the_work(planned: Planned) -> None:
     """Words about a cell do not change it; blocks, rounds, cells and options do."""
     stored = json.loads(json.dumps(planned.stored))
@@ -78,14 +64,26 @@ def test_the_hash_is_of_the_work(planned: Planned) -> None:
     assert plans.sha256(stored) != whole
 
 
-def test_other_prompts_are_other_work(planned: Planned) -> None:
-    stored = json.loads(json.dumps(planned.stored))
-    stored["suites"][0]["items"][0]["prompt_ids"][0] += 1
-    other = planned._replace(plan=Plan.model_validate(stored), stored=stored)
-    with pytest.raises(UserError, match="digest of prompts of arithmetic: "):
-        plans.compare(planned, other)
-    stored = json.loads(json.dumps(planned.stored))
-    stored["groups"][0]["blocks"].reverse()
-    other = planned._replace(plan=Plan.model_validate(stored), stored=stored)
-    with pytest.raises(UserError, match="blocks of arithmetic at batch size 1, static: "):
-        plans.compare(planned, other)
+def test_other_work_is_refused_and_a_new_option_or_cell_is_told(planned: Planned) -> None:
+    """Of a private suite a plan has the hash of the prompts only. A method's new option has a default."""
+
+    def other(change: Callable[[Any], object]) -> Planned:
+        stored = json.loads(json.dumps(planned.stored))
+        change(stored)
+        return planned._replace(plan=Plan.model_validate(stored), stored=stored)
+
+    refused: list[tuple[Callable[[Any], object], str]] = [
+        (lambda s: s["suites"][0]["items"][0]["prompt_ids"].append(1), "digest of prompts of arithmetic: "),
+        (lambda s: s["suites"][0].update(withheld="0" * 64), "digest of prompts of arithmetic: "),
+        (lambda s: s["groups"][0]["blocks"].reverse(), "blocks of arithmetic at batch size 1, static: "),
+        (lambda s: s["cells"][1]["options"].update(tau=0.5), rf"options\.tau of {re.escape(MARS)}: 1\.0 in base, 0\.5"),
+    ]
+    for change, says in refused:
+        with pytest.raises(UserError, match=says):
+            plans.compare(planned, other(change))
+    added = other(lambda s: s["cells"][1]["options"].update(fresh=1))
+    fewer = planned._replace(plan=Plan.model_validate(plans.only(planned.stored, [AR], rounds=3)))
+    [option] = plans.compare(planned, added)
+    assert (option.level, option.text) == ("note", "options.fresh is known in head only, where it is 1")
+    assert {(f.kind, f.level, f.cell) for f in plans.compare(planned, fewer)} >= {("vanished", "fail", MARS)}
+    assert {(f.kind, f.level, f.cell) for f in plans.compare(fewer, planned)} >= {("new", "note", MARS)}

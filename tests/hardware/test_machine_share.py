@@ -28,22 +28,20 @@ def of_v1(quota: str, period: str = "100000", group: str = "cpu,cpuacct/docker/5
     ("groups", "files", "quota", "processors"),
     [
         ("0::/job/step", {"job/step/cpu.max": "60000 100000"}, 0.6, 1),
-        ("0::/job/step", {"job/step/cpu.max": "765000 100000"}, 7.65, 7),
         ("0::/job/step", {"job/step/cpu.max": "100000 50000"}, 2.0, 2),
         ("0::/job/step", {"job/step/cpu.max": "max 100000"}, None, 64),
-        ("0::/job/step", {"job/step/cpu.max": "max 100000", "job/cpu.max": "200000 100000"}, 2.0, 2),
+        ("0::/job/step", {"job/step/cpu.max": "400000 100000", "job/cpu.max": "300000 100000"}, 3.0, 3),
         ("0::/job/step", {"job/step/cpu.max": "9900000 100000"}, 99.0, 64),
-        ("0::/", {"cpu.max": "200000 100000"}, 2.0, 2),
-        ("0::/kubepods/pod:7/5ab", {"cpu.max": "200000 100000"}, 2.0, 2),
-        ("4:pids:/other\n0::/job", {"other/cpu.max": "200000 100000"}, None, 64),
+        ("0::/../other", {"cpu.max": "200000 100000"}, 2.0, 2),
         (V1, of_v1("400000"), 4.0, 4),
-        (V1, of_v1("400000") | of_v1("50000", "50000", group="cpu,cpuacct/docker"), 1.0, 1),
+        (V1, of_v1("-1"), None, 64),
+        (V1, of_v1("400000", group="cpu"), 4.0, 4),
         ("1:name=systemd:/a\n0::/a", {"unified/a/cpu.max": "200000 100000"}, 2.0, 2),
         ("0::/job/step", {"job/step/cpu.max": "60000"}, None, 64),
     ],
     ids=[
-        *("under a core", "many cores", "another period", "no limit", "above", "more than there are", "namespace"),
-        *("the host's path", "another's", "v1", "v1 above", "v2 beside v1", "one number"),
+        *("under a core", "another period", "no limit", "smaller above", "more than there are", "namespace"),
+        *("v1", "v1 without", "v1 root", "v2 beside v1", "one number"),
     ],
 )
 def test_the_quota_is_the_smallest_on_the_way_up(
@@ -65,18 +63,11 @@ def test_the_quota_is_the_smallest_on_the_way_up(
     [
         ("0::/job/step", {"job/step/cpu.max": "60000 100000", "job/step/cpu.stat": STAT_V2}, 1.5),
         (V1, of_v1("60000") | {"cpu,cpuacct/docker/5ab/cpu.stat": STAT_V1}, 2.5),
-        ("0::/job/step", {"job/cpu.max": "60000 100000", "job/cpu.stat": STAT_V2, "job/step/cpu.stat": STAT_V2}, 1.5),
-        (
-            "0::/job/step",
-            {f"{group}/{name}": text for group in ("job", "job/step") for name, text in (
-                ("cpu.max", "60000 100000"), ("cpu.stat", STAT_V2))},
-            3.0,
-        ),
         ("0::/job/step", {"job/step/cpu.max": "max 100000", "job/step/cpu.stat": STAT_V2}, None),
         ("0::/job/step", {"job/step/cpu.max": "60000 100000"}, 0.0),
     ],
-    ids=["v2", "v1", "above", "both", "no quota", "no counts"],
-)  # fmt: skip
+    ids=["v2", "v1", "no quota", "no counts"],
+)
 def test_the_time_for_which_a_quota_stopped_the_process(
     groups: str, files: Mapping[str, str], seconds: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -93,9 +84,7 @@ def test_without_cgroups_the_share_is_the_machine(monkeypatch: pytest.MonkeyPatc
     assert usable_memory_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-@pytest.mark.parametrize(
-    ("percent", "torchs", "threads"), [(60, 8, 1), (100, 2, 1), (150, 2, 1), (250, 8, 2), (800, 4, 4)]
-)
+@pytest.mark.parametrize(("percent", "torchs", "threads"), [(60, 8, 1), (250, 8, 2), (800, 4, 4)])
 def test_threads_are_at_most_the_cores_of_the_quota(
     percent: int, torchs: int, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -119,3 +108,5 @@ def test_workers_are_at_most_the_cores_of_the_quota(monkeypatch: pytest.MonkeyPa
     refuse(3, None, "cpu")
     with pytest.raises(UserError, match="--workers 4 is not allowed; it is from 1 to 3, the cores of this process"):
         refuse(4, None, "cpu")
+    with pytest.raises(UserError, match=r"--ray '127\.0\.0\.1:1': no cluster"):
+        refuse(1, "127.0.0.1:1", "cpu")

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 STAND_IN = """
 import json, re, subprocess, tempfile
@@ -32,18 +32,12 @@ tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 """
 
 
-class Compiled(NamedTuple):
-    """What a script compiled and printed."""
+def compiled(script: str, architecture: int) -> list[dict[str, Any]]:
+    """Run a script in a process of its own, in which a launch of a kernel only compiles it.
 
-    kernels: list[dict[str, Any]]  # of each launch: name, registers, spills, shared bytes, threads, matrix unit
-    printed: list[str]
-
-
-def compiled(script: str, architecture: int = 90) -> Compiled:
-    """Run a script in a process of its own, in which a launch of a kernel only compiles it."""
+    Return of each launch: name, registers, spills, shared bytes, threads, matrix unit.
+    """
     code = f"ARCHITECTURE = {architecture}\n{STAND_IN}\n{script}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    kernels = [json.loads(line) for line in lines if line.startswith("{")]
-    return Compiled(kernels, [line for line in lines if not line.startswith("{")])
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

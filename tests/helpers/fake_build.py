@@ -7,14 +7,10 @@
     tokens        cells whose first answer has another token
     forwards      cells whose first answer takes one more forward
     memory        factor on the peak memory
-    dropped       share of samples that are dropped
     drops_in      pairs, such as "fresh/0001", in which all samples are dropped
-    crash         stages that die: "exact", "timed"; "timed once": only the first time
-    torch         its version of torch
+    crash         stage that dies: "exact", "timed"
     commit        that it was installed from
-    option        value of the option tau in its plans
     plan_code     Python that `plan` runs at its end, with `out`, its run directory
-    code          Python that `generate` runs at its start, with `run`, its run directory, and `timed`
     releases      releases of a serving engine, as MTBENCH_ENGINE_RELEASE names them -> more faults
     turn_code     Python that `generate` runs at its turn, with `block`
 Every call is appended to `calls` in the folder, with the run directory.
@@ -30,8 +26,6 @@ import stat
 import sys
 from pathlib import Path
 from typing import Any
-
-TORCH = "2.0"
 
 
 def build(folder: Path, plan: Path, **faults: Any) -> Path:
@@ -57,7 +51,7 @@ def main(folder: Path, words: list[str]) -> None:
     if words[0].endswith("build_probe.py"):
         answer = {"mtbench": "0.1.0", "folder": str(folder), "prefix": str(folder)}
         answer["code"] = hashlib.sha256(str(folder).encode()).hexdigest()
-        print(json.dumps({**answer, "packages": {"torch": faults.get("torch", TORCH)}}))
+        print(json.dumps({**answer, "packages": {"torch": "2.0"}}))
         return
     with (folder / "calls").open("a") as file:
         file.write(json.dumps(words[2:]) + "\n")
@@ -74,9 +68,6 @@ def plan(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     names = [cell["cell"] for cell in stored["cells"]]
     for group in stored["groups"]:
         group["cells"] = [name for name in group["cells"] if name in names]
-    for cell in stored["cells"]:
-        if "tau" in cell["options"]:
-            cell["options"]["tau"] = faults.get("option", cell["options"]["tau"])
     out.mkdir(parents=True)
     (out / "plan.json").write_text(json.dumps(stored))
     (out / "environment.json").write_text((source / "environment.json").read_text())
@@ -85,11 +76,7 @@ def plan(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
 
 def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     run, timed = Path(words[0]), "--timed-only" in words
-    exec(faults.get("code", ""), {"run": run, "timed": timed})
-    stage, died = "timed" if timed else "exact", folder / "died"
-    crash = faults.get("crash")
-    if crash == stage or (crash == f"{stage} once" and not died.exists()):
-        died.touch()
+    if faults.get("crash") == ("timed" if timed else "exact"):
         print("Fatal error: planted", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
     stored = json.loads((run / "plan.json").read_text())
@@ -111,8 +98,7 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
                 for cell in group["cells"]:
                     slower = faults.get("slower", 1.0) if timed and cell in faults.get("slower_in", [cell]) else 1.0
                     wall_s = of_process * slower * (1 + block / 10) * 2.718281828 ** chance.gauss(0, noise / 10)
-                    share = 1.0 if "/".join(run.parts[-3:-1]) in lost else faults.get("dropped", 0.0)
-                    dropped = "planted" if chance.random() < share and timed else None
+                    dropped = "planted" if "/".join(run.parts[-3:-1]) in lost and timed else None
                     append(
                         run / f"timings/{cell}.jsonl",
                         timing(round_, block, len(group["blocks"][block]), wall_s, dropped),

@@ -35,7 +35,7 @@ def test_plain_operations_pass(dtype: torch.dtype) -> None:
     assert wrong(dtype, 13, SMALL) == []
 
 
-@pytest.mark.parametrize("name", ["embed", "add_norm", "swiglu", "rotate"])
+@pytest.mark.parametrize("name", ["add_norm", "rotate"])
 @pytest.mark.parametrize("factor", [1.05, float("nan")])
 def test_a_plain_operation_that_is_wrong_is_named(name: str, factor: float) -> None:
 

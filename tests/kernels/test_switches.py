@@ -1,9 +1,5 @@
 """What switches our kernels off: the environment variable, its values, and a check that fails."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from mtbench import kernels
@@ -33,13 +29,3 @@ def test_what_switches_our_kernels_off_is_forgotten_with_its_cause(monkeypatch: 
     with kernels.restored():
         kernels.switch_off("logits are wrong")
     assert kernels.off() == "MTBENCH_KERNELS=off"
-
-
-@pytest.mark.whole
-def test_a_command_with_a_wrong_value_ends_with_one_line() -> None:
-    variables = os.environ | {kernels.SWITCH: "never"}
-    command = [sys.executable, "-m", "mtbench", "doctor"]
-    refused = subprocess.run(command, capture_output=True, text=True, env=variables)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: MTBENCH_KERNELS='never' is not allowed")
-    assert refused.stderr.count("\n") == 1

@@ -2,11 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +11,9 @@ import pytest
 from cgroup_trees import quota_of
 from fork_server import run_child
 from made_records import cell_data, doubted, timing_line
-from scripted_engine import PLUGIN, Scripted, install
 from stages import assemble, generate
-from whole import Quiet, forget_plugin_files, start
+from whole import Quiet, start
 
-from mtbench import plugins
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.hardware import machine
 from mtbench.lineup.planner import begin_run, make_plan
@@ -256,49 +251,3 @@ def test_longer_work_is_not_far_off() -> None:
     short = arms(ar=[3.0] * 7 + [2.5])
     short["ar"].timings[-1] = short["ar"].timings[-1].changed(batch_forwards=1)  # nearly all of it is prefill
     assert not far_off(short.values())
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., RunDirectory]]:
-    """Give a function that runs methods in servers with a script."""
-    for module, name, value in ((machine, "COMPUTING_SHARE", 0.75), (samples, "STRETCHED", 1.1)):
-        monkeypatch.setattr(module, name, value)  # tests/conftest.py sets others
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    plugins.load_file(PLUGIN)
-
-    def run(*methods: str, **script: object) -> RunDirectory:
-        install(Scripted, "scripted==1", **script)
-        run = start(tmp_path / "run", REQUEST.changed(engine=("scripted",), method=methods, limit=10))
-        generate(run, Quiet(), Execution(timed_only=True))
-        return run
-
-    yield run
-    forget_plugin_files()
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("forks")
-def test_a_block_in_which_a_server_is_stopped_is_decoded_again(serve: Callable[..., RunDirectory]) -> None:
-    """A stopped server does not wait for a processor. Its share of the block is far below that of its other blocks."""
-    lines = timings(serve("ar", computes_s=0.2, stops_at=9), "arithmetic.ar.ar.scripted.b1")
-    assert len(lines) == 10
-    void = [one for line in lines for one in line.disturbed or ()]
-    assert any(one.wall_s > 1 for one in void)
-    assert sum(line.wall_s > 1 for line in lines) == 0
-
-
-@pytest.mark.slow  # beside other tests both arms share their cores
-@pytest.mark.usefixtures("forks")
-def test_a_server_that_shares_its_core_is_not_compared(serve: Callable[..., RunDirectory]) -> None:
-    """Other programs compute on the core of one arm all the time, so no block is far below the others."""
-    *_, last = sorted(os.sched_getaffinity(0))
-    computing = f"import os; os.sched_setaffinity(0, {{{last}}})\nwhile True: pass"
-    with ExitStack() as stack:
-        for _ in range(4):  # each in a session of its own: a kernel shares a core among sessions
-            other = stack.enter_context(subprocess.Popen([sys.executable, "-c", computing], start_new_session=True))
-            stack.callback(other.kill)
-        run = serve("ar", "prompt-lookup", computes_s=0.06, core={"ngram": last})
-    [_, drafted] = assemble(run).cells
-    [speedup] = drafted.speedup
-    assert speedup.verdict.reason is not None
-    assert speedup.verdict.reason.text.startswith("the machine was disturbed: others had the processor in ")

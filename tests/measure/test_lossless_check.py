@@ -30,7 +30,6 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan, RunRequest
 from mtbench.records import dump
-from mtbench.report.text import method_notes
 
 PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
 BUDGET = 12
@@ -264,32 +263,6 @@ def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> 
         assert temperature < 1 or (largest > emitted).any()
 
 
-def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lossless arms are exact to sampled `ar`; the page tells how tokens were chosen."""
-    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)
-    request = RunRequest(
-        checkpoint={"ar": str(save_small(tmp_path / "model", 1)), "draft": str(save_small(tmp_path / "draft", 2))},
-        method=["ar", "speculative", "speculative:verify=rejection"],
-        limit=3,
-        rounds=2,
-        batch_size=(3,),
-        max_new_tokens=6,
-        temperature=0.8,
-        device="cpu",
-    )
-    run = start(tmp_path / "run", request)
-    generate(run, Quiet())
-    results = assemble(run)
-    assert results.temperature == 0.8
-    graded = {c.arm: None if c.lossless is None else c.lossless.grade for c in results.cells}
-    assert graded == {
-        "ar@ar/graph": None,
-        "speculative@ar/graph": "exact",
-        "speculative:verify=rejection@ar/graph": None,
-    }
-    assert "Sampled at temperature 0.8" in dict(method_notes(results))["Same rules for all arms"]
-
-
 def test_products_in_bfloat16_sum_in_float32() -> None:
     """A library that splits a sum and adds the parts in bfloat16 would round by shape, and grades would follow."""
     matmul = torch.backends.cuda.matmul
@@ -298,20 +271,18 @@ def test_products_in_bfloat16_sum_in_float32() -> None:
     assert not matmul.allow_bf16_reduced_precision_reduction
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_judge_without_numbers_says_so(checkpoint: Checkpoint, value: float) -> None:
+def test_a_judge_without_numbers_says_so(checkpoint: Checkpoint) -> None:
     """It does not find every token right."""
     head, token = checkpoint.model.get_output_embeddings(), torch.tensor(3)
-    head.register_forward_hook(lambda *of: of[2].index_fill(-1, token, value))
+    head.register_forward_hook(lambda *of: of[2].index_fill(-1, token, math.nan))
     answer = lossless_check.Answer([1, 2], [5, 6, 7], 0)
     with pytest.raises(NotNumbersError, match=r"the judge's logits are not numbers \(NaN or \+inf\) in float64"):
         lossless_check.forced_logits(ModelRunner(checkpoint), answer, 4)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("temperature", [1e-9, 1e-45, 1e-200])
-def test_tokens_at_a_temperature_near_zero_are_judged_by_numbers(checkpoint: Checkpoint, temperature: float) -> None:
+def test_tokens_at_a_temperature_near_zero_are_judged_by_numbers() -> None:
     """Logits over the temperature exceed a float32; the shortfalls are those of greedy tokens."""
-    logits, answer = torch.randn(3, 40), lossless_check.Answer([1, 2], [5, 6, 7], 3, temperature)
+    logits, answer = torch.randn(3, 40), lossless_check.Answer([1, 2], [5, 6, 7], 3, 1e-200)
     noisy = lossless_check.with_noise(logits, answer, 0)
     torch.testing.assert_close(noisy, logits)

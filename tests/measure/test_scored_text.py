@@ -60,14 +60,10 @@ def read(answer: GenerationLine, *cut: str) -> Reading:
         ("Paris", Reading(1.0, None, 1.0)),
         (f"{THOUGHT}\n\nParis", Reading(1.0, None, 1.0)),
         ("France, so Lyon? No.\n</think>\n\nParis", Reading(1.0, None, 1.0)),  # the template opened it
-        ("<think>\nParis\n</think>\n\nRome", Reading(0.0, None, 0.0)),
         (f"{THOUGHT}\nLyon?\n</think>Paris", Reading(1.0, None, 1.0)),  # the last closing mark counts
-        ("[THINK]Lyon[/THINK]Paris", Reading(1.0, None, 1.0)),
         ("<seed:think>Lyon</seed:think>Paris", Reading(1.0, None, 1.0)),
         ("<think>\nFrance, so Paris", Reading(0.0, INSIDE, 0.0)),
-        ("<think>\nFrance, so Paris\n</think>", Reading(0.0, INSIDE, 0.0)),
         (f"{THOUGHT}\nParis?<think>", Reading(1.0, None, 1.0)),  # marks inside of a text begin nothing
-        (f"{THOUGHT}\n<think>Is it Paris", Reading(0.0, INSIDE, 0.0)),
         ("in a tag <think> one writes Paris", Reading(1.0, None, 1.0)),
         ("nothing", Reading(0.0, "no name", 0.0)),
     ],
@@ -100,18 +96,11 @@ def test_an_answer_without_a_result_is_unread_by_its_cause(fields: Any, cut: tup
     assert read(line(text, **fields), *cut) == Reading(0.0, unread, 0.0)
 
 
-def test_an_answer_with_a_result_is_read_whatever_ended_it() -> None:
-    for reason in ("end", "stop", "length"):
-        assert read(line("It is Paris", finish_reason=reason)).unread is None
-        assert read(line("It is Rome", finish_reason=reason)).unread is None
-
-
 def test_a_string_that_cuts_the_score_may_be_a_special_token() -> None:
     """By the paper's protocol decoding goes on behind a stop; the special tokens are not in the text."""
     special = [(6, "<|im_end|>"), (6, "<|im_start|>")]
     assert before("Paris.user: Lyon", ["<|im_end|>"], special) == "Paris."
     assert before("Paris.user: Lyon", ["<|im_start|>user"], special) == "Paris."
-    assert before("Paris.user: Lyon", [": "], special) == "Paris.user"
     assert read(line("Paris.user: Lyon", special=special), "<|im_end|>").score == 1
     assert read(line("Paris.user: Lyon", special=special)).score == 0
 
@@ -131,11 +120,9 @@ def test_the_marks_are_token_ids_where_the_tokenizer_has_them() -> None:
     assert scored([opens, *words, closes, *words, end]) == ("the x", False)
     assert scored([*words, closes, *words, end], [*prompt, opens]) == ("the x", False)
     assert scored([*words, *words], [*prompt, opens]) == ("", True)
-    assert scored([opens, *words]) == ("", True)
     assert scored([opens, *words, closes, *words, opens, *words]) == ("", True)
     assert scored([*words, *quoted, *words, end]) == ("the x</think>the x", False)
     assert scored([*quoted, *words, closes, *words, end], [*prompt, opens]) == ("the x", False)
-    assert scored([opens, *words, *words], stop=("xt",)) == ("", True)
     assert scored([opens, *words, closes, *words, *words, *words], stop=("xt",)) == ("the ", False)
 
 

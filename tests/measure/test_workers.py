@@ -5,8 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +18,6 @@ from stages import assemble, generate, score
 from stored import stored_json, stored_lines
 from whole import Quiet, figures, serve_busily
 
-from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.lineup.planner import begin_run, make_plan
 from mtbench.measure import executor as generating
@@ -107,37 +104,6 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunReques
     assert all(SHARED in cell["flags"] for cell in stored_json(run, "results.json")["cells"])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forks")
-def test_killed_outright_with_its_workers_a_run_goes_on(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
-    """SIGKILL of the process that writes: its workers end too, and one process finishes what is missing."""
-    run = begun(tmp_path / "run", request_)
-    command = [sys.executable, "-m", "mtbench", "generate", str(run.path), "--workers=2"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
-    until = time.monotonic() + 60
-    while not list((run.path / "timings").glob("*")) and time.monotonic() < until:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    while _group(process.pid) and time.monotonic() < until:
-        time.sleep(0.05)
-
-    assert _group(process.pid) == []
-    assert not run.has("results.json")
-    assert finish(run) == alone
-
-
-def _group(leader: int) -> list[int]:
-    """Living processes of a process group."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == leader and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-    return found
-
-
 @pytest.fixture
 def mortal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every worker dies of a batch of these cells."""
@@ -173,17 +139,6 @@ def test_a_batch_that_kills_two_workers_costs_its_cell(
 
 
 @pytest.mark.slow
-def test_an_interruption_ends_the_workers(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
-    """What they had finished is kept, and the run goes on."""
-    run = begun(tmp_path / "run", request_)
-    with pytest.raises(KeyboardInterrupt):
-        generate(run, Quiet(until=3), Execution(workers=2))
-
-    assert multiprocessing.active_children() == []
-    assert finish(run) == alone
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
 def test_a_ray_cluster_gives_the_figures_of_one(actors: int, request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """On a local cluster."""
@@ -209,22 +164,3 @@ def test_workers_that_cannot_be_had_are_refused(request_: RunRequest, tmp_path: 
     with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):
         generate(run, Quiet(), Execution(**how))
     assert not (run.path / "timings").exists()
-
-
-def test_bad_workers_are_refused_before_anything_is_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No directory is left that the corrected command would stumble over."""
-    for said, says in (
-        (["--workers", "0"], "--workers 0 is not allowed"),
-        (["--ray", "127.0.0.1:1", "--workers", "1"], "no cluster"),
-        (["--ray", ""], "--ray '' is not allowed"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["mtbench", "run", "--limit", "2", "-o", str(tmp_path / "run"), *said])
-        with pytest.raises(SystemExit) as stopped:
-            main.main()
-        assert stopped.value.code == 2
-        error = capsys.readouterr().err
-        assert error.count("error: ") == 1
-        assert says in error
-        assert not (tmp_path / "run").exists()

@@ -93,31 +93,22 @@ def describe(build: Build) -> BuildRecord:
     Raises UserError if mtbench is not installed, cannot be imported, or does not answer within 60 s.
     """
     command = [str(build.python), build_probe.__file__, *machine.PACKAGES]
+    advice = f"try `{build.python} -m mtbench --version`"
     try:
         done = environments.run(command, build.variables, timeout_s=ANSWER_S)
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"{build.env!r} did not say within {ANSWER_S:g} s what is installed; try `{build.python} -m mtbench "
-            "--version`."
-        ) from None
-    except OSError as error:
-        raise UserError(f"{build.env!r} cannot be run: {build.python}: {error.strerror or error}.") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{build.env!r} did not say what is installed: {error}; {advice}.") from None
     if done.returncode != 0:
         reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].rstrip(".")
-        raise UserError(
-            f"{build.env!r}: mtbench cannot be imported: {reason}. Try `{build.python} -m mtbench --version`."
-        )
-    try:
-        answer = ProbeReport.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
-        commit = _commit(answer)
-    except (OSError, ValueError):  # another answer, or one with impossible paths
-        raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
+        raise UserError(f"{build.env!r}: mtbench cannot be imported: {reason}; {advice}.")
+    answer = ProbeReport.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
+    marker = Path(answer.prefix, MARKER)  # of an environment that we made: its commit
     return BuildRecord(
         env=build.env,
         label=build.label,
         python=str(build.python),
         mtbench=answer.mtbench,
-        git=commit,
+        git=marker.read_text() or None if marker.is_file() else machine.git_commit(Path(answer.folder)),
         packages=answer.packages,
         code_sha256=answer.code,
         plugins={file: read_file(file).sha256 for file in build.plugins},
@@ -144,8 +135,6 @@ def same_build(a: BuildRecord, b: BuildRecord) -> bool:
 
 def _from_path(env: str) -> Build:
     path = Path(env).expanduser().absolute()  # links stay: a virtual environment's python is one
-    if not path.exists():
-        raise UserError(f"{env!r} does not exist; {CHOICES}.")
     for name in ("python", "python3"):
         if os.access(python := path / "bin" / name, os.X_OK):
             usual = path.name in {".venv", "venv", "env", ".env"}  # then the parent's name is shown, too
@@ -157,8 +146,7 @@ def _from_pip(env: str, engine: str | None, note: Note) -> Build:
     package = env.removeprefix(PIP)
     if engine is None or engine not in SERVING_ENGINES:
         raise UserError(
-            f"{env!r} is a release of a serving engine, so name the engine by --engine: {', '.join(SERVING_ENGINES)}. "
-            "See `mtbench ls engines`."
+            f"{env!r} is a release of a serving engine, so name the engine by --engine: {', '.join(SERVING_ENGINES)}."
         )
     if not PACKAGE.fullmatch(package):
         pinned = SERVING_ENGINES[engine].package or "NAME==VERSION"
@@ -206,11 +194,3 @@ def _git(folder: Path, *arguments: str, error: str) -> str:
     if done.returncode != 0:
         raise UserError(f"{error} ({(done.stderr.strip().splitlines() or ['git gave no reason'])[0]}).")
     return done.stdout.strip()
-
-
-def _commit(answer: ProbeReport) -> str | None:
-    """Return the commit of an environment that we made, or of a checkout; else None."""
-    marker = Path(answer.prefix, MARKER)
-    if marker.is_file():
-        return marker.read_text() or None
-    return machine.git_commit(Path(answer.folder))

@@ -14,14 +14,13 @@ end early without a verdict costs no error level. No hope is left when, by one-s
 estimates, the last look could neither pass an unchanged cell nor fail any.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import chdtri, stdtr, stdtrit
+from scipy.special import chdtri, ndtri, stdtr, stdtrit
 
 from mtbench.experiments.gate.format import TimeTest, Verdict
 from mtbench.statistics import holm
@@ -204,19 +203,15 @@ def time_test(d: Values, at: Sequence[int], margin: float, word: Verdict, cells:
 
 
 def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: int, least_pairs: int) -> int | None:
-    """Return the pairs, at least `least_pairs`, that decide a cell with this mean and standard deviation."""
+    """Return about how many pairs, at least `least_pairs`, decide a cell with this mean and standard deviation."""
     least = math.log1p(margin)
-    distance, level = (
-        (mean, FAIL_LEVEL * share / hypotheses(cells)) if mean >= least else (least - mean, PASS_LEVEL * share)
-    )
-
-    def decides(pairs: int) -> bool:
-        return bool(stdtr(pairs - 1, -distance * math.sqrt(pairs) / sd) < level) if sd else True
-
-    enough = next((n for n in (2**i for i in itertools.count(1)) if n > MOST_NEEDED or decides(n)), MOST_NEEDED)
-    if enough > MOST_NEEDED:
+    level, distance = FAIL_LEVEL * share / hypotheses(cells), mean
+    if mean < least:
+        level, distance = PASS_LEVEL * share, least - mean
+    z = -float(ndtri(level))
+    if distance <= z * sd / math.sqrt(MOST_NEEDED):
         return None
-    return max(least_pairs, next(n for n in range(max(2, enough // 2), enough + 1) if decides(n)))
+    return max(least_pairs, math.ceil((z * sd / distance) ** 2 + z**2 / 2))  # the second term: t in place of z
 
 
 def _tail(distance: Floats, se: Floats, pairs: int) -> Floats:

@@ -92,8 +92,6 @@ def compare(
         differing = _differing(name, base, head)
         share = f"{len(differing)} of {counted(len(base.answers), 'item')}"
         text = f"head has other {ANSWER[name]} in {share}, first in {differing[0]}"
-        if name == "token_ids":
-            text += _first_difference(base.answers[differing[0]].token_ids, head.answers[differing[0]].token_ids)
         findings.append(finding("changed", "note" if allow_changed else "fail", text))
     if not changed and not unstable:
         findings += [finding(*found) for found in _work(base, head)]
@@ -101,17 +99,6 @@ def compare(
     also = "; so does base" if base.cache or again.cache else ""
     findings += [finding("prefix cache", "note" if also else "fail", f"{text}{also}") for text in head.cache]
     return ExactCell(findings, bool(changed))
-
-
-def _first_difference(base: Sequence[int], head: Sequence[int]) -> str:
-    """Return the first difference of two answers as text.
-
-    >>> _first_difference([5, 6, 7], [5, 9]), _first_difference([5, 6], [5])
-    (' at token 2: 6 → 9', ' at token 2: 6 → the end')
-    """
-    place = next(n for n, (a, b) in enumerate(zip([*base, None], [*head, None], strict=False)) if a != b)
-    a, b = (str(ids[place]) if place < len(ids) else "the end" for ids in (base, head))
-    return f" at token {place + 1}: {a} → {b}"
 
 
 def _failure(base: str | None, head: str | None) -> tuple[Level, str] | None:

@@ -1,6 +1,5 @@
 """`mtbench gate`: two builds on one machine."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +8,8 @@ from mtbench import files, plugins, records
 from mtbench.decoding.arms import is_served
 from mtbench.document import html_page
 from mtbench.document.console import Terminal
-from mtbench.document.formatting import listed
-from mtbench.document.markdown_text import markdown
 from mtbench.document.terminal import show
-from mtbench.errors import UserError, printable
+from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.gate.builds import Build, resolve
 from mtbench.experiments.gate.document import document
@@ -25,8 +22,6 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.request import PlanRequest
 from mtbench.records import dump
 
-COMMANDS = {"fail": "error", "inconclusive": "warning"}  # of GitHub, by the level of a finding
-LARGEST_SUMMARY = 1_000_000  # bytes: GitHub refuses a step summary of over 1 MiB
 PLANNED = PlanRequest.model_fields.keys()
 
 
@@ -66,10 +61,8 @@ class GateExperiment(Experiment[GateOptions, GateSession, GatePlan, Gate]):
         return gate
 
     def show(self, job: Job[GateOptions, GateSession], found: Gate, console: Terminal) -> None:
-        """Print the verdict and its reasons; in a GitHub workflow, also the lines that mark the findings."""
-        show(document(found, drawn=False), console)
-        for line in _annotate_github(found):
-            console.say(line)
+        """Print the verdict and its reasons."""
+        show(document(found), console)
 
     def exit_code(self, found: Gate, session: GateSession) -> int:
         """Return that of the verdict."""
@@ -93,46 +86,10 @@ def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, B
     return base, replace(resolve(request.head, note, request.engine), plugins=tuple(request.plugins))
 
 
-def _annotate_github(gate: Gate) -> list[str]:
-    """Add the gate to the summary of the GitHub step, and return the lines that mark its findings; none elsewhere."""
-    if not os.environ.get("GITHUB_ACTIONS"):
-        return []
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with files.write_errors(Path(summary)), open(summary, "a", encoding="utf-8") as file:
-            file.write(step_summary(gate))
-    return workflow_commands(gate)
-
-
 def write(directory: Path, gate: Gate) -> Path:
     """Write all files of the gate into `directory` and return the path of the page."""
     files.write_json(directory / "gate.json", dump(gate))
     return html_page.write(directory, "gate", document(gate))
-
-
-def step_summary(gate: Gate) -> str:
-    """Return the summary of a GitHub step: gate.md, cut to GitHub's limit."""
-    text = markdown(document(gate, drawn=False))
-    return text.encode()[:LARGEST_SUMMARY].decode(errors="ignore")
-
-
-def workflow_commands(gate: Gate) -> list[str]:
-    """Return `::error` and `::warning`, one for each finding that fails or is inconclusive.
-
-    See docs.github.com, "Workflow commands for GitHub Actions". GitHub shows ten of each kind per step.
-    """
-    lines = []
-    for finding in gate.findings:
-        if finding.level in COMMANDS:
-            # A property escapes more than a message (escapeProperty, ibid.).
-            title = _data(listed(filter(None, (f"mtbench gate: {finding.kind}", finding.cell))))
-            title = title.replace(":", "%3A").replace(",", "%2C")
-            lines.append(printable(f"::{COMMANDS[finding.level]} title={title}::{_data(finding.text)}"))
-    return lines
-
-
-def _data(text: str) -> str:
-    """Return the message of a workflow command (escapeData of actions/toolkit, packages/core/src/command.ts)."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 EXPERIMENT = GateExperiment()

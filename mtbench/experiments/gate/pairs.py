@@ -27,7 +27,6 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import FailureLine, TimingLine
 from mtbench.statistics import SAMPLES_NEEDED_SHARE
 
-ATTEMPTS = 2  # of a pair whose process ends wrongly
 SIDES = ("base", "head")
 
 
@@ -41,29 +40,19 @@ class PairRunner:
     note: Callable[[str], None]
 
     def run(self, folder: Path, number: int, cells: Sequence[str]) -> None:
-        """Run a pair, once more if a process ends wrongly. Raises BuildFailed for head, UserError for base.
-
-        The second time base begins: if it fails as well, the machine may be at fault, and head is not blamed.
-        """
+        """Run a pair. Raises BuildFailed for head, UserError for base."""
         partial = folder / f"{number:04}.partial"
-        for attempt in range(1, ATTEMPTS + 1):
-            shutil.rmtree(partial, ignore_errors=True)
-            try:
-                self._run(partial, cells, self._first(folder.name, number) if attempt == 1 else 0)
-            except BuildFailed as failure:
-                if attempt < ATTEMPTS:
-                    self.note(f"{failure}; the pair is run again")
-                    continue
-                if failure.build is self.builds[0]:
-                    raise UserError(f"base cannot decode: {failure}.") from None
-                raise
-            break
-        whole = folder / f"{number:04}"
-        shutil.rmtree(whole, ignore_errors=True)  # one behind a pair that was deleted
-        with files.write_errors(whole):
-            partial.rename(whole)
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            self._run(partial, cells, self.first(folder.name, number))
+        except BuildFailed as failure:
+            if failure.build is self.builds[0]:
+                raise UserError(f"base cannot decode: {failure}.") from None
+            raise
+        with files.write_errors(folder):
+            partial.rename(folder / f"{number:04}")
 
-    def _first(self, folder: str, number: int) -> int:
+    def first(self, folder: str, number: int) -> int:
         """Return which build begins a pair, 0 for base. The order is ABBA with a random start, against drift."""
         start = random.Random(f"{self.request.seed}/{folder}").randrange(2)
         return (number // 2 + start) % 2

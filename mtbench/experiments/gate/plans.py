@@ -10,44 +10,20 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, RootModel
+from pydantic import RootModel
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate.format import Finding, Kind, Level
 from mtbench.plan.directory import JsonObject, RunDirectory
 from mtbench.plan.plan import Cell, Plan, SuitePlan
-from mtbench.records import LONGEST_VALUE, NonNegative, dump
+from mtbench.records import LONGEST_VALUE, dump
 
 CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
 GROUP_WORK = ("blocks", "rounds")
 
 
-LOOSE = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-
 class AnyObject(RootModel[dict[str, Any]]):
     """A JSON object of any kind."""
-
-
-class Gpu(BaseModel):
-    """A GPU in environment.json."""
-
-    model_config = LOOSE
-
-    uuid: str | None = None
-    driver: str | None = None
-    power_cap_w: NonNegative | None = None
-
-
-class Machine(BaseModel):
-    """environment.json: the fields of a floor's key; its other keys differ between versions."""
-
-    model_config = LOOSE
-
-    processor: str
-    platform: str
-    gpu: Gpu | None = None
-    packages: dict[str, str | None] | None = None
 
 
 class Planned(NamedTuple):
@@ -55,16 +31,17 @@ class Planned(NamedTuple):
 
     plan: Plan
     stored: JsonObject  # plan.json
-    machine: Machine
+    machine: JsonObject  # environment.json
 
     @classmethod
     def read(cls, directory: Path) -> "Planned":
         """Read the plan in a run directory. Raises UserError if it cannot be read."""
         run = RunDirectory(directory)
-        plan = run.read("plan.json", Plan)
-        if not plan.cells:
-            raise UserError("it has no cell; name arms by `--method` that the suite can run.")
-        return cls(plan, run.read("plan.json", AnyObject).root, run.read("environment.json", Machine))
+        return cls(
+            run.read("plan.json", Plan),
+            run.read("plan.json", AnyObject).root,
+            run.read("environment.json", AnyObject).root,
+        )
 
 
 def compare(base: Planned, head: Planned) -> list[Finding]:
@@ -169,6 +146,6 @@ def _group(cell: JsonObject) -> tuple[Any, ...]:
 def write(directory: Path, planned: Planned, stored: Mapping[str, Any]) -> RunDirectory:
     """Write a run directory with this plan."""
     run = RunDirectory.create(directory)
-    run.write_json("environment.json", dump(planned.machine))
+    run.write_json("environment.json", planned.machine)
     run.write_json("plan.json", stored, indent=None)
     return run

@@ -179,18 +179,16 @@ def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
-    """Yield the cells that have no valid time in some of the pairs in which they ran; up to a fifth is a note."""
+    """Yield the cells that have no valid time in over a fifth of the pairs in which they ran."""
     for cell in cells:
         faults = [pair.void[cell] for pair in pairs if cell in pair.void]
-        ran = len(faults) + sum(cell in pair.cells for pair in pairs)
+        most = VOID_SHARE * (len(faults) + sum(cell in pair.cells for pair in pairs))
         of_head = [head for base, head in faults if head and not base]
-        if of_head:
-            level: Level = "fail" if len(of_head) > VOID_SHARE * ran else "note"
-            yield _finding("void", level, f"void in head only, in {len(of_head)} of {ran} pairs: {of_head[0]}", cell)
-        elif faults:
+        if len(of_head) > most:
+            yield _finding("void", "fail", f"void in head only, in {len(of_head)} pairs: {of_head[0]}", cell)
+        elif len(faults) > most:
             why = next(fault for fault in faults[0] if fault)
-            level = "inconclusive" if len(faults) > VOID_SHARE * ran else "note"
-            yield _finding("void", level, f"void in {len(faults)} of {ran} pairs: {why}", cell)
+            yield _finding("void", "inconclusive", f"void in {len(faults)} pairs: {why}", cell)
 
 
 def undecided(results: Sequence[TimedCell], noisy: Sequence[str], hidden: str) -> Iterator[Finding]:
