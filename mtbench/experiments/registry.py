@@ -56,7 +56,7 @@ KINDS = {
     """,
     ),
     "audit": Kind(
-        "mtbench.experiments.audit.request:AuditRequest,AuditSession",
+        "mtbench.experiments.audit.request:AuditRequest,Session",
         "mtbench.experiments.audit.experiment:EXPERIMENT",
         """Say why the answers of B differ from those of A.
 

@@ -26,11 +26,12 @@ from mtbench.experiments.audit.experiment import AuditExperiment
 from mtbench.experiments.audit.findings import arms_of
 from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.judge import Judge
-from mtbench.experiments.audit.request import AuditRequest, AuditSession
+from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Named, Side, SideAnswer, pairs
 from mtbench.experiments.audit.texts import with_prompts, with_tokens
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.formats import GenerationLine
+from mtbench.plan.request import Session
 
 CELL, DRAFTED = f"{AR}.b4", f"{SPECULATIVE}.b4"
 
@@ -132,13 +133,6 @@ def test_another_checkpoint_names_the_first_tensor(honest: Path, tmp_path: Path)
     assert named(record) == {"weights"}
     assert record["explained"]
     assert "layers.1.mlp.down_proj.weight" in record["findings"][0]["evidence"]
-
-
-def test_a_method_decodes_what_the_run_of_the_other_side_asks(honest: Path, tmp_path: Path) -> None:
-    record = audited(f"{honest}:ar", "prompt-lookup:ahead=2", tmp_path)
-    assert record["sentence"] == "B equals A in all 8 answers."
-    decoded_run = mtbench.read(tmp_path / "audit/decoded")
-    assert set(decoded_run.to_frame()["batch_size"]) == {1, 4}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -282,11 +276,8 @@ def test_texts_have_the_other_sides_tokens_as_far_as_they_agree() -> None:
 # --- Refused ----------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "two methods": ("ar", "speculative", "the other side must be a run"),
-    "a method and several arms": ("{a}", "ar", "has 2 arms"),
-    "no such option": ("{a}:ar", "ar:foo=1", "foo"),
     "no such arm": ("{a}:arr", "{a}:ar", "unknown arm"),
-    "no such place": ("{a}x", "{a}:ar", "is no run directory, file or method"),
+    "no such place": ("{a}x", "{a}:ar", "is no run directory or file"),
     "the same": ("{a}", "{a}", "are the same"),
     "nothing": ("{a}:ar", "", "is empty; leave it out, or give a value"),
     "other items": ("{a}:ar", "{b}/items:ar", "other items"),
@@ -365,4 +356,4 @@ def test_mistakes_are_one_line(mistake: str, honest: Path, broken: Path, tmp_pat
 
 def test_an_audit_needs_two_outputs() -> None:
     with pytest.raises(UserError, match="compares two outputs"):
-        AuditExperiment().plan(AuditRequest(a="runs/first"), AuditSession())
+        AuditExperiment().plan(AuditRequest(a="runs/first"), Session())

@@ -8,12 +8,12 @@ from mtbench.document.console import Terminal
 from mtbench.document.html_page import write
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
-from mtbench.experiments.audit import decoding, sides, texts
+from mtbench.experiments.audit import sides, texts
 from mtbench.experiments.audit.document import document
 from mtbench.experiments.audit.findings import Lines, all_pairs, arms_of, audit, reference, to_judge
 from mtbench.experiments.audit.format import Audit, JudgedLine, NoiseLine
 from mtbench.experiments.audit.judge import Judge, answer_of, coarse
-from mtbench.experiments.audit.request import AuditRequest, AuditSession
+from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Named, Pair
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.hardware import machine
@@ -21,14 +21,13 @@ from mtbench.models.configuration import refuse_unreadable
 from mtbench.models.families import locate
 from mtbench.models.loading import inspect
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.plan import Plan
+from mtbench.plan.request import Session
 from mtbench.records import dump
 
-DECODED = "decoded"  # the run of a side that is named by its method
 ASKED, JUDGED, NOISE = "asked.json", "judged.jsonl", "noise.jsonl"
 MEASURED = 192  # noise is measured at the tokens of an answer up to `TAIL` behind this one
 FAULT = 1  # exit code
-AuditJob = Job[AuditRequest, AuditSession]
+AuditJob = Job[AuditRequest, Session]
 
 
 class Compared(NamedTuple):
@@ -40,29 +39,25 @@ class Compared(NamedTuple):
 
 
 class AuditPlan(NamedTuple):
-    """The request, what is compared, and the run that has to be decoded before that is known."""
+    """The request, and what is compared; None: it is known when the audit runs."""
 
     request: AuditRequest
     compared: Compared | None
-    decoded: Plan | None = None
 
 
-class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
+class AuditExperiment(Experiment[AuditRequest, Session, AuditPlan, Audit]):
     """Align two outputs, judge their first differences, and name the cause of each."""
 
     command, begun_by, result, page = "audit", ASKED, "audit.json", "audit.html"
-    request, session = AuditRequest, AuditSession
+    request, session = AuditRequest, Session
 
-    def plan(self, request: AuditRequest, session: AuditSession) -> AuditPlan:
+    def plan(self, request: AuditRequest, session: Session) -> AuditPlan:
         """Return the pairs of arms. Raises UserError for answers that cannot be compared."""
         if not request.a or not request.b:
             raise UserError(
-                "an audit compares two outputs: `mtbench audit A B`, each DIR, DIR:ARM, a file or a method."
+                "an audit compares two outputs: `mtbench audit A B`, each DIR, DIR:ARM, DIR:CELL or a file."
             )
-        for method, other in ((request.a, request.b), (request.b, request.a)):
-            if decoding.is_method(method):
-                return AuditPlan(request, None, decoding.plan(method, other, request))
-        return AuditPlan(request, _compared(request, request.a, request.b))
+        return AuditPlan(request, _compared(request))
 
     def begin(self, directory: RunDirectory, planned: AuditPlan, argv: Sequence[str]) -> None:
         """Write the environment, then the request."""
@@ -75,7 +70,7 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
 
     def run(self, job: AuditJob) -> Audit:
         """Judge the answers that are not judged yet, name the class of each, write audit.json and the page."""
-        planned = self._decoded(job, job.plan if job.new else self.plan(job.request, job.session))
+        planned = (job.plan.compared if job.new else None) or _compared(job.request)
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
         noises = self._noises(job, planned, judge, lines) if lines else {}
@@ -89,21 +84,9 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         """Print the classes and the first differences."""
         show(document(found, []), console)
 
-    def exit_code(self, found: Audit, session: AuditSession) -> int:
+    def exit_code(self, found: Audit, session: Session) -> int:
         """Return 0 if everything is explained without a fault."""
         return 0 if found.explained else FAULT
-
-    def _decoded(self, job: AuditJob, planned: AuditPlan) -> Compared:
-        """Return what is compared, when the side that is named by its method is decoded."""
-        if planned.compared is not None:
-            return planned.compared
-        assert planned.decoded is not None, "else the pairs are known"
-        run = RunDirectory(job.path / DECODED)
-        servers = {*job.session.server, *decoding.servers_of((job.requested.a, job.requested.b))}
-        with job.progress() as progress:
-            decoding.decode(run, planned.decoded, sorted(servers), progress)
-        a, b = (str(run.path) if decoding.is_method(text) else text for text in (job.request.a, job.request.b))
-        return _compared(job.request, a, b)
 
     def _judged(self, job: AuditJob, planned: Compared, judge: Judge) -> Lines:
         """Return the judged first differences by pair, an index of `all_pairs`, and item."""
@@ -135,11 +118,11 @@ class AuditExperiment(Experiment[AuditRequest, AuditSession, AuditPlan, Audit]):
         return found
 
 
-def _compared(request: AuditRequest, a_text: str, b_text: str) -> Compared:
+def _compared(request: AuditRequest) -> Compared:
     """Return the pairs of arms. Raises UserError for answers that cannot be compared."""
-    if a_text == b_text:
-        raise UserError(f"A and B are the same, {a_text!r}; name two arms, DIR:ARM, or two batch sizes, DIR:CELL.")
-    a, b = (_read(text, request) for text in (a_text, b_text))
+    if request.a == request.b:
+        raise UserError(f"A and B are the same, {request.a!r}; name two arms, DIR:ARM, or two batch sizes, DIR:CELL.")
+    a, b = (_read(text, request) for text in (request.a, request.b))
     model = request.model or next((side.model for side in (*a.meant, *b.meant) if side.model), None)
     if model is None:
         raise UserError("neither A nor B says which model decoded; give it with `--model`.")

@@ -10,11 +10,11 @@ from pydantic import Field
 from mtbench.options import common
 from mtbench.options.common import COMPARED, MACHINE
 from mtbench.options.fields import option
-from mtbench.plan.request import Session
+from mtbench.plan.request import Session as Session  # of its calls
 from mtbench.records import Record
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
-NAMED = "DIR, DIR:ARM, DIR:CELL, a result file or METHOD."
+NAMED = "DIR, DIR:ARM, DIR:CELL or a file of answers."
 
 
 class AuditRequest(Record):
@@ -30,9 +30,3 @@ class AuditRequest(Record):
     ran_in: Annotated[Precision, option("Number type in which a result file was computed.", MACHINE)] = "bfloat16"
     device: common.Device = "auto"
     offline: common.Offline = False
-
-
-class AuditSession(Session):
-    """How one call carries out an audit."""
-
-    server: common.Servers = ()

@@ -95,8 +95,8 @@ def place_of(text: str) -> str:
     place = next((":".join(parts[:n]) for n in range(len(parts), 0, -1) if os.path.exists(":".join(parts[:n]))), None)
     if place is None:
         raise UserError(
-            f"{text!r} is no run directory, file or method; give DIR, DIR:ARM, a result file, or one of `mtbench ls "
-            "methods`."
+            f"{text!r} is no run directory or file; give DIR, DIR:ARM, or a file of answers; `mtbench run --method "
+            "METHOD -o DIR` makes a run."
         )
     return place
 
