@@ -1,6 +1,6 @@
 """How often would the gate fail without a reason? From real processes of one build, paired at random.
 
-    mtbench gate calibrate --pairs 30 -o DIR [plan options]     # 60 processes
+    mtbench gate --base ENV --head ENV --pairs 30 -o DIR [plan options]     # one build twice: 60 processes
     python benchmarks/false_alarms.py DIR [--trials 1000]
 
 Each trial draws the processes of DIR in random order, makes pairs of them and lets the gate decide. A FAIL is a false

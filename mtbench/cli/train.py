@@ -1,4 +1,4 @@
-"""`mtbench train`: one command per objective, made from its fields; `init`, `answers`, `page`, `--recipe`."""
+"""`mtbench train`: one command per objective, made from its fields; `init`, `answers`, `--recipe`."""
 
 import inspect
 import os
