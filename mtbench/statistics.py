@@ -146,7 +146,7 @@ def ratio_of_totals(
 ) -> Ratio:
     """Return (product of the sums of `above`) / (product of the sums of `below`). Each array has one value per unit.
 
-    speedup             [baseline wall] / [arm wall], by block
+    speedup             [baseline wall] / [arm wall], by block; by round for `ci_repeat`
     rate_ratio          [arm tokens, baseline wall] / [arm wall, baseline tokens], by block
     tokens per second   [tokens] / [wall], by block
     tokens per forward  [tokens] / [row_forwards], by block
@@ -262,6 +262,16 @@ def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) ->
     low = _crossing(lambda delta: score_test(gained, lost, n, delta) - z, -1.0, difference)
     high = _crossing(lambda delta: score_test(gained, lost, n, delta) + z, difference, 1.0)
     return Difference(difference, low, high, gained, lost, n)
+
+
+def mcnemar_p(gained: int, lost: int) -> float:
+    """Return McNemar's exact two-sided p: min(1, 2·P(X ≤ min(gained, lost))), X ~ Binomial(gained + lost, ½).
+
+    It is reported only; no verdict depends on it. (McNemar 1947.)
+    """
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 def as_share(points: float) -> float:

@@ -21,6 +21,7 @@ from transformers import PretrainedConfig
 from whole import forget_plugin_files, whole_run
 
 from mtbench.hardware import machine
+from mtbench.measure import executor
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
@@ -88,6 +89,7 @@ def loaded_machine() -> Iterator[None]:
         patch.setattr(flags, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
         patch.setattr(machine, "THROTTLED_SHARE", float("inf"))
+        patch.setattr(executor, "_say_if_busy", lambda *_: None)
         patch.setattr(samples, "FAR_OFF", float("inf"))
         patch.setattr(samples, "STRETCHED", float("inf"))
         yield

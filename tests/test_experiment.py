@@ -79,11 +79,19 @@ def test_a_killed_one_goes_on(tmp_path: Path) -> None:
     assert "ratio 2.00" in twice("-o", out, "--resume").output
 
 
-def test_one_that_has_not_begun_cannot_be_resumed(tmp_path: Path) -> None:
-    """Its directory stays as it is."""
-    (tmp_path / "environment.json").touch()
-    assert "holds nothing of `mtbench twice`: it has no request.json" in mistake("-o", tmp_path, "--resume")
-    assert [path.name for path in tmp_path.iterdir()] == ["environment.json"]
+def test_one_that_stopped_before_it_had_begun_begins_again(tmp_path: Path) -> None:
+    """Its command says what it was to be. A directory with anything else stays as it is."""
+    out = tmp_path / "x"
+    assert "holds nothing of `mtbench twice`: it has no request.json" in mistake("-o", out, "--resume")
+    out.mkdir()
+    for name in ("environment.json", ".request.json.abcdefgh.tmp", ".lock"):
+        (out / name).touch()
+    assert "Repeat the command that started it" in mistake("-o", out, "--resume")
+    assert twice("-o", out, "--resume", "--repeats", 1).exception is None
+    (out / "request.json").rename(out / "notes.txt")
+    kept = {path.name for path in out.iterdir()}
+    assert "holds nothing of" in mistake("-o", out, "--resume", "--repeats", 1)
+    assert {path.name for path in out.iterdir()} == kept
 
 
 @pytest.mark.parametrize("made_by", DIRECTORIES)

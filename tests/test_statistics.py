@@ -110,6 +110,14 @@ def speedups_of(size: Array, noise: Callable[[], Array]) -> list[Ratio]:
     return [stat.ratio_of_totals([w0], [w]) for w0, w in zip(baseline, arm, strict=True)]
 
 
+def rate_ratios_of(size: Array, noise: Callable[[], Array]) -> list[Ratio]:
+    """Return rate ratios of 1.6; lengths vary, and wall times with them."""
+    tokens0, tokens = 100 * size * noise(), 90 * size * noise()
+    wall0, wall = tokens0 * noise() / 50, tokens * noise() / 80
+    rows = zip(tokens, wall0, wall, tokens0, strict=True)
+    return [stat.ratio_of_totals([t, w0], [w, t0]) for t, w0, w, t0 in rows]
+
+
 def tokens_per_forward_of(size: Array, noise: Callable[[], Array]) -> list[Ratio]:
     """Return tokens per forward of 1.6 over blocks of different lengths."""
     forwards = 100 * size
@@ -117,7 +125,7 @@ def tokens_per_forward_of(size: Array, noise: Callable[[], Array]) -> list[Ratio
     return [stat.ratio_of_totals([t], [f]) for t, f in zip(tokens, forwards, strict=True)]
 
 
-USES = [speedups_of, tokens_per_forward_of]
+USES = [speedups_of, rate_ratios_of, tokens_per_forward_of]
 
 
 def coverage(
@@ -142,6 +150,12 @@ def test_ratio_intervals_cover(
 ) -> None:
     """95 % intervals contain the true ratio in 93–97 % of trials, for every use and number of units."""
     assert 0.93 <= coverage(use, units, spread, noise, trials) <= 0.97
+
+
+@pytest.mark.slow
+def test_ratio_intervals_of_very_uneven_blocks_are_too_short() -> None:
+    """The module states it: 91 % at six blocks with size spread 0.7 and noise 0.2."""
+    assert coverage(speedups_of, 6, spread=0.7, noise=0.2, trials=50_000) == pytest.approx(0.91, abs=0.01)
 
 
 def failures(units: int, spread: float, level: float, trials: int, *, ratios: float = 0.0) -> tuple[float, float]:
@@ -207,6 +221,14 @@ def test_wilson_at_the_ends() -> None:
     assert (all_.value, all_.stderr, all_.ci_high) == (1, 0, 1)
     assert all_.ci_low == pytest.approx(1 - width, rel=1e-6)
     assert max(stat.wilson(n, n).ci_high or 0 for n in range(1, 100)) == 1
+
+
+def test_no_items_have_no_accuracy() -> None:
+    """Without items all values are None; a single item has no standard error."""
+    assert stat.wilson(0, 0) == (None, None, None, None, 0)
+    assert stat.wilson(1, 1).stderr is None
+    assert stat.paired_difference(0, 0, 0) == (None, None, None, 0, 0, 0)
+    assert stat.n_needed(0, 0, 0) is None
 
 
 def naive_score(gained: int, lost: int, n: int, delta: float) -> float:
@@ -284,6 +306,14 @@ def share_covered(counts: npt.NDArray[np.int64], covered: Callable[..., bool]) -
     distinct, times = np.unique(counts, axis=0, return_counts=True)
     held = [covered(*(int(count) for count in row)) for row in distinct]
     return float(np.average(held, weights=times))
+
+
+@pytest.mark.parametrize(("n", "most"), [(64, 1.0), (256, 0.97), (2000, 0.97)])
+@pytest.mark.parametrize("p", [0.3, 0.5, 0.7, 0.9])
+def test_wilson_covers(p: float, n: int, most: float) -> None:
+    """95 % intervals contain the true accuracy in 93–97 % of trials; with few items, in at least 93 %."""
+    counts = np.random.default_rng(n).binomial(n, p, size=(20_000, 1))
+    assert 0.93 <= share_covered(counts, lambda correct: covers(stat.wilson(correct, n)[2:4], p)) <= most
 
 
 def exactly(n: int, psi: float, difference: float, holds: Callable[[int, int], bool]) -> float:
@@ -367,6 +397,14 @@ def test_speed_verdicts_change_at_the_margin(bound: float, quantile: float, insi
     assert speed(ratio(bound * math.exp(quantile * log_se * 0.9999), log_se)) == [outside]
 
 
+@pytest.mark.parametrize(
+    ("value", "word"), [(1.03, "faster"), (1.02, "inconclusive"), (1, "same"), (0.98, "inconclusive"), (0.97, "slower")]
+)
+def test_speed_verdicts_without_variance(value: float, word: str) -> None:
+    """With equal blocks the verdict is certain, except on the margin itself."""
+    assert speed(ratio(value, 0)) == [word]
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 3000), st.floats(0, 0.3), st.floats(0, 0.3))
 def test_a_single_arm_gets_the_accuracy_verdict_of_its_intervals(n: int, gained: float, lost: float) -> None:
@@ -383,13 +421,6 @@ def test_a_single_arm_gets_the_accuracy_verdict_of_its_intervals(n: int, gained:
         (False, False): "inconclusive",
     }[low > -0.02, high < 0]
     assert words(verdicts.accuracy_verdicts([difference])) == [word]
-
-
-def test_no_items_have_no_accuracy() -> None:
-    """All values are None; a single item has no standard error."""
-    assert stat.wilson(0, 0) == (None, None, None, None, 0)
-    assert stat.wilson(1, 1).stderr is None
-    assert stat.paired_difference(0, 0, 0) == (None, None, None, 0, 0, 0)
 
 
 def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
@@ -438,9 +469,12 @@ def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
     [
         (10, 15, 256, "inconclusive, needs n ≈ 2738343 at the observed difference"),
         (20, 30, 256, "inconclusive, needs n ≈ 3032 if the true difference is 0"),
+        (10, 10, 1319, "not worse"),
+        (60, 0, 1319, "not worse"),
         (5, 20, 2000, "worse by less than the margin"),
         (10, 20, 1000, "not worse"),
         (10, 21, 1000, "worse"),
+        (10, 43, 1000, "worse"),
         (10, 45, 1000, "worse than margin"),
         (0, 0, 132, "inconclusive, needs n ≈ 133 at the observed difference"),
         (0, 0, 133, "not worse"),
@@ -450,6 +484,13 @@ def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
 def test_accuracy_verdicts(gained: int, lost: int, n: int, word: str) -> None:
     """Each verdict, and the items that an inconclusive arm needs unless it has as many."""
     assert accuracy(stat.paired_difference(gained, lost, n)) == [word]
+
+
+def test_a_wider_margin_needs_fewer_items() -> None:
+    """An arm that needs 2,738,343 items at 2 points needs 5,574 at 3, and is `not worse` at 6."""
+    expected = "inconclusive, needs n ≈ 5574 at the observed difference"
+    assert accuracy(stat.paired_difference(10, 15, 256), margin=0.03) == [expected]
+    assert accuracy(stat.paired_difference(10, 15, 256), margin=0.06) == ["not worse"]
 
 
 def test_with_many_arms_a_verdict_needs_a_smaller_p() -> None:
@@ -471,6 +512,29 @@ def test_accuracy_verdicts_are_adjusted_too() -> None:
     assert accuracy(lone) == ["not worse"]
     withheld = "not worse if it were the only arm; adjusted for 5 arms, the 98% interval is [-2.4, +2.1] points"
     assert accuracy(*[lone] * 4, worse) == [*[f"inconclusive: {withheld}"] * 4, "worse than margin"]
+
+
+@settings(deadline=None)  # the first call imports scipy
+@given(st.lists(st.tuples(st.floats(0.8, 1.25), st.floats(1e-4, 0.1)), min_size=1, max_size=8))
+def test_other_arms_never_make_a_verdict_stronger(arms: list[tuple[float, float]]) -> None:
+    """Every arm keeps the verdict it has alone or becomes inconclusive."""
+    speedups = [ratio(*arm) for arm in arms]
+    together = words(verdicts.speed_verdicts(speedups, [None] * len(arms)))
+    for speedup, word in zip(speedups, together, strict=True):
+        assert word in (verdicts.speed_verdicts([speedup], [None])[0].word, "inconclusive")
+
+
+@pytest.mark.slow
+def test_false_verdicts_are_rare_with_many_arms() -> None:
+    """Eight arms on the margin against one baseline: the chance that any is called `faster` is at most 2.5 %."""
+    rng = np.random.default_rng(0)
+    false = 0
+    for _ in range(4000):
+        baseline = 1.02 * lognormal(rng, 0.05, (1, 16))[0]
+        arms = lognormal(rng, 0.05, (8, 16))
+        found = verdicts.speed_verdicts([stat.ratio_of_totals([baseline], [arm]) for arm in arms], [None] * 8)
+        false += "faster" in words(found)
+    assert false / 4000 <= 0.03
 
 
 # Near ties, void cells and flags
@@ -498,6 +562,7 @@ def test_under_80_percent_of_the_samples_void_a_cell() -> None:
     [
         (0.9, 5, []),
         (1.1, 5, []),
+        (None, 0, []),
         (0.899, 0, ["length_ratio 0.899, outside 0.9–1.1"]),
         (1.101, 6, ["length_ratio 1.101, outside 0.9–1.1", "6% cut by the token budget"]),
     ],
@@ -513,3 +578,11 @@ def test_the_mean_of_tasks_has_its_own_interval() -> None:
     half = 1.959964 * math.sqrt((51 / 102) * (51 / 102) / 100 + (101 / 102) * (1 / 102) / 100) / 2
     assert (mean.value, mean.n) == (0.75, 200)
     assert (mean.ci_low, mean.ci_high) == pytest.approx((0.75 - half, 0.75 + half), abs=1e-6)
+
+
+@settings(deadline=None)  # the first call imports scipy
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_mcnemar_p_equals_scipys(gained: int, lost: int) -> None:
+    """The exact binomial test, to 1e-11."""
+    expected = scipy.stats.binomtest(gained, gained + lost, 0.5).pvalue if gained + lost else 1.0
+    assert stat.mcnemar_p(gained, lost) == pytest.approx(expected, rel=1e-11)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mtbench.cli.parameters import command
-from mtbench.cli.session import beside_json, write_json
+from mtbench.cli.session import beside_json, refuse_twice, write_json
 from mtbench.document.terminal import show
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
@@ -19,7 +19,7 @@ from mtbench.plan.directory import RunDirectory
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_document
-from mtbench.results.across_runs import ComparedRun, Comparison, compare_runs
+from mtbench.results.across_runs import ComparedRun, Comparison, RunComparison, compare_runs
 from mtbench.results.aggregate import Stored, read_stored, statuses
 
 app = typer.Typer()
@@ -38,11 +38,12 @@ def compare(
     refuse_existing(json_to)
     if len(runs) < 2:
         raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
+    refuse_twice(runs, "directory", "give two different runs")
     base, *heads = map(_open, runs)
     comparison = Comparison(
-        schema_version=4,
+        schema_version=3,
         runs=[_described(stored) for stored in (base, *heads)],
-        comparisons=[compare_runs(base, head) for head in heads],
+        comparisons=[_compared(base, head) for head in heads],
     )
     show(comparison_document(comparison), beside_json(json_to))
     write_json(json_to, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
@@ -68,3 +69,14 @@ def _described(stored: Stored) -> ComparedRun:
         started=stored.environment.started,
         plan_sha256=stored.plan_sha256,
     )
+
+
+def _compared(base: Stored, head: Stored) -> RunComparison:
+    """Return a run compared with the first one."""
+    found = compare_runs(base, head)
+    if not found.cells:
+        raise UserError(
+            f"{str(base.directory.path)!r} and {str(head.directory.path)!r} have no cell in common; for example, they "
+            f"have {found.only_base[0]} and {found.only_head[0]}. Run both with the same suite, method and batch size."
+        )
+    return found

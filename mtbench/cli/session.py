@@ -1,9 +1,10 @@
 """Output of the command line, and its slow imports."""
 
 import gc
+import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import typer
 
 from mtbench.document.console import Terminal
+from mtbench.errors import UserError
 from mtbench.files import write_errors
 
 out = Terminal()
@@ -62,6 +64,15 @@ def write_json(json_to: Path | None, text: str, advice: str = "choose another fi
     elif json_to is not None:
         with write_errors(json_to, advice):
             json_to.write_text(text)
+
+
+def refuse_twice(paths: Sequence[Path], kind: str, advice: str) -> None:
+    """Raise UserError if two of the paths that a command was given are the same file or directory."""
+    seen: dict[str, Path] = {}
+    for path in paths:
+        other = seen.setdefault(os.path.realpath(path), path)
+        if other is not path:
+            raise UserError(f"{str(path)!r} is the same {kind} as {str(other)!r}; {advice}.")
 
 
 def hide_types_of_flags(command: Any) -> None:

@@ -121,6 +121,13 @@ def wrapped(text: str, letters: int) -> list[str]:
     return textwrap.wrap(text, letters, break_long_words=False, break_on_hyphens=False) or [""]
 
 
+def above(axes: Axes, y: float, text: str, *, right: bool = False, **given: Any) -> None:
+    """Write a text above row y, at the left or the right end of the plot; it covers the lines behind it."""
+    box = {"facecolor": PAPER, "lw": 0, "pad": 1.2}
+    place = {"transform": axes.get_yaxis_transform(), "ha": "right" if right else "left", "va": "baseline"}
+    axes.text(1 if right else 0, y, text, **{"fontsize": 10.5, "zorder": 5, "bbox": box, **place, **given})
+
+
 def whisker(axes: Axes, x: float, limits: Sequence[float] | None, *, flat: bool = False, **given: Any) -> None:
     """Draw an interval through a point at x as a vertical line; flat: at y = x as a horizontal one."""
     if limits:

@@ -5,6 +5,7 @@ this file does the rest for the command line (mtbench/cli/experiments.py) and th
 """
 
 import os
+import re
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -28,6 +29,8 @@ R = TypeVar("R", bound=Record)
 S = TypeVar("S", bound=Session)
 P = TypeVar("P")
 F = TypeVar("F")
+# Files left by a run that stopped before its plan was written: beginnings of plans, temporary files, the lock.
+UNPLANNED = re.compile(r"(environment|race|plan)\.json|\.[a-z]+\.json\.[a-z0-9_]{8}\.tmp|\.lock")
 started: list[Path] = []  # directories of this process; the message on interruption names the last one
 
 
@@ -134,11 +137,12 @@ def begin(
     """Return a new job, or with `resume` the one in its directory. `given`: the options of the request."""
     request = _read(experiment, given)
     if session.resume:
-        directory = _resumed_directory(experiment, session.out)
-        stored = experiment.stored(directory)
-        agreed = _agreed(experiment, directory, stored, request, session, given)
-        started.append(directory)
-        return _job(RunDirectory(directory), agreed, request, session, stored, console, new=False)
+        directory = _resumed_directory(experiment, session.out, given)
+        if directory is not None:
+            stored = experiment.stored(directory)
+            agreed = _agreed(experiment, directory, stored, request, session, given)
+            started.append(directory)
+            return _job(RunDirectory(directory), agreed, request, session, stored, console, new=False)
     path = new_directory(experiment.folder(request)) if session.out is None else Path(session.out)
     refuse_used(path, experiment.command)
     planned = experiment.plan(request, session)
@@ -163,9 +167,10 @@ def carry_out(experiment: Experiment[R, S, P, F], job: Job[R, S]) -> F:
     except UserError:
         if job.new and not experiment.decided(job.path):
             started.remove(job.path)
-            shutil.rmtree(job.path, ignore_errors=True)
-            if job.session.out is None:
-                with suppress(OSError):  # others are in it
+            _empty(job.path)
+            with suppress(OSError):  # something new is in it
+                job.path.rmdir()
+                if job.session.out is None:
                     job.path.parent.rmdir()
         raise
 
@@ -204,17 +209,29 @@ def _job(
     )
 
 
-def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None) -> Path:
+def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, given: Collection[str]) -> Path | None:
+    """Return the directory to resume; None if the stopped run had not begun, so that it starts again."""
     command = experiment.command
     if out is None:
         raise UserError(f"--resume needs the directory: `mtbench {command} -o DIR --resume`.")
-    RunDirectory(Path(out)).refuse_other(command)
-    if not os.path.isfile(Path(out) / experiment.begun_by):
+    directory = Path(out)
+    RunDirectory(directory).refuse_other(command)
+    if os.path.isfile(directory / experiment.begun_by):
+        return directory
+    there = os.path.isdir(directory)
+    left = [path for path in directory.rglob("*") if not path.is_dir()] if there else []
+    if not there or not all(UNPLANNED.fullmatch(path.name) and path.is_file() for path in left):
         raise UserError(
-            f"{out!r} holds nothing of `mtbench {command}`: it has no {experiment.begun_by}. Delete it if it is there, "
-            "and start without --resume."
+            f"{out!r} holds nothing of `mtbench {command}`: it has no {experiment.begun_by}. Start without --resume."
         )
-    return Path(out)
+    if not given:
+        raise UserError(
+            f"{out!r} has no {experiment.begun_by}: the command stopped before it had one. Repeat the command that "
+            "started it, with all its options and `--resume`."
+        )
+    with RunDirectory(directory).locked():
+        _empty(directory)
+    return None
 
 
 def _agreed(
@@ -243,3 +260,12 @@ def _agreed(
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it, where tuples are lists."""
     return [*value] if isinstance(value, tuple) else value
+
+
+def _empty(directory: Path) -> None:
+    """Remove what is in a directory."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -12,9 +12,10 @@ from collections.abc import Collection, Sequence
 from mtbench import kernels
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.external import ExternalEngine
-from mtbench.decoding.registry import METHODS
-from mtbench.document.formatting import counted
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.document.formatting import counted, percent
 from mtbench.errors import UserError
+from mtbench.hardware import machine
 from mtbench.lineup.planner import with_dtype
 from mtbench.measure.block_writer import Progress
 from mtbench.measure.model_pool import ModelPool
@@ -29,6 +30,8 @@ from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.prompts import open_plan
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
+
+LOOK_S = 0.3  # in which the load of other programs is counted
 
 
 def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
@@ -53,6 +56,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as workers:
             sessions = _begin(workers, run, progress)
+            _say_if_busy(run, {cell.engine for cell in _due(stages) if is_served(cell.engine)}, progress)
             recovered = {cell for stage in stages for cell in stage.runner.recovered(sessions[0], may_pass)}
             if recovered:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
@@ -104,6 +108,18 @@ def _say_what_fits(stages: Sequence[Stage], budget: TimeBudget, progress: Progre
         if refuse:
             budget.refuse_too_short(parts)
         progress.note(budget.described(parts))
+
+
+def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None:
+    """Say that other programs use the cores on which the servers of these engines are to run."""
+    shares = machine.load_of_others(LOOK_S) if engines else None
+    if shares is None or shares[0] < machine.MOST_OTHERS:
+        return
+    busy = {name: SERVING_ENGINES[name].busy for name in engines if (run.sessions[-1].threads or 1) > 1}
+    given = {*map(str, run.plan.request.engine_option)}
+    options = {f"{name}:{option}" for name, option in busy.items() if option} - given
+    remedy = "".join(f", or give `--engine-option {option}`" for option in sorted(options))
+    progress.note(f"other programs use {percent(shares[0], 0)} % of the cores; stop them{remedy}")
 
 
 def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:

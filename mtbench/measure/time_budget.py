@@ -126,20 +126,23 @@ class TimeBudget:
         """Return in words how long starts take, how many blocks there is time for, and how many a decision needs."""
         all_s = [start_s for part in parts for start_s in part.starts_s if start_s]
         guess = " (a guess: none was measured here)" if any(part.guessed for part in parts) else ""
-        starts = f"{counted(len(all_s), 'server start')}, about {duration(sum(all_s))}{guess}" if all_s else "no start"
-        needed = f"a decision needs {max(part.needed for part in parts)} at each batch size"
+        takes = f"{'takes' if len(all_s) == 1 else 'take'} about {duration(sum(all_s))}{guess}"
+        starts = f"{counted(len(all_s), 'server start')} {takes}" if all_s else "no start"
+        needed = (
+            f"a decision needs {max(part.needed for part in parts)}{' at each batch size' if len(parts) > 1 else ''}"
+        )
         if self.seconds is None:
             blocks = counted(sum(part.blocks for part in parts), "block")
             whole_s = needs_s(parts, self.block_s) / (1 - JUDGED_SHARE)
             in_all = "" if self.block_s is None else f", about {duration(whole_s)} in all"
             return f"{starts}; at most {blocks}, and {needed}{in_all}"
         rest_s = max(0.0, self.left_s - sum(all_s))
-        fit = f"{duration(rest_s)} for blocks"
+        fit = f"{duration(rest_s)} are left for blocks"
         if self.block_s is not None:
-            fit += f": {blocks_within(rest_s, parts, self.block_s)}"
-        return (
-            f"time budget {duration(self.seconds)}: {starts}, judging {duration(self.judging_s)}; {fit}, and {needed}"
-        )
+            n = blocks_within(rest_s, parts, self.block_s)
+            fit = f"{counted(n, 'block')} {'fits' if n == 1 else 'fit'} in the rest"
+        judging = f", judging {duration(self.judging_s)}" if self.judging_s else ""
+        return f"time budget {duration(self.seconds)}: {starts}{judging}; {fit}, and {needed}"
 
     def _minutes(self, parts: Sequence[Part], arms: int | None = None) -> int:
         """Return the budget in which each part gets a decision. Until the time of blocks is known: all starts."""

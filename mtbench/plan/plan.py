@@ -23,6 +23,7 @@ from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.document.formatting import counted
 from mtbench.evaluation.answer_format import AnswerFormat
+from mtbench.evaluation.registry import SUITES
 from mtbench.models.thinking import Thinking
 from mtbench.options.classes import decoding_options
 from mtbench.options.common import MOST_NEW_TOKENS, MOST_ROWS
@@ -370,6 +371,18 @@ class Plan(Record):
             for suite in self.suites
             if suite.metric is not None and (without := len(suite.items) - len(suite.scored_items))
         ]
+        if subtasks := set(self.request.subtask):
+            whole = [s.suite for s in self.suites if subtasks.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
+            sentences += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
+        if self.request.chat_template_date and not any("template_date" in suite.task for suite in self.suites):
+            sentences.append("--chat-template-date changes nothing: no chat template reads the clock")
+        if "refill" not in self.request.batching:
+            return sentences
+        if 1 in self.request.batch_size:
+            sentences.append("batch size 1 has nothing to refill: it has no refilled cells")
+        named = {spec.partition(":")[0] for spec in self.request.method} or set(METHODS)
+        if static_only := sorted(name for name in named if METHODS[name].outside):
+            sentences.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
         return sentences
 
     def _begun(self, group: Group) -> int:
@@ -380,12 +393,15 @@ class Plan(Record):
     def _too_few_blocks(self, group: Group) -> str:
         """Return a warning on a group with too few blocks for an interval, and the remedy."""
         batching = "" if group.batching == "static" else f", {group.batching}"
+        suite, begun = self.suite(group.suite), self._begun(group)
+        what, of = ("item", "") if begun == len(group.blocks) else ("conversation", " of conversations")
         items = MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)
-        remedy = "add prompts, or lower `--batch-size`"
-        if not self.suite(group.suite).is_whole(self.request.limit):
-            remedy = "raise `--limit`"
+        blocks, needed = f"{counted(begun, 'block')}{of}", f"{items} {what}s"
+        remedy = f"which takes {needed}; raise `--limit`"
+        if suite.is_whole(self.request.limit):
+            there = sum(item.follows is None for item in suite.items)
+            remedy = f"which takes {needed}, and there are {there}; add prompts, or lower `--batch-size`"
         return (
-            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: "
-            f"{counted(self._begun(group), 'block')}, {MIN_BLOCKS} needed for an interval, which takes {items} "
-            f"prompts; {remedy}"
+            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
+            f"for an interval, {remedy}"
         )

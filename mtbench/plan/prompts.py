@@ -98,7 +98,7 @@ def plan_suite(
         if not item.prompt_ids and not item.shared:
             raise UserError(f"{item.item} is an empty prompt; there is nothing to continue.")
     whole = [one for one in checkpoints if one.source in readers and not isinstance(one.config, DraftConfig)]
-    _refuse_unknown_ids(items, checkpoints[0].tokenizer, min(whole, key=lambda one: one.vocabulary))
+    _refuse_unknown_ids(prompts, items, checkpoints[0].tokenizer, min(whole, key=lambda one: one.vocabulary))
     for other in [other for other in checkpoints[1:] if other.source in readers]:
         _refuse_other_tokens(checkpoints[0], other, prompts[0], items[0])
     formats = _answer_formats(prompts)
@@ -189,12 +189,15 @@ def _described(suite: Suite, request: RunRequest, rendered: bool | None, date: s
 
 
 def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], rendered: bool | None) -> list[str]:
-    """Return remarks on a missing chat template, on variables that it does not read, and on end tokens."""
+    """Return remarks on a missing chat template, on variables that it does not read, on end tokens and stop strings."""
     flags = [RAW_PROMPTS] if rendered is False else []
     names = chat_template.ignored(target.tokenizer, names) if rendered else names
     flags += [f"the chat template does not read {name}" for name in names]
     ended = sum(last in target.end_ids for item in items for last in item.prompt_ids[-1:])  # by `add_eos_token`
-    return flags + ([f"{ended} of {len(items)} prompts end with an end token"] if ended else [])
+    flags += [f"{ended} of {len(items)} prompts end with an end token"] if ended else []
+    ids, stops = target.tokenizer.get_vocab(), dict.fromkeys(s for item in items for s in (*item.stop, *item.cut))
+    never = [s for s in stops if s in ids and (ids[s] >= target.vocabulary or ids[s] == target.mask_id)]
+    return [*flags, *(f"the stop string {stop!r} is a token that no arm may emit" for stop in never)]
 
 
 def _training_flags(checkpoints: Sequence[Inspected], options: chat_template.Options) -> list[str]:
@@ -207,14 +210,19 @@ def _training_flags(checkpoints: Sequence[Inspected], options: chat_template.Opt
     ]
 
 
-def _refuse_unknown_ids(items: Sequence[Item], tokenizer: Any, reader: Inspected) -> None:
+def _refuse_unknown_ids(prompts: Sequence[Prompt], items: Sequence[Item], tokenizer: Any, reader: Inspected) -> None:
     """Raise UserError for the first prompt with a token id that no row of the reader's embedding has."""
-    for item in items:
+    template = str(tokenizer.chat_template).replace("bos_token", str(tokenizer.bos_token))
+    template = template.replace("eos_token", str(tokenizer.eos_token))
+    for p, item in zip(prompts, items, strict=True):
         if (largest := max(item.prompt_ids, default=0)) >= reader.vocabulary:
+            token = tokenizer.decode([largest])
+            own = p.plain or token not in template
+            by = "tokenizer" if token not in p.text else "prompt" if own else "chat template"
             raise UserError(
-                f"{item.item} has the token id {largest}, {tokenizer.decode([largest])!r:.40}: the embedding of "
-                f"{reader.source!r} has {reader.vocabulary} rows; resize it (transformers' `resize_token_embeddings`), "
-                "or give another checkpoint by `--model`."
+                f"{item.item} has the token id {largest}, {token!r:.40} of the {by}: the tokenizer has ids up to "
+                f"{max(tokenizer.get_vocab().values())}, the embedding {reader.vocabulary} rows; resize that of "
+                f"{reader.source!r} (transformers' `resize_token_embeddings`), or give another checkpoint by `--model`."
             )
 
 
@@ -244,10 +252,12 @@ def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None
     prompt_tokens = positions - turns * suite.max_new_tokens
     for checkpoint in checkpoints:
         if positions > checkpoint.max_positions:
+            largest = (checkpoint.max_positions - prompt_tokens) // turns
+            lower = f"lower `--max-new-tokens` to {largest}, or " if largest > 0 else ""
             raise UserError(
                 f"{item.item} has {prompt_tokens} prompt tokens, which with {turns} x {suite.max_new_tokens} new ones "
-                f"do not fit the context of {checkpoint.source!r} ({checkpoint.max_positions}); lower "
-                f"`--max-new-tokens`, or shorten the prompts of `--suite {suite.suite}`."
+                f"do not fit the context of {checkpoint.source!r} ({checkpoint.max_positions}); {lower}shorten the "
+                f"prompts of `--suite {suite.suite}`."
             )
 
 
@@ -298,6 +308,7 @@ def _tokenise(
 
 
 def _answer_formats(prompts: Sequence[Prompt]) -> list[AnswerFormat]:
+    """Return what the answers to prompts must be, each once."""
     formats: list[AnswerFormat] = []
     for prompt in prompts:
         if prompt.answer_format is not None and prompt.answer_format not in formats:

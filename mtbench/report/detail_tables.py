@@ -234,6 +234,11 @@ def speed_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
             lambda cell: _speedup_entry(own.deployed.get(cell.arm)),
         ),
         Column(
+            "decoding alone",
+            "decoding time of the baseline of the main table over that of the arm, without the prompts",
+            lambda cell: _decode_entry(own.headline.get(cell.arm)),
+        ),
+        Column(
             "incl. engine",
             "wall time of the fastest reference by another engine over that of the arm, so that the ratio contains the "
             "engine's part; plain: the ratio of plain decoding by the arm's own engine, which is the engine's part "
@@ -261,6 +266,12 @@ def length_detail(speedup: Speedup) -> str | None:
     length = speedup.length_ratio
     differs = length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND
     return f"length {times(length)}" if differs else None
+
+
+def _decode_entry(speedup: Speedup | None) -> Entry:
+    if speedup is None or speedup.decode is None:
+        return Entry()
+    return Entry(times(speedup.decode.value), interval(bounds(speedup.decode)), against=speedup.baseline)
 
 
 def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
@@ -307,9 +318,19 @@ def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Ta
             lambda cell: _latency_entry(cell.commit_latency_s),
         ),
         Column(
+            "stopped by a string",
+            "answers that ended at a stop string",
+            lambda cell: Entry(count(cell.finish.stop)) if any(other.finish.stop for other in cells) else Entry(),
+        ),
+        Column(
             "cut by budget, %",
             "answers that ended at the token budget",
             lambda cell: Entry(percent(cell.finish.length / cell.items if cell.items else None)),
+        ),
+        Column(
+            "target positions per token",
+            "positions fed to the target per token of the answers; those of a draft model are not in it",
+            lambda cell: Entry(number(cell.positions_fed_per_token)),
         ),
         Column(
             "peak memory",
@@ -347,7 +368,20 @@ def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table
             "over decode time",
             lambda cell: Entry(percent(cell.roofline_fraction)),
         ),
+        Column(
+            "draft forwards per token",
+            "forwards of other models per token",
+            lambda cell: Entry(number(cell.draft_forwards_per_token or None)),
+        ),
         Column("draft time", "time in forwards of other models", lambda cell: _part_entry(cell.draft_s, cell.decode_s)),
+        Column(
+            "head time",
+            "time in what the method computes beside its models",
+            lambda cell: _part_entry(cell.head_s, cell.decode_s),
+        ),
+        Column(
+            "KV cache", "most bytes of keys and values that a block needs", lambda cell: Entry(memory(cell.kv_bytes))
+        ),
         Column(
             "energy per token",
             "energy of the whole GPU; it includes prompts and idle power",

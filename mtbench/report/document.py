@@ -35,7 +35,7 @@ from mtbench.report.arm_table import named
 from mtbench.report.detail_tables import detail_tables
 from mtbench.report.generation_viewer import ITEMS, viewer
 from mtbench.report.main_table import main_table
-from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simulations, suite_name
+from mtbench.report.phrases import batches, checkpoint_names, disclaimers, fewer_items, simulations, suite_name
 from mtbench.report.publication import publication_section
 from mtbench.report.race import race_parts
 from mtbench.report.summary import decided, over_batch_sizes, read_decision, summary, warnings
@@ -148,7 +148,8 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
     blocks: list[Block] = [Text(line, role) for role, line in texts if line]
     blocks.append(group.main)
     blocks += [Part(name, [table], open=name == "Accuracy compared") for name, table in group.details.items()]
-    marked = [Text(remark, "remark") for remark in naming.texts(text.gaps(cells))]
+    remarks = [*(f"{fact[:1].upper()}{fact[1:]}." for fact in fewer_items(cells)), *text.gaps(cells)]
+    marked = [Text(remark, "remark") for remark in naming.texts(remarks)]
     drawn = [figure for figure in group.figures if figure is not picture]
     blocks += [Part("Remarks", marked)] if marked else []
     blocks += [Part("Figures", [Beside(drawn)])] if drawn else []
@@ -187,6 +188,7 @@ def _picture(groups: Sequence[Group]) -> Figure | None:
 
 
 def _viewer(run: Run, results: Results, naming: Naming) -> Widget:
+    """Return the generations, which only the page shows."""
     data = dump(viewer(run, results, *naming))
     page = resources.files("mtbench.report") / "page"
     script, style = ((page / f"viewer.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
@@ -221,6 +223,7 @@ def _sweeps(results: Results, naming: Naming) -> list[Section]:
 
 
 def _slug(suite: str, batching: str, end: str) -> str:
+    """Return the name of a section's files."""
     name = re.sub(r"[^A-Za-z0-9-]+", "_", suite_name(suite))[:LONGEST_SLUG]
     return f"{name}.{end}" if batching == "static" else f"{name}.{batching}.{end}"
 

@@ -29,6 +29,7 @@ Panels = Mapping[str, Mapping[str, Mapping[str, Point]]]  # label of an axis, ar
 FILLED = "Filled points are faster by their verdict; hollow points are not shown to be faster."
 WHISKERS = "Lines through points are 95% intervals."
 CURVES = f"{FILLED} {WHISKERS}"
+RANGES = {"turns": "turn", "contexts": "prompt tokens of a request, mean over a block"}  # field of a cell, and its axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Scene:
 
 def draw(scene: Scene) -> list[Figure]:
     """Return the figures of one suite and batch size that have data."""
-    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _acceptance]
+    sketches: list[Callable[[Scene], Figure | None]] = [_speedups, _frontier, _conversations, _acceptance]
     with plots.style():
         drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
@@ -164,6 +165,9 @@ def _frontier(scene: Scene) -> Figure | None:
         mark = {"boxstyle": f"{'square' if baseline else 'circle'},pad=0.2", "facecolor": color, "lw": 0}
         number_ = str(scene.numbers[cell.arm])
         axes.text(x, y, number_, ha="center", va="center", fontsize=9, color=PAPER, bbox=mark, zorder=4)
+    best = _undominated([(x, y) for cell, x, y in points if not cell.void])
+    if len(best) > 1:
+        axes.plot(*zip(*best, strict=True), color=ACCENT, lw=1, ls=(0, (4, 3)), alpha=0.7, zorder=1)
     low, high = _range([b for span in accuracies for b in span] + [y for _, _, y in points])
     axes.set_ylim(max(-4.0, low), min(104.0, high))
     axes.set_xlim(*_range([b for span in rates for b in span] + [x for _, x, _ in points]))
@@ -178,9 +182,15 @@ def _frontier(scene: Scene) -> Figure | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Squares are baselines. Lines through a point are its 95% intervals.",
+        caption="Squares are baselines. Lines through a point are its 95% intervals. The dashed line joins the "
+        "arms that no other arm beats in both (by their estimates; intervals may overlap).",
         alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
+
+
+def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no other point beats in both coordinates, from left to right."""
+    return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -188,6 +198,17 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     space = 0.09 * (high - low) or 0.1 * abs(high) or 1.0
     return low - space, high + space
+
+
+def _conversations(scene: Scene) -> Figure | None:
+    """Draw speedup by turn and by context, if conversations have later turns."""
+    shown = [(c, scene.headline[c.arm].baseline) for c in scene.cells if c.arm in scene.headline and c.turns]
+    panels: Panels = {
+        label: {c.arm: {p.part: s for p in getattr(c, name) for s in _over(base, p.speedup)} for c, base in shown}
+        for name, label in RANGES.items()
+    }
+    title, subtitle = "Speedup by turn and by context", "over plain decoding, on the same prompts"
+    return _panels(scene, panels, title, subtitle, name="by-turn", caption=CURVES)
 
 
 def _acceptance(scene: Scene) -> Figure | None:
@@ -259,4 +280,5 @@ def _curves(axes: Axes, scene: Scene, curves: Curves, ticks: Mapping[int, str], 
 
 
 def _over(baseline: str, speedups: Iterable[TaskSpeedup]) -> list[TaskSpeedup]:
+    """Return the measured speedup over a baseline, if there is one."""
     return [speedup for speedup in speedups if speedup.baseline == baseline and speedup.value]

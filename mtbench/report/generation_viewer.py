@@ -262,6 +262,7 @@ def _place(pieces: Sequence[str], special: Sequence[int], letters: int, *, stop:
 
 
 def _source(cell: ResultCell) -> str:
+    """Return the checkpoint whose tokenizer the cell's ids belong to."""
     return cell.checkpoints[cell.on]
 
 

@@ -68,6 +68,7 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
 
 
 def _answer_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column]:
+    """Return the columns of what the answers are worth."""
     unread = any(cell.unread for cell in cells)
     return [
         Column(

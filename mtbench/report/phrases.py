@@ -6,15 +6,16 @@ from typing import get_args
 
 from mtbench import statistics
 from mtbench.document import model
-from mtbench.document.formatting import bounds, counted, listed, number
+from mtbench.document.formatting import bounds, counted, listed, number, percent
 from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import FAMILIES, PART, RANDOM, short_name
 from mtbench.plan.plan import OTHER_RULE
 from mtbench.results.comparisons import by_reading
-from mtbench.results.figure_formats import Speedup, Spread, Verdict
+from mtbench.results.figure_formats import SameItems, Speedup, Spread, Verdict
 from mtbench.results.format import ResultCell
 from mtbench.results.lossless_format import JUDGE, Lossless
 
+DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
 SMALL_MODEL = "Demonstration: small model"
 REPEATED_FLAG = "accuracy inconclusive"  # a row has it in its verdict
 DIVISIONS = {"context": "tokens before the forward", "category": "category", "thinking": "thinking or answer"}
@@ -40,9 +41,16 @@ def disclaimers(cells: Sequence[ResultCell]) -> list[str]:
     kinds = [word for kind, word in KINDS.items() if any(getattr(s, kind) for s in simulated)]
     if kinds:
         sentences.append(SIMULATED.format(kinds=" and ".join(kinds)))
-    if any(cell.demonstration for cell in cells):
-        sentences.append(SMALL_MODEL)
+    demonstrations = [cell for cell in cells if cell.demonstration]
+    if demonstrations:
+        synthetic = all(is_synthetic(cell.family, cell.suite, cell.device) for cell in demonstrations)
+        sentences.append(DEMONSTRATION if synthetic else SMALL_MODEL)
     return sentences
+
+
+def is_synthetic(family: str, suite: str, device: str | None) -> bool:
+    """Return whether this is the synthetic suite that the family was trained for, run on a CPU."""
+    return family in FAMILIES and FAMILIES[family].domain == suite.partition(":")[0] and device != "cuda"
 
 
 def checkpoint_names(cells: Sequence[ResultCell]) -> str:
@@ -174,6 +182,22 @@ def ungraded(cell: ResultCell) -> str:
     return {"lossless": "not checked", "distribution": "same distribution (promised)", "lossy": lossy}[cell.claims]
 
 
+def fewer_items(cells: Sequence[ResultCell]) -> list[str]:
+    """Return a remark if a batch size has accuracies of fewer items, with the accuracies elsewhere on these items.
+
+    cells: those of one group. Without it, accuracies at two batch sizes differ by their items and read as an effect of
+    batching.
+    """
+    arms: dict[str, list[tuple[str, SameItems]]] = {}  # remark -> its arms
+    for cell in cells:
+        same = cell.accuracy_same_items
+        if same is not None:
+            where = batches(same.batch_size, same.batching)
+            fact = f"accuracy is over {same.n:,} of {same.items:,} items; on the same items, {where} has"
+            arms.setdefault(fact, []).append((cell.arm, same))
+    return [f"{fact} {_elsewhere(of_arms)}" for fact, of_arms in arms.items()]
+
+
 def readings(cells: Sequence[ResultCell]) -> list[str]:
     """Return what the two readings of a group's answers are, and the verdicts that depend on the reading."""
     if not any(cell.by_value for cell in cells):
@@ -181,3 +205,10 @@ def readings(cells: Sequence[ResultCell]) -> list[str]:
     verdicts = [(f"{cell.arm} against {baseline}", *words) for cell in cells for baseline, *words in by_reading(cell)]
     other = [f"{pair}: {by_score} by the score, {by_value} by value" for pair, by_score, by_value in verdicts]
     return [READINGS, *([f"Verdicts on accuracy depend on the reading: {'; '.join(other)}."] if other else [])]
+
+
+def _elsewhere(arms: Sequence[tuple[str, SameItems]]) -> str:
+    """Return the accuracies elsewhere that differ from those here."""
+    values = [(arm, percent(same.here), percent(same.there)) for arm, same in arms]
+    changed = [f"{there}% in {arm} (here {here}%)" for arm, here, there in values if here != there]
+    return listed(changed) or "the same accuracies"

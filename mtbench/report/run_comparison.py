@@ -9,13 +9,14 @@ from mtbench.results.across_runs import CellAcrossRuns, CellFigures, Comparison,
 from mtbench.results.comparisons import GroupKey
 
 SIMULATED = "Simulated weights or acceptance: not the figures of a trained model"
-COLUMNS = ("differ", "accuracy, %", "tokens per forward", "accept. length", "answer tokens")
-IMPORTANT = ("accuracy, %", "tokens per forward", "differ", "answer tokens", "accept. length")
+COLUMNS = ("differ", "accuracy, %", "tokens per forward", "accept. length", "answer tokens", "tokens/s")
+IMPORTANT = ("accuracy, %", "tokens per forward", "tokens/s", "differ", "answer tokens", "accept. length")
 HOW_TO_READ = (
     "Values: run 1 → the other run, on the items that both answered. Differ: items with other tokens. In brackets: 95% "
     "intervals of the difference in points, paired by item, and of the ratio of tokens per forward, over blocks of run "
     "1. `--json` has all figures."
 )
+OTHER_SESSION = "tokens/s: each run's own items in its own session. Sessions differ, so these times have no verdict."
 SPEED_VERDICT = "For a verdict on speed: `mtbench gate --base ENV --head ENV`"
 
 
@@ -47,12 +48,13 @@ def comparison_document(comparison: Comparison) -> Document:
         sections=[
             Section("Runs", [Points([*_runs(comparison)])]),
             *sections,
-            Section("Notes", [Points([*_only_in_one(comparison)])]),
+            Section("Notes", [Points([*_only_in_one(comparison), OTHER_SESSION])]),
         ],
     )
 
 
 def _runs(comparison: Comparison) -> Iterator[str]:
+    """Yield the runs, and their differences."""
     for number_, run in enumerate(comparison.runs, start=1):
         yield f"run {number_}: {run.directory}"
     for run_number, compared in enumerate(comparison.comparisons, start=2):
@@ -61,6 +63,7 @@ def _runs(comparison: Comparison) -> Iterator[str]:
 
 
 def _only_in_one(comparison: Comparison) -> Iterator[str]:
+    """Yield the cells of one run only."""
     for run, compared in enumerate(comparison.comparisons, start=2):
         for here, there, names in ((1, run, compared.only_base), (run, 1, compared.only_head)):
             if names:
@@ -80,6 +83,7 @@ def _entries(cell: CellAcrossRuns) -> list[Entry]:
         Entry(_both(figures, lambda run: number(run.tokens_per_forward, 2)), interval(bounds(ratio), digits=2)),
         Entry(_both(figures, lambda run: number(run.acceptance_length, 2))),
         Entry(_both(figures, lambda run: number(run.answer_length, 1))),
+        Entry(_both(figures, lambda run: number(run.tokens_per_s, 0))),
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench import statistics
+from mtbench.decoding.registry import plain_decoding
 from mtbench.document.formatting import counted, listed
 from mtbench.plan.directory import RunDirectory
 from mtbench.report.phrases import breaks_promise, grade_note, readings
@@ -63,7 +64,7 @@ def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str)
     """
     sound = {cell.arm for cell in cells if cell.status != "failed" and not cell.void}
     compared = [own[c.arm] for c in cells if c.arm in own and not c.reference and {c.arm, own[c.arm].baseline} <= sound]
-    sentence = f"On {place}, no arm can be compared with a baseline."
+    sentence = f"On {place}, no arm can be compared with a baseline{_advice(cells, own)}."
     if compared:
         names = {speedup.baseline for speedup in compared}
         baseline = names.pop() if len(names) == 1 else "their baselines"
@@ -104,6 +105,17 @@ def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> l
     ]
     sentences += [f"{cell.arm}: {cell.collapse}." for cell in cells if cell.collapse]
     return list(dict.fromkeys(sentences))
+
+
+def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:
+    """Return which reference to add if an arm on our engine has none on its own checkpoint."""
+    reference = plain_decoding()[0]
+    roles = {cell.on for cell in cells if cell.method == reference}
+    missing = [
+        cell.on for cell in cells if not cell.reference and cell.engine and cell.arm not in own and cell.on not in roles
+    ]
+    specs = [reference if on == reference else f"{reference}:on={on}" for on in dict.fromkeys(missing)]
+    return f"; add {' and '.join(f'`--method {spec}`' for spec in specs)}" if specs else ""
 
 
 def over_batch_sizes(entry: BreakEven) -> str:

@@ -11,7 +11,7 @@ from mtbench.plan.plan import Plan
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import named
 from mtbench.report.main_table import main_table
-from mtbench.report.phrases import batches, disclaimers, readings
+from mtbench.report.phrases import batches, disclaimers, fewer_items, readings
 from mtbench.report.publication import publication_table, reasons_of
 from mtbench.report.summary import decided, warnings
 from mtbench.results.comparisons import groups_of, own_speedups
@@ -44,7 +44,7 @@ def results_tables(results: Results, width: int) -> list[Group]:
         table = main_table(cells, numbers, own_speedups(cells))
         items = counted(max(cell.items for cell in cells), "item")
         title = f"{key.suite}, {batches(key.batch_size, key.batching)}, {items}"
-        beside = [*disclaimers(cells), *(in_words(line, names) for line in readings(cells))]
+        beside = [*disclaimers(cells), *(in_words(line, names) for line in [*fewer_items(cells), *readings(cells)])]
         lines = table_lines(named(table, names), width)
         groups.append(Group(Text(title, "bold"), *lines, *map(Text, beside), Text()))
     if results.publication is not None:

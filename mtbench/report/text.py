@@ -185,11 +185,20 @@ NOTES: Mapping[str, str] = {
         "Committed tokens over forward passes of the model, including those that committed nothing. Prefill commits "
         "nothing, so autoregressive decoding has exactly 1.00."
     ),
+    "Acceptance": (
+        "All tokens that a forward commits but one are accepted guesses. Other projects define acceptance in other "
+        "ways. Their figures stand under their names, computed from the same commits by the owner's formula. Compare "
+        "such a figure only with the same owner's."
+    ),
     "Intervals": (
-        "In brackets, at {level}. Speed and tokens per forward: a t interval on the log scale over blocks of prompts; "
-        "speed of arms that decoded apart: over rounds. It holds for other prompts of this kind on this machine, not "
-        "for other machines or sessions. Accuracy: Wilson; differences of accuracy: Tango's score interval, on the "
-        "same items. Intervals are pointwise. Verdicts are adjusted for several arms by Holm."
+        "In brackets, at {level}. Speed: a t interval on the log scale over blocks of prompts. A block is one batch, "
+        "or the prompts that pass through the same refilled slots. Every timed block has the same number of rounds, "
+        "and its time is their median. The interval holds for other prompts of this kind on this machine, not for "
+        "other machines or sessions. Of arms that decoded apart, speed has intervals over rounds: they hold for these "
+        "prompts and other starts of the servers. Tokens per forward: the same, over blocks, since a row can wait for "
+        "its neighbours. Accuracy: Wilson. Differences of accuracy: Tango's score interval, on the same items. "
+        "Intervals are pointwise. Verdicts are adjusted for several arms by Holm. Where the adjustment withholds a "
+        "verdict, the verdict says so and gives the adjusted interval."
     ),
     "Verdicts": (
         "Speed: faster or slower if the interval lies beyond {speed_margin}, same if the 90% interval lies within it. "
@@ -197,10 +206,12 @@ NOTES: Mapping[str, str] = {
         "below 0. Anything else is inconclusive, which is a result, too."
     ),
     "Lossless": (
-        "A grade says whether the tokens are those of the arm that is promised. Exact: the same tokens. Near-tie: "
-        "other tokens, each within rounding error of the largest logit. Divergent: a token beyond that. Inconclusive: "
-        "other tokens, and nothing to judge them by. The floor next to a grade is the effect of batching alone. Arms "
-        "that are lossy by design, and arms that promise the same distribution, have no grade."
+        "A grade says whether the tokens are those of the arm that is promised. Every emitted token is fed back to the "
+        "plain model. Exact: the same tokens. Near-tie: other tokens, each within rounding error of the largest logit. "
+        "Divergent: a token beyond that. Inconclusive: other tokens, and nothing to judge them by, since there are too "
+        "few positions to measure the rounding error or re-scoring could not run. The floor next to a grade is the "
+        "effect of batching alone: the promised arm at the smallest against the largest batch size of the run. Arms "
+        "that are lossy by design, and arms that promise the same distribution and not the same tokens, have no grade."
     ),
     "Same rules for all arms": (
         "{choice} Sampling defaults of a checkpoint (repetition_penalty, temperature and the like) are disabled for "
@@ -215,12 +226,16 @@ NOTES: Mapping[str, str] = {
 
 
 def gaps(cells: Sequence[ResultCell]) -> list[str]:
-    """Return why columns are missing, each reason once."""
+    """Return why columns are missing, each reason once, and where a percentile is a single value."""
     answered = [cell for cell in cells if cell.status != "failed"]
     sentences = _reasons("Energy per token", {cell.arm: cell.energy_reason for cell in answered})
     sentences += _reasons("% of roofline", {cell.arm: cell.roofline_reason for cell in answered})
     if any(cell.device == "cpu" and cell.peak_memory_bytes is None for cell in answered):
         sentences.append("Peak memory: on a CPU it is measured only with `--peak-memory`.")
+    if any(cell.batching == "refill" for cell in answered):
+        sentences.append("Between commits: for refilled slots the step at which a row starts is not stored.")
+    if any(cell.samples.used == 1 and cell.ttft_s.p50 is not None for cell in answered):
+        sentences.append("First token: one block was timed, so median and 95th percentile are the same sample.")
     return sentences
 
 

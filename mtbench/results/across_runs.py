@@ -61,7 +61,7 @@ class Differs(Record):
 
 
 class RunFigures(Record):
-    """A cell's results in one run, over the items that both runs answered."""
+    """A cell's results in one run. All but the times are over the items that both runs answered."""
 
     accuracy: Accuracy | None = Field(description="mean score of the items scored in both runs; null: not compared")
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
@@ -69,6 +69,10 @@ class RunFigures(Record):
         description="tokens per forward, of the forwards that committed any; null: an engine hides it"
     )
     answer_length: NonNegative = Field(description="tokens per answer")
+    tokens_per_s: NonNegative | None = Field(
+        description="tokens per second of wall time over the run's own items; null: not measured. The runs are other "
+        "sessions, so no ratio and no verdict follows"
+    )
 
 
 class CellFigures(Record):
@@ -114,7 +118,7 @@ class RunComparison(Record):
 class Comparison(Record):
     """Two or more runs side by side: the first one is the base, and every other run is compared with it."""
 
-    schema_version: Literal[4] = Field(description="version of this format")
+    schema_version: Literal[3] = Field(description="version of this format")
     runs: Annotated[list[ComparedRun], Field(min_length=2)] = Field(description="the runs; the first one is the base")
     comparisons: Annotated[list[RunComparison], Field(min_length=1)] = Field(
         description="one entry for each run after the first"
@@ -135,6 +139,7 @@ def compare_runs(base: Stored, head: Stored) -> RunComparison:
 
 
 def _compare_cell(base: Stored, head: Stored, name: str, void_base: list[str], void_head: list[str]) -> CellAcrossRuns:
+    """Return one cell in both runs, or why it is not compared."""
     before, after = base.cells[name], head.cells[name]
     common = [item for item in before.lines if item in after.lines]
     reason = _not_comparable(base, head, name, common)
@@ -193,8 +198,8 @@ def _figures(base: Stored, head: Stored, name: str, common: Collection[str], dou
     max_loss = base.plan.request.max_loss
     accuracy = None if reason else accuracies([after], before, max_loss, [doubt], looks=1).get(after.cell.arm)
     return CellFigures(
-        base=_of_run(before, metric),
-        head=_of_run(after, metric),
+        base=_of_run(before, base.cells[name], metric),
+        head=_of_run(after, head.cells[name], metric),
         agreement=agreement(after, before),
         accuracy=accuracy,
         accuracy_reason=reason or (None if accuracy else "no common item is scored in both runs"),
@@ -215,14 +220,15 @@ def _on(data: CellData, items: Collection[str], base: CellData, head: CellData) 
     )
 
 
-def _of_run(data: CellData, metric: str | None) -> RunFigures:
-    """Return a cell's results in one run. data: of the common items."""
+def _of_run(data: CellData, whole: CellData, metric: str | None) -> RunFigures:
+    """Return a cell's results in one run. data: of the common items; whole: of all items, with the times."""
     summary = summarize(data, metric)
     return RunFigures(
         accuracy=summary.accuracy,
         tokens_per_forward=summary.tokens_per_forward,
         acceptance_length=None if summary.acceptance is None else summary.acceptance.length,
         answer_length=data.tokens / summary.items,
+        tokens_per_s=summarize(whole, metric).tokens_per_s.value,
     )
 
 
@@ -236,6 +242,7 @@ def _ratio_per_forward(data: CellData, baseline: CellData) -> Estimate:
 
 
 def _not_scored(base: Stored, head: Stored, name: str) -> str | None:
+    """Return why the accuracies of a cell cannot be compared, or None."""
     suites = [stored.plan.suite(stored.cells[name].cell.suite) for stored in (base, head)]
     metrics = [suite.metric for suite in suites]
     if metrics == [None, None]:

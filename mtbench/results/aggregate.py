@@ -31,7 +31,7 @@ from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import acceptance, collapse, degenerate, speed_factors, subtasks
 from mtbench.results.acceptance_curves import write_curves
-from mtbench.results.comparisons import Comparisons, compare, floor, stops_paying
+from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.figure_formats import Finish, Percentiles, Publication, RequestLatency, Samples, SpeedParts
 from mtbench.results.flags import (
     cache_flags,
@@ -167,6 +167,7 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
 
 
 def _published(stored: Stored, cells: Sequence[ResultCell]) -> dict[str, Publication]:
+    """Return the field with the published figures beside ours, if the plan names some."""
     name = stored.plan.publication
     if name is None:
         return {}
@@ -175,6 +176,7 @@ def _published(stored: Stored, cells: Sequence[ResultCell]) -> dict[str, Publica
 
 
 def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
+    """Return the cells of a group, compared with each other."""
     of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
     suite, max_loss = stored.plan.suite(group.suite), stored.plan.request.max_loss
     synchronisation_s = stored.last_session.synchronisation_s or 0.0
@@ -194,6 +196,7 @@ def _cell(
     parts: dict[str, Any],
     lossless: Lossless | None,
 ) -> ResultCell:
+    """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
     finish, cost = _finish(data), _cost(stored.price_per_hour, summary.tokens_per_s.value)
@@ -215,10 +218,12 @@ def _cell(
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **dict(summary),
         tokens_per_forward_spread=tokens_per_forward_spread(parts["tasks"]),
+        accuracy_same_items=None if summary.accuracy is None else same_items(data, of_arm),
         finish=finish,
         **_counts(data),
         degenerate=loops,
         **_times(data, prepared),
+        repeated_identical=_over(*data.repeated),
         reference=cell.is_reference,
         lossless=lossless,
         void=void_reasons_of(data, lossless),
@@ -271,11 +276,13 @@ def _cost(price_per_hour: float | None, tokens_per_s: float | None) -> dict[str,
 
 
 def _finish(data: CellData) -> Finish:
+    """Return how many answers ended for which reason."""
     ends = Counter(line.finish_reason for line in data.lines.values())
     return Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
 
 
 def _counts(data: CellData) -> dict[str, Any]:
+    """Return the fields of a cell that count tokens and forwards."""
     fed, draft_forwards = data.counted("positions_fed"), data.counted("draft_forwards")
     return {
         "kv_bytes": max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
@@ -360,6 +367,7 @@ def _over(total: float | None, count: float | None) -> float | None:
 
 
 def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
+    """Return the share of the measured roofline, or why there is none."""
     cell, judged = data.cell, 1
     if is_ours(cell.engine) and not cell.fault:
         variants = cell.built.variants
@@ -403,4 +411,5 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
 
 
 def _of_arm(stored: Stored, suite: str, arm: str | None) -> list[CellData]:
+    """Return an arm's cells on a suite, at every batch size and way of batching."""
     return [data for data in stored.cells.values() if (data.cell.suite, data.cell.arm) == (suite, arm)]

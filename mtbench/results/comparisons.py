@@ -20,6 +20,7 @@ from mtbench.results.figure_formats import (
     Estimate,
     PlainSpeedup,
     Reason,
+    SameItems,
     SpeedFactors,
     Speedup,
     Verdict,
@@ -201,12 +202,40 @@ def floor(cells: Iterable[CellData]) -> Floor | None:
     return Floor(arm=sound[0].cell.arm, batch_sizes=[smallest, largest], items=items, identical=identical)
 
 
+def same_items(data: CellData, cells: Iterable[CellData]) -> SameItems | None:
+    """Return the accuracy at the largest batch size with more items, on this cell's items; None without such a size.
+
+    cells: those of the same suite and arm. A smaller batch size runs only its first blocks. The accuracy of these items
+    differs from that of all items, which reads as an effect of batching.
+    """
+    larger = [
+        other
+        for other in cells
+        if other.cell.batch_size > data.cell.batch_size
+        and other.scores.keys() - data.scores.keys()
+        and other.scores.keys() & data.scores.keys()
+    ]
+    if not larger:
+        return None
+    other = max(larger, key=lambda d: (d.cell.batch_size, d.cell.batching == data.cell.batching))
+    common = [item for item in data.scores if item in other.scores]
+    return SameItems(
+        batch_size=other.cell.batch_size,
+        batching=other.cell.batching,
+        items=len(other.scores),
+        n=len(common),
+        here=sum(data.scores[item] for item in common) / len(common),
+        there=sum(other.scores[item] for item in common) / len(common),
+    )
+
+
 def bounds(ratio: Ratio) -> list[float] | None:
     """Return the interval of a ratio as a list."""
     return None if ratio.ci_low is None or ratio.ci_high is None else [ratio.ci_low, ratio.ci_high]
 
 
 def _in_order(comparisons: Comparisons, data: CellData) -> Comparisons:
+    """Return the same comparisons in the order of the cell's baselines."""
     order = [*data.cell.baselines, *data.cell.engine_baselines]
     for compared in (value for value in vars(comparisons).values() if isinstance(value, list)):
         compared.sort(key=lambda c: order.index(c.baseline))
@@ -227,6 +256,7 @@ def _compared(
 
 
 def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> Reason | None:
+    """Return why void arms forbid a verdict, or None."""
     if data.cell.arm in void:
         return Reason(kind="void", text="the arm is void")
     return Reason(kind="void", text="the baseline is void") if baseline.cell.arm in void else None
@@ -268,6 +298,7 @@ def _speedups(
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> Reason | None:
+    """Return why the timed windows are too short to compare, or None."""
     return verdicts.too_short([t.wall_s for t in data.samples], synchronisation_s)
 
 
@@ -281,9 +312,11 @@ def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
 
 
 def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
+    """Return the record of an arm's speed over a baseline."""
     tokens, tokens0 = data.per_unit("tokens"), baseline.per_unit("tokens")
     wall, wall0 = data.per_unit("wall_s"), baseline.per_unit("wall_s")
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0], unit=data.unit)
+    repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
     factors, disturbed = None, verdict.reason is not None and verdict.reason.kind == "disturbed"
     if data.totals and baseline.totals and not disturbed:
         factors = speed_factors.factors(data.totals, baseline.totals)
@@ -292,11 +325,22 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
         value=ratio.value,
         ci_low=ratio.ci_low,
         ci_high=ratio.ci_high,
+        ci_repeat=bounds(repeat),
         rate_ratio=rate.value,
+        rate_ratio_ci=bounds(rate),
         length_ratio=statistics.ratio_of_totals([tokens], [tokens0]).value,
         verdict=verdict,
         factors=None if factors is None else SpeedFactors(**factors._asdict()),
+        decode=_decode_ratio(data, baseline),
     )
+
+
+def _decode_ratio(data: CellData, baseline: CellData) -> Estimate | None:
+    """Return the decoding time of the baseline over that of the arm, on the same blocks; None if one is hidden."""
+    if not data.total("decode_s") or not baseline.total("decode_s"):
+        return None
+    decode, decode0 = data.per_unit("decode_s"), baseline.per_unit("decode_s")
+    return Estimate.of(statistics.ratio_of_totals([decode0], [decode], unit=data.unit))
 
 
 def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellData]) -> PlainSpeedup | None:
@@ -337,6 +381,7 @@ def accuracies(
         of_arms[data.cell.arm] = AccuracyComparison(
             baseline=baseline.cell.arm,
             **difference._asdict(),
+            p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
             verdict=_settled(data, baseline) or verdict,
         )
     return of_arms

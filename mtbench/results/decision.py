@@ -298,6 +298,7 @@ def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
 
 
 def _accuracies(cells: Sequence[ResultCell], baseline: str | None, batch_size: int) -> Mapping[str, _Accuracy]:
+    """Return the accuracy of each arm against the baseline."""
     return {cell.arm: _Accuracy(a, batch_size) for cell in cells for a in cell.accuracy_vs if a.baseline == baseline}
 
 
@@ -344,6 +345,7 @@ def _not_started(cells: Sequence[ResultCell]) -> str | None:
 
 
 def _doubt(arm: _Arm) -> str:
+    """Return what is open about an arm, and what would decide it."""
     parts = [] if arm.faster else [_doubt_of_speed(arm)]
     return "; ".join(parts + ([] if arm.allowed else [_doubt_of_tokens(arm)]))
 
@@ -359,13 +361,24 @@ def _doubt_of_speed(arm: _Arm) -> str:
 
 def _doubt_of_tokens(arm: _Arm) -> str:
     if arm.accuracy is None:
-        return "its tokens are not shown to be those of plain decoding, and no answer was scored"
+        return f"its tokens are not shown to be those of plain decoding{_ungraded(arm.cell)}, and no answer was scored"
     needed = arm.accuracy.found.verdict.needed
     takes = "no known number of items" if needed is None else f"at least {needed.n:,} items"
     return f"{takes} would show whether it loses more accuracy than accepted ({arm.accuracy.found.n:,} were scored)"
 
 
+def _ungraded(cell: ResultCell) -> str:
+    """Return the tokens that a grade needs if too few were generated."""
+    if cell.lossless is None or cell.lossless.grade != "inconclusive" or cell.lossless.epsilon is not None:
+        return ""
+    if cell.lossless.why:
+        differ = f"{cell.lossless.items - cell.lossless.identical:,} of {cell.lossless.items:,} answers"
+        return f" (other tokens in {differ}, not judged: {cell.lossless.why})"
+    return f" ({statistics.EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding)"
+
+
 def _timed(cell: ResultCell) -> int:
+    """Return the units of the intervals of a cell's times."""
     return cell.rounds if APART in cell.flags else cell.blocks
 
 

@@ -44,6 +44,7 @@ def budget_spent(resume: str) -> str:
 
 
 def _on_demonstration(text: str) -> str:
+    """Return a sentence marked as that of a demonstration."""
     return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
 
 
@@ -87,6 +88,7 @@ def _in_engine(name: str | None) -> str:
 
 
 def _why(rec: Recommendation) -> str:
+    """Return why there is no conclusion, its needs, and the method to use until then."""
     undecided = rec.undecided
     if rec.baseline is None:
         return rec.doubt or "no arm could be compared with plain decoding"
@@ -142,10 +144,17 @@ def speed(choice: Choice) -> str | None:
     if low is None or high is None:
         return None
     places, level = decimals(high), f"{100 * choice.level:.4g} %"
-    return f"{low:.{places}f} to {high:.{places}f} times ({level}) as fast as plain decoding"
+    if round(low, places) > 1 or high >= 2:
+        return f"{low:.{places}f} to {high:.{places}f} times ({level}) as fast as plain decoding"
+    least, most = round(100 * low) - 100, round(100 * high) - 100
+    gain = f"{-least} % slower to {most} % faster"
+    if least >= 0 or most <= 0:
+        gain = f"{least} to {most} % faster" if least >= 0 else f"{-most} to {-least} % slower"
+    return f"{gain} than plain decoding ({level})"
 
 
 def _cost(choice: Choice) -> str:
+    """Return what an arm with other tokens costs in accuracy."""
     cost = choice.accuracy
     if cost is None:
         return ""

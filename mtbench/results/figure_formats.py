@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from mtbench.plan.formats import REPORTED_BY
+from mtbench.plan.plan import Batching
 from mtbench.records import (
     Count,
     Interval,
@@ -125,6 +126,17 @@ class Unread(Record):
     reasons: dict[str, Size] = Field(description="unread answers by reason, the most frequent first")
 
 
+class SameItems(Record):
+    """The accuracy of a cell's arm at a larger batch size that has more items, on the items of this cell only."""
+
+    batch_size: Size = Field(description="the larger batch size")
+    batching: Batching = Field(description="its way of batching")
+    items: Count = Field(description="scored items there")
+    n: Size = Field(description="of these, the items that are scored here too")
+    here: Share = Field(description="mean score here of these n items")
+    there: Share = Field(description="mean score there of these n items")
+
+
 class AccuracyComparison(Sparse):
     """The accuracy of the arm less that of a baseline, on the items that both answered."""
 
@@ -135,6 +147,7 @@ class AccuracyComparison(Sparse):
     gained: Count = Field(description="items that only the arm answers correctly")
     lost: Count = Field(description="items that only the baseline answers correctly")
     n: Count = Field(description="items that both answered")
+    p_mcnemar: float | None = Field(description="exact p-value of McNemar's test; it decides nothing")
     verdict: Verdict = Field(description="verdict on accuracy")
 
 
@@ -199,7 +212,9 @@ class Speedup(TaskSpeedup):
     With includes_engine the baseline ran by another engine, so that the engine's part is in the ratio.
     """
 
+    ci_repeat: Interval | None = Field(description="interval over rounds in place of blocks; null: too few rounds")
     rate_ratio: float | None = Field(description="tokens per second, arm over baseline")
+    rate_ratio_ci: Interval | None = Field(description="low and high of rate_ratio; null: too few blocks")
     length_ratio: float | None = Field(description="tokens of the arm over tokens of the baseline")
     factors: SpeedFactors | None = Field(
         description="factors of rate_ratio; null: nothing was measured, an engine hides its counters, or the machine "
@@ -215,6 +230,11 @@ class Speedup(TaskSpeedup):
     )
     spread: Spread | None = Field(
         None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
+    )
+    decode: Estimate | None = Field(
+        None,
+        description="decoding time of the baseline over that of the arm, without the prompts; null: not measured, or "
+        "an engine does not report it",
     )
 
 

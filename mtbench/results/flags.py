@@ -125,10 +125,18 @@ def measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list
 
 
 def _engine_flags(data: CellData) -> list[str]:
-    """Return a flag for a serving engine that does not repeat its answers."""
-    other = _other_tokens(data) if is_served(data.cell.engine) else 0
-    again = sum(t.items for t in data.timings if t.identical is not None)
-    return [f"the engine gave other tokens in {other:,} of {again:,} answers of later rounds"] if other else []
+    """Return flags for a serving engine that does not repeat its answers, or with impossible counts."""
+    if not is_served(data.cell.engine):
+        return []
+    flags = []
+    if other := _other_tokens(data):
+        again = sum(t.items for t in data.timings if t.identical is not None)
+        flags.append(f"the engine gave other tokens in {other:,} of {again:,} answers of later rounds")
+    counts = [(t.accepted, t.drafted) for t in data.timings if t.accepted is not None and t.drafted is not None]
+    if wrong := [(accepted, drafted) for accepted, drafted in counts if accepted > drafted]:
+        accepted, drafted = (sum(column) for column in zip(*wrong, strict=True))
+        flags.append(f"the engine's counts cannot be: {accepted:,} of {drafted:,} drafted tokens accepted")
+    return flags
 
 
 def cache_flags(data: CellData, of_arm: Sequence[CellData], unseen: Sequence[tuple[int, float]] = ()) -> list[str]:
@@ -182,8 +190,11 @@ def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
 
 
 def scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:
-    """Return a flag if some answers have no score. Without any score there is no accuracy."""
+    """Return flags if timed answers are missing, and if some have no score. Without any score there is no accuracy."""
     flags = []
+    timed = sum(t.items for t in data.timings if t.round == 1)
+    if missing := max(0, timed - len(data.lines)):
+        flags = [f"{missing:,} of {timed:,} timed answers are missing from generations/: figures of tokens lack them"]
     unscored = data.lines.keys() - data.scores.keys()
     if suite.metric is not None and data.scores and unscored:
         due = unscored & suite.scored_items

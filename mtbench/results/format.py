@@ -40,6 +40,7 @@ from mtbench.results.figure_formats import (
     Publication,
     RangeFigures,
     RequestLatency,
+    SameItems,
     Samples,
     SpeedParts,
     Speedup,
@@ -50,7 +51,7 @@ from mtbench.results.figure_formats import (
 from mtbench.results.lossless_format import Lossless, PrefixCache
 from mtbench.statistics import Word
 
-SCHEMA_VERSION: Literal[4] = 4
+SCHEMA_VERSION: Literal[3] = 3
 
 Status = Literal["ok", "left", "partial", "failed"]
 
@@ -96,6 +97,11 @@ class ResultCell(Sparse):
         None, description="unweighted mean over the suite's tasks; null: the suite has one task"
     )
     valid: Accuracy | None = Field(None, description="share of valid answers; absent: all may be any text")
+    accuracy_same_items: SameItems | None = Field(
+        None,
+        description="accuracy of the arm at a larger batch size on the items of this cell; null: not scored, or no "
+        "batch size has more items",
+    )
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
     tokens_per_forward_ci: Interval | None = Field(description="low and high; null: too few items")
     tokens_per_forward_spread: Spread | None = Field(
@@ -142,6 +148,9 @@ class ResultCell(Sparse):
         description="time in what the method computes beside its models, in seconds; null on a GPU"
     )
     kv_bytes: Count | None = Field(description="most bytes of keys and values that a block needs")
+    repeated_identical: Share | None = Field(
+        description="share of the requests of later rounds with the tokens of round 1; null: one round"
+    )
     claims: Claims = Field(description="lossless, distribution or lossy: what the method promises")
     reference: bool = Field(description="true: the plain loop, which commits one token per forward")
     lossless: Lossless | None = Field(description="how it keeps its promise of another arm's tokens; null: no promise")
@@ -208,7 +217,7 @@ class Results(Sparse):
     A value is never NaN; null: not measured.
     """
 
-    schema_version: Literal[4] = Field(description="version of this format")
+    schema_version: Literal[3] = Field(description="version of this format")
     run_id: str = Field(description="12 digits that name the run; other runs of the same plan have other ones")
     command: list[str] = Field(description="command line that began the run")
     environment: ResultEnvironment = Field(description="machine and sessions of the run")

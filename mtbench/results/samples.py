@@ -145,6 +145,13 @@ class CellData:
             return None
         return float(self.by_block(name).sum())
 
+    def by_round(self, name: str) -> list[float]:
+        """Return the field `name` per round, summed over the blocks that every round has."""
+        rounds = sorted({t.round for t in self.samples})
+        blocks = [{t.block for t in self.samples if t.round == r} for r in rounds]
+        shared = set.intersection(*blocks) if blocks else set()
+        return [sum(getattr(t, name) for t in self.samples if t.round == r and t.block in shared) for r in rounds]
+
     def counted(self, name: str) -> int | None:
         """Return the field `name` of the generation lines summed over all answers; None if a line hides it."""
         return add(getattr(line, name) for line in self.lines.values())
@@ -176,6 +183,12 @@ class CellData:
         """By scored item: its score by value, or its only score; empty if no item has one by value."""
         by_value = {item: reading.by_value for item, reading in self.readings.items() if reading.by_value is not None}
         return {**self.scores, **by_value} if by_value else {}
+
+    @property
+    def repeated(self) -> tuple[int, int]:
+        """Requests of later rounds with the tokens of round 1, and all requests of later rounds."""
+        identical = [(t.identical, t.items) for t in self.timings if t.identical is not None]
+        return sum(same for same, _ in identical), sum(items for _, items in identical)
 
 
 def add(counts: Iterable[int | None]) -> int | None:
@@ -264,6 +277,7 @@ def _by_block(timings: Sequence[TimingLine], values: Sequence[float]) -> dict[in
 
 
 def _over_usual(values: Mapping[int, float]) -> dict[int, float]:
+    """Return each value over the median of all."""
     usual = np.median(list(values.values())) if values else 1.0
     return {block: float(value / usual) for block, value in values.items()}
 

@@ -102,6 +102,7 @@ def _ranges(
 def _figures(
     of: str, part: str, data: CellData, metric: str | None, speedups: Sequence[Speedup]
 ) -> TaskFigures | RangeFigures:
+    """Return the figures of a task, or of a range of turns or contexts."""
     figures: dict[str, Any] = dict(summarize(data, metric))
     figures["speedup"] = [TaskSpeedup(**{f: getattr(s, f) for f in TaskSpeedup.model_fields}) for s in speedups]
     if of == "tasks":

@@ -145,6 +145,7 @@ def _with_items_needed(verdict: Verdict, arm: Difference, margin: float, arms: i
 
 
 def _speed_p(speedup: Ratio, margin: float) -> dict[Word, float]:
+    """Return the p-value of each verdict on speed."""
     assert speedup.value is not None
     assert speedup.log_se is not None
     log, se, df = math.log(speedup.value), speedup.log_se, speedup.units - 1
@@ -157,6 +158,7 @@ def _speed_p(speedup: Ratio, margin: float) -> dict[Word, float]:
 
 
 def _accuracy_p(arm: Difference, margin: float) -> dict[Word, float]:
+    """Return the p-value of each verdict on accuracy."""
     at_margin, at_zero = (float(score_test(arm.gained, arm.lost, arm.n, delta)) for delta in (-margin, 0.0))
     return {
         "worse than margin": NORMAL.cdf(at_margin),

@@ -57,10 +57,11 @@ def test_two_runs(runs: list[Path]) -> None:
     assert "arithmetic, batch size 2" in shown
     words = " ".join(row(shown, "ar@ar/graph"))
     assert re.fullmatch(
-        r"14 of 14 64\.3 → 100\.0 \[.*?\] 4\.25 → 8\.50 \[2\.00, 2\.00\] 4\.25 → 8\.50 8\.5 → 8\.5", words
+        r"14 of 14 64\.3 → 100\.0 \[.*?\] 4\.25 → 8\.50 \[2\.00, 2\.00\] 4\.25 → 8\.50 8\.5 → 8\.5 17 → 8", words
     ), words
     assert row(shown, "ar@mars/graph")[:3] == ["0", "of", "14"]
     assert not re.search("faster|slower|speedup", shown)
+    assert "tokens/s: each run's own items in its own session" in shown
     assert shown.splitlines()[-1] == "For a verdict on speed: `mtbench gate --base ENV --head ENV`"
 
 
@@ -72,6 +73,17 @@ def test_three_runs_are_each_compared_with_the_first(runs: list[Path]) -> None:
     assert "run 3: accuracy not compared: other version of the task: version 1, 2" in shown
     assert f"only in run 1, not in run 3: {MARS}" in shown
     assert "not in run 2" not in shown
+
+
+def test_a_cell_that_is_not_compared_has_its_reason(tmp_path: Path) -> None:
+    """It has no figures."""
+    paths = [
+        MadeRun({AR: ANSWERS[:2], MARS: ANSWERS[:2]}, prompts=[[1, last], [1, 3]]).write(tmp_path / str(last))
+        for last in (2, 4)
+    ]
+    shown = compare(paths).stdout
+    assert "all arms: run 2: not compared: other prompts in 1 of 2 common items" in shown
+    assert "accuracy, %" not in shown
 
 
 @pytest.mark.parametrize("target", ["-", "file"])
@@ -86,6 +98,7 @@ def test_the_json_is_as_its_schema_says(runs: list[Path], tmp_path: Path, target
     cells = document["comparisons"][0]["cells"]
     assert [cell["cell"] for cell in cells] == [AR, MARS]
     assert cells[0]["figures"]["tokens_per_forward"]["value"] == pytest.approx(2)
+    assert [cells[0]["figures"][run]["tokens_per_s"] for run in ("base", "head")] == [17.0, 8.5]
     shown = result.stderr if target == "-" else result.stdout
     assert "arithmetic, batch size 2" in shown
 
@@ -94,6 +107,8 @@ def test_mistakes_cost_one_line(runs: list[Path], tmp_path: Path) -> None:
     """Each names what is wrong and what to do."""
     one, two, _ = runs
     assert mistake(one).endswith("give two or more: `mtbench compare RUN RUN`.")
+    again = one.parent / "two" / ".." / "one"
+    assert mistake(one, two, again) == f"'{again}' is the same directory as '{one}'; give two different runs."
     assert "is no run directory: it holds no plan.json" in mistake(one, one.parent)
     assert "is no directory" in mistake(one, tmp_path / "nothing")
     assert mistake(one, two, "--json", tmp_path).startswith(f"'{tmp_path}' exists and is never overwritten")
@@ -109,3 +124,15 @@ def test_an_unfinished_run_is_refused(runs: list[Path]) -> None:
     )
     (runs[1] / "failures.jsonl").write_text(json.dumps({"cell": AR, "error": "no memory"}) + "\n")
     assert f"not compared: failed in {runs[1]}: no memory" in compare(runs, columns=300).stdout
+
+
+def test_runs_without_a_common_cell_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    other = MadeRun({MARS: ANSWERS}).write(tmp_path / "other")
+    assert f"have no cell in common; for example, they have {AR} and {MARS}." in mistake(runs[2], other)
+
+
+def test_names_that_cannot_be(runs: list[Path], tmp_path: Path) -> None:
+    """Too long, or a link to itself."""
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("x" * 300, tmp_path / "loop"):
+        assert "is no directory" in mistake(runs[0], name)

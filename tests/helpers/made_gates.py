@@ -7,6 +7,7 @@ from mtbench.experiments.gate.format import (
     BuildRecord,
     CellFloor,
     Finding,
+    FloorFile,
     Gate,
     GateRequest,
     Key,
@@ -114,6 +115,10 @@ def floor(**given: Any) -> NoiseFloor:
     return NoiseFloor(**values | given)
 
 
+def floor_file() -> FloorFile:
+    return FloorFile(schema_version=1, floors=[floor(), floor(key=key(gpu_uuid=None, driver=None, power_cap_w=None))])
+
+
 def gate(**given: Any) -> Gate:
     """A gate that passes with four cells."""
     cells = given.pop("timed", [timed_cell(n, 0.001 * n - 0.002) for n in range(4)])
@@ -139,6 +144,42 @@ def gate(**given: Any) -> Gate:
     return Gate(**values | given)
 
 
+def slower() -> Gate:
+    """FAIL by time, confirmed."""
+    slow = timed_cell(1, 0.034, test=time_test(0.034, 0.008, word="FAIL"))
+    undecided = timed_cell(2, 0.013, test=time_test(0.013, 0.012, word="INCONCLUSIVE", pairs_needed=61))
+    text = "head takes 3.4% longer [2.6, 4.2] in 14 pairs, and in 9 fresh pairs too"
+    return gate(
+        word="FAIL",
+        reason=f"{slow.cell} is slower: +3.4% [2.6, 4.2]",
+        timed=[timed_cell(0, -0.004), slow, undecided, timed_cell(3, 0.002)],
+        all_cells=time_test(0.011, 0.004, word="INCONCLUSIVE", pairs_needed=30),
+        findings=[
+            finding(cell=slow.cell, text=text),
+            finding(kind="undecided", level="inconclusive", cell=undecided.cell, text="its upper bound is over 2%"),
+        ],
+        confirmation_pairs=9,
+    )
+
+
+def changed() -> Gate:
+    """FAIL by tokens: nothing was timed."""
+    names = [timed_cell(n).cell for n in range(3)]
+    found = [
+        finding(stage="exact", kind="unstable", level="note", cell=names[0], text="base disagrees with itself"),
+        finding(
+            stage="exact", kind="changed", cell=names[1], text="head has other tokens in 3 of 64 items, first in a/0/0"
+        ),
+        finding(
+            stage="exact", kind="more work", cell=names[2], text="the same tokens from more work: forwards 90 → 97"
+        ),
+        finding(stage="comparable", kind="vanished", cell="gsm8k.echo.graph.b1", text="head plans no such cell"),
+        finding(kind="not timed", level="note", text="no cell was timed, since the tokens differ"),
+    ]
+    reason = "2 cells have other tokens or more work, and 1 is gone"
+    return gate(word="FAIL", reason=reason, timed=[], compared=names, findings=found, looks=[], floor=None)
+
+
 def hostile() -> Gate:
     """Every text that a stranger may write is hostile."""
     bad = build(HOSTILE, env=HOSTILE, git=HOSTILE, mtbench=HOSTILE, packages={HOSTILE: HOSTILE})
@@ -157,3 +198,12 @@ def hostile() -> Gate:
             finding(stage="exact", kind="failed", cell=cell.cell, text=HOSTILE),
         ],
     )
+
+
+GATES = {
+    "PASS": gate,
+    "FAIL by time": slower,
+    "FAIL by tokens": changed,
+    "one build": lambda: slower().changed(same_build=True, head=build("main")),
+    "hostile": hostile,
+}

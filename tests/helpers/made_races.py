@@ -109,6 +109,7 @@ def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendatio
         accuracy = AccuracyComparison(
             baseline=PLAIN,
             **difference._asdict(),
+            p_mcnemar=None,
             verdict=Verdict(word=word_of.get(place, "not worse")),
         )
         gone, blocks = left.get(arm.name), upto[arm.name]

@@ -114,7 +114,7 @@ def doubted(text: str, kind: Any = "too few") -> Verdict:
 
 def speedup(*, verdict: Any = "inconclusive", **given: Any) -> Speedup:
     """A comparison in which nothing but the verdict is known; of that a word is enough."""
-    figures = ("value", "ci_low", "ci_high", "rate_ratio", "length_ratio", "factors")
+    figures = ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
     values: dict[str, Any] = dict.fromkeys(figures)
     judged = verdict if isinstance(verdict, Verdict) else Verdict(word=verdict)
     return Speedup(**values | {"baseline": "ar@ar/graph", "verdict": judged} | given)
@@ -142,7 +142,7 @@ def result_cell(**given: Any) -> ResultCell:
 def made_results(cells: list[ResultCell]) -> Results:
     """results.json of a run with these cells, of which nothing else is known."""
     return Results(
-        schema_version=4,
+        schema_version=3,
         run_id="0" * 12,
         command=[],
         environment=ResultEnvironment(command=[]),

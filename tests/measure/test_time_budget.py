@@ -26,9 +26,10 @@ from mtbench.errors import UserError
 from mtbench.experiments.choose.plan import plan_of
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing
+from mtbench.hardware import machine
 from mtbench.lineup.planner import make_plan, write_plan
 from mtbench.measure import block_runner
-from mtbench.measure.executor import generate
+from mtbench.measure.executor import _say_if_busy, generate
 from mtbench.measure.time_budget import FEWEST_ARMS, Part, blocks_within, fitting, needs_s, outlook, remember_start
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
@@ -215,7 +216,7 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     monkeypatch.setattr(block_runner, "remember_start", lambda *_: None)  # starts count as long as the last ones
     shown = choose(tmp_path / "run", "--time-budget", "45s", "--limit", "6")
     assert shown.exit_code == 0, shown.output
-    assert "time budget 45 s: 3 server starts, about 45 s, judging 4 s; 0 s for blocks" in shown.output
+    assert "time budget 45 s: 3 server starts take about 45 s, judging 4 s; 0 s are left for blo" in shown.output
     refused = json.loads((tmp_path / "run" / "decision.json").read_text())["refused"]
     reason = refused[f"{SLOW} at batch size 1"]
     assert re.fullmatch(r"the time budget has room for 2 of 3 arms; all need `--time-budget 1m`", reason)
@@ -234,8 +235,8 @@ def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
     refused = choose(tmp_path / "run", "--time-budget", "2m").exception
     assert isinstance(refused, UserError)
     assert str(refused) == (
-        "time budget 2 min: 3 server starts, about 5 min, judging 12 s; 0 s for blocks, and a decision "
-        "needs 6 at each batch size; give `--time-budget 5m` at least."
+        "time budget 2 min: 3 server starts take about 5 min, judging 12 s; 0 s are left for blocks, and a "
+        "decision needs 6; give `--time-budget 5m` at least."
     )
     assert not (tmp_path / "run").exists()
     assert started == []
@@ -247,14 +248,27 @@ def test_a_dry_run_starts_one_server_and_says_whether_a_decision_fits(
     started = begun(monkeypatch)
     shown = choose(tmp_path / "run", "--dry-run", "--time-budget", "1m").output
     assert started == [PLAIN]
-    assert "time budget 60 s: 3 server starts, about" in shown
-    assert " for blocks: 12, and a decision needs 6" in shown
+    assert "time budget 60 s: 3 server starts take about" in shown
+    assert "12 blocks fit in the rest, and a decision needs 6" in shown
     assert "about" in choose(tmp_path / "run", "--dry-run").output.splitlines()[-2]
 
 
 def test_without_a_measured_start_the_outlook_is_a_guess() -> None:
     plan = make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=4, batch_size=(1, 2), rounds=1))
     assert outlook(plan, None, None) == (
-        "2 server starts, about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
+        "2 server starts take about 2 min (a guess: none was measured here); at most 6 blocks, and a decision "
         "needs 4 at each batch size"
     )
+
+
+def test_a_busy_machine_is_named_before_the_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the option of the engine that helps there, if its servers have several threads."""
+    monkeypatch.setattr(SERVING_ENGINES["scripted"], "busy", "threads=1")
+    run, _ = raced(tmp_path / "run", None, ARMS[:1], limit=1)
+    progress = Noting()
+    for others, threads in ((0.05, 2), (0.5, 1), (0.5, 2)):
+        monkeypatch.setattr(machine, "load_of_others", lambda seconds, others=others: (others, 0.0))
+        run.environment = run.environment.changed(sessions=[run.sessions[0].changed(threads=threads)])
+        _say_if_busy(run, {"scripted"}, progress)
+    busy = "other programs use 50 % of the cores; stop them"
+    assert progress.notes == [busy, f"{busy}, or give `--engine-option scripted:threads=1`"]

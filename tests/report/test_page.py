@@ -1,7 +1,11 @@
 """What a reader of a run sees first: the question, the decision, and one line an arm, on a page and in a terminal."""
 
+import html
+import io
+import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ from rich.console import Console
 from stages import assemble, write_report
 from stored import stored_json
 
+from mtbench.document.latex_table import latex
+from mtbench.document.model import Entry, Row, Table
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Elimination
 from mtbench.records import dump
@@ -18,10 +24,12 @@ from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import speed_word
 from mtbench.report.terminal import results_tables
+from mtbench.report.text import environment
 from mtbench.results.aggregate import _request_latency
 from mtbench.results.comparisons import own_speedups
 from mtbench.results.format import Results
 
+AXE = "axe-core@4.10.3"
 AR, ARM = "ar@ar/graph", "mars:tau=0.95@mars/graph"
 REASON = "it needs a checkpoint in the role 'eagle': add `--checkpoint eagle=PATH_OR_ID`"
 
@@ -31,9 +39,12 @@ REASON = "it needs a checkpoint in the role 'eagle': add `--checkpoint eagle=PAT
     [
         ((ARM,), ("MARS τ=0.95",)),
         (("mars:tau=0.5,cache=block@mars/graph",), ("MARS τ=0.5 cache=block",)),
+        (("mars:extra=true@mars/graph",), ("MARS extra",)),
         ((AR, "ar@mars/graph"), ("Plain decoding (ar)", "Plain decoding (mars)")),
         ((AR, "ar@ar/eager"), ("Plain decoding (graph)", "Plain decoding (eager)")),
         ((AR, f"{AR}#2"), ("Plain decoding (1)", "Plain decoding (2)")),
+        (("hf-generate@ar",), ("transformers generate",)),
+        (("openai:url=http://127.0.0.1:8000/v1@ar",), ("OpenAI server url=http://127.0.0.1:8000/v1",)),
         (("of-a-plugin:k=1@ar/graph",), ("of-a-plugin k=1",)),
         (("no arm at all",), ("no arm at all",)),
     ],
@@ -106,6 +117,28 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
     return run
 
 
+def test_an_arm_that_ran_slower_code_is_marked_everywhere(small_run: RunDirectory, tmp_path: Path) -> None:
+    """All are where mtbench's kernels did not run."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+    cell = assemble(run).cells[1]
+    assert not any("kernels" in flag for flag in cell.flags)
+    stored = stored_json(run, "environment.json")
+    stored["sessions"][-1] |= {"kernels_off": "logits are wrong", "layers": {"ar by graph": "mtbench's decoder"}}
+    stored["sessions"][-1] |= {"device": "cuda"}
+    run.write_json("environment.json", stored)
+    results = assemble(run)
+    write_report(run, results)
+    off = "PyTorch's kernels ran, not mtbench's"
+    assert all(f"{off}: logits are wrong" in cell.flags for cell in results.cells)
+    written = io.StringIO()
+    console = Console(width=200, file=written)
+    console.print(*results_tables(results, 200))
+    shown = [written.getvalue(), *((run.path / name).read_text() for name in ("report.html", "report.md"))]
+    assert all(off in html.unescape(text) for text in shown)
+    said = {"Layers": "mtbench's decoder", "mtbench's kernels": "off: logits are wrong"}
+    assert dict(environment(results)).items() >= said.items()
+
+
 def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -> None:
     """None is wider, and no name is cut."""
     results = many_arms.read("results.json", Results)
@@ -120,6 +153,12 @@ def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -
     assert (
         len([line for line in table.splitlines() if line.strip(" ─")]) - len(lines) <= 6
     )  # title, headings, and what the signs stand for
+
+
+def test_an_interval_on_its_own_line_is_no_argument_of_the_line_break() -> None:
+    entry = Entry(value="12,345,678,901.25", interval="[1.25, 2.50]")
+    text = latex(Table([("rate", "tokens a second")], [Row("ar", [entry], 1)]), "a label", [])
+    assert r"12,345,678,901.25 \\{} [1.25," in text
 
 
 def test_a_table_for_a_paper_is_one_table(many_arms: RunDirectory) -> None:
@@ -195,3 +234,38 @@ def test_nothing_is_wider_than_the_screen(many_arms: RunDirectory, width: int) -
         rows = page.evaluate("[...document.querySelectorAll('.main')].map(t => getComputedStyle(t).display)")
         assert set(rows) == {"block" if width == 400 else "table"}
         assert wrong == []
+
+
+@BROWSER
+def test_axe_finds_no_serious_fault(many_arms: RunDirectory, axe: str) -> None:
+    """By axe-core, with everything unfolded. In the dark only colours differ."""
+    with opened((many_arms.path / "report.html").resolve().as_uri(), color_scheme="light") as (page, _):
+        page.evaluate(UNFOLD)
+        page.evaluate(axe)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        page.emulate_media(color_scheme="dark")
+        colours = "axe.run(document, {resultTypes: ['violations'], runOnly: ['color-contrast']})"
+        found += page.evaluate(colours)["violations"]
+    serious = [
+        (v["id"], v["help"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, installed by npm into a temporary folder. Skips if npm cannot install it."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not on the path, so axe-core cannot be installed")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", AXE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip("npm did not install axe-core in two minutes")
+    if done.returncode:
+        pytest.skip(f"npm cannot install {AXE}: {done.stderr.strip().splitlines()[-1:]}")
+    package = folder / "node_modules/axe-core"
+    assert json.loads((package / "package.json").read_text())["version"] == AXE.partition("@")[2]
+    return (package / "axe.min.js").read_text()

@@ -24,7 +24,7 @@ BY_VALUE = {"by_value": 0.0}  # of an answer that the score calls right
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stop", [(), ("return",), (" return", "</s>")])
+@pytest.mark.parametrize("stop", [(), ("x +",), ("return",), ("</s>",), (" return", "</s>")])
 @pytest.mark.parametrize(
     "text", ["<think>the x</think> return  x + 1 1", "the é 日本 return x 1", "<think>the é x", "return"]
 )

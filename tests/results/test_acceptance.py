@@ -79,6 +79,13 @@ def test_a_cell_has_the_figures_of_its_lines() -> None:
     )
 
 
+def test_without_the_number_of_offered_tokens_there_is_no_rate() -> None:
+    """Neither a rate nor a guess at one."""
+    found = acceptance.of_cell(cell_data(answers([2, 1]), []))
+    assert found is not None
+    assert (found.length, found.rate, found.offered) == (1.5, None, None)
+
+
 def test_the_acceptance_that_an_engine_reports_is_used() -> None:
     """Its totals of round 1."""
     timings = [

@@ -54,6 +54,25 @@ def test_their_reader_finds_the_lengths_of_a_run(run: RunDirectory) -> None:
     assert (row["category"], row["answers"], row["num_speculative_tokens"]) == (None, 24, 10)
 
 
+def test_each_category_has_a_row(run: RunDirectory) -> None:
+    """Some of the items are of another task; the curve is of all."""
+    for name in ("plan.json", *(f"generations/{path.name}" for path in run.path.glob("generations/*"))):
+        run.write_text(name, (run.path / name).read_text().replace('"arithmetic/1', '"coding/1'))
+    rows = [row for row in written(run)["mtbench"] if row["arm"] == "prompt-lookup@ar/graph"]
+    expected = {task: acceptance_length(run, task or "") for task in (None, "arithmetic", "coding")}
+    assert {row["category"]: row["acceptance_length"] for row in rows} == pytest.approx(expected)
+    assert {row["category"]: row["answers"] for row in rows} == {None: 24, "arithmetic": 13, "coding": 11}
+
+
+def test_the_mode_is_that_of_the_template_or_of_the_answers(run: RunDirectory) -> None:
+    for variables, thinking, mode in (
+        ({"enable_thinking": True}, None, "thinking_on"),
+        ({"enable_thinking": False}, None, "thinking_off"),
+        ({"enable_thinking": False}, {"opening": [1], "closing": [2], "opened": True}, "thinking_on"),
+    ):
+        assert {row["mode"] for row in written(run, variables, thinking=thinking)["mtbench"]} == {mode}
+
+
 @pytest.mark.whole
 def test_a_replay_has_the_acceptance_that_was_measured(tmp_path: Path) -> None:
     """EAGLE with 1 and 3 drafts, measured and then scripted: within the intervals of the file, for each number."""

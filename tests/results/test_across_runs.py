@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import AR, MARS, TASK, Answer, MadeRun, answer
+from made_runs import AR, MARS, TASK, Answer, MadeRun, answer, hidden
 from scipy.stats import t
 
 from mtbench.results.across_runs import CellFigures, RunComparison, compare_runs
@@ -59,7 +59,7 @@ def naive_ratio(units: Iterable[Sequence[int]], *columns: Sequence[int]) -> tupl
     return value, value / reach, value * reach
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(5))
 def test_figures_are_those_of_a_plain_recomputation(tmp_path: Path, seed: int) -> None:
     """Over the items that both answered; the second plan cuts the items into other blocks."""
     answers = drawn(seed), mixed(seed)
@@ -82,12 +82,32 @@ def test_figures_are_those_of_a_plain_recomputation(tmp_path: Path, seed: int) -
     assert (found.value, found.ci_low, found.ci_high) == pytest.approx(
         naive_ratio([block for block in blocks if block], tokens[1], forwards[0], forwards[1], tokens[0])
     )
+    of_base = [a.tokens for a in answers[0] if a]
+    assert figures.base.tokens_per_s == pytest.approx(sum(map(len, of_base)) / (2.0 * len(cut(1))))
     scored = [(a.score, b.score) for a, b in pairs.values() if a.score is not None and b.score is not None]
     gained, lost = scored.count((0.0, 1.0)), scored.count((1.0, 0.0))
     accuracy, shares = figures.accuracy, (figures.base.accuracy, figures.head.accuracy)
     assert accuracy is not None
     assert accuracy.model_dump().items() >= paired_difference(gained, lost, len(scored))._asdict().items()
     assert [share and share.value for share in shares] == [sum(run) / len(scored) for run in zip(*scored, strict=True)]
+
+
+def test_a_run_agrees_with_itself(tmp_path: Path) -> None:
+    """No item differs, and the ratio is exactly 1."""
+    found = compared(tmp_path, MadeRun({AR: drawn(3), MARS: drawn(4)}), MadeRun({AR: drawn(3), MARS: drawn(4)}))
+    assert (found.differs, found.only_base, found.only_head) == ([], [], [])
+    for cell in (AR, MARS):
+        figures = figures_of(found, cell)
+        assert figures.agreement.identical == figures.agreement.items
+        assert figures.tokens_per_forward.value == pytest.approx(1)
+        assert figures.accuracy is not None
+        assert figures.accuracy.difference == 0
+
+
+def test_cells_of_one_run_are_named(tmp_path: Path) -> None:
+    """Only cells with the same id are compared."""
+    found = compared(tmp_path, MadeRun({AR: drawn(3), MARS: drawn(4)}), MadeRun({MARS: drawn(4)}))
+    assert (found.only_base, found.only_head, [c.cell for c in found.cells]) == ([AR], [], [MARS])
 
 
 def test_a_missing_item_does_not_count(tmp_path: Path) -> None:
@@ -133,6 +153,11 @@ def test_a_later_turn_may_follow_another_answer(tmp_path: Path) -> None:
     assert reason(tmp_path / "2", runs[0], alone) == "other prompts in 1 of 2 common items"
 
 
+def test_runs_without_a_common_item_are_not_compared(tmp_path: Path) -> None:
+    base = MadeRun({AR: [answer("ab"), None]})
+    assert reason(tmp_path, base, MadeRun({AR: [None, answer("ab")]})) == "no item in common: 1 and 1 answers"
+
+
 @pytest.mark.parametrize("failed", ["base", "head"])
 def test_a_cell_that_failed_in_one_run_is_not_compared(tmp_path: Path, failed: str) -> None:
     """Whichever run it is; the other cells are compared."""
@@ -143,6 +168,28 @@ def test_a_cell_that_failed_in_one_run_is_not_compared(tmp_path: Path, failed: s
     cells = compared(tmp_path, runs["base"], runs["head"]).cells
     assert cells[0].reason == f"failed in {tmp_path / failed}: no memory"
     assert cells[1].reason is None
+
+
+def test_an_engine_that_hides_its_forwards_has_no_ratio(tmp_path: Path) -> None:
+    """In one run or in both; tokens and accuracy are compared all the same."""
+    texts = [f"a{'b' * n}" for n in range(16)]
+    made = {True: MadeRun({AR: [hidden(text) for text in texts]}), False: MadeRun({AR: [*map(answer, texts)]})}
+    for number, (base, head) in enumerate([(True, False), (False, True), (True, True)]):
+        figures = figures_of(compared(tmp_path / str(number), made[base], made[head]))
+        for hides, of_run in ((base, figures.base), (head, figures.head)):
+            assert (of_run.tokens_per_forward is None) == (of_run.acceptance_length is None) == hides
+        assert figures.tokens_per_forward.value is None
+        assert figures.agreement.identical == 16
+        assert figures.accuracy is not None
+
+
+def test_an_engines_own_counters_are_those_of_all_items(tmp_path: Path) -> None:
+    """So they give an acceptance length only if all items are compared."""
+    counters = {"drafts": 4, "drafted": 8, "accepted": 6}
+    made = [MadeRun({AR: [hidden("ab"), hidden("cd"), last]}, counters=counters) for last in (hidden("ef"), None)]
+    for number, lengths in ((0, (2.5, 2.5)), (1, (None, 2.5))):
+        figures = figures_of(compared(tmp_path / str(number), made[0], made[number]))
+        assert (figures.base.acceptance_length, figures.head.acceptance_length) == lengths
 
 
 @pytest.mark.parametrize(
@@ -183,3 +230,11 @@ def test_other_machines_and_options_are_named(tmp_path: Path) -> None:
         ("temperature", "0", "0.7"),
         ("chat template date", None, "2026-11-28"),
     }
+
+
+def test_a_void_cell_is_named(tmp_path: Path) -> None:
+    """Its counts do not add up."""
+    wrong = [Answer([1, 2], [1], 1.0), answer("cd")]
+    [cell] = compared(tmp_path, MadeRun({AR: TWO}), MadeRun({AR: wrong})).cells
+    assert cell.void_base == []
+    assert cell.void_head == ["counts do not add up: arithmetic/0/0"]

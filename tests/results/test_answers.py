@@ -44,8 +44,16 @@ def test_what_is_no_file_of_answers_is_refused_in_a_line(text: str, message: str
     assert "\n" not in str(raised.value)
 
 
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "p"}]}]
+ASKED = {"request_args": json.dumps({"body": {"messages": PARTS}}), "output": "5"}
+COMPLETED = {"request_args": json.dumps({"body": {"prompt": "p"}}), "output": "6"}
 RESULTS: dict[str, tuple[str, list[tuple[Any, str | None]]]] = {  # what a tool writes, and the answers in it
     "vllm.json": (json.dumps({"generated_texts": ["5", ""], "errors": ["", "503"]}), [(None, "5"), (None, None)]),
+    "sglang.jsonl": (json.dumps({"generated_texts": ["5", "6"]}), [(None, "5"), (None, "6")]),
+    "guidellm.json": (
+        json.dumps({"benchmarks": [{"requests": {"successful": [ASKED, COMPLETED]}}]}),
+        [(CHAT, "5"), ("p", "6")],
+    ),
     "aiperf.jsonl": (
         (RECORDED / "aiperf.profile_export_raw.jsonl").read_text(),
         [(None, None)] * 4

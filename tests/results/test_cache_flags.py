@@ -39,10 +39,12 @@ READ = [0.56, 0.55, 0.56, 0.56]
     ("rounds", "number"),
     [
         ([READ, [0.006] * 4, [0.007] * 4], 2),
+        ([[0.1, 0.1, 0.11, 0.1], [0.011] * 4], 2),
         ([READ, READ, [0.06] * 4], 3),  # another program sent them meanwhile
+        ([[0.56, 0.56, 0.006, 0.56], [0.006] * 4], 2),  # the warm-up had sent one of them
         ([[0.2, 0.3], [0.02, 0.02]], 2),
     ],
-    ids=["92 times", "from round 3 on", "two blocks"],
+    ids=["92 times", "9 times", "from round 3 on", "but one", "two blocks"],
 )
 def test_first_tokens_many_times_faster_in_a_later_round_are_flagged(rounds: list[list[float]], number: int) -> None:
     """With both times and what to do; a server reads a prompt no faster because it is sent again."""
@@ -58,9 +60,11 @@ def test_first_tokens_many_times_faster_in_a_later_round_are_flagged(rounds: lis
         [[0.012, 0.015, 0.01, 0.012], [0.002] * 4],
         [[2.0, 0.1, 0.1, 0.1], [0.1] * 4],  # it loaded or compiled something in the first block
         [[2.0, 0.1, 0.9, 0.1], [0.1, 0.02, 0.1, 0.02]],  # the times of a busy service
+        [READ],
         [[0.56], [0.006]],
+        [[], READ],
     ],
-    ids=["1.3 times", "milliseconds", "one slow block", "busy", "one block"],
+    ids=["1.3 times", "milliseconds", "one slow block", "busy", "one round", "one block", "no round 1"],
 )
 def test_an_honest_server_is_not_flagged(rounds: list[list[float]]) -> None:
     """Neither slow starts nor noise are a cache; one block shows nothing."""
@@ -113,3 +117,10 @@ def test_only_later_turns_in_a_prefix_cache_may_be_cached() -> None:
         data = cell_data([], lines, engine="vllm", engine_options=options)
         data.unit_of = {0: 0, 1: 0}
         assert len(cache_flags(data, [data])) == found
+
+
+@pytest.mark.parametrize("engine", ["graph", "eager", "vllm"])
+def test_engines_that_mtbench_starts_are_not_judged_by_times(engine: str) -> None:
+    """A slow first round of theirs is no cache: they keep no prompts, or report it."""
+    data = cell_data([], timed(READ, [0.006] * 4), engine=engine)
+    assert cache_flags(data, [data]) == []

@@ -90,15 +90,31 @@ def test_a_collapse_is_said(cell: CellData, twin: CellData | None, text: str) ->
     [
         (drafting(1.3), None),
         (drafting(2.3), drafting(2.4, "graph")),
+        (drafting(1.0, method="prompt-lookup"), None),
         (drafting(1.0, method="prompt-lookup"), drafting(1.6, "graph", method="prompt-lookup")),
         (drafting(1.6), drafting(2.4, "graph", options={"draft": "draft", "ahead": 9})),
+        (drafting(1.0, method="ar"), None),
         (drafting(1.0, "graph", method="mars", options={"tau": 0.5}), None),
     ],
-    ids=["some are accepted", "engines count otherwise", "copies elsewhere", "other drafts", "lossy"],
+    ids=[
+        "some are accepted",
+        "engines count otherwise",
+        "copies",
+        "copies elsewhere",
+        "other drafts",
+        "plain",
+        "lossy",
+    ],
 )
 def test_what_is_no_collapse(cell: CellData, twin: CellData | None) -> None:
     """Each engine copies others from the text, which are often rejected. Unmasking by a threshold may be slow."""
     assert collapse.find(cell, [cell, *([twin] if twin else [])]) is None
+
+
+def test_an_engine_may_hide_its_forwards() -> None:
+    hidden = drafting(1.0)
+    hidden.lines["a/0/0"] = generation_line(item="a/0/0", block=0)
+    assert collapse.find(hidden, [hidden]) is None
 
 
 def test_a_servers_collapse_is_in_the_results_and_on_the_page(tmp_path: Path) -> None:

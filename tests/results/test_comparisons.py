@@ -1,22 +1,28 @@
 """Arms by several engines, with two ways of batching and several batch sizes: only alike cells are compared."""
 
+import json
+import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from made_records import cell_data, doubted, generation_line, result_cell, speedup
 from rich.console import Console
+from schemas import validator
 from small import save_small
 from stages import assemble, generate, read_stored, score, write_report
 
+from mtbench.errors import UserError
 from mtbench.lineup.planner import make_plan
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
 from mtbench.report.summary import over_batch_sizes
+from mtbench.report.terminal import results_tables
 from mtbench.results.comparisons import compare, floor, stops_paying
-from mtbench.results.figure_formats import Alone, Verdict
+from mtbench.results.figure_formats import Alone, Percentiles, Verdict
 from mtbench.results.format import BreakEven, ResultCell, Results
 from mtbench.results.lossless_format import Floor
 from mtbench.results.samples import CellData
@@ -90,6 +96,34 @@ def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: RunRequest)
     assert sorted(i for block in groups[2].blocks for i in block) == list(range(33))
     assert [len(g.cells) for g in groups] == [5, 5, 3, 5, 3]
     assert groups[4].cells[2] == "arithmetic.mars-tau0.3.mars.graph.refill.b3"
+
+
+def test_the_plan_warns_of_too_few_items(request_: RunRequest) -> None:
+    """The warning gives the items for 6 blocks of 8R. Another one says that an outside engine has no refill."""
+    warnings = make_plan(request_).warnings()
+    assert (
+        "arithmetic at batch size 2, refill: inconclusive: 2 blocks, 6 needed for an interval, which takes 96"
+        in warnings[0]
+    )
+    assert "batch size 3, refill: inconclusive: 1 block, 6 needed for an interval, which takes 144 items" in warnings[1]
+    assert warnings[-1] == "hf-generate: static batches only, since the loop is not ours; no refill"
+
+
+def test_refill_of_single_slots_alone_is_refused(request_: RunRequest) -> None:
+    """Nothing would be left to run."""
+    with pytest.raises(UserError, match="--batching refill leaves nothing to run"):
+        make_plan(request_.changed(batching=("refill",), batch_size=(1,)))
+
+
+def test_all_that_was_planned_is_measured(results: Results) -> None:
+    """Every cell is ok and none is void, with any engine and batching. Items are requests, not slots."""
+    assert [(c.status, c.void, c.repeated_identical) for c in results.cells] == [("ok", [], 1)] * 21
+    refilled = cells_of(results, 3, "refill")["mars:tau=0.3@mars/graph"]
+    assert (refilled.items, refilled.blocks) == (33, 1)
+    assert refilled.parts is not None
+    assert 0.5 < refilled.parts.utilisation <= 1
+    assert refilled.parts.rows == 3
+    assert refilled.commit_latency_s == Percentiles(p50=None, p95=None)
 
 
 def test_the_values_that_an_outside_engine_hides_are_null(results: Results) -> None:
@@ -239,3 +273,51 @@ def test_a_sentence_says_where_an_arm_stops_paying(stops: int | None, last: Any,
         reason="3 blocks, 6 needed at batch size 16" if last == "inconclusive" else None,
     )
     assert over_batch_sizes(entry).endswith(says)
+
+
+def test_the_report_separates_batchings_and_engines(run: RunDirectory) -> None:
+    """Static and refilled batches have sections, other engines have a column, and a sweep has a figure."""
+    markdown, page = ((run.path / name).read_text() for name in ("report.md", "report.html"))
+    headings = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
+    assert headings[1:3] == ["arithmetic, batch size 2", "arithmetic, batch size 2, refill"]
+    sections = dict(zip(headings, markdown.split("\n## ")[1:], strict=True))
+    static, refilled = sections["arithmetic, batch size 3"], sections["arithmetic, batch size 3, refill"]
+    assert "| incl. engine |" in static
+    assert re.search(r"\(against transformers generate( cache=static)?\)|than transformers generate", static)
+    assert "plain Plain decoding (ar) ×" in static
+    assert "incl. engine" not in refilled
+    assert refilled.count("Between commits: for refilled slots the step at which a row starts is not stored") == 1
+    assert "the step at which a row starts" not in static
+    summary = static.split("\n\n")[2]
+    assert "transformers generate" not in summary
+    assert "it is not known where it stops paying: " in page
+    assert (run.path / "figures/arithmetic.batch-sizes.svg").is_file()
+    assert not list(run.path.glob("figures/*refill.batch-sizes*"))
+    for text in (markdown, re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)):
+        assert not re.search(r"\b(None|nan|NaN)\b", text)
+
+
+def test_the_terminal_separates_batchings(results: Results) -> None:
+    """Each way of batching has a table. Ratios over other engines are on the page."""
+    text = printed(results, 140)
+    assert text.count("refill") == 2
+    assert "vs hf-generate" not in text
+
+
+def printed(results: Results, width: int) -> str:
+    console = Console(width=width, record=True)
+    for table in results_tables(results, width):
+        console.print(table)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("kind", ["generation", "timing", "plan", "results"])
+def test_the_files_follow_their_schemas(run: RunDirectory, kind: str) -> None:
+    """Also the values that an engine hides, and refilled cells."""
+    found = sorted(run.path.glob(f"{kind}.json")) or sorted((run.path / f"{kind}s").glob("*.jsonl"))
+    for document in (json.loads(line) for file in found for line in as_lines(file)):
+        validator(kind).validate(document)
+
+
+def as_lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]

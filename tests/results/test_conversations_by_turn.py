@@ -15,6 +15,7 @@ from stored import keep_lines, stored_json, stored_lines
 
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Item
+from mtbench.records import dump
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import RangeFigures
 from mtbench.results.format import ResultCell, Results
@@ -156,6 +157,53 @@ def test_the_figures_of_a_part_are_those_of_its_own_lines(run: RunDirectory) -> 
                 assert_equal(part.acceptance_rate, naive(accepted, drafted))
 
 
+def test_a_conversation_that_ended_counts_in_its_own_turns_only(run: RunDirectory) -> None:
+    """All answers are in one part by turn and in one by context, so that their tokens sum to the cell's."""
+    for cell in run.read("results.json", Results).cells:
+        assert {part.part: part.items for part in cell.turns} == {"1": 14, "2": 13, "3": 11, "4": 10, "5–8": 20}
+        for parts in (cell.turns, cell.contexts):
+            assert sum(part.tokens for part in parts) == cell.tokens
+            assert sum(part.items for part in parts) == cell.items
+
+
+def test_a_part_of_few_conversations_has_values_without_intervals(tmp_path: Path) -> None:
+    """Six pairs have a fifth turn; here one of them is in no block that counts, so five are left."""
+
+    def drop(cell: str, line: Any) -> None:
+        if line["block"] in (4, 5):
+            line["dropped"] = "disturbed"
+
+    cell = cells_of(made(tmp_path / "run", drop))[MARS]
+    late, first = cell.turns[-1], cell.turns[0]
+    for found in (late.tokens_per_s, late.ttft_s, late.tpot_s, late.cached_share, late.speedup[0]):
+        assert (found.value or 0) > 0
+        assert (found.ci_low, found.ci_high) == (None, None)
+    assert late.speedup[0].verdict.reason is not None
+    assert late.speedup[0].verdict.reason.text == "5 blocks of conversations, 6 needed"
+    assert None not in (late.tokens_per_forward_ci, first.ttft_s.ci_low, first.speedup[0].ci_low)
+
+
+def test_what_an_engine_hides_is_null_and_what_it_counts_is_taken(tmp_path: Path) -> None:
+    """Nothing kept is a share of 0; nothing reported is no share."""
+
+    def silent(cell: str, line: Any) -> None:
+        line.update(ttft_s=None, cached_tokens=None)
+
+    def counted(cell: str, line: Any) -> None:
+        line.update(cached_tokens=0, drafts=4, drafted=20, accepted=20 if line["block"] % 2 else 1)
+
+    nothing = {"value": None, "ci_low": None, "ci_high": None}
+    for part in cells_of(made(tmp_path / "silent", silent, hide=True))[MARS].turns:
+        assert (part.tokens_per_forward, part.acceptance) == (None, None)
+        hidden_ones = (part.acceptance_rate, part.ttft_s, part.tpot_s, part.cached_share)
+        assert [dump(found) for found in hidden_ones] == [nothing] * 4
+    for part in cells_of(made(tmp_path / "counted", counted, hide=True))[MARS].turns:
+        assert part.acceptance is not None
+        assert part.acceptance_rate.value == pytest.approx(part.acceptance.rate)
+        assert (part.acceptance_rate.ci_high or 2) <= 1
+        assert dump(part.cached_share) == nothing | {"value": 0.0}
+
+
 @pytest.mark.parametrize("unit", ["second", "round"])
 def test_servers_times_are_over_conversations_unless_arms_decode_apart(unit: Any) -> None:
     """The blocks of one second are one unit of the cell's time; each conversation is one of a turn's."""
@@ -178,10 +226,23 @@ def test_servers_times_are_over_conversations_unless_arms_decode_apart(unit: Any
         assert (part.speedup[0].ci_low is not None) == (unit == "second")
 
 
+def test_a_block_has_one_context_for_all_arms(tmp_path: Path) -> None:
+    """Prompts with an arm's own answers differ in length; each speedup is on the same blocks."""
+
+    def lengthen(cell: str, line: Any) -> None:
+        line["prompt_tokens"] = (400 if cell == AR else 700) * line["items"]
+
+    cells = cells_of(made(tmp_path / "run", lengthen))
+    assert [[part.part for part in cell.contexts] for cell in cells.values()] == [["513–1,024"]] * 2
+
+
 def test_a_page_shows_each_arm_by_turn_and_by_context(run: RunDirectory) -> None:
-    """A row for each arm and part under the arm's name."""
+    """A row for each arm and part under the arm's name, and one figure with the speedups of both panels in words."""
     page = (run.path / "report.md").read_text()
     turns, contexts = (page.split(f"### By {what}")[1].split("###")[0] for what in ("turn", "context"))
     rows = [line.split("|")[1].strip(" *") for line in turns.splitlines() if line.startswith("|")][2:]
     assert [row.partition(".")[0] for row in rows] == ["1", *PARTS, "2", *PARTS]
     assert "| 513–1,024 |" in contexts
+    [figure] = [line for line in page.splitlines() if line.startswith("![Speedup by turn and by context")]
+    assert " at 5–8" in figure
+    assert " at 129–256" in figure

@@ -1,10 +1,14 @@
 """Degenerate answers: which ones end in a loop, what the other answers show, and that every reader sees it."""
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from made_records import cell_data, generation_line
+from stages import assemble
 
+from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine
 from mtbench.results import degenerate
 from mtbench.results.figure_formats import Degenerate
@@ -13,7 +17,7 @@ LOOP = [7, 8] * 32
 TEXT = list(range(100, 164))
 
 
-@pytest.mark.parametrize("period", [1, 15, 16, 17, 32])
+@pytest.mark.parametrize("period", range(1, 33))
 def test_a_loop_repeats_within_sixteen_tokens(period: int) -> None:
     """It is there at least four times in the last 64 tokens, whatever came before."""
     loop = (list(range(period)) * 64)[:64]
@@ -59,6 +63,18 @@ def test_the_other_answers_have_figures_of_their_own() -> None:
     assert degenerate.of_cell(cell_data(lines, [])) == Degenerate(answers=1, share=1 / 3, tokens_per_forward=2.0)
 
 
+def test_an_external_engine_has_a_share_and_no_figures() -> None:
+    """Its tokens are known, its forwards are not."""
+    lines = [generation_line(item=f"a/{n}/0", token_ids=ids) for n, ids in enumerate((LOOP, TEXT, TEXT, TEXT))]
+    assert degenerate.of_cell(cell_data(lines, [])) == hidden(1, 0.25)
+
+
+def test_a_hidden_answer_hides_the_figures() -> None:
+    """The rest alone would be the figures of other answers."""
+    lines = [*answers([(LOOP, [4] * 16), (TEXT[:8], [4, 4])]), generation_line(item="a/2/0", token_ids=TEXT)]
+    assert degenerate.of_cell(cell_data(lines, [])) == hidden(1, 1 / 3)
+
+
 def test_without_a_text_of_a_model_there_is_nothing_to_say() -> None:
     """No answer, or simulated weights or acceptance."""
     simulated = {"weights": None, "accept": "0.8", "note": None}
@@ -73,8 +89,10 @@ def hidden(number: int, share: float) -> Degenerate:
 @pytest.mark.parametrize(
     ("found", "per_forward", "flags"),
     [
+        (None, 1.9, []),
         (hidden(1, 0.05), 1.9, []),
         (hidden(2, 0.06), None, ["6% of the answers end in a loop"]),
+        (hidden(2, 1.0), 1.9, ["100% of the answers end in a loop"]),
         (hidden(2, 0.1).changed(tokens_per_forward=1.0), 1.0, ["10% of the answers end in a loop"]),
         (
             hidden(2, 0.125).changed(tokens_per_forward=1.63),
@@ -82,10 +100,26 @@ def hidden(number: int, share: float) -> Degenerate:
             ["12% of the answers end in a loop (1.91 tokens per forward, 1.63 without them)"],
         ),
     ],
-    ids=["few", "hidden forwards", "no difference", "many"],
+    ids=["not known", "few", "hidden forwards", "all", "no difference", "many"],
 )
 def test_more_than_a_twentieth_is_flagged(
     found: Degenerate | None, per_forward: float | None, flags: list[str]
 ) -> None:
     """One sentence, with tokens per forward of all answers and of the others if they differ."""
     assert degenerate.flags(found, per_forward) == flags
+
+
+def test_a_run_whose_answers_loop_is_flagged(
+    small_run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arms that the budget cut have the share in results.json. The answers are too short for a real loop."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+    assert {found.answers for cell in assemble(run).cells if (found := cell.degenerate)} == {0}
+    monkeypatch.setattr(degenerate, "repeats", lambda token_ids: True)
+    cells = assemble(run).cells
+    assert any(cell.finish.length for cell in cells)
+    for cell in cells:
+        assert cell.degenerate is not None
+        assert cell.degenerate.answers == cell.finish.length
+        flagged = any("of the answers end in a loop" in flag for flag in cell.flags)
+        assert flagged is (cell.finish.length / cell.items > degenerate.FLAGGED_SHARE)

@@ -1,18 +1,21 @@
 """What a run recommends: by group, from the words of results.json alone."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from made_records import doubted, made_results, result_cell, speedup
 
+from mtbench.document.formatting import interval
 from mtbench.plan.formats import Elimination
 from mtbench.plan.plan import Simulated
 from mtbench.records import dump
 from mtbench.report.summary import decided
-from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import Recommendation
-from mtbench.results.figure_formats import AccuracyComparison, Agreement, Alone, NeededItems, Verdict
+from mtbench.results.decision import Bounds, Intervals, headline, recommend
+from mtbench.results.decision_format import Choice, Recommendation
+from mtbench.results.decision_text import speed as speed_in_words
+from mtbench.results.figure_formats import AccuracyComparison, Agreement, Alone, Estimate, NeededItems, Verdict
 from mtbench.results.format import ResultCell
 from mtbench.results.lossless_format import Lossless
 from mtbench.results.verdicts import speed_verdicts
@@ -53,6 +56,7 @@ def lost(
         "difference": (gained - losses) / n,
         "ci_low": -0.01,
         "ci_high": 0.01,
+        "p_mcnemar": None,
     }
     return AccuracyComparison(**values | {"gained": gained, "lost": losses, "n": n, "verdict": judged})
 
@@ -95,6 +99,7 @@ def test_the_fastest_arm_with_the_same_tokens_is_used() -> None:
     [
         {"lossless": graded("divergent"), "void": ["claims to be lossless, and its tokens are not those"]},
         {"lossless": graded("inconclusive")},
+        {"lossless": None},
         {"lossless": graded(against=TUNED)},
         {"status": "failed", "error": "stopped"},
         {"on": "mars", "checkpoints": {"mars": "embedded:tiny/mars"}},
@@ -150,6 +155,25 @@ def test_each_serving_engine_has_an_answer_of_its_own() -> None:
     assert "In vLLM, at batch size 1: use lookup@ar/vllm" in text
 
 
+def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:
+    found = one([plain(), arm("a", 2.0, claims="distribution", lossless=None)])
+    assert names(found) == ["a", None]
+    assert found.text.endswith("as fast as plain decoding, same distribution (promised).")
+
+
+def test_tokens_that_differ_by_rounding_are_counted() -> None:
+    rounded = graded("near-tie").changed(identical=4)
+    assert (
+        "same tokens up to rounding (4 of 9 answers identical)" in one([plain(), arm("a", 2.0, lossless=rounded)]).text
+    )
+
+
+def test_a_fast_arm_without_a_grade_says_what_a_grade_takes() -> None:
+    found = one([plain(), arm("a", 2.0, lossless=graded("inconclusive"))])
+    assert found.word == "cannot tell"
+    assert "(2,000 tokens of it are needed to tell other tokens from rounding)" in found.text
+
+
 def test_a_lossy_arm_is_named_only_if_it_is_faster_and_shown_to_lose_no_more() -> None:
     kept = arm("kept", 1.5)
     assert names(one([plain(), kept, lossy("l", 2.0, lost())])) == ["kept", "l"]
@@ -169,6 +193,23 @@ def test_accuracy_is_that_of_the_batch_size_with_the_most_items() -> None:
     assert at_one.within_loss.accuracy is not None
     assert (at_one.within_loss.accuracy.n, at_one.within_loss.accuracy.batch_size) == (1000, 8)
     assert one(few).word == "cannot tell"
+
+
+@dataclass
+class OneIsFaster(Intervals):
+    """A paired comparison that shows what the intervals do not."""
+
+    arm: str
+    than: str
+
+    def faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        return (cell.arm, other.arm) == (self.arm, self.than)
+
+
+def test_a_paired_comparison_takes_the_place_of_the_intervals() -> None:
+    cells = [plain(), arm("kept", 1.5), lossy("l", 1.55, lost())]
+    [found] = recommend(cells, max_loss=2, pairs=OneIsFaster("l", "kept"))
+    assert names(found) == ["kept", "l"]
 
 
 def test_plain_decoding_is_kept_if_every_arm_is_out() -> None:
@@ -213,7 +254,7 @@ def test_no_conclusion_says_what_one_takes() -> None:
     found = one([plain(), arm("b", 0.8, "slower"), open_])
     assert found.word == "cannot tell"  # 37 blocks: 16 · (log 1.12 / log(1.1/1.02))²
     assert found.text == (
-        "At batch size 1: no conclusion: a is 0.98 to 1.23 times (95 %) as fast as plain decoding; at least 37 blocks "
+        "At batch size 1: no conclusion: a is 2 % slower to 23 % faster than plain decoding (95 %); at least 37 blocks "
         "would show whether it is faster (16 were timed). Until then, keep plain decoding."
     )
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", needed=2500))])
@@ -226,7 +267,7 @@ def test_no_conclusion_says_what_one_takes() -> None:
 @pytest.mark.parametrize("value", [47.8, 0.478])
 @pytest.mark.parametrize(
     "why",
-    ["1 block, 6 needed", "the arm is void"],
+    ["1 block, 6 needed", "0.3 s timed, 1 s needed", "the machine was disturbed in block 3 of a", "the arm is void"],
 )
 def test_no_sentence_has_a_figure_without_a_verdict(
     value: float, ends: tuple[float | None, float | None], why: str
@@ -256,6 +297,30 @@ def test_the_interval_that_is_shown_agrees_with_the_word() -> None:
     assert (same.same_tokens.level, same.word) == (0.95, "use")
 
 
+class AfterLooks(Intervals):
+    """The bounds of a race, whose level is shared by its looks."""
+
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
+        return Bounds(0.89, 1.04, 0.995)
+
+
+def test_an_arm_that_was_slower_is_not_called_fast() -> None:
+    """At 95 % it is shown to gain less than 2 %, at the level of a race it is not."""
+    slower = arm("a", 0.96, "inconclusive")
+    assert one([plain(), slower]).text.endswith("keep plain decoding: no arm gains more than 2 %.")
+    [found] = recommend([plain(), slower], max_loss=2, pairs=AfterLooks())
+    assert found.text == (
+        "At batch size 1: no conclusion: a is 11 % slower to 4 % faster than plain decoding "
+        "(99.5 %); at least 27 blocks would show whether it is faster (16 were timed). Until then, keep "
+        "plain decoding."
+    )
+
+
+def test_more_blocks_than_anyone_would_time_have_a_number_too() -> None:
+    found = one([plain(), arm("a", 1.021, "inconclusive")])
+    assert "over 10,000 blocks would show whether it is faster" in found.text
+
+
 def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
     wanting = lossy("l", 2.0, lost(verdict="inconclusive", needed=2500))
     found = one([plain(), arm("a", 1.5), wanting])
@@ -271,6 +336,14 @@ def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
     assert both.text.endswith("Also open: m.")
 
 
+def test_an_arm_with_the_same_tokens_stays_open_beside_a_faster_lossy_one() -> None:
+    """The lossy one costs accuracy; whether the other is faster is not known."""
+    found = one([plain(), arm("s", 1.12, "inconclusive", spread=1.14), lossy("l", 1.5, lost())])
+    assert (names(found), found.undecided and found.undecided.arm) == ([None, "l"], "s")
+    assert "no arm with the same tokens is shown to be faster" in found.text
+    assert "s may be faster than plain decoding with the same tokens (2 % slower to 28 % faster than " in found.text
+
+
 def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
     cells = [plain(), arm("a", 2.0, cell="a"), arm("b", 1.5, cell="b")]
     [found] = recommend(cells, max_loss=2, misses_slo=["a"])
@@ -280,6 +353,20 @@ def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
     assert headline([found]) == (
         "At batch size 1: keep plain decoding: no arm gains more than 2 % within the limits of latency."
     )
+
+
+def test_a_doubt_names_speed_and_accuracy_if_both_are_open() -> None:
+    found = one([plain(), lossy("l", 1.03, lost(verdict="inconclusive", needed=2500), verdict="inconclusive")])
+    assert found.doubt is not None
+    assert "blocks would show whether it is faster" in found.doubt
+    assert "; at least 2,500 items would show" in found.doubt
+
+
+def test_arms_that_did_not_start_are_the_reason_for_no_conclusion() -> None:
+    gone = Elimination(cell="b", block=0, lost=False, reason="at a larger batch size its accuracy is: inconclusive")
+    unstarted = result_cell(arm="l", status="left", left=gone, speedup=[], demonstration=True)
+    found = one([plain(), unstarted])
+    assert found.text.startswith("On this demonstration, at batch size 1: no conclusion: no arm started, since")
 
 
 def test_an_arm_that_lost_a_race_is_chosen_last() -> None:
@@ -326,6 +413,11 @@ def test_plain_decoding_is_that_on_the_checkpoint_that_one_would_deploy() -> Non
     assert (alone.baseline, names(alone)) == (TUNED, ["a", None])
 
 
+def test_a_ratio_that_contains_the_engine_recommends_nothing() -> None:
+    engine = speedup(baseline=PLAIN, value=3.0, verdict="faster", includes_engine=True, plain=None)
+    assert names(one([plain(), arm("a", 1.0, speedup=[engine])])) == [None] * 2
+
+
 def test_simulated_cells_have_no_recommendation() -> None:
     simulated = Simulated(weights="random:small", accept=None, note=None)
     assert recommend([plain(simulated=simulated), arm("a", 2.0, simulated=simulated)], max_loss=2) == []
@@ -345,6 +437,36 @@ def test_the_headline_joins_batch_sizes_with_the_same_answer() -> None:
     )
 
 
+def test_a_demonstration_says_so_first() -> None:
+    found = one([plain().changed(demonstration=True), arm("a", 2.0).changed(demonstration=True)])
+    assert found.text.startswith("On this demonstration, at batch size 1: use a")
+    assert headline([found]).startswith("On this demonstration, at batch size 1: use a")
+
+
+def test_a_sentence_has_the_interval_of_the_table() -> None:
+    """`0.63 to 15.74` beside `[0.6, 15.7]` would be two figures to a reader."""
+    for value, spread in ((3.15, 5.0), (3.15, 1.05), (110.0, 1.5)):
+        shown = interval((value / spread, value * spread))
+        assert shown is not None
+        found = one([plain(), arm("b", value, spread=spread)])
+        assert f"{shown.strip('[]').replace(', ', ' to ')} times (95 %)" in found.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.18, 1.29, "1.18 to 1.29 times (95 %) as fast as plain decoding"),
+        (1.0, 1.05, "0 to 5 % faster than plain decoding (95 %)"),
+        (0.98, 1.23, "2 % slower to 23 % faster than plain decoding (95 %)"),
+        (0.87, 0.95, "5 to 13 % slower than plain decoding (95 %)"),
+        (0.63, 15.74, "0.6 to 15.7 times (95 %) as fast as plain decoding"),
+    ],
+)
+def test_a_speed_is_said_in_plain_words(low: float, high: float, words: str) -> None:
+    choice = Choice(arm="a", speedup=Estimate(value=1.0, ci_low=low, ci_high=high), accuracy=None)
+    assert speed_in_words(choice) == words
+
+
 def test_a_decision_names_its_prompts_if_it_rests_on_fewer_than_planned() -> None:
     found = one([plain(), arm("a", 1.5)])
     assert headline([found.changed(prompts=16, planned=20)]).startswith("At batch size 1 (16 of 20 prompts): use a")
@@ -359,7 +481,10 @@ BY_VALUE = " By value, the answer would be: "
     [
         ("worse than margin", "not worse", "plain", "use"),
         ("not worse", "worse than margin", "use", "keep plain decoding"),
+        ("inconclusive", "not worse", "cannot tell", "use"),
+        ("not worse", "inconclusive", "use", "no conclusion"),
         ("not worse", "worse by less than the margin", "use", None),
+        ("worse than margin", "worse than margin", "plain", None),
     ],
 )
 def test_a_decision_says_if_it_depends_on_the_reading(score: Any, value: Any, word: str, other: str | None) -> None:
@@ -383,6 +508,7 @@ def test_a_decision_says_if_it_depends_on_the_reading(score: Any, value: Any, wo
     [
         ({"b": ("worse than margin", "not worse")}, None, "c", "b"),
         ({"c": ("not worse", "worse than margin")}, "c-cell", "c", "b"),
+        ({"b": ("not worse", "not worse")}, None, "c", None),
         ({"d": ("not worse", "worse than margin")}, "c-cell", "c", None),
     ],
 )

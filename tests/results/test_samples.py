@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from made_records import cell_data, doubted, generation_line, timing_line
 
-from mtbench.plan.formats import TimingLine
+from mtbench.plan.formats import SessionRecord, TimingLine
 from mtbench.plan.plan import Group, Item
+from mtbench.results import acceptance
+from mtbench.results import flags as flags_of_cells
 from mtbench.results.comparisons import compare
 from mtbench.results.figure_formats import Verdict
-from mtbench.results.samples import _timed_units, _units
+from mtbench.results.samples import CellData, _timed_units, _units
+from mtbench.results.subtasks import summarize
 
 
 def timed(walls: Mapping[int, Sequence[float]], **given: Any) -> list[TimingLine]:
@@ -64,6 +67,36 @@ def test_short_blocks_of_servers_are_timed_as_parts_of_a_second() -> None:
     assert data.per_unit("wall_s").tolist() == pytest.approx([1.7, 2.8])
 
 
+def test_tokens_per_forward_has_an_interval_over_blocks() -> None:
+    """Items of a block wait for each other, so they are not independent: six items in one block have no interval."""
+
+    def cell(blocks: list[int]) -> CellData:
+        lines = [
+            generation_line(item=f"a/{i}/0", block=block, token_ids=[1] * (4 + i), forwards=3)
+            for i, block in enumerate(blocks)
+        ]
+        return cell_data(lines, [])
+
+    assert summarize(cell([0] * 6), None).tokens_per_forward_ci is None
+    spread = summarize(cell([0, 1, 2, 3, 4, 5]), None)
+    assert spread.tokens_per_forward == 39 / 18
+    assert spread.tokens_per_forward_ci is not None
+
+
+def test_an_acceptance_length_counts_the_forwards_that_commit() -> None:
+    """Per unit of blocks; a row that waits verifies nothing. An engine that hides its commits has none."""
+    commits = [[3, 0, 1], [2], [0, 8]]
+    lines = [
+        generation_line(item=f"a/{i}/0", block=i // 2, token_ids=[1] * sum(steps), forwards=len(steps), commits=steps)
+        for i, steps in enumerate(commits)
+    ]
+    data = cell_data(lines, [])
+
+    assert data.tokens_and_steps() == ([6, 8], [3, 1])
+    assert acceptance.length(commits) == 14 / 4
+    assert cell_data([*lines, generation_line(item="a/9/0")], []).tokens_and_steps() is None
+
+
 @pytest.mark.parametrize("void", ["ar@ar/graph", "mars@ar/graph"])
 def test_a_void_arm_or_baseline_has_no_verdict_and_no_part_in_the_adjustment(void: str) -> None:
     """The other arms have the words that they have alone."""
@@ -111,3 +144,15 @@ def test_the_same_tokens_leave_nothing_to_test(claims: str, word: str) -> None:
     [compared] = compare(group, 0.0, 0.02)["mars"].accuracy_vs
     same = doubted("same tokens on all 2 items", "same tokens")
     assert compared.verdict == same.changed(word=word)
+
+
+def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU it computes all the time; lines of older runs do not tell."""
+    monkeypatch.setattr(flags_of_cells, "PROCESSOR_SHARE", 0.95)
+    sessions = [SessionRecord(device="cpu")]
+
+    def flags(cpu_s: float | None) -> list[str]:
+        return flags_of_cells._processor_flags(cell_data([], timed({0: [1.0]}, cpu_s=cpu_s)), sessions)
+
+    assert flags(0.8) == ["shared processor: the arm waited for it in 20% of its time; end other programs"]
+    assert flags(0.99) == flags(2.0) == flags(None) == []

@@ -73,9 +73,33 @@ def test_a_task_with_too_few_blocks_does_not_count() -> None:
     assert ends(over.spread) == ends(tokens_per_forward_spread(tasks)) == ("chat", "math", 2, 3)
 
 
-def test_one_task_with_enough_blocks_gives_no_spread() -> None:
-    [over], tasks = figures({"code": 2.5, "chat": 1.25}, {"chat": 2})
+def test_a_speedup_whose_times_are_too_short_does_not_count() -> None:
+    """Six blocks of 0.1 s give no verdict. Tokens per forward need no clock."""
+    [over], tasks = figures({"code": 2.5, "chat": 1.25}, wall_s=0.1)
     assert over.spread is None
+    assert ends(tokens_per_forward_spread(tasks)) == ("chat", "code", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "blocks"),
+    [
+        ({"code": 2.5}, {}),
+        ({"code": 2.5, "chat": 1.25}, {"chat": 2}),
+    ],
+    ids=["one task", "one with enough blocks"],
+)
+def test_one_task_gives_no_spread(speeds: Mapping[str, float], blocks: Mapping[str, int]) -> None:
+    [over], tasks = figures(speeds, blocks)
+    assert over.spread is None
+    assert tokens_per_forward_spread(tasks) is None
+
+
+def test_equal_tasks_give_no_spread() -> None:
+    """As those of `ar`, whose tokens per forward are 1 on every task."""
+    tasks = [
+        part.changed(tokens_per_forward=1.0, tokens_per_forward_ci=[1.0, 1.0])
+        for part in figures({"code": 2.5, "chat": 1.25})[1]
+    ]
     assert tokens_per_forward_spread(tasks) is None
 
 

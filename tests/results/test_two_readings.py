@@ -9,6 +9,7 @@ from made_records import made_results
 from made_runs import AR, MARS, Answer, MadeRun
 from rich.console import Console
 from stages import assemble
+from stored import stored_json
 
 import mtbench
 from mtbench.plan.directory import RunDirectory
@@ -67,6 +68,8 @@ MORE = "unread answers: {} of {}, its baseline ar@ar/graph {} of {}: its answers
     [
         (2, 12, 128, True),
         (0, 4, 8, True),
+        (10, 30, 60, True),
+        (0, 3, 128, False),
         (8, 11, 128, False),
         (30, 10, 60, False),
     ],
@@ -86,6 +89,7 @@ def test_clearly_more_unread_answers_than_the_baseline_are_said(
         ([*[RIGHT] * 95, *[unread(CUT)] * 5], ["5 of 5 wrong"]),
         ([*[RIGHT] * 94, *[unread(CUT)] * 3, *[unread(STOPPED)] * 2, unread()], ["6 of 100 answers", "6 of 6 wrong"]),
         ([*[RIGHT] * 80, *[WRONG] * 10, *[unread()] * 10], ["10 of 100 answers"]),
+        ([*[RIGHT] * 80, *[WRONG] * 9, *[unread()] * 11], ["11 of 100 answers", "11 of 20 wrong"]),
         ([*[RIGHT] * 4, *[unread()] * 4], ["4 of 8 answers"]),
         ([*[WRONG] * 8], []),
     ],
@@ -113,6 +117,7 @@ def test_many_unread_answers_are_said_and_that_they_are_most_of_the_wrong_ones(
         ),
         ([*[(1.0, None, 0.0)] * 10, *[(1.0, None, 1.0)] * 90], 0.9, (0, 10), "10.0 points below"),
         ([*[(1.0, None, 0.0)] * 3, *[(0.0, None, 1.0)] * 3, *[(1.0, None, 1.0)] * 94], 0.97, (3, 3), None),
+        ([(0.0, None, 1.0), *[(1.0, None, 1.0)] * 99], 1.0, (1, 0), None),
         (
             [*[(0.0, None, 1.0)] * 6, *[RIGHT] * 50, *[WRONG] * 44],
             0.56,
@@ -155,3 +160,24 @@ def test_a_verdict_that_depends_on_the_reading_is_said_once_a_group(tmp_path: Pa
     assert "depend on the reading" not in " ".join(summary(same, {}, "it"))
     without: list[Any] = [cell.changed(by_value=None, by_value_vs=[]) for cell in cells]
     assert "owner" not in " ".join(summary(without, {}, "it"))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_terminal_has_the_unread_answers(width: int, tmp_path: Path) -> None:
+    cells = found(tmp_path, [RIGHT] * 40, [*[RIGHT] * 30, *[unread(by_value=1.0)] * 10])
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(*results_tables(made_results(cells), width))
+    assert max(map(len, captured.get().splitlines())) <= width
+    rows = [line.split() for line in captured.get().splitlines() if line.startswith("Plain decoding")]
+    assert ["0" in rows[0], "10" in rows[1]] == [True, True]
+    assert "unread" in captured.get()
+
+
+def test_a_reading_of_an_item_without_a_score_is_ignored(tmp_path: Path) -> None:
+    """A file of another hand may have such items."""
+    found(tmp_path, [RIGHT] * 4, [RIGHT] * 4)
+    run = RunDirectory(tmp_path / "run")
+    run.write_json("readings.json", {AR: {"arithmetic/99/0": {"unread": CUT, "by_value": 1.0}}, "x": {"y": {}}})
+    assert [cell.unread for cell in assemble(run).cells] == [None, None]
+    assert "by_value" not in stored_json(run, "results.json")["cells"][0]

@@ -64,7 +64,7 @@ def test_a_draft_that_is_accepted_across_a_quote_makes_answers_invalid(formatted
     assert (graded["grade"], graded["identical"], graded["first_divergence"]) == ("divergent", 12 - len(odd), 13)
     judged = stored_json(run, f"lossless/{drafted['cell']}.json")["items"]
     assert {item: list(short) for item, short in judged.items()} == {item: ["13"] for item in odd}
-    said = f"{odd[0]} is not valid (not JSON at character 10), and plain decoding's answer is: "
+    said = f"{odd[0]} is not valid (not JSON at character 10), and plain decoding's answer is, and the audit"
     page = (tmp_path / "run" / "report.md").read_text()
     assert said in page
     assert "| valid, % |" in page

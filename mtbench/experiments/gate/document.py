@@ -3,9 +3,12 @@
 It is made from one record (mtbench/experiments/gate/format.py) and decides nothing.
 """
 
+import shlex
+
 from mtbench.document.formatting import NONE, counted, listed, number
-from mtbench.document.model import Block, Document, Entry, Part, Points, Row, Section, Table, Verdict
+from mtbench.document.model import Block, Document, Entry, Notes, Pairs, Part, Points, Row, Section, Table, Verdict
 from mtbench.experiments.gate import tables
+from mtbench.experiments.gate.figures import forest
 from mtbench.experiments.gate.format import STAGES, BuildRecord, Finding, Gate, NoiseFloor, StageName
 from mtbench.experiments.gate.tables import LEVEL_WORDS, Status
 from mtbench.records import cleaned
@@ -15,11 +18,14 @@ STAGE_NAMES: dict[StageName, str] = {
     "exact": "Tokens and counts",
     "timed": "Times",
 }
+ORDERS = {True: "take turns block by block", False: "one process after the other"}  # of the processes of a pair
 
 
-def document(gate: Gate) -> Document:
-    """Return the document of a gate."""
+def document(gate: Gate, *, drawn: bool = True) -> Document:
+    """Return the document of a gate; the terminal needs no figure."""
     gate = cleaned(gate)
+    values = {"accepted": f"{gate.request.max_slowdown:g}%", "looks": listed(gate.looks)}
+    notes = [(heading, note.format(**values)) for heading, note in NOTES.items()]
     cells, found = tables.cells(gate), [(stage, tables.findings_of(gate, stage)) for stage in STAGES]
     findings: list[Block] = [
         Part(STAGE_NAMES[stage], [Points(list(map(_point, of_stage)))], folded=False)
@@ -33,10 +39,13 @@ def document(gate: Gate) -> Document:
         verdict=Status(gate.word, gate.word).verdict,
         source="`gate.json`",
         sections=[
+            *([Section("Times", [forest(gate)])] if drawn and gate.timed else []),
             *([Section("Cells", [cells])] if cells.rows else []),
             *([Section("Findings", findings)] if findings else []),
             Section("Builds", [_builds(gate)], folded=True),
+            Section("Machine and plan", [Pairs(_machine(gate), {"Plan options"})], folded=True, link="Machine"),
             *([Section("Noise of the machine", [noise(gate.floor)], folded=True, link="Noise")] if gate.floor else []),
+            Section("How to read it", [Notes(notes)], folded=True),
         ],
     )
 
@@ -76,3 +85,43 @@ def _properties(build: BuildRecord) -> dict[str, str | None]:
         "Serving engine": build.engine,
         **build.packages,
     }
+
+
+def _machine(gate: Gate) -> list[tuple[str, str]]:
+    key = gate.key
+    values = {
+        "GPU": key.gpu_uuid or "none: decoded on the processor",
+        "Driver": key.driver,
+        "Power cap": None if key.power_cap_w is None else f"{number(key.power_cap_w, 0)} W",
+        "Processor": key.processor,
+        "Kernel": key.kernel,
+        "torch": key.torch,
+        "Plan": f"{key.plan_sha256[:16]}…",
+        "Plan options": shlex.join(gate.request.plan_arguments) or "none",
+        "Process pairs": f"{ORDERS[gate.request.interleave]}, order by seed {gate.request.seed}",
+    }
+    return [(name, value) for name, value in values.items() if value is not None]
+
+
+NOTES = {
+    "Pairs": (
+        "A pair is one process of each build, and the unit of every interval: two processes of one build differ by "
+        "more than the blocks inside a process. Base and head begin in the order ABBA. The time of a cell in a process "
+        "is the sum over blocks of the median over rounds."
+    ),
+    "FAIL": (
+        "Time: a cell, or the mean of all cells, is slower by at least {accepted}, the accepted slowdown, as an "
+        "estimate; its lower bound is above 0; and fresh pairs confirm it. The bound has an error of 1% over all looks "
+        "and cells (Holm). Without timing: other tokens, more work for the same tokens, more memory, or a cell that "
+        "only head lost."
+    ),
+    "PASS": (
+        "Tokens and counts agree, and every timed cell has an upper bound below {accepted}, the accepted slowdown, "
+        "with an error of 2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
+    ),
+    "INCONCLUSIVE": (
+        "Neither. It is not a pass. If a number of pairs is given, so many would decide if estimate and noise stayed. "
+        "The times are tested after {looks} pairs, each time with an equal share of the error. The gate ends early "
+        "where the noise of the pairs leaves no hope for the last look."
+    ),
+}
