@@ -83,7 +83,7 @@ FAULTS = {  # a text of the kernels, and what it is replaced by
 
 
 @interpreted
-@pytest.mark.parametrize("name", one_in(3, FAULTS))
+@pytest.mark.parametrize("name", one_in(5, FAULTS))
 def test_a_fault_planted_in_a_step_is_found_before_the_first_token(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +97,8 @@ def test_a_fault_planted_in_a_step_is_found_before_the_first_token(
 
 
 @interpreted
-def test_right_kernels_stay_on() -> None:
+def test_right_kernels_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_check, "ROWS", 4)
     step_check._fault.cache_clear()
     with running(of_integers):
         step_check.check_kernels(DEVICE_OF)
